@@ -1,0 +1,200 @@
+"""Element-wise work: activations, norms, softmax, pooling, reductions, interpolation.
+
+Counted by the textbook formula, one per arithmetic operation or comparison; exp, log, tanh, erf, sqrt and their like
+are one each. docs/counting.md has the table.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2, prod
+from typing import Any
+
+import torch
+
+from edge_opt.cost.registry import Rule, Work, cost_rule
+from edge_opt.records import TensorInfo
+
+aten = torch.ops.aten
+
+SOFTMAX_OPS = 5  # running maximum, subtract, exp, sum, divide
+
+_ACTIVATIONS = {
+    aten.relu: 1, aten.threshold: 1, aten.tanh: 1, aten.relu6: 2, aten.hardtanh: 2, aten.leaky_relu: 2, aten.prelu: 2,
+    aten._prelu_kernel: 2, aten.rrelu: 2, aten.rrelu_with_noise: 2, aten.celu: 4, aten.elu: 4, aten.selu: 5,
+    aten.sigmoid: 4, aten.silu: 4, aten.mish: 4, aten.softplus: 3, aten.hardsigmoid: 4, aten.hardswish: 5,
+    aten.hardshrink: 1, aten.softshrink: 2, aten.log_sigmoid: 4, aten.log_sigmoid_forward: 4, aten.gelu: 5,
+    aten.glu: 5,
+}  # fmt: skip
+
+_ELEMENTWISE = {
+    aten.square: 1, aten.addcmul: 3, aten.addcdiv: 3, aten.lerp: 3, aten.clamp: 2, aten.clip: 2, aten.rsqrt: 2,
+    aten.dropout: 2, aten.native_dropout: 2, aten.feature_dropout: 2, aten.alpha_dropout: 3,
+    aten.feature_alpha_dropout: 3, aten.bernoulli: 1, aten.where: 1, aten.masked_fill: 1,
+    aten._fused_dropout: 2, aten.complex: 0, aten.polar: 4, aten.isin: 1, aten.searchsorted: 1,
+}  # fmt: skip
+
+_REDUCTIONS = {
+    aten.sum: 1, aten.mean: 1, aten.prod: 1, aten.amax: 1, aten.amin: 1, aten.max: 1, aten.min: 1, aten.argmax: 1,
+    aten.argmin: 1, aten.any: 1, aten.all: 1, aten.cumsum: 1, aten.cumprod: 1, aten.cummax: 1, aten.logsumexp: 4,
+    aten.var: 4, aten.std: 4, aten.var_mean: 4, aten.std_mean: 4, aten.norm: 2, aten.linalg_vector_norm: 2,
+    aten.aminmax: 2, aten.nansum: 1, aten.median: 1, aten.count_nonzero: 1, aten.trace: 1, aten.bincount: 1,
+    aten._log_softmax: SOFTMAX_OPS, aten._softmax: SOFTMAX_OPS, aten._safe_softmax: SOFTMAX_OPS,
+}  # fmt: skip
+
+
+def _per_output(ops: int) -> Rule:
+    def rule(out: Any, *_: Any, **__: Any) -> Work:
+        return Work(other_ops=ops * (out[0] if isinstance(out, tuple) else out).elements)
+
+    return rule
+
+
+def _per_input(ops: int) -> Rule:
+    def rule(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
+        return Work(other_ops=ops * x.elements)
+
+    return rule
+
+
+for _table, _kind, _make in (
+    (_ACTIVATIONS, "activation", _per_output),
+    (_ELEMENTWISE, "elementwise", _per_output),
+    (_REDUCTIONS, "reduction", _per_input),
+):
+    for _operator, _ops in _table.items():
+        cost_rule(_operator, kind=_kind)(_make(_ops))
+
+
+@cost_rule(aten.softmax, aten.log_softmax, kind="softmax")
+def softmax(out: TensorInfo, *_: Any, **__: Any) -> Work:
+    """Maximum, subtract, exp, sum, divide."""
+    return Work(other_ops=SOFTMAX_OPS * out.elements)
+
+
+def norm_ops(affine: int) -> int:
+    """Operations per element of a norm: sum, subtract, square, sum, multiply; then scale and shift."""
+    return 5 + affine
+
+
+def _affine(*parts: Any) -> int:
+    return sum(isinstance(part, TensorInfo) for part in parts)
+
+
+@cost_rule(aten.layer_norm, aten.native_layer_norm, kind="norm")
+def layer_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, bias: Any = None, *_: Any) -> Work:
+    """Statistics and normalisation of every element."""
+    return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
+
+
+@cost_rule(aten.rms_norm, aten._fused_rms_norm, kind="norm")
+def rms_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, *_: Any) -> Work:
+    """Square, sum, multiply; then scale."""
+    return Work(other_ops=(3 + _affine(weight)) * x.elements, bytes_written=x.nbytes)
+
+
+@cost_rule(aten.group_norm, kind="norm")
+def group_norm(out: Any, x: TensorInfo, groups: int, weight: Any = None, bias: Any = None, *_: Any) -> Work:
+    """Statistics and normalisation of every element."""
+    return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
+
+
+@cost_rule(aten.native_group_norm, kind="norm")
+def native_group_norm(out: Any, x: TensorInfo, weight: Any = None, bias: Any = None, *_: Any) -> Work:
+    """Statistics and normalisation of every element."""
+    return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
+
+
+@cost_rule(
+    aten.batch_norm, aten.instance_norm, aten.native_batch_norm, aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_no_training, aten._batch_norm_with_update, kind="norm",
+)  # fmt: skip
+def batch_norm(
+    out: Any, x: TensorInfo, weight: Any = None, bias: Any = None, mean: Any = None, var: Any = None,
+    training: Any = False, *_: Any,
+) -> Work:  # fmt: skip
+    """With running statistics one scale and one shift, folded from four vectors; else statistics first."""
+    uses_batch = training is True or not isinstance(mean, TensorInfo)
+    ops = norm_ops(_affine(weight, bias)) if uses_batch else 2
+    return Work(other_ops=ops * x.elements, bytes_written=x.nbytes)
+
+
+def _window(kernel: Any, dims: int) -> int:
+    """Taps of a pooling kernel; one number means that size in every dimension."""
+    sizes = kernel if isinstance(kernel, tuple) else (kernel,)
+    return int(prod(sizes)) if len(sizes) == dims else int(sizes[0]) ** dims
+
+
+def _pooling(dims: int, is_average: bool) -> Rule:
+    def rule(out: Any, x: TensorInfo, kernel: Any, *_: Any, **__: Any) -> Work:
+        first = out[0] if isinstance(out, tuple) else out
+        # An average adds all taps but the first, then divides; a maximum compares all but the first.
+        return Work(other_ops=first.elements * (_window(kernel, dims) - (0 if is_average else 1)))
+
+    return rule
+
+
+for _dims, _max, _average in (
+    (1, (aten.max_pool1d, aten.max_pool1d_with_indices), aten.avg_pool1d),
+    (2, (aten.max_pool2d, aten.max_pool2d_with_indices), aten.avg_pool2d),
+    (3, (aten.max_pool3d, aten.max_pool3d_with_indices), aten.avg_pool3d),
+):
+    cost_rule(*_max, kind="pooling")(_pooling(_dims, is_average=False))
+    cost_rule(_average, kind="pooling")(_pooling(_dims, is_average=True))
+
+
+def adaptive_taps(size: int, out: int) -> int:
+    """Inputs read along one dimension by all windows of an adaptive pool, which may overlap."""
+    return sum(-(-(index + 1) * size // out) - index * size // out for index in range(out))
+
+
+def _adaptive(dims: int, is_average: bool) -> Rule:
+    def rule(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
+        first = out[0] if isinstance(out, tuple) else out
+        taps = prod(adaptive_taps(x.shape[axis], first.shape[axis]) for axis in range(-dims, 0))
+        lines = prod(x.shape[:-dims])
+        return Work(other_ops=lines * taps - (0 if is_average else first.elements))
+
+    return rule
+
+
+for _dims, _average, _max in (
+    (1, (aten.adaptive_avg_pool1d,), aten.adaptive_max_pool1d),
+    (2, (aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d), aten.adaptive_max_pool2d),
+    (3, (aten.adaptive_avg_pool3d, aten._adaptive_avg_pool3d), aten.adaptive_max_pool3d),
+):
+    cost_rule(*_average, kind="pooling")(_adaptive(_dims, is_average=True))
+    cost_rule(_max, kind="pooling")(_adaptive(_dims, is_average=False))
+
+
+def _interpolation(taps: int) -> Rule:
+    return _per_output(2 * taps - 1)
+
+
+for _operator, _taps in (
+    (aten.upsample_linear1d, 2), (aten.upsample_bilinear2d, 4), (aten._upsample_bilinear2d_aa, 4),
+    (aten.upsample_trilinear3d, 8), (aten.upsample_bicubic2d, 16), (aten._upsample_bicubic2d_aa, 16),
+    (aten.grid_sampler_2d, 4), (aten.grid_sampler_3d, 8),
+):  # fmt: skip
+    cost_rule(_operator, kind="interpolation")(_interpolation(_taps))
+
+
+@cost_rule(aten._fft_r2c, aten._fft_c2r, aten._fft_c2c, kind="fft")
+def fourier(out: TensorInfo, x: TensorInfo, dims: tuple[int, ...], *_: Any) -> Work:
+    """5 n log2 n per transform of n points, half of it where one side is real."""
+    larger = x if x.elements >= out.elements else out
+    points = prod(larger.shape[axis] for axis in dims)
+    is_half = ("complex" in x.dtype) != ("complex" in out.dtype)
+    whole = 5 * larger.elements * log2(max(points, 2))
+    return Work(other_ops=ceil(whole / 2 if is_half else whole))
+
+
+@cost_rule(aten.sort, aten.argsort, aten.topk, aten.msort, aten.kthvalue, kind="sorting")
+def sorting(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """n log2 n comparisons, over the last dimension."""
+    return Work(other_ops=ceil(x.elements * log2(max(x.shape[-1] if x.shape else 1, 2))))
+
+
+@cost_rule(aten._cdist_forward, aten.cdist, kind="reduction")
+def distances(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """Subtract, square, add for each pair and coordinate."""
+    return Work(other_ops=3 * out.elements * x.shape[-1])

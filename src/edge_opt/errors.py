@@ -1,0 +1,31 @@
+"""What can go wrong: one tree of exceptions, each message with its cause and its cure."""
+
+from __future__ import annotations
+
+
+class EdgeOptError(Exception):
+    """Anything edge_opt refuses; the command line prints it as one sentence and exits with 2."""
+
+
+class InvalidInput(EdgeOptError, ValueError):
+    """An argument that cannot be used: its value, what was expected, what to write instead."""
+
+
+class ModelNotFound(EdgeOptError):
+    """A model reference that leads nowhere, or whose factory failed."""
+
+
+class TraceFailed(EdgeOptError):
+    """The model refused its inputs; names the module and the shapes it got."""
+
+
+class UnreadableProfile(EdgeOptError):
+    """A file that is not a profile of ours, or of a schema this version does not read."""
+
+
+class RuleError(EdgeOptError):
+    """A cost rule that is registered twice, or that does not fit its operator."""
+
+
+class MissingExtra(EdgeOptError):
+    """An optional package that is absent or broken, with the command that installs it."""

@@ -1,0 +1,55 @@
+"""profile(): the whole chain from a model to a ModelProfile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from edge_opt.cost.layers import layer_costs, total_costs, unpriced_operators
+from edge_opt.cost.liveness import peak_memory
+from edge_opt.cost.registry import clear_prices, price
+from edge_opt.errors import InvalidInput
+from edge_opt.records import ModelProfile
+from edge_opt.trace import clear_memo, trace
+
+
+def profile(
+    model: nn.Module,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    mode: Literal["eval", "train"] = "eval",
+    name: str | None = None,
+) -> ModelProfile:
+    """What `model` costs on these inputs: per operator, per layer and as a whole, without running it.
+
+    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name.
+
+    >>> from torch import nn
+    >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
+    True
+    """
+    if mode not in ("eval", "train"):
+        raise InvalidInput(f"mode is {mode!r}; it must be 'eval' or 'train'")
+    recorded = trace(model, inputs, kwargs, training=mode == "train")
+    prices = tuple(price(signature) for signature in recorded.signatures)
+    layers = layer_costs(recorded, prices)
+    return ModelProfile(
+        name=name or recorded.modules[0].kind,
+        mode=mode,
+        convention="edge_opt",
+        trace=recorded,
+        prices=prices,
+        layers=layers,
+        totals=total_costs(recorded, layers),
+        peak=peak_memory(recorded),
+        unpriced=unpriced_operators(recorded, prices),
+    )
+
+
+def clear_caches() -> None:
+    """Forget remembered operators and prices; the next profile starts cold."""
+    clear_memo()
+    clear_prices()

@@ -1,0 +1,151 @@
+"""What users pass as inputs (shapes, tensors, dicts, keywords) turned into the arguments of one call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge_opt.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """A tensor described by its shape and dtype, to be made when it is needed.
+
+    >>> InputSpec((1, 128), "int64")
+    InputSpec(shape=(1, 128), dtype='int64')
+    """
+
+    shape: tuple[int, ...]
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for dim in self.shape:
+            if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+                raise InvalidInput(f"input shape {tuple(self.shape)} has the dimension {dim!r}; all must be at least 1")
+        if self.dtype is not None and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise InvalidInput(f"unknown dtype {self.dtype!r}; use a torch name such as float32, float16 or int64")
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The arguments of `model(*args, **kwargs)`; described tensors are still `InputSpec`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call_arguments(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> CallArguments:
+    """Read `inputs` the way users write them.
+
+    A tuple of integers is one shape; a list or tuple of anything else is one entry per positional argument; a mapping
+    is passed by name where `forward` knows its keys, as one argument otherwise.
+    """
+    named = {key: _described(value) for key, value in (kwargs or {}).items()}
+    if inputs is None:
+        if not named:
+            raise InvalidInput("no inputs given: pass a shape such as (1, 3, 224, 224), tensors, or kwargs={...}")
+        return CallArguments((), named)
+    if isinstance(inputs, Mapping):
+        described = {key: _described(value) for key, value in inputs.items()}
+        if not _accepts_keywords(model, list(described)):
+            return CallArguments((described,), named)
+        clash = sorted(set(described) & set(named))
+        if clash:
+            raise InvalidInput(f"{clash[0]!r} is given twice, in inputs and in kwargs; keep one of them")
+        return CallArguments((), described | named)
+    if _is_shape(inputs) or isinstance(inputs, (torch.Tensor, InputSpec)) or not isinstance(inputs, (tuple, list)):
+        return CallArguments((_described(inputs),), named)
+    if not inputs:
+        raise InvalidInput("inputs is empty: pass a shape such as (1, 3, 224, 224), or tensors")
+    return CallArguments(tuple(_described(value) for value in inputs), named)
+
+
+def _is_shape(value: Any) -> bool:
+    return (
+        isinstance(value, (tuple, list, torch.Size))
+        and len(value) > 0
+        and all(isinstance(dim, int) and not isinstance(dim, bool) for dim in value)
+    )
+
+
+def _described(value: Any) -> Any:
+    """A shape, or a (shape, dtype) pair, as an `InputSpec`; anything else as it is."""
+    if _is_shape(value):
+        return InputSpec(tuple(value))
+    if isinstance(value, tuple) and len(value) == 2 and _is_shape(value[0]) and isinstance(value[1], (str, torch.dtype)):
+        return InputSpec(tuple(value[0]), str(value[1]).removeprefix("torch."))
+    return value
+
+
+def _accepts_keywords(model: nn.Module, names: list[str]) -> bool:
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return all(isinstance(name, str) for name in names)
+    return set(names) <= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def materialize(arguments: CallArguments, make: Callable[[Any], Any]) -> CallArguments:
+    """The same arguments with `make` applied to every tensor and `InputSpec` inside, at any depth."""
+    return CallArguments(
+        tuple(_mapped(value, make) for value in arguments.args),
+        {key: _mapped(value, make) for key, value in arguments.kwargs.items()},
+    )
+
+
+def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:
+    if isinstance(value, (torch.Tensor, InputSpec)):
+        return make(value)
+    if isinstance(value, Mapping):
+        items = {key: _mapped(item, make) for key, item in value.items()}
+        return items if type(value) is dict else _rebuilt(value, items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(item, make) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_mapped(item, make) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {name: _mapped(getattr(value, name), make) for name in value.__dataclass_fields__}
+        return replace(value, **changed) if any(changed[k] is not getattr(value, k) for k in changed) else value
+    return value
+
+
+def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:
+    """A mapping of the same class where its constructor takes a dict (BatchEncoding, OrderedDict), else a dict."""
+    try:
+        return type(mapping)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+def meta_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """An input with a shape and no data."""
+    if isinstance(value, InputSpec):
+        return torch.empty(value.shape, dtype=_torch_dtype(value, dtype), device="meta")
+    # A private empty tensor of the same layout: the caller's own is neither read nor written.
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+
+
+def real_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An input with data: the caller's own (copied), or for a described one small random numbers or zeros."""
+    if not isinstance(value, InputSpec):
+        return torch.zeros_like(value, device=device) if value.is_meta else value.detach().clone().to(device)
+    wanted = _torch_dtype(value, dtype)
+    if not wanted.is_floating_point:
+        return torch.zeros(value.shape, dtype=wanted, device=device)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(value.shape, generator=generator).to(device=device, dtype=wanted)
+
+
+def _torch_dtype(spec: InputSpec, default: torch.dtype) -> torch.dtype:
+    if spec.dtype is None:
+        return default
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return dtype

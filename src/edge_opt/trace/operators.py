@@ -1,0 +1,102 @@
+"""How each operator is traced: kept whole, taken apart, replayed from memory, or in need of real data."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+
+class Behavior(Enum):
+    """What the tape does with an operator."""
+
+    PURE = "fresh outputs that depend on shapes alone: run once, then replayed"
+    IN_PLACE = "writes its first argument and returns it: run once, then returned as it is"
+    RUN = "may alias its input, or has unusual outputs: run on the meta device each time"
+    FACTORY = "makes a tensor from nothing"
+    DATA = "its result depends on values, so it needs real tensors"
+    DECOMPOSE = "made of other operators: taken apart and recorded piece by piece"
+
+
+# Composite operators that a kernel library runs as one piece. Everything composite that is not here is taken apart.
+WHOLE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+        "scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+        "layer_norm batch_norm group_norm instance_norm rms_norm softmax log_softmax dropout feature_dropout alpha_dropout "
+        "feature_alpha_dropout max_pool1d max_pool2d max_pool3d avg_pool1d adaptive_avg_pool1d adaptive_avg_pool2d "
+        "adaptive_avg_pool3d adaptive_max_pool1d relu6 selu prelu square pad embedding_bag pixel_shuffle pixel_unshuffle "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_trilinear3d upsample_bicubic2d bilinear"
+    ).split()
+)
+
+# Operators that read values although torch does not tag them so.
+_READS_VALUES = frozenset(
+    "aten::item aten::is_nonzero aten::equal aten::allclose aten::_pack_padded_sequence aten::_pad_packed_sequence".split()
+)
+
+# Tagged as if values decided its shape; they do so only with a boolean index, which the tape looks for itself.
+INDEX = torch.ops.aten.index.Tensor
+
+_DATA_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# By identity: an operator's own hash is a Python call, and there is one look-up per call. The operator is kept with it.
+_known: dict[int, tuple[Behavior, Any]] = {}
+
+
+def behavior(func: Any) -> Behavior:
+    """How to trace `func`; worked out once per operator."""
+    found = _known.get(id(func))
+    if found is None:
+        found = _known[id(func)] = (_classified(func), func)
+    return found[0]
+
+
+def _classified(func: Any) -> Behavior:
+    if not isinstance(func, OpOverload):
+        return Behavior.RUN
+    schema = func._schema
+    if func is INDEX:
+        return Behavior.PURE
+    if _DATA_TAGS & set(func.tags) or schema.name in _READS_VALUES:
+        return Behavior.DATA
+    if not any("Tensor" in str(argument.type) for argument in schema.arguments):
+        return Behavior.FACTORY
+    if schema.is_mutable:
+        return Behavior.IN_PLACE if _returns_written_self(func) else Behavior.RUN
+    if any(result.alias_info is not None for result in schema.returns):
+        return Behavior.RUN
+    if _is_composite(func) and schema.name not in WHOLE:
+        return Behavior.DECOMPOSE
+    if all(str(result.type) in ("Tensor", "Tensor[]", "List[Tensor]") for result in schema.returns):
+        return Behavior.PURE
+    return Behavior.RUN
+
+
+def _returns_written_self(func: OpOverload) -> bool:
+    schema = func._schema
+    if torch.Tag.inplace_view in func.tags or len(schema.returns) != 1 or not schema.arguments:
+        return False
+    written = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    return len(written) == 1 and written[0] is not None and written[0].name == schema.arguments[0].name
+
+
+def _is_composite(func: OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def argument_names(func: Any) -> tuple[str, ...]:
+    """Names of the operator's positional parameters."""
+    if not isinstance(func, OpOverload):
+        return ()
+    return tuple(argument.name for argument in func._schema.arguments if not argument.kwarg_only)
+
+
+def operator_name(func: Any) -> str:
+    """The operator as users write it, such as `aten.conv2d`; overloads share one name."""
+    if not isinstance(func, OpOverload):
+        return str(func)
+    return func._schema.name.replace("::", ".")

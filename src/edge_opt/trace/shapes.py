@@ -1,0 +1,281 @@
+"""Output shapes of hot operators, so that torch's slow meta kernels need not be run.
+
+A rule returns None wherever it is not certain: odd layouts, mixed dtypes, arguments that do not fit. The meta kernel
+then decides, or refuses with torch's own message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+Rule = Callable[..., "tuple[Spec, ...] | None"]
+
+_rules: dict[Any, Rule] = {}
+
+
+def output_specs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Spec, ...] | None:
+    """(shape, strides, dtype) of each output, or None where only the meta kernel knows."""
+    rule = _rules.get(func)
+    return rule(*args, **kwargs) if rule is not None else None
+
+
+def _rule(*funcs: Any) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _rules.update(dict.fromkeys(funcs, rule))
+        return rule
+
+    return register
+
+
+def _dense(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
+    return shape, tuple(strides), dtype
+
+
+def _alike(x: torch.Tensor) -> tuple[Spec, ...] | None:
+    if not x.is_contiguous() or not x.is_floating_point():
+        return None
+    return (_dense(tuple(x.shape), x.dtype),)
+
+
+@_rule(
+    aten.relu.default, aten.gelu.default, aten.silu.default, aten.sigmoid.default, aten.tanh.default,
+    aten.hardswish.default, aten.hardsigmoid.default, aten.hardtanh.default, aten.relu6.default,
+    aten.leaky_relu.default, aten.elu.default, aten.mish.default, aten.softplus.default, aten.exp.default,
+    aten.rsqrt.default, aten.sqrt.default, aten.neg.default, aten.cos.default, aten.sin.default, aten.erf.default,
+    aten.abs.default, aten.square.default,
+)  # fmt: skip
+def _elementwise(x: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
+    return _alike(x)
+
+
+@_rule(aten.softmax.int, aten.log_softmax.int)
+def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[Spec, ...] | None:
+    return _alike(x) if dtype is None and -x.dim() <= dim < x.dim() else None
+
+
+@_rule(aten.layer_norm.default, aten.rms_norm.default)
+def _layer_norm(
+    x: torch.Tensor, normalized_shape: list[int], weight: Any = None, bias: Any = None, *_: Any
+) -> tuple[Spec, ...] | None:
+    wanted = tuple(normalized_shape)
+    fits = tuple(x.shape[-len(wanted) :]) == wanted and (weight is None or tuple(weight.shape) == wanted)
+    return _alike(x) if fits and (weight is None or weight.dtype == x.dtype) else None
+
+
+@_rule(aten.batch_norm.default, aten.instance_norm.default)
+def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, *_: Any) -> tuple[Spec, ...] | None:
+    if x.dim() < 2:
+        return None
+    fits = all(t is None or tuple(t.shape) == (x.shape[1],) for t in (weight, bias, running_mean))
+    return _alike(x) if fits else None
+
+
+@_rule(aten.group_norm.default)
+def _group_norm(x: torch.Tensor, groups: int, weight: Any = None, *_: Any) -> tuple[Spec, ...] | None:
+    if x.dim() < 2 or x.shape[1] % groups or (weight is not None and tuple(weight.shape) != (x.shape[1],)):
+        return None
+    return _alike(x)
+
+
+@_rule(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+def _binary(x: Any, y: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
+    if not isinstance(x, torch.Tensor) or kwargs.get("rounding_mode") is not None:
+        return None
+    if not isinstance(y, torch.Tensor):
+        return _alike(x) if isinstance(y, (int, float)) else None
+    if x.dtype != y.dtype or not x.is_floating_point() or not x.is_contiguous() or not y.is_contiguous():
+        return None
+    if _broadcasts(y, x):
+        return _alike(x)
+    return _alike(y) if _broadcasts(x, y) else None
+
+
+def _broadcasts(small: torch.Tensor, big: torch.Tensor) -> bool:
+    """Whether `small` fits into the shape of `big`."""
+    offset = big.dim() - small.dim()
+    return offset >= 0 and all(dim in (1, big.shape[offset + axis]) for axis, dim in enumerate(small.shape))
+
+
+_UNTAGGED_POINTWISE = frozenset((aten.hardswish_.default, aten.hardsigmoid_.default, aten.silu_.default, aten.fill_.Scalar))
+
+
+def changes_nothing(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an in-place operator on these shapes is certain to succeed, so that it need not be run."""
+    if torch.Tag.pointwise not in func.tags and func not in _UNTAGGED_POINTWISE:
+        return False
+    x, *others = args
+    tensors = [value for value in others if isinstance(value, torch.Tensor)]
+    return all(_broadcasts(tensor, x) and tensor.dtype == x.dtype for tensor in tensors)
+
+
+@_rule(aten.linear.default)
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> tuple[Spec, ...] | None:
+    fits = weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
+    fits = fits and (bias is None or (tuple(bias.shape) == (weight.shape[0],) and bias.dtype == x.dtype))
+    if not fits or not x.is_contiguous():
+        return None
+    return (_dense((*x.shape[:-1], weight.shape[0]), x.dtype),)
+
+
+@_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+def _convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any = None, stride: Any = (1,), padding: Any = (0,),
+    dilation: Any = (1,), groups: int = 1,
+) -> tuple[Spec, ...] | None:  # fmt: skip
+    spatial = weight.dim() - 2
+    if x.dim() != weight.dim() or x.dtype != weight.dtype or not (x.is_contiguous() and weight.is_contiguous()):
+        return None
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        return None
+    if bias is not None and (tuple(bias.shape) != (weight.shape[0],) or bias.dtype != x.dtype):
+        return None
+    out = []
+    for axis in range(spatial):
+        step, pad, spread = (values[axis if len(values) > 1 else 0] for values in (stride, padding, dilation))
+        reach = spread * (weight.shape[2 + axis] - 1) + 1
+        size = (x.shape[2 + axis] + 2 * pad - reach) // step + 1
+        if size < 1 or x.shape[2 + axis] + 2 * pad < reach:
+            return None
+        out.append(size)
+    return (_dense((x.shape[0], weight.shape[0], *out), x.dtype),)
+
+
+@_rule(aten.adaptive_avg_pool2d.default)
+def _adaptive_pool(x: torch.Tensor, output_size: list[int]) -> tuple[Spec, ...] | None:
+    if x.dim() not in (3, 4) or len(output_size) != 2 or not x.is_contiguous() or min(output_size) < 1:
+        return None
+    return (_dense((*x.shape[:-2], *output_size), x.dtype),)
+
+
+@_rule(aten.max_pool2d.default)
+def _max_pool(
+    x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+) -> tuple[Spec, ...] | None:
+    if x.dim() != 4 or ceil_mode or not x.is_contiguous():
+        return None
+    out = []
+    for axis in range(2):
+        width, pad, spread = (values[axis if len(values) > 1 else 0] for values in (kernel, padding, dilation))
+        step = (stride or kernel)[axis if len(stride or kernel) > 1 else 0]
+        out.append((x.shape[2 + axis] + 2 * pad - spread * (width - 1) - 1) // step + 1)
+        if out[-1] < 1 or 2 * pad > width:
+            return None
+    return (_dense((*x.shape[:2], *out), x.dtype),)
+
+
+@_rule(aten.mm.default, aten.bmm.default)
+def _matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None:
+    if x.dim() != y.dim() or x.dim() < 2 or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
+        return None
+    return (_dense((*x.shape[:-1], y.shape[-1]), x.dtype),) if x.dtype == y.dtype else None
+
+
+@_rule(aten.cat.default)
+def _cat(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
+    first = tensors[0]
+    if not all(t.dim() == first.dim() and t.dtype == first.dtype and t.is_contiguous() for t in tensors):
+        return None
+    if not -first.dim() <= dim < first.dim():
+        return None
+    axis = dim % first.dim()
+    rest = [shape[:axis] + shape[axis + 1 :] for shape in (tuple(t.shape) for t in tensors)]
+    if any(shape != rest[0] for shape in rest):
+        return None
+    total = sum(t.shape[axis] for t in tensors)
+    return (_dense((*rest[0][:axis], total, *rest[0][axis:]), first.dtype),)
+
+
+@_rule(aten.embedding.default)
+def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
+    fits = weight.dim() == 2 and indices.dtype in (torch.int64, torch.int32)
+    return (_dense((*indices.shape, weight.shape[1]), weight.dtype),) if fits else None
+
+
+@_rule(aten.scaled_dot_product_attention.default)
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, enable_gqa: bool = False, **__: Any
+) -> tuple[Spec, ...] | None:
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
+        return None
+    batch, heads, length, width = query.shape
+    if key.shape[0] != batch or key.shape[3] != width or (key.shape[1] != heads and not enable_gqa):
+        return None
+    # The fused kernels write (batch, length, heads, width) and hand out its transpose.
+    wide = value.shape[3]
+    return (((batch, heads, length, wide), (length * heads * wide, wide, heads * wide, 1), query.dtype),)
+
+
+def _gated(
+    x: torch.Tensor, hidden: torch.Tensor, params: list[torch.Tensor], num_layers: int, bidirectional: bool,
+    batch_first: bool,
+) -> Spec | None:  # fmt: skip
+    directions = 2 if bidirectional else 1
+    batch = x.shape[0 if batch_first else 1] if x.dim() == 3 else 0
+    if x.dim() != 3 or params[0].shape[1] != x.shape[2]:
+        return None
+    if tuple(hidden.shape[:2]) != (num_layers * directions, batch):
+        return None
+    time = x.shape[1 if batch_first else 0]
+    width = directions * hidden.shape[2]
+    # The kernels run time-first; a batch-first result is the transpose of what they wrote.
+    if batch_first:
+        return (batch, time, width), (width, batch * width, 1), x.dtype
+    return _dense((time, batch, width), x.dtype)
+
+
+@_rule(aten.lstm.input)
+def _lstm(
+    x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Spec, ...] | None:  # fmt: skip
+    out = _gated(x, hx[0], params, num_layers, bidirectional, batch_first)
+    return None if out is None else (out, *(_dense(tuple(state.shape), x.dtype) for state in hx))
+
+
+@_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def _recurrent(
+    x: torch.Tensor, hx: torch.Tensor, params: list[torch.Tensor], has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Spec, ...] | None:  # fmt: skip
+    out = _gated(x, hx, params, num_layers, bidirectional, batch_first)
+    return None if out is None else (out, _dense(tuple(hx.shape), x.dtype))
+
+
+@_rule(aten.lstm_cell.default)
+def _lstm_cell(x: torch.Tensor, hx: list[torch.Tensor], w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> Any:
+    return tuple(_dense(tuple(state.shape), x.dtype) for state in hx) if _cell_fits(x, hx[0], w_ih, w_hh) else None
+
+
+@_rule(aten.gru_cell.default, aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default)
+def _cell(x: torch.Tensor, hx: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> Any:
+    return (_dense(tuple(hx.shape), x.dtype),) if _cell_fits(x, hx, w_ih, w_hh) else None
+
+
+def _cell_fits(x: torch.Tensor, h: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> bool:
+    return x.dim() == 2 and x.shape[1] == w_ih.shape[1] and h.shape[1] == w_hh.shape[1] and x.shape[0] == h.shape[0]
+
+
+def scratch_bytes(func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> int:
+    """Bytes that torch's CPU kernel allocates beside its visible outputs and drops when it returns."""
+    if func in _POOLS_WITH_INDICES:
+        return 8 * prod(outputs[0].shape)
+    if func is aten.layer_norm.default:
+        rows = prod(outputs[0].shape) // max(prod(args[1]), 1)
+        return 2 * rows * outputs[0].itemsize
+    if func is aten.group_norm.default:
+        return 2 * outputs[0].shape[0] * int(args[1]) * outputs[0].itemsize
+    return 0
+
+
+# Max pooling keeps 64-bit indices even when nobody asked for them.
+_POOLS_WITH_INDICES = frozenset((aten.max_pool2d.default, aten.max_pool3d.default))

@@ -1,0 +1,71 @@
+"""Scaling and rounding for people: the only place where bytes become MB and seconds become ms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+MIB = 1024 * 1024
+
+_COUNT_STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BYTE_STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def _scaled(value: float, divisor: float, suffix: str) -> str:
+    number = value / divisor
+    digits = 2 if abs(number) < 10 else 1 if abs(number) < 100 else 0
+    return f"{number:.{digits}f} {suffix}"
+
+
+def count(value: float) -> str:
+    """A count with a decimal prefix.
+
+    >>> count(4089184256), count(999), count(0)
+    ('4.09 G', '999', '0')
+    """
+    for divisor, prefix in _COUNT_STEPS:
+        if abs(value) >= divisor:
+            return _scaled(value, divisor, prefix)
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a binary prefix.
+
+    >>> size(102228128), size(512)
+    ('97.5 MiB', '512 B')
+    """
+    for divisor, suffix in _BYTE_STEPS:
+        if abs(nbytes) >= divisor:
+            return _scaled(nbytes, divisor, suffix)
+    return f"{nbytes:.0f} B"
+
+
+def megabytes(nbytes: float) -> float:
+    """Bytes as MiB."""
+    return nbytes / MIB
+
+
+def percent(share: float) -> str:
+    """A share of one as a percentage.
+
+    >>> percent(0.1234), percent(0.0001), percent(0)
+    ('12.3%', '<0.1%', '0.0%')
+    """
+    return "<0.1%" if 0 < share < 0.0005 else f"{share * 100:.1f}%"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio of two costs, or a dash where it is not defined."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def shape(dims: Sequence[int]) -> str:
+    """A shape as people write it.
+
+    >>> shape((1, 3, 224, 224)), shape(())
+    ('1×3×224×224', 'scalar')
+    """
+    return "×".join(map(str, dims)) if len(dims) else "scalar"
