@@ -85,7 +85,7 @@ class OpCall:
 
 @dataclass(frozen=True, slots=True)
 class StorageInfo:
-    """Memory behind one or more tensors. `born` and `died` are operator indices; None: before, or not during, the run."""
+    """Memory behind one or more tensors. `born`, `died`: operator indices, None where that is outside the run."""
 
     nbytes: int
     role: Role

@@ -3,5 +3,7 @@
 from edge_opt.cost import attention, dense, movement, pointwise, recurrent
 from edge_opt.cost.registry import Work, clear_prices, cost_rule, free_operators, price, rules
 
-__all__ = ["Work", "attention", "clear_prices", "cost_rule", "dense", "free_operators", "movement", "pointwise", "price",
-           "recurrent", "rules"]  # fmt: skip
+# Importing a module of rules is what fills the registry.
+RULES = (attention, dense, movement, pointwise, recurrent)
+
+__all__ = ["RULES", "Work", "clear_prices", "cost_rule", "free_operators", "price", "rules"]

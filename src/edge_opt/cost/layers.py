@@ -24,9 +24,7 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
         row[5] = max(row[5], call.live_bytes)
         row[6] += 1
         row[7] += verdict.status == "unpriced"
-    return tuple(
-        LayerCost(module, OpCost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True)
-    )
+    return tuple(LayerCost(module, OpCost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True))
 
 
 def total_costs(trace: Trace, layers: Sequence[LayerCost]) -> Totals:

@@ -10,9 +10,7 @@ def peak_memory(trace: Trace) -> PeakMemory:
     if not trace.ops:
         return PeakMemory(0, None, "", 0)
     at_peak = max(trace.ops, key=lambda call: call.live_bytes)
-    return PeakMemory(
-        at_peak.live_bytes, at_peak.index, trace.modules[at_peak.module].path, planner_bound(trace)
-    )
+    return PeakMemory(at_peak.live_bytes, at_peak.index, trace.modules[at_peak.module].path, planner_bound(trace))
 
 
 def planner_bound(trace: Trace) -> int:

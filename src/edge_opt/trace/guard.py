@@ -20,6 +20,7 @@ def as_found(modules: list[nn.Module], training: bool) -> Iterator[None]:
     """
     tables = [table for module in modules for table in _attribute_tables(module)]
     copies = [table.copy() if table else None for table in tables]
+    scripts = [(module, module.training) for module in modules if isinstance(module, torch.jit.ScriptModule)]
     numbers = _random_states()
     fast_path = torch.backends.mha.get_fastpath_enabled()
     # Fused into one opaque operator, an encoder layer would hide its own layers.
@@ -27,9 +28,13 @@ def as_found(modules: list[nn.Module], training: bool) -> Iterator[None]:
     try:
         for module in modules:
             module.__dict__["training"] = training
+        for module, _ in scripts:
+            module.training = training
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, was_training in scripts:
+            module.training = was_training
         for table, copy in zip(tables, copies, strict=True):
             if table or copy:
                 table.clear()
@@ -38,7 +43,9 @@ def as_found(modules: list[nn.Module], training: bool) -> Iterator[None]:
 
 
 def _attribute_tables(module: nn.Module) -> list[dict[str, Any]]:
-    """The module's attributes, its parameters, buffers and children."""
+    """The module's attributes, its parameters, buffers and children; a script module keeps the latter out of reach."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return [module.__dict__]
     return [module._parameters, module._buffers, module._modules, module.__dict__]  # type: ignore[list-item]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
@@ -78,7 +79,12 @@ def _described(value: Any) -> Any:
     """A shape, or a (shape, dtype) pair, as an `InputSpec`; anything else as it is."""
     if _is_shape(value):
         return InputSpec(tuple(value))
-    if isinstance(value, tuple) and len(value) == 2 and _is_shape(value[0]) and isinstance(value[1], (str, torch.dtype)):
+    if (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and _is_shape(value[0])
+        and isinstance(value[1], (str, torch.dtype))
+    ):
         return InputSpec(tuple(value[0]), str(value[1]).removeprefix("torch."))
     return value
 
@@ -114,7 +120,17 @@ def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         changed = {name: _mapped(getattr(value, name), make) for name in value.__dataclass_fields__}
         return replace(value, **changed) if any(changed[k] is not getattr(value, k) for k in changed) else value
-    return value
+    return _private(value)
+
+
+def _private(value: Any) -> Any:
+    """A copy of an object that forward might write to, such as a key-value cache."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, type, nn.Module)) or callable(value):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # whatever its own copying raises: an object that cannot be copied is passed as it is
+        return value
 
 
 def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:

@@ -106,7 +106,9 @@ def _broadcasts(small: torch.Tensor, big: torch.Tensor) -> bool:
     return offset >= 0 and all(dim in (1, big.shape[offset + axis]) for axis, dim in enumerate(small.shape))
 
 
-_UNTAGGED_POINTWISE = frozenset((aten.hardswish_.default, aten.hardsigmoid_.default, aten.silu_.default, aten.fill_.Scalar))
+_UNTAGGED_POINTWISE = frozenset(
+    (aten.hardswish_.default, aten.hardsigmoid_.default, aten.silu_.default, aten.fill_.Scalar)
+)
 
 
 def changes_nothing(func: Any, args: tuple[Any, ...]) -> bool:

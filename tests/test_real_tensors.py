@@ -1,0 +1,139 @@
+"""Models that look at values fall back to real tensors by themselves, and the profile says so."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+from torch import nn
+
+import edge_opt as eo
+from edge_opt.errors import TraceFailed
+
+
+class Looks(nn.Module):
+    """Takes the branch that its own values choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.extra = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return self.extra(x) if x.abs().sum() >= 0 else x
+
+
+def test_data_dependent_branches_are_followed() -> None:
+    profile = eo.profile(Looks(), (2, 4))
+    assert profile.totals.macs == 2 * (2 * 16)
+    assert profile.trace.used_real_tensors
+    assert "looks at values" in profile.trace.notes[0]
+
+
+def test_the_users_own_values_decide() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+            for _ in range(int(steps)):
+                x = self.layer(x)
+            return x
+
+    assert eo.profile(Counts(), (torch.zeros(2, 4), torch.tensor(5))).totals.macs == 5 * (2 * 16)
+
+
+def test_boolean_indexing_counts_the_rows_taken() -> None:
+    class Selects(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x[x[:, 0] > 0])
+
+    x = torch.ones(6, 4)
+    x[:2] = -1
+    assert eo.profile(Selects(), x).totals.macs == 4 * 16
+
+
+def test_script_modules_are_traced_inside() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    for script in (torch.jit.script(model), torch.jit.trace(model, torch.zeros(3, 4))):
+        profile = eo.profile(script, (3, 4))
+        assert profile.totals.macs == 3 * (32 + 16)
+        assert profile.trace.used_real_tensors
+    mixed = nn.Sequential(torch.jit.script(nn.Linear(4, 8)), nn.Linear(8, 2))
+    assert eo.profile(mixed, (3, 4)).totals.macs == 3 * (32 + 16)
+
+
+def test_values_of_small_tensors_made_in_forward_are_known_without_a_real_run() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("depth", torch.tensor(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            positions = torch.arange(x.shape[1], device=x.device)
+            if (positions[1:] > positions[:-1]).all() and float(torch.tensor(2.0)) == 2:
+                for _ in range(self.depth.item()):
+                    x = self.layer(x)
+            return x + positions
+
+    profile = eo.profile(Positions(), (2, 4))
+    assert profile.totals.macs == 3 * (2 * 16)
+    assert not profile.trace.used_real_tensors
+
+
+def test_numpy_in_forward_needs_real_tensors() -> None:
+    class Numpy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = float(self.layer(x).numpy().mean())
+            return self.layer(x) * scale
+
+    profile = eo.profile(Numpy(), (2, 4))
+    assert profile.totals.macs == 2 * (2 * 16)
+    assert profile.trace.used_real_tensors
+
+
+def test_a_meta_model_that_looks_at_values_is_refused_with_the_reason() -> None:
+    with torch.device("meta"):
+        model = Looks()
+    with pytest.raises(TraceFailed, match="looks at values.*weights are on the meta device"):
+        eo.profile(model, (2, 4))
+
+
+def test_a_meta_model_of_seven_billion_parameters_takes_no_memory() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(4096, 11008), nn.Linear(11008, 4096)) for _ in range(78)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    profile = eo.profile(model, (1, 4096))
+    assert profile.totals.params == 78 * (2 * 4096 * 11008 + 4096 + 11008) > 7e9
+    assert profile.totals.macs == 78 * 2 * 4096 * 11008
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_models_swallowing_exceptions_still_fall_back() -> None:
+    class Swallows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                steps = 1 + int(x.sum().item() == 0)
+            except Exception:
+                steps = 0
+            for _ in range(steps):
+                x = self.layer(x)
+            return x
+
+    assert eo.profile(Swallows(), torch.zeros(2, 4)).totals.macs == 2 * (2 * 16)
