@@ -133,13 +133,15 @@ def _pooling(dims: int, is_average: bool) -> Rule:
     return rule
 
 
-for _dims, _max, _average in (
-    (1, (aten.max_pool1d, aten.max_pool1d_with_indices), aten.avg_pool1d),
-    (2, (aten.max_pool2d, aten.max_pool2d_with_indices), aten.avg_pool2d),
-    (3, (aten.max_pool3d, aten.max_pool3d_with_indices), aten.avg_pool3d),
+for _dims, _is_average, _operators in (
+    (1, False, (aten.max_pool1d, aten.max_pool1d_with_indices)),
+    (2, False, (aten.max_pool2d, aten.max_pool2d_with_indices)),
+    (3, False, (aten.max_pool3d, aten.max_pool3d_with_indices)),
+    (1, True, (aten.avg_pool1d,)),
+    (2, True, (aten.avg_pool2d,)),
+    (3, True, (aten.avg_pool3d,)),
 ):
-    cost_rule(*_max, kind="pooling")(_pooling(_dims, is_average=False))
-    cost_rule(_average, kind="pooling")(_pooling(_dims, is_average=True))
+    cost_rule(*_operators, kind="pooling")(_pooling(_dims, _is_average))
 
 
 def adaptive_taps(size: int, out: int) -> int:
@@ -157,13 +159,15 @@ def _adaptive(dims: int, is_average: bool) -> Rule:
     return rule
 
 
-for _dims, _average, _max in (
-    (1, (aten.adaptive_avg_pool1d,), aten.adaptive_max_pool1d),
-    (2, (aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d), aten.adaptive_max_pool2d),
-    (3, (aten.adaptive_avg_pool3d, aten._adaptive_avg_pool3d), aten.adaptive_max_pool3d),
+for _dims, _is_average, _operators in (
+    (1, True, (aten.adaptive_avg_pool1d,)),
+    (2, True, (aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d)),
+    (3, True, (aten.adaptive_avg_pool3d, aten._adaptive_avg_pool3d)),
+    (1, False, (aten.adaptive_max_pool1d,)),
+    (2, False, (aten.adaptive_max_pool2d,)),
+    (3, False, (aten.adaptive_max_pool3d,)),
 ):
-    cost_rule(*_average, kind="pooling")(_adaptive(_dims, is_average=True))
-    cost_rule(_max, kind="pooling")(_adaptive(_dims, is_average=False))
+    cost_rule(*_operators, kind="pooling")(_adaptive(_dims, _is_average))
 
 
 def _interpolation(taps: int) -> Rule:

@@ -132,7 +132,8 @@ def _by_tag(name: str) -> Registration | None:
     packet = getattr(getattr(torch.ops, library, None), operator, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
-    tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
+    overloads = packet.overloads()  # type: ignore[no-untyped-call]
+    tags = {tag for overload in overloads for tag in getattr(packet, overload).tags}
     if torch.Tag.pointwise in tags:
         return Registration("elementwise", _one_per_output)
     if getattr(torch.Tag, "reduction", None) in tags:

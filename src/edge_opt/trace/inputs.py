@@ -79,12 +79,8 @@ def _described(value: Any) -> Any:
     """A shape, or a (shape, dtype) pair, as an `InputSpec`; anything else as it is."""
     if _is_shape(value):
         return InputSpec(tuple(value))
-    if (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and _is_shape(value[0])
-        and isinstance(value[1], (str, torch.dtype))
-    ):
+    is_pair = isinstance(value, tuple) and len(value) == 2 and _is_shape(value[0])
+    if is_pair and isinstance(value[1], (str, torch.dtype)):
         return InputSpec(tuple(value[0]), str(value[1]).removeprefix("torch."))
     return value
 

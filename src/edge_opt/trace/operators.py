@@ -26,9 +26,10 @@ WHOLE = frozenset(
     for name in (
         "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
         "scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-        "layer_norm batch_norm group_norm instance_norm rms_norm softmax log_softmax dropout feature_dropout alpha_dropout "
-        "feature_alpha_dropout max_pool1d max_pool2d max_pool3d avg_pool1d adaptive_avg_pool1d adaptive_avg_pool2d "
-        "adaptive_avg_pool3d adaptive_max_pool1d relu6 selu prelu square pad embedding_bag pixel_shuffle pixel_unshuffle "
+        "layer_norm batch_norm group_norm instance_norm rms_norm softmax log_softmax dropout feature_dropout "
+        "alpha_dropout feature_alpha_dropout max_pool1d max_pool2d max_pool3d avg_pool1d adaptive_avg_pool1d "
+        "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d relu6 selu prelu square pad embedding_bag "
+        "pixel_shuffle pixel_unshuffle "
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
         "upsample_trilinear3d upsample_bicubic2d bilinear"
     ).split()
@@ -36,7 +37,7 @@ WHOLE = frozenset(
 
 # Operators that read values although torch does not tag them so.
 _READS_VALUES = frozenset(
-    "aten::item aten::is_nonzero aten::equal aten::allclose aten::_pack_padded_sequence aten::_pad_packed_sequence".split()
+    f"aten::{name}" for name in "item is_nonzero equal allclose _pack_padded_sequence _pad_packed_sequence".split()
 )
 
 # Tagged as if values decided its shape; they do so only with a boolean index, which the tape looks for itself.
@@ -85,7 +86,8 @@ def _returns_written_self(func: OpOverload) -> bool:
 
 
 def _is_composite(func: OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    name = func.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 def argument_names(func: Any) -> tuple[str, ...]:

@@ -106,9 +106,7 @@ def _broadcasts(small: torch.Tensor, big: torch.Tensor) -> bool:
     return offset >= 0 and all(dim in (1, big.shape[offset + axis]) for axis, dim in enumerate(small.shape))
 
 
-_UNTAGGED_POINTWISE = frozenset(
-    (aten.hardswish_.default, aten.hardsigmoid_.default, aten.silu_.default, aten.fill_.Scalar)
-)
+_UNTAGGED_POINTWISE = frozenset((aten.hardswish_.default, aten.hardsigmoid_.default, aten.fill_.Scalar))
 
 
 def changes_nothing(func: Any, args: tuple[Any, ...]) -> bool:
@@ -275,7 +273,7 @@ def scratch_bytes(func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor])
         rows = prod(outputs[0].shape) // max(prod(args[1]), 1)
         return 2 * rows * outputs[0].itemsize
     if func is aten.group_norm.default:
-        return 2 * outputs[0].shape[0] * int(args[1]) * outputs[0].itemsize
+        return 2 * int(outputs[0].shape[0]) * int(args[1]) * outputs[0].itemsize
     return 0
 
 

@@ -58,10 +58,8 @@ def signature_of(
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     """Shape, dtype and distinct bytes; a dimension with stride 0 is stored, and counted, once."""
-    shape = tuple(tensor.shape)
-    distinct = (
-        shape if 0 not in tensor.stride() else [s for s, step in zip(shape, tensor.stride(), strict=True) if step]
-    )
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    distinct = shape if 0 not in strides else [size for size, step in zip(shape, strides, strict=True) if step]
     return TensorInfo(shape, str(tensor.dtype).removeprefix("torch."), prod(distinct) * tensor.itemsize)
 
 

@@ -45,13 +45,13 @@ class _Operands:
         self.work = 1
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators under the module that runs them, on meta tensors or (`is_real`) on the model's own."""
 
     supports_higher_order_operators = True
 
     def __init__(self, stack: ModuleStack, lifetimes: Lifetimes, roles: dict[int, Role], is_real: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.stack = stack
         self.lifetimes = lifetimes
         self.is_real = is_real
@@ -88,7 +88,7 @@ class Tape(TorchDispatchMode):
             self._describe(kwargs.values(), words, operands)
         else:
             kwargs = {}
-        if self.is_real or not (operands.has_meta or operands.has_own) and _is_small(kind, args, kwargs, operands):
+        if self.is_real or _is_small(kind, args, kwargs, operands):
             if operands.has_device and not self.is_real:
                 args, kwargs = _at(_CPU, args, kwargs)
             return self._run(func, args, kwargs, words, operands)
@@ -175,7 +175,7 @@ class Tape(TorchDispatchMode):
 
     def _on_meta(self, values: Any) -> list[Any]:
         """The arguments with every real tensor replaced by an empty one: the same each time for the model's own."""
-        replaced = []
+        replaced: list[Any] = []
         for value in values:
             if isinstance(value, _Tensor) and not value.is_meta:
                 twin = self._twins.get(id(value))
@@ -259,9 +259,11 @@ class Tape(TorchDispatchMode):
 
 def _is_small(kind: Behavior, args: Any, kwargs: dict[str, Any], operands: _Operands) -> bool:
     """Whether an operator makes, or works on, small tensors of forward's own alone, and may run for real."""
+    if operands.has_meta or operands.has_own:
+        return False
     if kind is not Behavior.FACTORY:
         return operands.has_constant and operands.work <= _CONSTANT_WORK_LIMIT
-    sizes = [prod(value) for value in args if isinstance(value, (list, tuple))]
+    sizes: list[float] = [prod(value) for value in args if isinstance(value, (list, tuple))]
     sizes += [abs(value) for value in args if isinstance(value, (int, float))]
     return all(size <= _CONSTANT_LIMIT for size in sizes)
 

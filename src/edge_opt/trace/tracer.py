@@ -79,7 +79,7 @@ def _own_tensors(modules: Iterable[nn.Module]) -> list[tuple[torch.Tensor, Role]
 def _check(model: nn.Module, paths: dict[nn.Module, str], tensors: list[tuple[torch.Tensor, Role]]) -> None:
     if len(paths) == 1 and type(model) in (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict):
         raise InvalidInput(f"the model is empty: a {type(model).__name__} with no layers")
-    if any(isinstance(tensor, nn.parameter.UninitializedTensorMixin) for tensor, _ in tensors):
+    if any(nn.parameter.is_lazy(tensor) for tensor, _ in tensors):
         raise InvalidInput("the model has lazy parameters without a shape; run it once on real inputs first")
 
 
