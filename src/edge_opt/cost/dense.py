@@ -13,7 +13,7 @@ from edge_opt.records import TensorInfo
 aten = torch.ops.aten
 
 
-@cost_rule(aten.linear, kind="matmul")
+@cost_rule(aten.linear, aten.mkldnn_linear, kind="matmul")
 def linear(out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: TensorInfo | None = None) -> Work:
     """x @ weight.T: one MAC per (row, in, out)."""
     return Work(macs=out.elements * weight.shape[-1], other_ops=out.elements if bias else 0)
@@ -21,7 +21,8 @@ def linear(out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: TensorInfo 
 
 @cost_rule(
     aten.conv1d, aten.conv2d, aten.conv3d, aten._convolution_mode, aten.thnn_conv2d, aten._slow_conv2d_forward,
-    aten.mkldnn_convolution, kind="conv",
+    aten.mkldnn_convolution, aten._conv_depthwise2d, aten.conv_depthwise3d, aten.slow_conv3d_forward,
+    aten.slow_conv_dilated2d, aten.slow_conv_dilated3d, kind="conv",
 )  # fmt: skip
 def convolution(out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: Any = None, *_: Any) -> Work:
     """One MAC per output and tap, taps on the padding included; weight is (out, in / groups, *kernel)."""
@@ -68,7 +69,17 @@ def outer_plus(out: TensorInfo, *_: Any, **__: Any) -> Work:
     return Work(macs=out.elements)
 
 
-@cost_rule(aten._scaled_mm, aten._weight_int8pack_mm, kind="matmul")
+@cost_rule(aten._grouped_mm, kind="matmul")
+def grouped_product(out: TensorInfo, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work:
+    """Rows of x meet the matrix of their group only, whichever group that is; inner groups are split, not repeated."""
+    is_split_inside = len(x.shape) == 2 and len(y.shape) == 2
+    return Work(macs=(x.shape[-2] * y.shape[-1] if is_split_inside else out.elements) * x.shape[-1])
+
+
+@cost_rule(
+    aten._scaled_mm, aten._weight_int8pack_mm, aten._weight_int4pack_mm, aten._weight_int4pack_mm_for_cpu,
+    kind="matmul",
+)  # fmt: skip
 def scaled_product(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
     """A product of quantised operands with scales."""
     elements = out[0].elements if isinstance(out, tuple) else out.elements

@@ -22,7 +22,10 @@ aten = torch.ops.aten
     aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d, aten.rot90,
     aten.view_copy, aten.permute_copy, aten.expand_copy, aten.split_with_sizes_copy, aten.diag_embed,
     aten.masked_select, aten.nonzero, aten._pack_padded_sequence, aten._pad_packed_sequence, aten.unique_consecutive,
-    aten._unique2, aten.unique_dim, aten.view_as_complex_copy, aten.view_as_real_copy, aten._reshape_copy,
+    aten._unique2, aten.unique_dim, aten._unique, aten.unique_dim_consecutive, aten.argwhere, aten.nonzero_static,
+    aten.block_diag, aten.detach_copy, aten.alias_copy, aten.slice_copy, aten.select_copy, aten.transpose_copy,
+    aten.t_copy, aten.unsqueeze_copy, aten.squeeze_copy, aten.split_copy, aten.unbind_copy, aten.as_strided_copy,
+    aten.narrow_copy, aten.lift_fresh_copy, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.diagonal_copy, aten.view_as_complex_copy, aten.view_as_real_copy, aten._reshape_copy,
     kind="movement",
 )  # fmt: skip
 def copied(out: Any, *_: Any, **__: Any) -> Work:
@@ -40,7 +43,9 @@ def overwritten(out: TensorInfo, target: TensorInfo, source: Any, *_: Any, **__:
     aten.zeros, aten.ones, aten.full, aten.arange, aten.linspace, aten.logspace, aten.eye, aten.rand, aten.randn,
     aten.randint, aten.randperm, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
     aten.randint_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.scalar_tensor, aten.zero, aten.one_hot,
-    aten.normal_, aten.uniform_, aten.random_, aten.tril_indices, aten.triu_indices, aten.hann_window,
+    aten.tril_indices, aten.triu_indices, aten.hann_window,
+    aten.hamming_window, aten.blackman_window, aten.bartlett_window, aten.kaiser_window, aten.normal, aten.uniform,
+    aten.exponential, aten.random, aten.range,
     kind="movement",
 )  # fmt: skip
 def filled(out: TensorInfo, *_: Any, **__: Any) -> Work:
@@ -57,7 +62,9 @@ def _indices(values: tuple[Any, ...]) -> int:
     )
 
 
-@cost_rule(aten.index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, kind="movement")
+@cost_rule(
+    aten.index, aten._unsafe_index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, kind="movement"
+)
 def gathered(out: TensorInfo, source: TensorInfo, *indices: Any, **_: Any) -> Work:
     """Only the elements taken are read, and the indices."""
     return Work(bytes_read=out.nbytes + _indices(indices))
@@ -66,6 +73,7 @@ def gathered(out: TensorInfo, source: TensorInfo, *indices: Any, **_: Any) -> Wo
 @cost_rule(
     aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_put, aten._index_put_impl_, aten.index_add,
     aten.index_copy, aten.index_fill, aten.masked_scatter, aten.slice_scatter, aten.select_scatter, aten.put,
+    aten._unsafe_index_put, aten.diagonal_scatter, aten.as_strided_scatter, aten.index_reduce,
     kind="movement",
 )  # fmt: skip
 def scattered(out: TensorInfo, target: TensorInfo, *rest: Any, **_: Any) -> Work:
@@ -102,6 +110,8 @@ def folded(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
 free_operators(
     aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty, aten.new_empty_strided,
     aten.lift_fresh, aten.lift, aten.detach, aten.alias, aten.item, aten._local_scalar_dense, aten.is_nonzero,
-    aten.sym_size, aten.sym_numel, aten._assert_async, aten._assert_scalar, aten.resize_, aten.set_,
+    aten.sym_size, aten.sym_numel, aten._assert_async, aten._assert_scalar, aten._assert_tensor_metadata,
+    aten._functional_assert_async, aten._functional_assert_scalar, aten.result_type, aten.promote_types,
+    aten.can_cast, aten.resize_, aten.set_,
     "profiler::_record_function_enter_new", "profiler::_record_function_exit",
 )  # fmt: skip

@@ -30,13 +30,19 @@ _ELEMENTWISE = {
     aten.square: 1, aten.addcmul: 3, aten.addcdiv: 3, aten.lerp: 3, aten.clamp: 2, aten.clip: 2, aten.rsqrt: 2,
     aten.dropout: 2, aten.native_dropout: 2, aten.feature_dropout: 2, aten.alpha_dropout: 3,
     aten.feature_alpha_dropout: 3, aten.bernoulli: 1, aten.where: 1, aten.masked_fill: 1,
-    aten._fused_dropout: 2, aten.complex: 0, aten.polar: 4, aten.isin: 1, aten.searchsorted: 1,
+    aten.floor_divide: 1, aten.bucketize: 1, aten.mse_loss: 3, aten.huber_loss: 4, aten.smooth_l1_loss: 4,
+    aten.binary_cross_entropy: 5, aten.binary_cross_entropy_with_logits: 6, aten.soft_margin_loss: 4,
+    aten.affine_grid_generator: 6, aten.multinomial: 1, aten.max_unpool2d: 0, aten.max_unpool3d: 0,
+    aten._fused_dropout: 2, aten._weight_norm: 4, aten._weight_norm_interface: 4, aten.complex: 0, aten.polar: 4, aten.isin: 1, aten.searchsorted: 1,
 }  # fmt: skip
 
 _REDUCTIONS = {
     aten.sum: 1, aten.mean: 1, aten.prod: 1, aten.amax: 1, aten.amin: 1, aten.max: 1, aten.min: 1, aten.argmax: 1,
     aten.argmin: 1, aten.any: 1, aten.all: 1, aten.cumsum: 1, aten.cumprod: 1, aten.cummax: 1, aten.logsumexp: 4,
     aten.var: 4, aten.std: 4, aten.var_mean: 4, aten.std_mean: 4, aten.norm: 2, aten.linalg_vector_norm: 2,
+    aten.cummin: 1, aten.logcumsumexp: 4, aten.histc: 1, aten.mode: 1, aten.equal: 1, aten.allclose: 3,
+    aten._is_all_true: 1, aten._is_any_true: 1, aten.nanmedian: 1, aten.dist: 3, aten.nll_loss_forward: 1,
+    aten.nll_loss2d_forward: 1, aten.segment_reduce: 1,
     aten.aminmax: 2, aten.nansum: 1, aten.median: 1, aten.count_nonzero: 1, aten.trace: 1, aten.bincount: 1,
     aten._log_softmax: SOFTMAX_OPS, aten._softmax: SOFTMAX_OPS, aten._safe_softmax: SOFTMAX_OPS,
 }  # fmt: skip

@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -137,11 +138,19 @@ def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:
         return items
 
 
+# Token ids, masks and lengths up to this size keep their values, which models like to look at.
+SMALL = 1 << 16
+
+
 def meta_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """An input with a shape and no data."""
+    """An input of the caller's shape, apart from the caller's own: without data, unless it is small and of integers."""
     if isinstance(value, InputSpec):
-        return torch.empty(value.shape, dtype=_torch_dtype(value, dtype), device="meta")
-    # A private empty tensor of the same layout: the caller's own is neither read nor written.
+        wanted = _torch_dtype(value, dtype)
+        if not wanted.is_floating_point and not wanted.is_complex and prod(value.shape) <= SMALL:
+            return torch.zeros(value.shape, dtype=wanted)
+        return torch.empty(value.shape, dtype=wanted, device="meta")
+    if not value.is_floating_point() and not value.is_complex() and not value.is_meta and value.numel() <= SMALL:
+        return value.detach().cpu().clone()
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
 
 

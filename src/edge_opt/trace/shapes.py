@@ -26,6 +26,17 @@ def output_specs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     return rule(*args, **kwargs) if rule is not None else None
 
 
+def is_understood(func: Any) -> bool:
+    """Whether a refusal by this operator's meta kernel is about shapes, and so would stand with real tensors too."""
+    return func in _rules or func in _REFUSE_BY_SHAPE
+
+
+_REFUSE_BY_SHAPE = frozenset((
+    aten.view.default, aten.reshape.default, aten.expand.default, aten.addmm.default, aten.add_.Tensor,
+    aten.mul_.Tensor, aten.stack.default,
+))  # fmt: skip
+
+
 def _rule(*funcs: Any) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
         _rules.update(dict.fromkeys(funcs, rule))
@@ -180,6 +191,17 @@ def _matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None
     return (_dense((*x.shape[:-1], y.shape[-1]), x.dtype),) if x.dtype == y.dtype else None
 
 
+@_rule(aten._grouped_mm.default)
+def _grouped_product(
+    x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
+) -> tuple[Spec, ...] | None:
+    if x.dtype != y.dtype or x.shape[-1] != y.shape[-2] or out_dtype not in (None, x.dtype):
+        return None
+    groups = () if offs is None else tuple(offs.shape)
+    outer = {(2, 2): groups, (2, 3): (), (3, 2): (), (3, 3): tuple(x.shape[:1])}[(x.dim(), y.dim())]
+    return (_dense((*outer, x.shape[-2], y.shape[-1]), x.dtype),)
+
+
 @_rule(aten.cat.default)
 def _cat(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
     first = tensors[0]
@@ -268,12 +290,12 @@ def _cell_fits(x: torch.Tensor, h: torch.Tensor, w_ih: torch.Tensor, w_hh: torch
 def scratch_bytes(func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> int:
     """Bytes that torch's CPU kernel allocates beside its visible outputs and drops when it returns."""
     if func in _POOLS_WITH_INDICES:
-        return 8 * prod(outputs[0].shape)
+        return 8 * int(prod(outputs[0].shape))
     if func is aten.layer_norm.default:
         rows = prod(outputs[0].shape) // max(prod(args[1]), 1)
-        return 2 * rows * outputs[0].itemsize
+        return 2 * int(rows * outputs[0].itemsize)
     if func is aten.group_norm.default:
-        return 2 * int(outputs[0].shape[0]) * int(args[1]) * outputs[0].itemsize
+        return 2 * int(outputs[0].shape[0] * args[1] * outputs[0].itemsize)
     return 0
 
 

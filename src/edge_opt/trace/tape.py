@@ -9,10 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.records import OpCall, OpSignature, Role
+from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes
 from edge_opt.trace.modules import ModuleStack
 from edge_opt.trace.operators import INDEX, Behavior, behavior, operator_name
-from edge_opt.trace.shapes import changes_nothing, output_specs, scratch_bytes
+from edge_opt.trace.shapes import changes_nothing, is_understood, output_specs, scratch_bytes
 from edge_opt.trace.signatures import Entry, recall, remember, signature_of
 
 _META = torch.device("meta")
@@ -22,8 +23,7 @@ _empty_strided = torch.empty_strided
 _MASKS = (torch.bool, torch.uint8)
 _lift_fresh = torch.ops.aten.lift_fresh.default
 
-# Tensors made inside forward (masks, position ids) stay real up to this size, so that code may look at their values.
-_CONSTANT_LIMIT = 1 << 16
+# Tensors made inside forward (masks, position ids) stay real up to SMALL, so that code may look at their values.
 _CONSTANT_WORK_LIMIT = 1 << 24
 
 
@@ -40,7 +40,7 @@ class _Operands:
         self.reads: list[int] = []
         self.has_meta = False  # without values
         self.has_own = False  # the model's parameters and buffers: real, but not to be computed with
-        self.has_constant = False  # small, real, made inside forward
+        self.has_constant = False  # small and real: made inside forward, or an input of integers
         self.has_device = False
         self.work = 1
 
@@ -57,7 +57,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_real = is_real
         self.ops: list[OpCall] = []
         self.signatures: list[OpSignature] = []
-        self.operator_error: BaseException | None = None
+        self.has_read_values = False
+        self.shape_error: BaseException | None = None
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._roles = roles
         self._own: dict[int, tuple[int, torch.Tensor]] = {}  # the tensor is kept, so that its id stays its own
@@ -89,12 +90,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             kwargs = {}
         if self.is_real or _is_small(kind, args, kwargs, operands):
+            self.has_read_values = self.has_read_values or kind is Behavior.DATA
             if operands.has_device and not self.is_real:
                 args, kwargs = _at(_CPU, args, kwargs)
             return self._run(func, args, kwargs, words, operands)
         if kind is Behavior.DATA:
             if operands.has_meta or not self._written.isdisjoint(operands.reads):
                 raise NeedsData(operator_name(func))
+            self.has_read_values = True
             return self._run(func, args, kwargs, words, operands)
         key = tuple(words)
         entry = recall(key)
@@ -211,7 +214,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **kwargs)
         except Exception as error:
-            self.operator_error = error
+            if is_understood(func):
+                self.shape_error = error
             raise
 
     def _entry(
@@ -262,10 +266,10 @@ def _is_small(kind: Behavior, args: Any, kwargs: dict[str, Any], operands: _Oper
     if operands.has_meta or operands.has_own:
         return False
     if kind is not Behavior.FACTORY:
-        return operands.has_constant and operands.work <= _CONSTANT_WORK_LIMIT
+        return operands.has_constant and (kind is Behavior.RUN or operands.work <= _CONSTANT_WORK_LIMIT)
     sizes: list[float] = [prod(value) for value in args if isinstance(value, (list, tuple))]
     sizes += [abs(value) for value in args if isinstance(value, (int, float))]
-    return all(size <= _CONSTANT_LIMIT for size in sizes)
+    return all(size <= SMALL for size in sizes)
 
 
 def _at(device: torch.device, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

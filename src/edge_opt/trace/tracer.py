@@ -12,7 +12,7 @@ from torch import nn
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records import Role, Trace
 from edge_opt.trace.guard import as_found
-from edge_opt.trace.inputs import CallArguments, call_arguments, materialize, meta_tensor, real_tensor
+from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, meta_tensor, real_tensor
 from edge_opt.trace.lifetimes import Lifetimes
 from edge_opt.trace.modules import Frame, ModuleStack, module_paths, owned_parameters
 from edge_opt.trace.tape import NeedsData, Tape
@@ -103,7 +103,7 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
     # Below autograd's layers of the dispatcher, composite operators reach the tape before they come apart.
     whole_operators = torch._C._AutoDispatchBelowADInplaceOrView()
     with as_found(modules, subject.training), torch.no_grad(), whole_operators:
-        call, inputs = _made(subject, arguments, is_real)
+        call, inputs, invented = _made(subject, arguments, is_real)
         for tensor in inputs:
             lifetimes.register(tensor, "input")
         buffers = [(tensor, tensor.clone()) for tensor, role in subject.tensors if is_real and role == "buffer"]
@@ -114,7 +114,7 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         except NeedsData:
             raise
         except Exception as error:
-            is_certain = error is tape.operator_error and "meta" not in str(error).lower()
+            is_certain = error is tape.shape_error
             raise _Refused(is_certain, stack.refused) from error
         finally:
             for tensor, before in [*tape.saved, *buffers]:
@@ -134,22 +134,30 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         buffer_bytes=sum(buffer_sizes.values()),
         input_bytes=sum(tensor.numel() * tensor.itemsize for tensor in inputs),
         used_real_tensors=is_real,
-        notes=() if note is None else (note,),
+        notes=tuple(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
     )
 
 
-def _made(subject: _Subject, arguments: CallArguments, is_real: bool) -> tuple[CallArguments, list[torch.Tensor]]:
-    """The call's arguments, with tensors of their own, and those tensors."""
+_INVENTED = "the model looks at values, and an input given by its shape alone was taken as zeros; pass real tensors"
+
+
+def _made(
+    subject: _Subject, arguments: CallArguments, is_real: bool
+) -> tuple[CallArguments, list[torch.Tensor], list[InputSpec]]:
+    """The call's arguments with tensors of their own; those tensors; and the descriptions whose values are invented."""
     made: list[torch.Tensor] = []
+    invented: list[InputSpec] = []
     device = next((tensor.device for tensor, _ in subject.tensors), torch.device("cpu"))
     floating = (tensor.dtype for tensor, role in subject.tensors if role == "parameter" and tensor.is_floating_point())
     dtype = next(floating, torch.get_default_dtype())
 
     def make(value: Any) -> torch.Tensor:
         made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype))
+        if isinstance(value, InputSpec) and not made[-1].is_meta:
+            invented.append(value)
         return made[-1]
 
-    return materialize(arguments, make), made
+    return materialize(arguments, make), made, invented
 
 
 def _explained(refused: _Refused) -> EdgeOptError:
