@@ -121,6 +121,13 @@ def test_a_meta_model_of_seven_billion_parameters_takes_no_memory() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 
+def test_weights_on_the_meta_device_are_numbered_once() -> None:
+    with torch.device("meta"):
+        layer = nn.Linear(4, 4)
+    trace = eo.profile(nn.Sequential(layer, layer, layer), (2, 4)).trace
+    assert [storage.nbytes for storage in trace.storages if storage.role == "parameter"] == [4 * 16, 4 * 4]
+
+
 def test_models_swallowing_exceptions_still_fall_back() -> None:
     class Swallows(nn.Module):
         def __init__(self) -> None:

@@ -73,7 +73,10 @@ def _tensors(values: tuple[Any, ...]) -> list[TensorInfo]:
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One operator in order of execution: which module ran it, which storages it touched, what was alive then."""
+    """One operator in order of execution: which module ran it, which storages it touched, what was alive then.
+
+    `reads` has one storage per tensor in `OpSignature.inputs`, in that order.
+    """
 
     index: int
     module: int

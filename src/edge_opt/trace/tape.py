@@ -134,7 +134,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _identify(self, value: torch.Tensor, operands: _Operands) -> None:
         """Note a tensor that is not known yet as one of the model's own."""
         number = None
-        if id(value) not in self._roles or self.is_real:
+        if value.is_meta or self.is_real or id(value) not in self._roles:
             number = self.lifetimes.numbers.get(value.untyped_storage()._cdata)
         if number is None:
             # No operator made it, so it was there before.
