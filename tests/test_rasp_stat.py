@@ -32,6 +32,8 @@ SNIPPETS = {
     "report types": "for report_type in ['tape', 'node', 'leaves', 'root', None]:\n"
     "    rasp.stat(model, input_shape=(1, 3, 224, 224), report_type=report_type)",
     "save": "rasp.stat(model, input_shape=(1, 3, 224, 224), save_path='./reports')",
+    "energy": "import rasp\nimport rasp.addons.energy\n"
+    "rasp.stat(model, input_shape=(1, 3, 224, 224), includes=['energy'])",
 }
 
 
@@ -66,6 +68,7 @@ def test_published_snippet_runs_as_written(
     printed = capsys.readouterr().out
     assert (name == "data") == (printed == "")
     assert ("macc" in printed) == (name == "macc")
+    assert ("energy" in printed) == (name == "energy")
     assert [path.name for path in tmp_path.glob("reports/*")] == (["AlexNet_tape.csv"] if name == "save" else [])
     if name == "data":
         assert scope["df"].loc["total", "params"] == 61100840  # the published 61.1M
