@@ -1,0 +1,1 @@
+"""Columns that are there once their module is imported."""

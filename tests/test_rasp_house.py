@@ -1,0 +1,64 @@
+"""The rules of the house, for rasp: quiet imports, public names only, examples that run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rasp
+
+PACKAGE = Path(rasp.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = [".".join(("rasp", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in FILES]
+
+FRESH = """
+import pandas
+options = pandas.options.display.width, pandas.options.display.max_columns, pandas.options.display.max_rows
+import rasp
+from edge_opt.errors import InvalidInput
+from torch import nn
+try:
+    rasp.stat(nn.Linear(2, 2), (1, 1, 1, 2), includes=["energy"])
+except InvalidInput as error:
+    assert "import rasp.addons.energy" in str(error), error
+else:
+    raise SystemExit("energy is known before its add-on is imported")
+import rasp.addons.energy
+assert "energy" in rasp.stat(nn.Linear(2, 2), (1, 1, 1, 2), includes=["energy"], print_stat=False, returns="data")
+now = pandas.options.display.width, pandas.options.display.max_columns, pandas.options.display.max_rows
+assert options == now
+"""
+
+
+def test_import_is_quiet_and_energy_comes_with_its_add_on() -> None:
+    run = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+
+
+@pytest.mark.parametrize("path", FILES, ids=MODULES)
+def test_only_public_names_of_edge_opt_are_used(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            if name.partition(".")[0] == "edge_opt":
+                allowed = {"edge_opt", "edge_opt.errors"} | ({"edge_opt.records"} if id(node) in for_types else set())
+                assert name in allowed
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name.removesuffix(".__init__"))).failed == 0
