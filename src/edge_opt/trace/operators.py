@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ def _is_composite(func: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
+@cache
 def argument_names(func: Any) -> tuple[str, ...]:
     """Names of the operator's positional parameters."""
     if not isinstance(func, OpOverload):
@@ -97,6 +99,7 @@ def argument_names(func: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in func._schema.arguments if not argument.kwarg_only)
 
 
+@cache
 def operator_name(func: Any) -> str:
     """The operator as users write it, such as `aten.conv2d`; overloads share one name."""
     if not isinstance(func, OpOverload):

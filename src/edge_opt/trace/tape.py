@@ -18,6 +18,7 @@ from edge_opt.trace.signatures import Entry, recall, remember, signature_of
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _Tensor = torch.Tensor
 _empty_strided = torch.empty_strided
 _MASKS = (torch.bool, torch.uint8)
@@ -74,8 +75,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = behavior(func)
         if kind is Behavior.DECOMPOSE:
+            # The C++ kernel, as an eager run would take it apart; torch may have another in Python, and slower.
             with self:
-                return func.decompose(*args, **(kwargs or {}))
+                return func._op_dk(_COMPOSITE, *args, **(kwargs or {}))
         if func is _lift_fresh:
             # `torch.tensor(...)` inside forward: it is new, and its values are known.
             self.lifetimes.born(args[0])
