@@ -35,6 +35,8 @@ def imported_rooms(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
+            if node.module == "edge_opt":
+                names = [f"edge_opt.{alias.name}" if alias.name in ORDER else "edge_opt" for alias in node.names]
             assert node.level == 0, f"{path}: relative import"
         for name in names:
             if name == "edge_opt" or name.startswith("edge_opt."):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -200,7 +199,6 @@ def test_a_broken_torchvision_is_as_good_as_absent(tmp_path: Path, monkeypatch: 
     assert "built for another torch; run `pip install --force-reinstall --no-deps torchvision" in str(refusal.value)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
 def test_the_torchvision_of_this_machine_works_or_says_why_not() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "edge_opt.cli", "profile", "torchvision:resnet18", "-i", "1x3x32x32"],
@@ -274,7 +272,6 @@ def hub(*references: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
 def test_torchvision_models_are_built_without_weights() -> None:
     plain, narrow, segmentation, wrong, weights = hub(
         "torchvision:resnet18",
@@ -291,7 +288,6 @@ def test_torchvision_models_are_built_without_weights() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 def test_timm_models_are_built_without_weights() -> None:
     found, wrong, weights = hub("timm:resnet18.a1_in1k", "timm:resnet_18", "timm:resnet18(pretrained=True)")
     assert found == "resnet18.a1_in1k 11689512"

@@ -21,11 +21,13 @@ def profile(
     *,
     kwargs: Mapping[str, Any] | None = None,
     mode: Literal["eval", "train"] = "eval",
+    convention: str = "edge_opt",
     name: str | None = None,
 ) -> ModelProfile:
     """What `model` costs on these inputs: per operator, per layer and as a whole, without running it.
 
-    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name.
+    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. Under another
+    `convention` (fvcore, thop, ptflops, torch, rasp) MACs and FLOPs are what that tool would print.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
@@ -36,7 +38,7 @@ def profile(
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)
-    return ModelProfile(
+    profiled = ModelProfile(
         name=name or recorded.modules[0].kind,
         mode=mode,
         convention="edge_opt",
@@ -47,6 +49,11 @@ def profile(
         peak=peak_memory(recorded),
         unpriced=unpriced_operators(recorded, prices),
     )
+    if convention == profiled.convention:
+        return profiled
+    from edge_opt.cost.conventions import under_convention
+
+    return under_convention(profiled, convention)
 
 
 def clear_caches() -> None:

@@ -102,7 +102,7 @@ def _hub(package: str) -> ModuleType:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"{package} models need {error.name}, which is not installed; run `pip install {_wheel(error.name)}`"
+            f"{package} models need {error.name}, which is not installed; run `pip install {error.name}`{_same_build()}"
         ) from error
     except Exception as error:
         what = first_line(error)
@@ -110,18 +110,16 @@ def _hub(package: str) -> ModuleType:
         why = "torchvision was built for another torch; " if culprit == "torchvision" else ""
         raise MissingExtra(
             f"{package} is installed but cannot be imported ({what}): {why}"
-            f"run `pip install --force-reinstall --no-deps {_wheel(culprit)}`"
+            f"run `pip install --force-reinstall --no-deps {culprit}`{_same_build()}"
         ) from error
 
 
-def _wheel(package: str | None) -> str:
-    """What to tell pip; torchvision must come from the same place as the torch that is here."""
+def _same_build() -> str:
+    """What pip cannot know: compiled packages must fit the torch that is here."""
     import torch
 
     build = torch.__version__.partition("+")[2]
-    if package != "torchvision" or not build:
-        return str(package)
-    return f"torchvision --index-url https://download.pytorch.org/whl/{build}"
+    return f" from the package index of your torch's {build!r} build" if build else ""
 
 
 def _no_weights(arguments: dict[str, Any], names: tuple[str, ...]) -> None:

@@ -30,8 +30,8 @@ def profile(
     ] = None,
     mode: Annotated[str, typer.Option("--mode", help="eval or train.")] = "eval",
     convention: Annotated[
-        str | None, typer.Option("--convention", metavar="NAME", help="Count as another tool does.")
-    ] = None,
+        str, typer.Option("--convention", metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
+    ] = "edge_opt",
     level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
     depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
@@ -78,7 +78,7 @@ def profile(
         raise typer.Exit(NOT_SATISFIED)
 
 
-def _profiled(loaded: Loaded, arguments: Arguments, mode: str, convention: str | None) -> ModelProfile:
+def _profiled(loaded: Loaded, arguments: Arguments, mode: str, convention: str) -> ModelProfile:
     import edge_opt as eo
 
     positional: list[Any] = list(arguments.positional)
@@ -90,15 +90,14 @@ def _profiled(loaded: Loaded, arguments: Arguments, mode: str, convention: str |
             )
         positional, named = list(loaded.example[0]), {**loaded.example[1], **named}
         talk("no --input given: using the inputs that the program was exported with")
-    result = eo.profile(
-        loaded.model, positional or None, kwargs=named, mode=cast(Literal["eval", "train"], mode), name=loaded.name
+    return eo.profile(
+        loaded.model,
+        positional or None,
+        kwargs=named,
+        mode=cast(Literal["eval", "train"], mode),
+        convention=convention,
+        name=loaded.name,
     )
-    if convention is None:
-        return result
-    from edge_opt.cost.conventions import under_convention
-
-    counted: ModelProfile = under_convention(result, convention)
-    return counted
 
 
 def _show(result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level) -> None:

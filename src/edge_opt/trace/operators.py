@@ -32,7 +32,8 @@ WHOLE = frozenset(
         "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d relu6 selu prelu square pad embedding_bag "
         "pixel_shuffle pixel_unshuffle "
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
-        "upsample_trilinear3d upsample_bicubic2d bilinear"
+        "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d bilinear"
     ).split()
 )
 
