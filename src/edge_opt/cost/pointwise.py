@@ -93,7 +93,7 @@ def layer_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, bias: An
     return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
 
 
-@cost_rule(aten.rms_norm, aten._fused_rms_norm, kind="norm")
+@cost_rule(aten.rms_norm, "aten::_fused_rms_norm", kind="norm")
 def rms_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, *_: Any) -> Work:
     """Square, sum, multiply; then scale."""
     return Work(other_ops=(3 + _affine(weight)) * x.elements, bytes_written=x.nbytes)

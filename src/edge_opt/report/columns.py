@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal, get_args
 
 from edge_opt import units
@@ -110,6 +111,7 @@ register(
     Column("calls", "Calls", "number", lambda row, _: row.calls, ("modules",)),
     Column("in_shape", "Input", "text", lambda row, _: _shapes(row.inputs), _EVERY),
     Column("out_shape", "Output", "text", lambda row, _: _shapes(row.outputs), _EVERY),
+    Column("output_elements", "Outputs", "count", lambda row, _: sum(map(prod, row.outputs)), _EVERY),
     Column("params", "Params", "count", lambda row, _: row.params, _NOT_OPERATORS),
     Column("trainable_params", "Trainable", "count", lambda row, _: row.trainable_params, _NOT_OPERATORS),
     Column("param_bytes", "Weights", "bytes", lambda row, _: row.param_bytes, _NOT_OPERATORS),

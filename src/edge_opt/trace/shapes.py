@@ -191,7 +191,7 @@ def _matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None
     return (_dense((*x.shape[:-1], y.shape[-1]), x.dtype),) if x.dtype == y.dtype else None
 
 
-@_rule(aten._grouped_mm.default)
+@_rule(*(packet.default for packet in [getattr(aten, "_grouped_mm", None)] if packet))  # not in older versions
 def _grouped_product(
     x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> tuple[Spec, ...] | None:
