@@ -29,3 +29,11 @@ class RuleError(EdgeOptError):
 
 class MissingExtra(EdgeOptError):
     """An optional package that is absent or broken, with the command that installs it."""
+
+
+class MeasurementFailed(EdgeOptError):
+    """A run that could not be measured, or whose results are no results."""
+
+
+class MeterFailed(MeasurementFailed):
+    """An energy meter that cannot be used here, or that stopped in mid-run; names the sensor."""

@@ -1,0 +1,1 @@
+"""What happens on this machine: latency, memory and energy, measured."""
