@@ -73,7 +73,7 @@ def test_a_failing_write_leaves_the_old_file(
             file.write("half of the fi")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(InvalidInput, match=r"cannot write .*: No space left on device"):
         profile.save(path, "operators")
     assert path.read_text() == before

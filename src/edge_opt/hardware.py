@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, MissingExtra
+from edge_opt.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,27 +171,26 @@ def save_hardware_artifacts(
     import pandas as pd
 
     folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     tables = {
         "layerwise_breakdown.csv": layerwise_df,
         "precision_tradeoffs.csv": precision_df,
         "hardware_summary.csv": pd.DataFrame([dict(summary)]),
     }
     for name, table in tables.items():
-        table.to_csv(folder / name, index=False, encoding="utf-8")
+        write_whole(folder / name, table.to_csv(index=False))
     charts = {
         "layerwise_activation_memory.png": ("activation_bytes", "Activation memory by layer (MiB)", 1024**2),
         "layerwise_macs.png": ("macs", "Multiply-accumulates by layer (millions)", 1e6),
     }
     for name, (column, title, scale) in charts.items():
-        _bar_chart(layerwise_df, column, title, scale, folder / name)
+        write_whole(folder / name, _bar_chart(layerwise_df, column, title, scale))
     return [folder / name for name in (*tables, *charts)]
 
 
 _MOST_BARS = 30
 
 
-def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float, path: Path) -> None:
+def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float) -> bytes:
     """Horizontal bars in order of execution; of a long table the largest layers, and one bar for all others."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -212,4 +213,6 @@ def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float, path:
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=180)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=180)
+    return image.getvalue()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from edge_opt.errors import InvalidInput, UnreadableProfile
+from edge_opt.files import write_whole
 from edge_opt.records import SCHEMA_VERSION, Level, ModelProfile
 from edge_opt.report.codec import from_plain, to_plain
 from edge_opt.report.columns import columns
@@ -61,24 +60,10 @@ def save(profile: ModelProfile, path: str | os.PathLike[str], level: Level = "le
     """Write the profile and return the path. The file is replaced as a whole, or left as it was."""
     columns(level)  # a wrong level is refused for every format, also for those that hold all levels
     text = writer_for(path)(profile, level)
-    target = Path(path)
     try:
-        _replace(Path(os.path.realpath(target)), text)
+        return write_whole(path, text)
     except OSError as error:
         raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    return target
-
-
-def _replace(target: Path, text: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
-        draft.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
 
 
 @writer(".json")
