@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measure.allocations import Boundary, Event, MarkedStack, record_events
 from edge_opt.records import MeasuredMemory, ModuleMemory, Trace
 from edge_opt.trace.guard import as_found
+from edge_opt.trace.inputs import CallArguments, materialize
 from edge_opt.trace.modules import module_paths
 
 
@@ -24,11 +24,11 @@ def measure_memory(
     kwargs: Mapping[str, Any],
     trace: Trace,
     device: str | torch.device = "cpu",
+    training: bool = False,
 ) -> MeasuredMemory:
-    """What the allocator hands out during one eager forward in inference, weights and inputs apart.
+    """What the allocator hands out during one forward without gradients, weights and inputs apart.
 
-    `trace` is the model's own, on inputs of the same shapes; rows of modules carry its numbers. As there, encoder
-    layers run without torch's fused fast path.
+    `trace` is the model's own, on inputs of the same shapes; rows of modules carry its numbers.
 
     >>> from edge_opt.trace import trace
     >>> model, x = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8)), torch.zeros(4, 16)
@@ -38,12 +38,12 @@ def measure_memory(
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise InvalidInput(f"memory cannot be measured on {device.type!r}; it can on 'cpu' and 'cuda'")
-    paths = module_paths(model)
-    stack = MarkedStack(paths)
-    with as_found(list(paths), training=False), _values_kept(model, (args, kwargs), trace), torch.no_grad():
-        stack.watch(list(paths))
+    # As in the trace, what is measured is the module behind `torch.compile`.
+    model = getattr(model, "_orig_mod", model)
+    stack = MarkedStack(module_paths(model))
+    with _ready(model, stack, args, kwargs, trace, training) as forward:
         before_bytes = _start_statistics(device)
-        events = record_events(lambda: model(*args, **kwargs), device)
+        events = record_events(forward, device)
         counted_bytes = _peak_of_statistics(device, before_bytes)
     numbers = {(call.path, call.call_number): call.index for call in trace.modules}
     calls = [(frame.path, numbers.get((frame.path, frame.call_number))) for frame in stack.frames]
@@ -65,6 +65,45 @@ def measure_memory(
         ),
         source="allocator events" if counted_bytes is None else "statistics of the caching allocator",
     )
+
+
+@contextmanager
+def _ready(
+    model: nn.Module, stack: MarkedStack, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace, training: bool
+) -> Iterator[Callable[[], Any]]:
+    """One forward, ready to be called; afterwards the model, its inputs and torch's switches are as they were."""
+    kept = list(model.buffers())
+    if _writes_its_own(trace):
+        kept += model.parameters()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    call = materialize(CallArguments(args, dict(kwargs)), keep)
+    kept = [tensor for tensor in kept if tensor.layout is torch.strided]
+    copies = [tensor.detach().clone() for tensor in kept]
+
+    def forward() -> Any:
+        try:
+            return model(*call.args, **call.kwargs)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise MeasurementFailed(f"the model raised while its memory was measured: {what}") from error
+
+    modules = list(stack.paths)
+    is_fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        with as_found(modules, training), torch.no_grad():
+            # The guard switches it off for tracing; what is measured is what the caller would run.
+            torch.backends.mha.set_fastpath_enabled(is_fast_path)
+            stack.watch(modules)
+            yield forward
+    finally:
+        for tensor, copy in zip(kept, copies, strict=True):
+            # Expanded tensors and those of inference mode cannot be written to; forward could not either.
+            if not torch.equal(tensor, copy):
+                tensor.detach().copy_(copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +178,6 @@ def _scratch(events: Sequence[Event]) -> set[int]:
         elif returns_ns is not None and event.time_ns <= returns_ns:
             found.add(position)
     return found
-
-
-@contextmanager
-def _values_kept(model: nn.Module, inputs: Any, trace: Trace) -> Iterator[None]:
-    """Put back what forward writes into: its buffers and inputs, and its parameters where the trace shows a write."""
-    leaves = [*model.buffers(), *tree_leaves(inputs), *(model.parameters() if _writes_its_own(trace) else ())]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-    copies = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        for tensor, copy in zip(tensors, copies, strict=True):
-            # Expanded tensors and those of inference mode cannot be written to; nobody else could either.
-            if not torch.equal(tensor, copy):
-                tensor.detach().copy_(copy)
 
 
 def _writes_its_own(trace: Trace) -> bool:

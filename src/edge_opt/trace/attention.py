@@ -20,6 +20,7 @@ def is_fused_attention(
         return False
     if attn_mask is None:
         return True
-    wanted = (batch, heads, length, key.shape[2])[4 - attn_mask.dim() :]
-    fits = all(size in (1, full) for size, full in zip(attn_mask.shape, wanted, strict=True))
-    return attn_mask.dim() in (2, 4) and fits and attn_mask.stride(-1) == 1 and not attn_mask.requires_grad
+    if attn_mask.dim() not in (2, 4) or attn_mask.stride(-1) != 1 or attn_mask.requires_grad:
+        return False
+    wanted = (batch, heads, length, key.shape[2])[-attn_mask.dim() :]
+    return all(size in (1, full) for size, full in zip(attn_mask.shape, wanted, strict=True))

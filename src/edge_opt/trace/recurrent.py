@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -43,16 +45,19 @@ class RecurrentStack:
         self.step = x.shape[1] * hidden.shape[2] * x.itemsize
         self.gates = x.shape[1] * params[1].shape[0] * x.itemsize
 
-    def fused_peak(self, zeros: int) -> int:
-        """Of an LSTM in oneDNN: one call per layer and direction, states kept apart until they are stacked."""
+    def fused_peak(self, zeros: Sequence[int]) -> int:
+        """Of an LSTM in oneDNN: one call per layer and direction, states kept apart until they are stacked.
+
+        `zeros` stand in for the biases of each call.
+        """
         sequence = self.time * self.step
         meter = _Meter()
         meter.take(self.copy)
         for layer in range(self.layers):
-            for _ in range(self.directions):
-                meter.take(zeros + sequence + 2 * self.step)
+            for call in range(layer * self.directions, (layer + 1) * self.directions):
+                meter.take(zeros[call] + sequence + 2 * self.step)
                 # Only now does it replace the last layer's output in this direction.
-                meter.drop(zeros + (sequence if layer and self.directions == 2 else 0))
+                meter.drop(zeros[call] + (sequence if layer and self.directions == 2 else 0))
             if self.directions == 2:
                 meter.take(2 * sequence)
             if layer:

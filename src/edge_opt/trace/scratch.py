@@ -174,7 +174,9 @@ def _lstm(
     if x.dtype not in (torch.float32, torch.bfloat16) or is_projected or not torch._C._has_mkldnn:
         return stack.stepwise_peak(gates=4, inside=7, has_cell=True) - sum(map(_nbytes, outputs))
     # oneDNN asks for biases, and gets zeros of the weights' size where there are none.
-    zeros = 0 if has_biases else _nbytes(params[0]) + _nbytes(params[1])
+    sizes = [0 if has_biases else _nbytes(weight) for weight in params]
+    per_call = 4 if has_biases else 2
+    zeros = [sum(sizes[first : first + per_call]) for first in range(0, len(sizes), per_call)]
     return stack.fused_peak(zeros) - sum(map(_nbytes, outputs))
 
 

@@ -244,9 +244,8 @@ def _embedding_bag(
 def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
     if not is_fused_attention(query, *args, **kwargs):
         return None
-    # The fused kernels write (batch, length, heads, width) and hand out its transpose.
-    batch, heads, length, width = query.shape
-    return (((batch, heads, length, width), (length * heads * width, width, heads * width, 1), query.dtype),)
+    # The kernel's result is laid out as its queries are.
+    return ((tuple(query.shape), torch.empty_like(query, device="meta").stride(), query.dtype),)
 
 
 def _gated(
