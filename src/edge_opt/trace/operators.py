@@ -72,7 +72,7 @@ def _classified(func: Any) -> Behavior:
         return Behavior.IN_PLACE if _returns_written_self(func) else Behavior.RUN
     if any(result.alias_info is not None for result in schema.returns):
         return Behavior.RUN
-    if _is_composite(func) and schema.name not in WHOLE:
+    if is_composite(func) and schema.name not in WHOLE:
         return Behavior.DECOMPOSE
     if all(str(result.type) in ("Tensor", "Tensor[]", "List[Tensor]") for result in schema.returns):
         return Behavior.PURE
@@ -87,7 +87,8 @@ def _returns_written_self(func: OpOverload) -> bool:
     return len(written) == 1 and written[0] is not None and written[0].name == schema.arguments[0].name
 
 
-def _is_composite(func: OpOverload) -> bool:
+def is_composite(func: OpOverload) -> bool:
+    """Whether torch takes the operator apart into others on every device."""
     name = func.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
