@@ -236,3 +236,36 @@ def test_half_precision_halves_the_bytes() -> None:
     assert half.bytes_read * 2 == single.bytes_read
     assert half.bytes_written * 2 == single.bytes_written
     assert half.macs == single.macs
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x: x.roll(1, 0), [(2, 3)]), (lambda x: x.t().roll(1, 0), [(2, 3)]), (lambda x: x.roll(2), [(6,)]),
+        (lambda x: x.masked_fill(x > 0, 1.0), [(2, 3)]), (lambda x: x.masked_fill(x[0] > 0, 1.0), [(2, 3)]),
+        (lambda x: x == 1, [(2, 3)]), (lambda x: x.t() != 1, [(2, 3)]), (lambda x: x.long() < 1.5, [(2, 3)]),
+        (lambda x, y: x * y, [(2, 1, 3), (4, 1)]), (lambda x, y: x - y, [(2, 3), (1, 3)]),
+        (lambda x, y: torch.cat([x, y], -1), [(2, 3), (2, 1)]), (lambda x: F.max_pool2d(x, 3, 2, 1), [(1, 2, 9, 8)]),
+        (lambda x: F.max_pool2d(x, (2, 3)), [(1, 2, 9, 8)]), (lambda x: F.adaptive_avg_pool2d(x, (2, 3)), [(2, 8, 9)]),
+        (lambda x, y: F.linear(x, y), [(2, 5, 3), (4, 3)]), (lambda x, y: F.linear(x.t(), y), [(3, 2), (4, 3)]),
+        (lambda q, k: F.scaled_dot_product_attention(q, k, k), [(1, 2, 5, 4), (1, 2, 7, 4)]),
+        (lambda x, w: F.conv2d(x, w, stride=2, padding=1), [(2, 4, 9, 7), (6, 4, 3, 3)]),
+        (lambda x, w: F.conv2d(x.contiguous(memory_format=torch.channels_last), w), [(2, 4, 9, 7), (6, 4, 3, 3)]),
+    ],
+)  # fmt: skip
+def test_shapes_and_layouts_are_those_of_a_real_run(function, shapes) -> None:
+    """Shape rules stand in for torch's kernels, so what they say must be what those do."""
+    seen: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = []
+
+    class Notes(nn.Module):
+        def forward(self, *args):
+            out = function(*args)
+            seen.append((tuple(out.shape), out.stride(), out.dtype))
+            return out
+
+    eo.clear_caches()
+    for _ in range(2):  # cold, and from memory
+        eo.profile(Notes(), shapes)
+    with torch.no_grad():
+        Notes()(*(torch.randn(shape) for shape in shapes))
+    assert seen[0] == seen[1] == seen[2]

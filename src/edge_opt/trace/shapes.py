@@ -70,6 +70,17 @@ def _elementwise(x: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None
     return _alike(x)
 
 
+@_rule(aten.roll.default, aten.masked_fill.Scalar)
+def _moved(x: torch.Tensor, other: Any, *_: Any) -> tuple[Spec, ...] | None:
+    fits = not isinstance(other, torch.Tensor) or _broadcasts(other, x)
+    return _alike(x) if fits else None
+
+
+@_rule(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.ge.Scalar)
+def _comparison(x: torch.Tensor, value: Any) -> tuple[Spec, ...] | None:
+    return (_dense(tuple(x.shape), torch.bool),) if x.is_contiguous() else None
+
+
 @_rule(aten.softmax.int, aten.log_softmax.int)
 def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[Spec, ...] | None:
     return _alike(x) if dtype is None and -x.dim() <= dim < x.dim() else None
@@ -145,7 +156,12 @@ def _convolution(
     dilation: Any = (1,), groups: int = 1,
 ) -> tuple[Spec, ...] | None:  # fmt: skip
     spatial = weight.dim() - 2
-    if x.dim() != weight.dim() or x.dtype != weight.dtype or not (x.is_contiguous() and weight.is_contiguous()):
+    if x.dim() != weight.dim() or x.dtype != weight.dtype:
+        return None
+    is_plain = x.is_contiguous() and weight.is_contiguous()
+    # The meta kernel does not know that the CPU's keeps channels last.
+    is_last = spatial == 2 and x.is_contiguous(memory_format=torch.channels_last)
+    if not is_plain and not is_last:
         return None
     if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         return None
@@ -159,7 +175,11 @@ def _convolution(
         if size < 1 or x.shape[2 + axis] + 2 * pad < reach:
             return None
         out.append(size)
-    return (_dense((x.shape[0], weight.shape[0], *out), x.dtype),)
+    shape = (x.shape[0], weight.shape[0], *out)
+    if is_plain:
+        return (_dense(shape, x.dtype),)
+    channels, height, width = shape[1:]
+    return ((shape, (channels * height * width, 1, channels * width, channels), x.dtype),)
 
 
 @_rule(aten.adaptive_avg_pool2d.default)
