@@ -19,6 +19,10 @@ class TraceFailed(EdgeOptError):
     """The model refused its inputs; names the module and the shapes it got."""
 
 
+class MeasurementFailed(EdgeOptError):
+    """The model raised while it was being measured; says at which repeat."""
+
+
 class UnreadableProfile(EdgeOptError):
     """A file that is not a profile of ours, or of a schema this version does not read."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
@@ -22,10 +23,13 @@ def profile(
     kwargs: Mapping[str, Any] | None = None,
     mode: Literal["eval", "train"] = "eval",
     name: str | None = None,
+    measure: bool | Mapping[str, Any] = False,
 ) -> ModelProfile:
     """What `model` costs on these inputs: per operator, per layer and as a whole, without running it.
 
-    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name.
+    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. With `measure`
+    it is run, too: True, or the options of `edge_opt.measure`; what that finds stands in `measurement`, beside the
+    estimates.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
@@ -36,7 +40,7 @@ def profile(
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)
-    return ModelProfile(
+    estimated = ModelProfile(
         name=name or recorded.modules[0].kind,
         mode=mode,
         convention="edge_opt",
@@ -46,6 +50,14 @@ def profile(
         totals=total_costs(recorded, layers),
         peak=peak_memory(recorded),
         unpriced=unpriced_operators(recorded, prices),
+    )
+    if measure is False:
+        return estimated
+    from edge_opt.measure.api import measure as measured_now
+
+    options = {} if measure is True else dict(measure)
+    return replace(
+        estimated, measurement=measured_now(model, inputs, kwargs=kwargs, mode=mode, profile=estimated, **options)
     )
 
 

@@ -13,6 +13,7 @@ from edge_opt.records.costs import (
     Unpriced,
 )
 from edge_opt.records.measurements import (
+    Comparison,
     Energy,
     EnergySource,
     Environment,
@@ -24,6 +25,7 @@ from edge_opt.records.measurements import (
     Measurement,
     ModuleMemory,
     Refusal,
+    Verdict,
 )
 from edge_opt.records.profiles import (
     SCHEMA_VERSION,
@@ -44,6 +46,7 @@ from edge_opt.records.tracing import (
 __all__ = [
     "SCHEMA_VERSION",
     "Cause",
+    "Comparison",
     "Energy",
     "EnergySource",
     "Environment",
@@ -74,4 +77,5 @@ __all__ = [
     "Totals",
     "Trace",
     "Unpriced",
+    "Verdict",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 EnergySource = Literal["rapl", "nvml", "jetson", "proxy", "model"]
+Verdict = Literal["equal", "faster", "slower"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,19 @@ class Latency:
     def throughput(self) -> float:
         """Samples per second at the median."""
         return self.batch_size / self.median_s
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One latency against a baseline. `ratio` is new over old: 0.9 takes 10 % less time.
+
+    `clock` says which samples were compared: CPU time where the wall clock was disturbed by other programs.
+    """
+
+    verdict: Verdict
+    ratio: float
+    ratio_interval: Interval
+    clock: Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
