@@ -15,7 +15,7 @@ from edge_opt.cost.registry import price
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.device import Device, find_device
 from edge_opt.measure.environment import read_environment
-from edge_opt.measure.latency import Progress, Runner, interleaved
+from edge_opt.measure.latency import Progress, Runner, interleaved, longest_time_s
 from edge_opt.measure.layers import layer_latencies
 from edge_opt.measure.recorder import Recorder, clock_of, recording_cost
 from edge_opt.measure.session import Caller, call_on, first_dimension, on_device, ready
@@ -69,32 +69,29 @@ def measure(
         raise InvalidInput(f"mode is {mode!r}; it must be 'eval' or 'train'")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
+    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
     place = find_device(device)
     traced, costs = _traced(model, inputs, kwargs, mode, profile)
     subject = on_device(model, place)
     arguments = call_on(subject, inputs, kwargs, place)
-    samples = first_dimension(arguments) if batch_size is None else batch_size
     caller = Caller(subject, arguments)
+    plain = caller.runner()
     with ready(subject, traced, mode == "train", threads):
         environment = read_environment(place.name)
-        plain = caller.runner()
         remarks = _output_remarks(plain.once())
-        recorder = Recorder(subject, traced.modules, place) if layers else None
-        runs = {"plain": plain}
-        if recorder is not None:
-            runs["recorded"] = caller.runner(recorder.attach, recorder.detach)
+        recorder = Recorder(subject, traced.modules, clock_of(place)) if layers else None
         latencies = interleaved(
-            runs,
-            batch_size=samples,
+            {"plain": plain} | ({} if recorder is None else {"recorded": caller.runner(recorder)}),
+            batch_size=first_dimension(arguments) if batch_size is None else batch_size,
             min_time_s=min_time_s,
-            max_time_s=max_time_s,
+            max_time_s=limit_s,
             target_precision=target_precision,
             device=place,
             environment=environment,
             progress=progress,
         )
         latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
-        joules, refusals = _energy(plain, latency, energy, power_watts, subtract_idle)
+        joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)
     return Measurement(
         latency=latency,
         layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
@@ -143,10 +140,29 @@ def _memory(model: nn.Module, arguments: CallArguments, traced: Trace, device: D
 
 
 def _energy(
-    plain: Runner, latency: Latency, energy: str | None, power_watts: float | None, subtract_idle: bool
+    plain: Runner,
+    latency: Latency,
+    device: Device,
+    profile: ModelProfile | None,
+    energy: str | None,
+    power_watts: float | None,
+    subtract_idle: bool,
 ) -> tuple[Energy | None, tuple[Refusal, ...]]:
+    """Joules of one forward, and the meters that could not say."""
     if energy is None:
         return None, ()
     from edge_opt.measure.energy import measure_energy
 
-    return measure_energy(plain.once, latency, energy=energy, power_watts=power_watts, subtract_idle=subtract_idle)
+    def forward() -> None:
+        plain.once()
+        device.synchronize()
+
+    return measure_energy(
+        forward,
+        latency,
+        energy=energy,
+        device=device.torch_name,
+        power_watts=power_watts,
+        profile=profile,
+        subtract_idle=subtract_idle,
+    )

@@ -182,7 +182,9 @@ def interleaved(
     `max_time_s` (five times the least) is over. All get the same number of blocks, and blocks of one round share their
     place in `samples_s`.
     """
-    limit_s = _checked_times(runs, batch_size, min_time_s, max_time_s, target_precision)
+    if not runs:
+        raise InvalidInput("nothing to measure: runs is empty")
+    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size)
     stopwatch = _Stopwatch(clock or Clock(), device)
     block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
     candidates = {name: _Candidate(run if isinstance(run, Runner) else Runner(run)) for name, run in runs.items()}
@@ -245,12 +247,8 @@ def _is_settled(history: list[float]) -> bool:
     return len(before) == _WINDOW and median(now) >= (1 - _STILL_WARMING) * median(before)
 
 
-def _checked_times(
-    runs: Mapping[str, object], batch_size: int, min_time_s: float, max_time_s: float | None, target_precision: float
-) -> float:
-    """The longest time to measure, once every argument makes sense."""
-    if not runs:
-        raise InvalidInput("nothing to measure: runs is empty")
+def longest_time_s(min_time_s: float, max_time_s: float | None, target_precision: float, batch_size: int = 1) -> float:
+    """How long a measurement may take, once every argument makes sense."""
     if not batch_size >= 1:
         raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
     if not target_precision > 0:

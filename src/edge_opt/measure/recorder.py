@@ -39,7 +39,7 @@ class Recorder:
     trace. What the trace does not know is the work of the nearest caller that it does.
     """
 
-    def __init__(self, model: nn.Module, calls: Sequence[ModuleCall], device: Device) -> None:
+    def __init__(self, model: nn.Module, calls: Sequence[ModuleCall], now: Now = time.perf_counter_ns) -> None:
         self.blocks: list[RecordedBlock] = []
         self._known = {(call.path, call.call_number): call.index for call in calls}
         self._places = len(calls) + 1
@@ -47,8 +47,7 @@ class Recorder:
         self._paths = list(watched.values())
         self._events: list[int] = []
         self._wrappers = [
-            (module.__dict__, *_wrapper(module, number, self._events, clock_of(device)))
-            for number, module in enumerate(watched)
+            (module.__dict__, *_wrapper(module, number, self._events, now)) for number, module in enumerate(watched)
         ]
         self._seen: list[int] = []
         self._owners = _Owners(0)

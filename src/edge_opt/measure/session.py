@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.device import Device
 from edge_opt.measure.latency import Runner, Tally
+from edge_opt.measure.recorder import Recorder
 from edge_opt.records import Trace
 from edge_opt.trace.guard import as_found
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, real_tensor
@@ -62,18 +63,17 @@ class Caller:
         self._tally = Tally()
         self._fresh: deque[CallArguments] = deque()
 
-    def runner(
-        self, attach: Callable[[int], None] | None = None, detach: Callable[[int], None] | None = None
-    ) -> Runner:
-        """A runner of calls; `attach` and `detach` stand directly around each block."""
+    def runner(self, recorder: Recorder | None = None) -> Runner:
+        """A runner of calls, which the recorder watches."""
+        detach = None if recorder is None else recorder.detach
         values = (*self.arguments.args, *self.arguments.kwargs.values())
         if not any(_is_mutable(value) for value in values):
-            return Runner(self._call, attach, detach, self._tally)
+            return Runner(self._call, None if recorder is None else recorder.attach, detach, self._tally)
 
         def prepare(count: int) -> None:
             self._fresh = deque(materialize(self.arguments, lambda tensor: tensor) for _ in range(count))
-            if attach is not None:
-                attach(count)
+            if recorder is not None:
+                recorder.attach(count)
 
         return Runner(self._call_fresh, prepare, detach, self._tally)
 

@@ -21,11 +21,12 @@ _CONFIDENCE = (2.5, 97.5)
 _MAD_TO_STD = 1.4826
 _NOISY_SCATTER = 0.10
 _CONTENDED_WAITING = 0.10
-# Ratios that are no difference. Rounds of one session see the same machine; two sessions of one model on a quiet
-# machine had medians up to 5 % apart, and on a busy one CPU times up to 48 % (the core's sibling works, or it rests).
-_EQUAL_WITHIN_ROUNDS = 1.02
-_EQUAL_ACROSS_SESSIONS = 1.05
-_EQUAL_WHEN_CONTENDED = 1.5
+# By what factor the same work comes out different although its samples agree with each other. Rounds of one session see
+# the same machine. Two sessions on a quiet machine had medians up to 5 % apart. On a busy one even CPU times were up to
+# 1.6 x apart with one thread (the core's sibling works, or it rests), and 6 x with two (one spins until the other runs).
+_WITHIN_SESSION = 1.02
+_BETWEEN_QUIET_SESSIONS = 1.05
+_BETWEEN_BUSY_SESSIONS = 6.0
 # The 97.5 % quantile of Student's t for 1 to 9 degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _LARGEST_LOG = 700.0
@@ -122,7 +123,18 @@ def _noise_remarks(wall: Floats, interval: Interval, target_precision: float) ->
         remarks.append(
             f"samples scatter by {units.percent(scatter)} around the median; something disturbs this machine"
         )
-    return remarks
+    return remarks + _drift_remarks(wall)
+
+
+def _drift_remarks(wall: Floats) -> list[str]:
+    """A sentence when the second half differs from the first: still warming up, or throttled by heat."""
+    if len(wall) < 2 or wall.min() <= 0:
+        return []
+    (early, early_half_width), (late, late_half_width) = map(_batch_means, np.array_split(np.log(wall), 2))
+    if abs(late - early) <= math.hypot(early_half_width, late_half_width) + math.log(_BETWEEN_QUIET_SESSIONS):
+        return []
+    change = f"{'slower' if late > early else 'faster'} by {units.percent(abs(math.expm1(late - early)))}"
+    return [f"the second half of the samples is {change} than the first; the model or the machine had not settled"]
 
 
 def waiting_share(wall: Sequence[float] | Floats, cpu: Sequence[float] | Floats) -> float:
@@ -165,22 +177,21 @@ def compare_latencies(baseline: Latency, other: Latency, *, paired: bool = False
     time decides where one of them was contended.
     """
     is_contended = baseline.is_contended or other.is_contended
-    old, new = (np.log(latency.cpu_samples_s if is_contended else latency.samples_s) for latency in (baseline, other))
-    if not np.isfinite(old).all() or not np.isfinite(new).all():
+    old, new = (np.array(side.cpu_samples_s if is_contended else side.samples_s) for side in (baseline, other))
+    if min(old.min(), new.min()) <= 0:
         raise InvalidInput("a sample of zero seconds cannot be compared; measure for longer")
     if paired and len(old) != len(new):
         raise InvalidInput(f"{len(old)} and {len(new)} samples are no pairs; measure both with `interleaved`")
     if paired:
-        middle, half_width = _batch_means(new - old)
-        equal = _EQUAL_WITHIN_ROUNDS
+        middle, half_width = _batch_means(np.log(new / old))
+        unseen = _WITHIN_SESSION
     else:
-        (old_middle, old_half_width), (middle, half_width) = _batch_means(old), _batch_means(new)
-        middle, half_width = middle - old_middle, math.hypot(half_width, old_half_width)
-        equal = _EQUAL_WHEN_CONTENDED if is_contended else _EQUAL_ACROSS_SESSIONS
-    verdict: Verdict = "equal"
-    if abs(middle) - half_width > math.log(equal):
-        verdict = "slower" if middle > 0 else "faster"
+        (before, before_half_width), (after, after_half_width) = _batch_means(np.log(old)), _batch_means(np.log(new))
+        middle, half_width = after - before, math.hypot(before_half_width, after_half_width)
+        unseen = _BETWEEN_BUSY_SESSIONS if is_contended else _BETWEEN_QUIET_SESSIONS
+    half_width += math.log(unseen)
     interval = Interval(math.exp(middle - half_width), math.exp(min(middle + half_width, _LARGEST_LOG)))
+    verdict: Verdict = "slower" if interval.low > 1 else "faster" if interval.high < 1 else "equal"
     return Comparison(verdict, math.exp(middle), interval, "cpu" if is_contended else "wall")
 
 
@@ -190,8 +201,6 @@ def _batch_means(samples: Floats) -> tuple[float, float]:
     Batches long enough to outlast a slow moment are independent, which neighbouring samples are not.
     """
     count = min(len(samples), len(_STUDENT_T) + 1)
-    if count == 0:
-        return 0.0, math.inf
     medians = [float(np.median(batch)) for batch in np.array_split(samples, count)]
     if count == 1:
         return medians[0], math.inf

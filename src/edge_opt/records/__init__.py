@@ -14,9 +14,11 @@ from edge_opt.records.costs import (
 )
 from edge_opt.records.measurements import (
     Comparison,
+    Diagnosis,
     Energy,
     EnergySource,
     Environment,
+    Facility,
     Interval,
     Latency,
     LayerLatencies,
@@ -47,9 +49,11 @@ __all__ = [
     "SCHEMA_VERSION",
     "Cause",
     "Comparison",
+    "Diagnosis",
     "Energy",
     "EnergySource",
     "Environment",
+    "Facility",
     "Interval",
     "Latency",
     "LayerCost",
