@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.errors import EdgeOptError
+    from edge_opt.measure.api import measure
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.writers import load
@@ -27,6 +28,7 @@ __all__ = [
     "cost_rule",
     "free_operators",
     "load",
+    "measure",
     "profile",
     "reconcile",
 ]
@@ -43,6 +45,7 @@ _HOMES = {
     "cost_rule": "cost",
     "free_operators": "cost",
     "load": "report.writers",
+    "measure": "measure.api",
     "profile": "profiling",
     "reconcile": "cost.conventions",
 }

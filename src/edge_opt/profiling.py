@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
@@ -23,11 +24,14 @@ def profile(
     mode: Literal["eval", "train"] = "eval",
     convention: str = "edge_opt",
     name: str | None = None,
+    measure: bool | Mapping[str, Any] = False,
 ) -> ModelProfile:
     """What `model` costs on these inputs: per operator, per layer and as a whole, without running it.
 
     `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. Under another
-    `convention` (fvcore, thop, ptflops, torch, rasp) MACs and FLOPs are what that tool would print.
+    `convention` (fvcore, thop, ptflops, torch, rasp) MACs and FLOPs are what that tool would print. With `measure` it
+    is run, too: True, or the options of `edge_opt.measure`; what that finds stands in `measurement`, beside the
+    estimates.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
@@ -49,6 +53,12 @@ def profile(
         peak=peak_memory(recorded),
         unpriced=unpriced_operators(recorded, prices),
     )
+    if measure is not False:
+        from edge_opt.measure.api import measure as measured_now
+
+        options = {} if measure is True else dict(measure)
+        measurement = measured_now(model, inputs, kwargs=kwargs, mode=mode, profile=profiled, **options)
+        profiled = replace(profiled, measurement=measurement)
     if convention == profiled.convention:
         return profiled
     from edge_opt.cost.conventions import under_convention

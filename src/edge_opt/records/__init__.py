@@ -13,9 +13,12 @@ from edge_opt.records.costs import (
     Unpriced,
 )
 from edge_opt.records.measurements import (
+    Comparison,
+    Diagnosis,
     Energy,
     EnergySource,
     Environment,
+    Facility,
     Interval,
     Latency,
     LayerLatencies,
@@ -24,6 +27,7 @@ from edge_opt.records.measurements import (
     Measurement,
     ModuleMemory,
     Refusal,
+    Verdict,
 )
 from edge_opt.records.profiles import (
     SCHEMA_VERSION,
@@ -44,9 +48,12 @@ from edge_opt.records.tracing import (
 __all__ = [
     "SCHEMA_VERSION",
     "Cause",
+    "Comparison",
+    "Diagnosis",
     "Energy",
     "EnergySource",
     "Environment",
+    "Facility",
     "Interval",
     "Latency",
     "LayerCost",
@@ -74,4 +81,5 @@ __all__ = [
     "Totals",
     "Trace",
     "Unpriced",
+    "Verdict",
 ]

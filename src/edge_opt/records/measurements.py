@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 EnergySource = Literal["rapl", "nvml", "jetson", "proxy", "model"]
+Verdict = Literal["equal", "faster", "slower"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,20 @@ class Latency:
     def throughput(self) -> float:
         """Samples per second at the median."""
         return self.batch_size / self.median_s
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One latency against a baseline. `ratio` is new over old: 0.9 takes 10 % less time.
+
+    The interval allows for what samples cannot show, such as a machine that differs from session to session; where it
+    holds 1, no difference was shown and the verdict is `equal`. `clock` says which samples were compared: CPU time where the wall clock was disturbed by other programs.
+    """
+
+    verdict: Verdict
+    ratio: float
+    ratio_interval: Interval
+    clock: Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +159,29 @@ class Measurement:
     energy: Energy | None
     energy_refusals: tuple[Refusal, ...]
     environment: Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Facility:
+    """A device or an energy meter; `refusal` says why it cannot be used here, None that it can."""
+
+    name: str
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a measurement on this machine would rest on.
+
+    `noise` is the latency of a fixed matrix product, and `repetition` the same product, measured in turn with it,
+    against it: how far apart two measurements of one thing come out.
+    """
+
+    environment: Environment
+    interop_threads: int
+    cpu_capability: str
+    versions: tuple[tuple[str, str | None], ...]
+    devices: tuple[Facility, ...]
+    meters: tuple[Facility, ...]
+    noise: Latency
+    repetition: Comparison

@@ -1,0 +1,261 @@
+"""Latency of a callable: warm-up until it is stable, then blocks of repeats, several candidates in turn."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.measure.device import CPU, Device
+from edge_opt.measure.statistics import latency_of, median, relative_half_width
+from edge_opt.records import Environment, Latency
+
+Progress = Callable[[float, str], None]
+
+# A block this many times longer than reading the clocks hides them: 0.1 %.
+_CLOCK_COSTS_PER_BLOCK = 1000
+# Short runs are put together so that the shortest measurement still has about this many blocks.
+_BLOCKS_WANTED = 200
+_MIN_BLOCKS = 5
+# The interval is looked at again when there are this many times more samples; a look costs some milliseconds.
+_LOOK_AGAIN = 1.3
+# Warm-up ends when a window of blocks is no longer faster than the one before by more than this.
+_STILL_WARMING = 0.03
+_WINDOW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where time comes from: seconds on the wall, and seconds of CPU that this process used."""
+
+    wall: Callable[[], float] = time.perf_counter
+    cpu: Callable[[], float] = time.process_time
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often something ran; runners of the same model share one."""
+
+    repeats: int = 0
+
+
+class Runner:
+    """Something to run many times. `prepare` and `collect` stand around a block of repeats, untimed."""
+
+    def __init__(
+        self,
+        run: Callable[[], object],
+        prepare: Callable[[int], None] | None = None,
+        collect: Callable[[int], None] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        self.run = run
+        self.prepare = prepare
+        self.collect = collect
+        self.tally = tally or Tally()
+
+    def once(self) -> object:
+        """Run once, untimed, and hand on the result."""
+        if self.prepare is not None:
+            self.prepare(1)
+        try:
+            result = self.run()
+        except Exception as error:
+            raise self._failed(0, error) from error
+        finally:
+            if self.collect is not None:
+                self.collect(1)
+        self.tally.repeats += 1
+        return result
+
+    def times(self, count: int) -> None:
+        """Run `count` times. Results are dropped at once, as in a loop that serves requests."""
+        run = self.run
+        number = 0
+        try:
+            for number in range(count):  # noqa: B007 (tells which one failed)
+                run()
+        except Exception as error:
+            raise self._failed(number, error) from error
+        self.tally.repeats += count
+
+    def _failed(self, number: int, error: Exception) -> MeasurementFailed:
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        return MeasurementFailed(
+            f"the model failed at repeat {self.tally.repeats + number + 1}: {type(error).__name__}: {first_line}"
+        )
+
+
+class _Candidate:
+    """A runner with its block length and the blocks timed so far, in seconds per repeat."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.length = 1
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    @property
+    def spent_s(self) -> float:
+        return math.fsum(self.wall_s) * self.length
+
+
+class _Stopwatch:
+    def __init__(self, clock: Clock, device: Device) -> None:
+        self.clock = clock
+        self.device = device
+
+    def block(self, runner: Runner, count: int) -> tuple[float, float]:
+        """Wall and CPU seconds per repeat of one block; garbage is collected between blocks, never inside."""
+        wall, cpu, synchronize = self.clock.wall, self.clock.cpu, self.device.synchronize
+        if runner.prepare is not None:
+            runner.prepare(count)
+        collects_garbage = gc.isenabled()
+        gc.disable()
+        try:
+            synchronize()
+            cpu_start, start = cpu(), wall()
+            runner.times(count)
+            synchronize()
+            end, cpu_end = wall(), cpu()
+        finally:
+            if collects_garbage:
+                gc.enable()
+            if runner.collect is not None:
+                runner.collect(count)
+        return (end - start) / count, (cpu_end - cpu_start) / count
+
+    def cost_s(self) -> float:
+        """Seconds that reading both clocks takes, the smallest of a few."""
+        return max(0.0, min(self.block(Runner(lambda: None), 1)[0] for _ in range(9)))
+
+
+def measure_latency(
+    run: Callable[[], object] | Runner,
+    *,
+    batch_size: int = 1,
+    min_time_s: float = 1.0,
+    max_time_s: float | None = None,
+    target_precision: float = 0.02,
+    clock: Clock | None = None,
+    device: Device = CPU,
+    environment: Environment | None = None,
+    progress: Progress | None = None,
+) -> Latency:
+    """Seconds per call of `run`, with an interval; see `interleaved` for what the arguments mean.
+
+    >>> measure_latency(lambda: sum(range(1000)), min_time_s=0.01).median_s > 0
+    True
+    """
+    return interleaved(
+        {"": run},
+        batch_size=batch_size,
+        min_time_s=min_time_s,
+        max_time_s=max_time_s,
+        target_precision=target_precision,
+        clock=clock,
+        device=device,
+        environment=environment,
+        progress=progress,
+    )[""]
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], object] | Runner],
+    *,
+    batch_size: int = 1,
+    min_time_s: float = 1.0,
+    max_time_s: float | None = None,
+    target_precision: float = 0.02,
+    clock: Clock | None = None,
+    device: Device = CPU,
+    environment: Environment | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Latency]:
+    """Latency of several candidates, a block of each in turn, so that all see the same machine.
+
+    Each is run for `min_time_s` at least, and on until its median is known to ± `target_precision` (a share of it) or
+    `max_time_s` (five times the least) is over. All get the same number of blocks, and blocks of one round share their
+    place in `samples_s`.
+    """
+    if not runs:
+        raise InvalidInput("nothing to measure: runs is empty")
+    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size)
+    stopwatch = _Stopwatch(clock or Clock(), device)
+    block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
+    candidates = {name: _Candidate(run if isinstance(run, Runner) else Runner(run)) for name, run in runs.items()}
+    for candidate in candidates.values():
+        if progress is not None:
+            progress(0.0, "warming up")
+        _warm_up(candidate, stopwatch, block_s, min_time_s)
+    turn = list(candidates.values())
+    order = random.Random(0)
+    look_at = _MIN_BLOCKS
+    while True:
+        for candidate in turn:
+            wall_s, cpu_s = stopwatch.block(candidate.runner, candidate.length)
+            candidate.wall_s.append(wall_s)
+            candidate.cpu_s.append(cpu_s)
+        # A fixed order falls into step with the scheduler's time slices: the same run came out 5 % faster than itself.
+        order.shuffle(turn)
+        count, spent_s = len(turn[0].wall_s), min(candidate.spent_s for candidate in turn)
+        if progress is not None:
+            progress(min(1.0, spent_s / limit_s), f"{count} blocks")
+        if spent_s >= limit_s and count >= _WINDOW:
+            break
+        if spent_s >= min_time_s and count >= look_at:
+            if all(relative_half_width(candidate.wall_s) <= target_precision for candidate in turn):
+                break
+            look_at = math.ceil(count * _LOOK_AGAIN)
+    return {
+        name: latency_of(
+            candidate.wall_s,
+            candidate.cpu_s,
+            batch_size=batch_size,
+            target_precision=target_precision,
+            environment=environment,
+            waits_for_device=device.is_asynchronous,
+        )
+        for name, candidate in candidates.items()
+    }
+
+
+def _warm_up(candidate: _Candidate, stopwatch: _Stopwatch, block_s: float, limit_s: float) -> None:
+    """Run until times no longer fall, or `limit_s` is over; on the way find how many repeats fill a block."""
+    spent_s = 0.0
+    history: list[float] = []
+    while True:
+        wall_s, _ = stopwatch.block(candidate.runner, candidate.length)
+        spent_s += wall_s * candidate.length
+        if wall_s * candidate.length < block_s / 2:
+            # Ten times at most: a first run is often slow, but a clock that stood still says nothing.
+            fitting = math.ceil(block_s / wall_s) if wall_s > 0 else candidate.length * 10
+            candidate.length = min(max(fitting, candidate.length + 1), candidate.length * 10)
+            history.clear()
+        else:
+            history.append(wall_s)
+        if spent_s >= limit_s or _is_settled(history):
+            return
+
+
+def _is_settled(history: list[float]) -> bool:
+    before, now = history[-2 * _WINDOW : -_WINDOW], history[-_WINDOW:]
+    return len(before) == _WINDOW and median(now) >= (1 - _STILL_WARMING) * median(before)
+
+
+def longest_time_s(min_time_s: float, max_time_s: float | None, target_precision: float, batch_size: int = 1) -> float:
+    """How long a measurement may take, once every argument makes sense."""
+    if not batch_size >= 1:
+        raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
+    if not target_precision > 0:
+        raise InvalidInput(f"target_precision is {target_precision}; it must be above 0, such as 0.02 for ±2 %")
+    if not 0 < min_time_s < math.inf:
+        raise InvalidInput(f"min_time_s is {min_time_s}; it must be a time above 0 s, such as 1.0")
+    limit_s = 5 * min_time_s if max_time_s is None else max_time_s
+    if not min_time_s <= limit_s < math.inf:
+        raise InvalidInput(f"max_time_s is {max_time_s}; it must be at least min_time_s, which is {min_time_s}")
+    return limit_s
