@@ -36,7 +36,11 @@ def imported_rooms(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
             if node.module == "edge_opt":
-                names = [f"edge_opt.{alias.name}" if alias.name in ORDER else "edge_opt" for alias in node.names]
+                names = [
+                    f"edge_opt.{alias.name}" if alias.name in ORDER else "edge_opt"
+                    for alias in node.names
+                    if alias.name != "__version__"
+                ]
             assert node.level == 0, f"{path}: relative import"
         for name in names:
             if name == "edge_opt" or name.startswith("edge_opt."):

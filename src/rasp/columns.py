@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -94,8 +95,6 @@ def _rank(column: Column) -> int:
 def _known(name: str, argument: str) -> Column:
     if name in _columns:
         return _columns[name]
-    if name in _ORDER:
-        raise InvalidInput(f"column {name!r} is measured, and measuring is not available in this version")
     cure = "; `import rasp.addons.energy` adds it" if name == "energy" else ""
     raise InvalidInput(f"{argument} has the unknown column {name!r}{cure}; known are {', '.join(_columns)}")
 
@@ -124,12 +123,47 @@ def _bytes_moved(row: Row) -> int:
     return _bytes_read(row) + _bytes_written(row)
 
 
+def _milliseconds(row: Row) -> float:
+    return row.seconds * 1e3
+
+
+def _end_milliseconds(row: Row) -> float:
+    return row.end_s * 1e3
+
+
+def _percent(row: Row) -> float:
+    return row.share * 100
+
+
+def _flops_per_s(row: Row) -> float:
+    return _flops(row) / row.seconds if row.seconds else math.nan
+
+
+def _bytes_before(row: Row) -> int | None:
+    return row.memory.before_bytes if row.memory is not None else None
+
+
+def _bytes_allocated(row: Row) -> int | None:
+    return row.memory.allocated_bytes if row.memory is not None else None
+
+
+def _bytes_peak(row: Row) -> int | None:
+    return row.memory.peak_bytes if row.memory is not None else None
+
+
 for _column in (
     Column("name", lambda row: row.name, is_label=True),
     Column("type", lambda row: row.type, is_label=True),
     Column("in_shape", lambda row: row.in_shape, is_label=True),
     Column("out_shape", lambda row: row.out_shape, is_label=True),
     Column("params", _params),
+    Column("lat", _milliseconds, "timing"),
+    Column("net_lat", _end_milliseconds, "timing"),
+    Column("lat[%]", _percent, "timing"),
+    Column("FLOPS", _flops_per_s, "timing"),
+    Column("net_dev_mem", _bytes_before, "memory"),
+    Column("dev_mem_alloc", _bytes_allocated, "memory"),
+    Column("dev_max_mem_alloc", _bytes_peak, "memory"),
     Column("flops", _flops, "compute"),
     Column("mem_r", _bytes_read, "compute"),
     Column("mem_w", _bytes_written, "compute"),

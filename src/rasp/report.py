@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rasp.tree import Node, Shapes
 
 if TYPE_CHECKING:
     from edge_opt import ModelProfile
+    from edge_opt.records import ModuleMemory
 
 REPORT_TYPES = ("tape", "leaves", "all", "node", "root")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a report: the calls whose own work it sums, labelled as the first of them."""
+    """One line of a report: the calls whose own work it sums, labelled as the first of them.
+
+    Where it was measured: the line's seconds, when it was over, its share of the whole forward, and device memory.
+    """
 
     name: str
     type: str
     in_shape: Shapes | None
     out_shape: Shapes | None
     parts: tuple[Node, ...]
+    seconds: float = math.nan
+    end_s: float = math.nan
+    share: float = math.nan
+    memory: ModuleMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,10 @@ class Report:
     notes: tuple[str, ...]
 
 
-def build_report(profile: ModelProfile, root: Node, report_type: str | None, include_root: bool) -> Report:
-    """The rows of a report type.
+def build_report(
+    profile: ModelProfile, root: Node, report_type: str | None, include_root: bool, whole_s: float = math.nan
+) -> Report:
+    """The rows of a report type; `whole_s` is the measured latency of the model.
 
     `tape`: calls of leaf modules in order of execution. A module with children has a line here only for what it does
     itself outside of them, where that is MACs (a functional matmul, attention) or parameters of its own; it stands
@@ -47,15 +58,38 @@ def build_report(profile: ModelProfile, root: Node, report_type: str | None, inc
     `node`: of these, the modules with children. `root`: the model alone.
 
     The total of `tape` and `leaves` is the sum of their rows, and that of the others the whole model. A root row
-    that was asked for comes first, and is not summed again.
+    that was asked for comes first, and is not summed again. Latencies add up to less than the total, which is that of
+    the whole forward: what lies between the modules belongs to none.
     """
     rows = _rows(root, report_type)
     if include_root and report_type not in (None, "root") and root.children:
         rows = (_row(root, root.walk()), *rows)
+    rows = tuple(_measured(row, root, whole_s) for row in rows)
     is_by_leaves = report_type in ("tape", "leaves")
     parts = tuple(_shown(root)) if is_by_leaves else tuple(root.walk())
-    total = Row("total", "", None, None, parts)
+    total = Row("total", "", None, None, parts, whole_s, whole_s, 1.0, root.memory)
     return Report(root.type, report_type, rows, total, _notes(profile, root, total))
+
+
+def _measured(row: Row, root: Node, whole_s: float) -> Row:
+    """The row with its time and memory. The whole model takes what its forward takes, not the sum of its modules."""
+    is_whole = row.parts[0] is root and len(row.parts) == sum(1 for _ in root.walk())
+    seconds = whole_s if is_whole else math.fsum(node.own_s for node in row.parts)
+    end_s = whole_s if is_whole else max(node.end_s for node in row.parts)
+    return replace(row, seconds=seconds, end_s=end_s, share=seconds / whole_s, memory=_memory(row.parts))
+
+
+def _memory(parts: tuple[Node, ...]) -> ModuleMemory | None:
+    """Memory around the calls of a row; what a call shows includes its children, so only the outermost ones count."""
+    inside = {child.index for node in parts for child in node.children}
+    known = [node.memory for node in parts if node.memory is not None and node.index not in inside]
+    if not known:
+        return None
+    return replace(
+        known[0],
+        allocated_bytes=sum(memory.allocated_bytes for memory in known),
+        peak_bytes=max(memory.peak_bytes for memory in known),
+    )
 
 
 def _rows(root: Node, report_type: str | None) -> tuple[Row, ...]:

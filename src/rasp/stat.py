@@ -14,6 +14,7 @@ import edge_opt
 from edge_opt.errors import InvalidInput
 from rasp.columns import Need, choose_columns, split_names
 from rasp.config import CFG
+from rasp.measuring import measured
 from rasp.report import REPORT_TYPES, build_report
 from rasp.table import check_save_path, dataframe, render_text, save, total_values
 from rasp.tree import build_tree
@@ -44,7 +45,12 @@ def stat(
 
     `input_shape` of at most three numbers is one sample: `CFG.profile.batch_size` is put in front. `inputs` are your
     own: a tensor, a list with one entry per argument, or a mapping by name. Figures are of inference, whatever the
-    model's mode, and do not depend on `device`. `rasp.report.build_report` explains `report_type`; None: no report.
+    model's mode. `rasp.report.build_report` explains `report_type`; None: no report.
+
+    `timing` runs the model `CFG.profile.num_batches` times on `device`, after `warmup_batches` untimed runs, and adds
+    `lat` (ms, the median), `net_lat` (ms from the start of the forward to the end of the module), `lat[%]` and `FLOPS`.
+    `memory` adds device memory in bytes, weights and inputs apart: `net_dev_mem` in use before the module,
+    `dev_mem_alloc` allocated by it and kept, `dev_max_mem_alloc` most in use during it.
 
     `returns` is any of `data` (the table as a DataFrame), `tree` (the module calls, nested) and `sum` (the figures of
     the last row by column; of the whole model where there is no report), several as a tuple in that order.
@@ -56,21 +62,23 @@ def stat(
     >>> stat(nn.Linear(3, 2), (4, 3, 3), print_stat=False, returns="sum")["params"]
     8
     """
-    _refuse_measuring(timing, memory)
     wanted = _allowed("returns", split_names(returns), _RESULTS)
     if report_type is not None:
         _allowed("report_type", (report_type,), REPORT_TYPES, " or None")
     elif save_path is not None or "data" in wanted:
         raise InvalidInput("report_type=None makes no report to save or return as data; choose a report_type")
-    on: set[Need] = {"compute"} if compute else set()
+    switches: tuple[tuple[Need, bool], ...] = (("compute", compute), ("timing", timing), ("memory", memory))
+    on = {need for need, is_on in switches if is_on}
     columns = choose_columns(on, report_fields, includes, excludes)
     if save_path is not None:
         check_save_path(save_path)
-    _usable_device(device)
+    place = _usable_device(device)
 
-    profile = edge_opt.profile(model, _model_inputs(input_shape, inputs))
-    tree = build_tree(profile)
-    report = build_report(profile, tree, report_type, include_root)
+    given = _model_inputs(input_shape, inputs)
+    profile = edge_opt.profile(model, given)
+    found = measured(model, given, profile, place, timing, memory)
+    tree = build_tree(profile, found)
+    report = build_report(profile, tree, report_type, include_root, found.whole_s)
 
     if save_path is not None:
         save(report, columns, save_path)
@@ -83,13 +91,6 @@ def stat(
             results["data"].attrs["tree"] = tree
     asked = tuple(results[name] for name in wanted)
     return None if not asked else asked[0] if len(asked) == 1 else asked
-
-
-def _refuse_measuring(timing: bool, memory: bool) -> None:
-    """Timing and memory columns are measured, not counted: this is where measuring comes in."""
-    for name, is_on in (("timing", timing), ("memory", memory)):
-        if is_on:
-            raise InvalidInput(f"{name}=True is not available in this version, which counts and does not measure")
 
 
 def _allowed(argument: str, names: tuple[str, ...], allowed: tuple[str, ...], more: str = "") -> tuple[str, ...]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rasp.counting import Count, PricedOp, count_call, own_costs
+from rasp.measuring import NOTHING, Measured
 
 if TYPE_CHECKING:
     from edge_opt import ModelProfile
-    from edge_opt.records import ModuleCall, OpCall, Trace
+    from edge_opt.records import ModuleCall, ModuleMemory, OpCall, Trace
 
 Shapes = tuple[Any, ...]
 """One tensor's shape, or a tuple of shapes where there are several tensors."""
@@ -22,7 +24,8 @@ class Node:
     """One call of one module. `own` and `params` leave out its children, which have nodes of their own.
 
     `params` stand with the first call of their module, and are those the run reads: a head that is only used in
-    training is not among them. `dtype` is that of most of the call's arithmetic; None where there is none.
+    training is not among them. `dtype` is that of most of the call's arithmetic; None where there is none. What was
+    measured: its own seconds, when it ended since the start of the forward, and device memory around it.
     """
 
     index: int
@@ -34,6 +37,9 @@ class Node:
     own: Count
     dtype: str | None
     children: tuple[Node, ...]
+    own_s: float = math.nan
+    end_s: float = math.nan
+    memory: ModuleMemory | None = None
 
     @property
     def is_leaf(self) -> bool:
@@ -51,16 +57,17 @@ class Node:
             yield from child.walk()
 
 
-def build_tree(profile: ModelProfile) -> Node:
-    """The module calls of a profile, counted; the root is the model itself."""
-    return _Builder(profile).node(0)[0]
+def build_tree(profile: ModelProfile, measured: Measured = NOTHING) -> Node:
+    """The module calls of a profile, counted and measured; the root is the model itself."""
+    return _Builder(profile, measured).node(0)[0]
 
 
 class _Builder:
     """A profile's operators and calls, sorted by the module call they belong to."""
 
-    def __init__(self, profile: ModelProfile) -> None:
+    def __init__(self, profile: ModelProfile, measured: Measured) -> None:
         self.profile = profile
+        self.measured = measured
         self.ops: dict[int, list[OpCall]] = defaultdict(list)
         for op in profile.trace.ops:
             self.ops[op.module].append(op)
@@ -90,6 +97,9 @@ class _Builder:
             count_call(operators) if is_layer else own_costs(operators),
             _main_dtype(operators),
             children,
+            self.measured.own_s.get(index, math.nan),
+            self.measured.end_s.get(index, math.nan),
+            self.measured.memory.get(index),
         ), reads
 
     def _priced(self, index: int) -> list[PricedOp]:

@@ -53,12 +53,15 @@ def measure(
     mode: Literal["eval", "train"] = "eval",
     profile: ModelProfile | None = None,
     progress: Progress | None = None,
+    repeats: int | None = None,
+    warmup: int = 0,
 ) -> Measurement:
     """What `model` takes here on these inputs: latency, each layer's share of it, memory and energy of one forward.
 
     `inputs` are as in `profile`; a shape is filled with random numbers. `batch_size` is the number of samples in one
     forward, for the throughput: the first dimension of the first tensor unless said otherwise. A model that lives
-    elsewhere than `device` is copied there. `profile` spares tracing the model again.
+    elsewhere than `device` is copied there. `profile` spares tracing the model again. With `repeats` it is run exactly
+    that many times, after `warmup` untimed runs, instead of until its latency is known well enough.
 
     >>> from torch import nn
     >>> found = measure(nn.Linear(16, 8), (4, 16), min_time_s=0.01, memory=False, energy=None)
@@ -89,6 +92,8 @@ def measure(
             device=place,
             environment=environment,
             progress=progress,
+            repeats=repeats,
+            warmup=warmup,
         )
         latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
         joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)

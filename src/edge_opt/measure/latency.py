@@ -175,23 +175,30 @@ def interleaved(
     device: Device = CPU,
     environment: Environment | None = None,
     progress: Progress | None = None,
+    repeats: int | None = None,
+    warmup: int = 0,
 ) -> dict[str, Latency]:
     """Latency of several candidates, a block of each in turn, so that all see the same machine.
 
     Each is run for `min_time_s` at least, and on until its median is known to ± `target_precision` (a share of it) or
     `max_time_s` (five times the least) is over. All get the same number of blocks, and blocks of one round share their
-    place in `samples_s`.
+    place in `samples_s`. With `repeats` it is exactly that many single runs instead, after `warmup` untimed ones.
     """
     if not runs:
         raise InvalidInput("nothing to measure: runs is empty")
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size)
     stopwatch = _Stopwatch(clock or Clock(), device)
+    if repeats is not None:
+        _check_repeats(repeats, warmup)
     block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
     candidates = {name: _Candidate(run if isinstance(run, Runner) else Runner(run)) for name, run in runs.items()}
     for candidate in candidates.values():
         if progress is not None:
             progress(0.0, "warming up")
-        _warm_up(candidate, stopwatch, block_s, min_time_s)
+        if repeats is None:
+            _warm_up(candidate, stopwatch, block_s, min_time_s)
+        for _ in range(0 if repeats is None else warmup):
+            candidate.runner.once()
     turn = list(candidates.values())
     order = random.Random(0)
     look_at = _MIN_BLOCKS
@@ -203,8 +210,13 @@ def interleaved(
         # A fixed order falls into step with the scheduler's time slices: the same run came out 5 % faster than itself.
         order.shuffle(turn)
         count, spent_s = len(turn[0].wall_s), min(candidate.spent_s for candidate in turn)
+        done = spent_s / limit_s if repeats is None else count / repeats
         if progress is not None:
-            progress(min(1.0, spent_s / limit_s), f"{count} blocks")
+            progress(min(1.0, done), f"{count} blocks")
+        if repeats is not None:
+            if count >= repeats:
+                break
+            continue
         if spent_s >= limit_s and count >= _WINDOW:
             break
         if spent_s >= min_time_s and count >= look_at:
@@ -240,6 +252,12 @@ def _warm_up(candidate: _Candidate, stopwatch: _Stopwatch, block_s: float, limit
             history.append(wall_s)
         if spent_s >= limit_s or _is_settled(history):
             return
+
+
+def _check_repeats(repeats: int, warmup: int) -> None:
+    for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
 
 def _is_settled(history: list[float]) -> bool:
