@@ -43,6 +43,21 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+_TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit that fits.
+
+    >>> duration(0.0123), duration(2.5e-6), duration(0)
+    ('12.3 ms', '2.50 µs', '0 s')
+    """
+    for unit_s, suffix in _TIME_STEPS:
+        if abs(seconds) >= unit_s:
+            return _scaled(seconds, unit_s, suffix)
+    return "0 s"
+
+
 def megabytes(nbytes: float) -> float:
     """Bytes as MiB."""
     return nbytes / MIB

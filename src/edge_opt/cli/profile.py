@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from edge_opt.cli.inputs import GRAMMAR, Arguments, read_arguments
+from edge_opt.cli.measuring import measuring
 from edge_opt.cli.models import FORMS, Loaded, load_model
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
 from edge_opt.errors import InvalidInput
@@ -32,6 +33,12 @@ def profile(
     convention: Annotated[
         str, typer.Option("--convention", metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
     ] = "edge_opt",
+    measure: Annotated[bool, typer.Option("--measure", help="Run it too: latency, memory, energy here.")] = False,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
+    power_watts: Annotated[
+        float | None, typer.Option("--power-watts", help="Power for an energy proxy where no meter is usable.")
+    ] = None,
     level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
     depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
@@ -52,6 +59,7 @@ def profile(
     \b
     edge-opt profile torchvision:resnet50 -i 1x3x224x224 --depth 1
     edge-opt profile 'net.py:Net(width=2)' -i 1x3x32x32 --sort bytes --top 10
+    edge-opt profile net.py:Net -i 8x3x32x32 --measure --threads 1
     edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
     """
     from edge_opt.report.writers import document, writer_for
@@ -65,7 +73,8 @@ def profile(
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], batch)
-        result = _profiled(load_model(model), arguments, mode, convention)
+        with measuring(measure, min_time, threads, power_watts) as options:
+            result = _profiled(load_model(model), arguments, mode, convention, options)
     if json:
         typer.echo(document(result), nl=False)
     else:
@@ -78,7 +87,9 @@ def profile(
         raise typer.Exit(NOT_SATISFIED)
 
 
-def _profiled(loaded: Loaded, arguments: Arguments, mode: str, convention: str) -> ModelProfile:
+def _profiled(
+    loaded: Loaded, arguments: Arguments, mode: str, convention: str, measure: bool | dict[str, Any]
+) -> ModelProfile:
     import edge_opt as eo
 
     positional: list[Any] = list(arguments.positional)
@@ -97,6 +108,7 @@ def _profiled(loaded: Loaded, arguments: Arguments, mode: str, convention: str) 
         mode=cast(Literal["eval", "train"], mode),
         convention=convention,
         name=loaded.name,
+        measure=measure,
     )
 
 

@@ -12,7 +12,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records import Level, ModelProfile, OpCost, Shape
 from edge_opt.report.rows import Row
 
-Kind = Literal["text", "flag", "number", "count", "bytes", "ratio", "share"]
+Kind = Literal["text", "flag", "number", "count", "bytes", "ratio", "share", "time"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 _FORMATS: dict[Kind, Callable[[Any], str]] = {
@@ -23,6 +23,7 @@ _FORMATS: dict[Kind, Callable[[Any], str]] = {
     "bytes": units.size,
     "ratio": units.ratio,
     "share": units.percent,
+    "time": units.duration,
 }
 
 
@@ -127,6 +128,7 @@ register(
     Column("peak_live_bytes", "Peak live", "bytes", lambda row, _: row.peak_live_bytes, _NOT_OPERATORS),
     Column("live_bytes", "Live", "bytes", lambda row, _: row.peak_live_bytes, ("operators",)),
     Column("planner_bytes", "Planner bound", "bytes", lambda row, profile: profile.peak.planner_bytes, ("root",)),
+    Column("measured_s", "Time", "time", lambda row, _: row.measured_s, _NOT_OPERATORS),
     Column("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS),
     Column("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS),
     Column("coverage", "Coverage", "share", lambda row, profile: profile.coverage, ("root",)),

@@ -46,12 +46,15 @@ SORT_KEYS: dict[str, Callable[[Row], float]] = {
     "activations": lambda row: row.activation_bytes,
     "peak": lambda row: row.peak_live_bytes,
     "intensity": _of_cost(lambda cost: cost.intensity),
+    "time": lambda row: row.measured_s or 0.0,
 }
 
 
 def view(profile: ModelProfile, level: Level, depth: int | None, sort: str | None, top: int | None) -> View:
     """What to show. `top` alone means the most MACs; a depth folds what lies deeper into its ancestor."""
     check_view(level, depth, sort, top)
+    if sort == "time" and (profile.measurement is None or profile.measurement.layers is None):
+        raise InvalidInput("cannot sort by time: layers were not measured; profile with measure=True, or --measure")
     if level == "root":
         return View((), None)
     work = _own_work(profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ class Row:
     """One line of a table: an operator, a module call, a module with all below it, or the whole model.
 
     `cost` is None where it is not known: the operator has no rule. `op` and `status` are those of operators only.
+    `measured_s` is None where nothing was measured; a call that only passes work on has no time of its own.
     """
 
     path: str
@@ -34,9 +36,17 @@ class Row:
     is_leaf: bool = True
     op: str = ""
     status: str = ""
+    measured_s: float | None = None
 
 
-def call_row(layer: LayerCost) -> Row:
+def measured_seconds(profile: ModelProfile) -> dict[int, float]:
+    """Seconds that each module call spends itself, by its index; empty where layers were not measured."""
+    if profile.measurement is None or profile.measurement.layers is None:
+        return {}
+    return {layer.module: layer.seconds for layer in profile.measurement.layers.layers}
+
+
+def call_row(layer: LayerCost, measured_s: float | None = None) -> Row:
     """One module call with the work it does itself."""
     call = layer.call
     return Row(
@@ -55,13 +65,15 @@ def call_row(layer: LayerCost) -> Row:
         index=call.index,
         call_number=call.call_number,
         is_leaf=call.is_leaf,
+        measured_s=measured_s,
     )
 
 
 def leaf_rows(profile: ModelProfile) -> list[Row]:
     """Every leaf call in order of execution, and every other call that works or holds parameters itself."""
+    times = measured_seconds(profile)
     return [
-        call_row(layer)
+        call_row(layer, times.get(layer.call.index))
         for layer in profile.layers
         if layer.call.is_leaf or layer.operators or layer.call.params or layer.activation_bytes
     ]
@@ -106,12 +118,14 @@ def root_row(profile: ModelProfile) -> Row:
         trainable_params=totals.trainable_params,
         param_bytes=totals.param_bytes,
         is_leaf=root.is_leaf,
+        measured_s=None if profile.measurement is None else profile.measurement.latency.median_s,
     )
 
 
 def combined(rows: Sequence[Row]) -> Row:
     """Several rows as one: the first one's name and shapes, costs added up, the highest peak."""
     known = [row.cost for row in rows if row.cost is not None]
+    times = [row.measured_s for row in rows if row.measured_s is not None]
     return replace(
         rows[0],
         cost=sum(known, OpCost()) if known else None,
@@ -122,4 +136,5 @@ def combined(rows: Sequence[Row]) -> Row:
         params=sum(row.params for row in rows),
         trainable_params=sum(row.trainable_params for row in rows),
         param_bytes=sum(row.param_bytes for row in rows),
+        measured_s=math.fsum(times) if times else None,
     )

@@ -6,6 +6,7 @@ from collections import Counter
 
 from edge_opt import units
 from edge_opt.records import ModelProfile
+from edge_opt.report.measured import measured_lines
 
 _NAMED_AT_MOST = 5
 
@@ -28,6 +29,8 @@ def summary_lines(profile: ModelProfile) -> list[tuple[str, str]]:
         ("Peak memory", _peak(profile)),
         ("Coverage", _coverage(profile)),
     ]
+    if profile.measurement is not None:
+        lines += measured_lines(profile.measurement)
     if profile.unpriced:
         lines.append(("Unpriced", _unpriced(profile)))
     if profile.convention != "edge_opt":

@@ -41,7 +41,7 @@ def dataframe(profile: ModelProfile, level: Level = "leaves") -> pd.DataFrame:
     integer = "Int64" if level == "operators" else "int64"
 
     def series(column: Column, values: list[Any]) -> pd.Series[Any]:
-        if column.kind in ("ratio", "share"):
+        if column.kind in ("ratio", "share", "time"):
             return pd.Series(values, dtype="float64")
         if not column.is_integer:
             return pd.Series(values, dtype="bool" if column.kind == "flag" else "str")

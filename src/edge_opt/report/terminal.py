@@ -36,7 +36,10 @@ _ASCII = str.maketrans(
     }
 )
 # What the share beside the MACs is a share of; peaks and intensities do not add up, so they have none.
-_SHARES = {"macs": "MACs %", "flops": "FLOPs %", "params": "Params %", "bytes": "Moved %", "activations": "Activ. %"}
+_SHARES = {
+    "macs": "MACs %", "flops": "FLOPs %", "params": "Params %", "bytes": "Moved %", "activations": "Activ. %",
+    "time": "Time %",
+}  # fmt: skip
 
 
 def render(
@@ -129,6 +132,7 @@ def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: st
         ]
     return [
         *head,
+        *_times(profile, rows, level),
         priced("MACs", lambda cost: cost.macs, units.count),
         *_shares(profile, lines, sort or "macs"),
         priced("FLOPs", lambda cost: cost.flops, units.count, rank["flops"]),
@@ -137,6 +141,14 @@ def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: st
         known("Activations", lambda row: row.activation_bytes, units.size, rank["activations"]),
         Strip("FLOPs/byte", tuple(map(_intensity, rows)), rank=rank["intensity"]),
     ]
+
+
+def _times(profile: ModelProfile, rows: Sequence[Row], level: Level) -> list[Strip]:
+    """Measured time of each row, where layers were measured."""
+    if level == "operators" or profile.measurement is None or profile.measurement.layers is None:
+        return []
+    cells = (Cell("") if row.measured_s is None else _number(row.measured_s, units.duration) for row in rows)
+    return [Strip("Time", tuple(cells))]
 
 
 def _number(value: float, text: Callable[[float], str], style: str = "") -> Cell:
