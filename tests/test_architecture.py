@@ -70,8 +70,13 @@ def test_modules_stay_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 330
 
 
-@pytest.mark.parametrize("module", ["edge_opt", "edge_opt.records", "edge_opt.report.tables", "edge_opt.report.writers",
-                                    "edge_opt.report.terminal", "edge_opt.cli"])  # fmt: skip
+@pytest.mark.parametrize(
+    "module",
+    [
+        "edge_opt", "edge_opt.records", "edge_opt.report.tables", "edge_opt.report.writers", "edge_opt.report.terminal",
+        "edge_opt.stream", "edge_opt.cli",
+    ],
+)  # fmt: skip
 def test_these_do_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,39 +12,74 @@ if TYPE_CHECKING:
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.writers import load
+    from edge_opt.stream import (
+        HardwareProfile,
+        PrecisionAdvice,
+        auto_adjust_batch_size,
+        build_hardware_profile_table,
+        compute_utilization,
+        estimate_batch_memory_mb,
+        find_bottleneck,
+        recommend_precision,
+        stream_advice,
+        utilization_advice,
+        write_hardware_profile_artifacts,
+    )
     from edge_opt.trace.inputs import InputSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EdgeOptError",
+    "HardwareProfile",
     "InputSpec",
     "ModelProfile",
     "OpCost",
+    "PrecisionAdvice",
     "TensorInfo",
     "Work",
+    "auto_adjust_batch_size",
+    "build_hardware_profile_table",
     "clear_caches",
+    "compute_utilization",
     "cost_rule",
+    "estimate_batch_memory_mb",
+    "find_bottleneck",
     "free_operators",
     "load",
     "profile",
+    "recommend_precision",
     "reconcile",
+    "stream_advice",
+    "utilization_advice",
+    "write_hardware_profile_artifacts",
 ]
 
 # Where each public name lives. Nothing is imported until it is asked for, so that `import edge_opt` costs nothing.
 _HOMES = {
     "EdgeOptError": "errors",
+    "HardwareProfile": "stream",
     "InputSpec": "trace.inputs",
     "ModelProfile": "records",
     "OpCost": "records",
+    "PrecisionAdvice": "stream",
     "TensorInfo": "records",
     "Work": "cost.registry",
+    "auto_adjust_batch_size": "stream",
+    "build_hardware_profile_table": "stream",
     "clear_caches": "profiling",
+    "compute_utilization": "stream",
     "cost_rule": "cost",
+    "estimate_batch_memory_mb": "stream",
+    "find_bottleneck": "stream",
     "free_operators": "cost",
     "load": "report.writers",
     "profile": "profiling",
+    "recommend_precision": "stream",
     "reconcile": "cost.conventions",
+    "stream_advice": "stream",
+    "utilization_advice": "stream",
+    "write_hardware_profile_artifacts": "stream",
 }
 
 
