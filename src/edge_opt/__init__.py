@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
+    from edge_opt.devices.catalog import device, devices
+    from edge_opt.devices.roofline import roofline
+    from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
@@ -43,14 +46,20 @@ __all__ = [
     "clear_caches",
     "compute_utilization",
     "cost_rule",
+    "device",
+    "devices",
     "estimate_batch_memory_mb",
+    "explain_utilization",
     "find_bottleneck",
     "free_operators",
+    "layer_utilizations",
     "load",
     "profile",
     "recommend_precision",
     "reconcile",
+    "roofline",
     "stream_advice",
+    "utilization",
     "utilization_advice",
     "write_hardware_profile_artifacts",
 ]
@@ -70,14 +79,20 @@ _HOMES = {
     "clear_caches": "profiling",
     "compute_utilization": "stream",
     "cost_rule": "cost",
+    "device": "devices.catalog",
+    "devices": "devices",
     "estimate_batch_memory_mb": "stream",
+    "explain_utilization": "devices.utilization",
     "find_bottleneck": "stream",
     "free_operators": "cost",
+    "layer_utilizations": "devices.utilization",
     "load": "report.writers",
     "profile": "profiling",
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",
+    "roofline": "devices.roofline",
     "stream_advice": "stream",
+    "utilization": "devices.utilization",
     "utilization_advice": "stream",
     "write_hardware_profile_artifacts": "stream",
 }
