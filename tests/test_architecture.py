@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
-ORDER = ["errors", "units", "records", "trace", "cost", "measure", "devices", "profiling", "report", "cli"]
+ORDER = ["errors", "units", "records", "trace", "cost", "measure", "devices", "profiling", "fitting", "report", "cli"]
 SEED_APIS = ["model", "hardware", "metrics", "stream"]
 PUBLIC = {"errors", "records", *SEED_APIS}
 # Lazy view methods: people expect p.save() and p.to_dataframe() on the record itself.

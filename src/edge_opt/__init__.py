@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from edge_opt.devices.roofline import roofline
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
+    from edge_opt.fitting import fit_batch
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.writers import load
@@ -51,6 +52,7 @@ __all__ = [
     "estimate_batch_memory_mb",
     "explain_utilization",
     "find_bottleneck",
+    "fit_batch",
     "free_operators",
     "layer_utilizations",
     "load",
@@ -84,6 +86,7 @@ _HOMES = {
     "estimate_batch_memory_mb": "stream",
     "explain_utilization": "devices.utilization",
     "find_bottleneck": "stream",
+    "fit_batch": "fitting",
     "free_operators": "cost",
     "layer_utilizations": "devices.utilization",
     "load": "report.writers",

@@ -14,6 +14,7 @@ from edge_opt.records.costs import (
 )
 from edge_opt.records.hardware import (
     Bandwidth,
+    BatchFit,
     Bound,
     DeviceSpec,
     Engine,
@@ -60,6 +61,7 @@ from edge_opt.records.tracing import (
 __all__ = [
     "SCHEMA_VERSION",
     "Bandwidth",
+    "BatchFit",
     "Bound",
     "Cause",
     "DeviceSpec",

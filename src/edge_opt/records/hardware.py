@@ -1,4 +1,4 @@
-"""Records of devices: figures with their sources, rooflines and utilisation."""
+"""Records of devices: figures with their sources, rooflines, utilisation and batches that fit."""
 
 from __future__ import annotations
 
@@ -185,3 +185,31 @@ class Utilization:
     compute: float | None
     reading: str
     advice: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFit:
+    """The largest batch that fits, and what it needs; `batch` is 0 where even a single sample does not fit.
+
+    The bytes are those of `batch`, or of one sample where nothing fits: weights, buffers, inputs and the peak of live
+    activations in an eager run. `shortfall_bytes` is missing for one sample more; None when the search ended at
+    `most`, the largest batch it was to try.
+    """
+
+    batch: int
+    limit_bytes: int
+    limit_source: str
+    weight_bytes: int
+    buffer_bytes: int
+    input_bytes: int
+    activation_bytes: int
+    shortfall_bytes: int | None
+    most: int
+
+    @property
+    def fits(self) -> bool:
+        return self.batch > 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.buffer_bytes + self.input_bytes + self.activation_bytes
