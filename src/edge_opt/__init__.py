@@ -8,46 +8,96 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
+    from edge_opt.devices.catalog import device, devices
+    from edge_opt.devices.roofline import roofline
+    from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
-    from edge_opt.measure.api import measure
+    from edge_opt.fitting import fit_batch
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.writers import load
+    from edge_opt.stream import (
+        HardwareProfile,
+        PrecisionAdvice,
+        auto_adjust_batch_size,
+        build_hardware_profile_table,
+        compute_utilization,
+        estimate_batch_memory_mb,
+        find_bottleneck,
+        recommend_precision,
+        stream_advice,
+        utilization_advice,
+        write_hardware_profile_artifacts,
+    )
     from edge_opt.trace.inputs import InputSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EdgeOptError",
+    "HardwareProfile",
     "InputSpec",
     "ModelProfile",
     "OpCost",
+    "PrecisionAdvice",
     "TensorInfo",
     "Work",
+    "auto_adjust_batch_size",
+    "build_hardware_profile_table",
     "clear_caches",
+    "compute_utilization",
     "cost_rule",
+    "device",
+    "devices",
+    "estimate_batch_memory_mb",
+    "explain_utilization",
+    "find_bottleneck",
+    "fit_batch",
     "free_operators",
+    "layer_utilizations",
     "load",
-    "measure",
     "profile",
+    "recommend_precision",
     "reconcile",
+    "roofline",
+    "stream_advice",
+    "utilization",
+    "utilization_advice",
+    "write_hardware_profile_artifacts",
 ]
 
 # Where each public name lives. Nothing is imported until it is asked for, so that `import edge_opt` costs nothing.
 _HOMES = {
     "EdgeOptError": "errors",
+    "HardwareProfile": "stream",
     "InputSpec": "trace.inputs",
     "ModelProfile": "records",
     "OpCost": "records",
+    "PrecisionAdvice": "stream",
     "TensorInfo": "records",
     "Work": "cost.registry",
+    "auto_adjust_batch_size": "stream",
+    "build_hardware_profile_table": "stream",
     "clear_caches": "profiling",
+    "compute_utilization": "stream",
     "cost_rule": "cost",
+    "device": "devices.catalog",
+    "devices": "devices",
+    "estimate_batch_memory_mb": "stream",
+    "explain_utilization": "devices.utilization",
+    "find_bottleneck": "stream",
+    "fit_batch": "fitting",
     "free_operators": "cost",
+    "layer_utilizations": "devices.utilization",
     "load": "report.writers",
-    "measure": "measure.api",
     "profile": "profiling",
+    "recommend_precision": "stream",
     "reconcile": "cost.conventions",
+    "roofline": "devices.roofline",
+    "stream_advice": "stream",
+    "utilization": "devices.utilization",
+    "utilization_advice": "stream",
+    "write_hardware_profile_artifacts": "stream",
 }
 
 

@@ -37,3 +37,11 @@ class MeasurementFailed(EdgeOptError):
 
 class MeterFailed(MeasurementFailed):
     """An energy meter that cannot be used here, or that stopped in mid-run; names the sensor."""
+
+
+class UnknownDevice(EdgeOptError):
+    """A device that no catalogue file and no file of the user's describes; names the closest ones."""
+
+
+class InvalidDevice(EdgeOptError):
+    """A device file that cannot be used: the file, the key, and what to write there."""

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edge_opt as eo
+from edge_opt import explain_utilization
 from edge_opt.errors import InvalidInput, MissingExtra
 from edge_opt.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+__all__ = [
+    "LayerEstimate",
+    "estimate_layerwise_stats",
+    "explain_utilization",
+    "precision_tradeoff_table",
+    "save_hardware_artifacts",
+    "summarize_hardware",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,40 +125,6 @@ def summarize_hardware(
         summary["roofline_knee_macs_per_byte"] = knee
         summary["bound_regime"] = "memory-bound" if intensity < knee else "compute-bound"
     return summary
-
-
-_READINGS = (
-    (
-        0.8,
-        "memory-bound: most of the time goes into moving data",
-        ("prune channels, which shrinks activations", "use fp16 or int8, which moves fewer bytes",
-         "fuse or tile layers, so that data is used more often per transfer"),
-    ),
-    (
-        0.2,
-        "balanced: compute and memory both count",
-        ("look at single layers for their own bottleneck", "try other batch sizes",
-         "compare precisions for accuracy against speed"),
-    ),
-    (
-        float("-inf"),
-        "compute-bound, or memory is used inefficiently",
-        ("a small model may be dominated by the framework's overhead", "few or slow cores limit compute",
-         "check for cache misses", "consider quantisation or an accelerator"),
-    ),
-)  # fmt: skip
-
-
-def explain_utilization(bandwidth_utilization: float) -> str:
-    """A bandwidth utilisation in words, with advice: above 80 % memory-bound, up to 20 % compute-bound, else balanced.
-
-    >>> explain_utilization(0.423).partition(";")[0]
-    '42.3 % of the bandwidth: balanced: compute and memory both count'
-    """
-    reading, advice = next(
-        (text, hints) for least, text, hints in _READINGS if bandwidth_utilization > least or least == float("-inf")
-    )
-    return f"{bandwidth_utilization * 100:.1f} % of the bandwidth: {reading}; {'; '.join(advice)}"
 
 
 def precision_tradeoff_table(sweep_df: pd.DataFrame) -> pd.DataFrame:

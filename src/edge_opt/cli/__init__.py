@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge_opt.cli.doctor import doctor
+from edge_opt.cli.devices import devices
 from edge_opt.cli.profile import profile
 from edge_opt.cli.shell import Debug, Shell
 
@@ -43,15 +43,15 @@ def edge_opt(
     \b
     edge-opt profile torchvision:resnet50 --input 1x3x224x224
     edge-opt profile net.py:Net --input 1x3x32x32 --sort bytes --top 10
-    edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
+    edge-opt devices raspberry-pi-4
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
 
 
 app.command("profile")(profile)
-app.command("doctor")(doctor)
+app.command("devices")(devices)
 
 
 def main() -> None:
