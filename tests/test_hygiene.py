@@ -184,3 +184,24 @@ def test_a_key_value_cache_passed_as_argument_stays_empty() -> None:
     cache = Cache()
     eo.profile(Caching(), [(2, 4), cache])
     assert cache.keys == []
+
+
+def test_hooks_that_forward_adds_itself_are_taken_back() -> None:
+    class AddsHooks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "is_ready"):
+                self.layer.register_forward_hook(lambda module, args, out: out + 1)
+                self.layer.register_forward_pre_hook(lambda module, args: None)
+                self.is_ready = True
+            return self.layer(x)
+
+    model = AddsHooks()
+    eo.profile(model, (2, 4))
+    assert not model.layer._forward_hooks
+    assert not model.layer._forward_pre_hooks
+    x = torch.zeros(2, 4)
+    assert torch.equal(model(x), model.layer.bias.expand(2, 4) + 1)

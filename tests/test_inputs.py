@@ -38,7 +38,7 @@ def test_shapes_tensors_and_keywords_say_the_same() -> None:
         eo.profile(model, [x, (2, 6)]),
         eo.profile(model, inputs={"x": x, "y": (2, 6)}),
         eo.profile(model, x, kwargs={"y": y}),
-        eo.profile(model, kwargs={"x": (2, 4), "y": eo.InputSpec((2, 6))}),
+        eo.profile(model, kwargs={"x": ((2, 4), "float32"), "y": eo.InputSpec((2, 6))}),
         eo.profile(model, OrderedDict(x=x, y=y), kwargs={"scale": 2.0}),
     ):
         assert profile.totals.macs == LEFT + RIGHT
@@ -50,6 +50,16 @@ def test_keyword_only_and_non_tensor_arguments_reach_forward() -> None:
     assert profile.totals.macs == 2 * LEFT
     # nested outputs: a dict with a tensor, and a tuple with a list
     assert profile.layers[0].call.output_shapes == ((2, 8), (2, 8), (2, 8))
+
+
+def test_integers_in_keyword_arguments_stay_integers() -> None:
+    class Pools(nn.Module):
+        def forward(self, x, output_size):
+            return nn.functional.adaptive_avg_pool2d(x, output_size)
+
+    for size in ([2, 3], (2, 3)):
+        profile = eo.profile(Pools(), (1, 1, 8, 8), kwargs={"output_size": size})
+        assert profile.layers[0].call.output_shapes == ((1, 1, 2, 3),)
 
 
 def test_a_mapping_that_forward_does_not_know_by_name_is_one_argument() -> None:
@@ -132,7 +142,7 @@ def test_a_wrong_shape_is_refused_the_same_when_the_memory_is_warm() -> None:
 
 def test_missing_arguments_are_reported_as_forward_says_it() -> None:
     with pytest.raises(TraceFailed, match="missing 1 required positional argument: 'x'"):
-        eo.profile(TwoInputs(), kwargs={"y": (2, 6)})
+        eo.profile(TwoInputs(), kwargs={"y": eo.InputSpec((2, 6))})
 
 
 def test_errors_of_forward_keep_their_cause() -> None:

@@ -19,10 +19,6 @@ class TraceFailed(EdgeOptError):
     """The model refused its inputs; names the module and the shapes it got."""
 
 
-class MeasurementFailed(EdgeOptError):
-    """The model raised while it was being measured; says at which repeat."""
-
-
 class UnreadableProfile(EdgeOptError):
     """A file that is not a profile of ours, or of a schema this version does not read."""
 
@@ -33,3 +29,11 @@ class RuleError(EdgeOptError):
 
 class MissingExtra(EdgeOptError):
     """An optional package that is absent or broken, with the command that installs it."""
+
+
+class MeasurementFailed(EdgeOptError):
+    """A run that could not be measured, or whose results are no results."""
+
+
+class MeterFailed(MeasurementFailed):
+    """An energy meter that cannot be used here, or that stopped in mid-run; names the sensor."""

@@ -1,12 +1,16 @@
-"""Layer-wise estimates of a model, as tables: thin over `edge_opt.profile`."""
+"""Layer-wise estimates of a model, and what they say about the hardware: thin over `edge_opt.profile`."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import edge_opt as eo
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, MissingExtra
+from edge_opt.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,3 +73,146 @@ def _estimates(profile: eo.ModelProfile, bytes_per_value: int | None) -> list[La
                 )
             )
     return estimates
+
+
+# Keeps a latency or a bandwidth of zero from dividing by zero; such results are clamped, not measured.
+_CLAMP = 1e-9
+
+
+def summarize_hardware(
+    layerwise_df: pd.DataFrame,
+    latency_ms: float,
+    memory_bandwidth_gbps: float,
+    peak_compute_gmacs: float | None = None,
+) -> dict[str, Any]:
+    """Bandwidth and compute that a model achieves at a measured latency, and their share of what the device offers.
+
+    With a peak, also the knee of the roofline (MACs per byte at which compute becomes the limit) and the side of it
+    on which the model stands.
+
+    >>> from edge_opt.model import SmallCNN
+    >>> summary = summarize_hardware(estimate_layerwise_stats(SmallCNN(), 1), latency_ms=1.0, memory_bandwidth_gbps=4.3)
+    >>> summary["achieved_gmacs"]
+    1.031744
+    """
+    total_bytes = float(layerwise_df["parameter_bytes"].sum() + layerwise_df["activation_bytes"].sum())
+    total_macs = float(layerwise_df["macs"].sum())
+    latency_s = max(latency_ms / 1000.0, _CLAMP)
+    achieved_bandwidth_gbps = total_bytes / latency_s / 1e9
+    intensity = total_macs / max(total_bytes, _CLAMP)
+    summary: dict[str, Any] = {
+        "estimated_total_bytes": total_bytes,
+        "estimated_total_macs": total_macs,
+        "achieved_bandwidth_gbps": achieved_bandwidth_gbps,
+        "configured_memory_bandwidth_gbps": memory_bandwidth_gbps,
+        "bandwidth_utilization": achieved_bandwidth_gbps / max(memory_bandwidth_gbps, _CLAMP),
+        "achieved_gmacs": total_macs / latency_s / 1e9,
+        "arithmetic_intensity_macs_per_byte": intensity,
+    }
+    if peak_compute_gmacs is not None:
+        knee = peak_compute_gmacs / max(memory_bandwidth_gbps, _CLAMP)
+        summary["configured_peak_compute_gmacs"] = peak_compute_gmacs
+        summary["roofline_knee_macs_per_byte"] = knee
+        summary["bound_regime"] = "memory-bound" if intensity < knee else "compute-bound"
+    return summary
+
+
+_READINGS = (
+    (
+        0.8,
+        "memory-bound: most of the time goes into moving data",
+        ("prune channels, which shrinks activations", "use fp16 or int8, which moves fewer bytes",
+         "fuse or tile layers, so that data is used more often per transfer"),
+    ),
+    (
+        0.2,
+        "balanced: compute and memory both count",
+        ("look at single layers for their own bottleneck", "try other batch sizes",
+         "compare precisions for accuracy against speed"),
+    ),
+    (
+        float("-inf"),
+        "compute-bound, or memory is used inefficiently",
+        ("a small model may be dominated by the framework's overhead", "few or slow cores limit compute",
+         "check for cache misses", "consider quantisation or an accelerator"),
+    ),
+)  # fmt: skip
+
+
+def explain_utilization(bandwidth_utilization: float) -> str:
+    """A bandwidth utilisation in words, with advice: above 80 % memory-bound, up to 20 % compute-bound, else balanced.
+
+    >>> explain_utilization(0.423).partition(";")[0]
+    '42.3 % of the bandwidth: balanced: compute and memory both count'
+    """
+    reading, advice = next(
+        (text, hints) for least, text, hints in _READINGS if bandwidth_utilization > least or least == float("-inf")
+    )
+    return f"{bandwidth_utilization * 100:.1f} % of the bandwidth: {reading}; {'; '.join(advice)}"
+
+
+def precision_tradeoff_table(sweep_df: pd.DataFrame) -> pd.DataFrame:
+    """Means of a sweep by precision, fastest first, with the share of accepted configurations."""
+    grouped = sweep_df.groupby("precision", sort=False)
+    table = grouped.agg(
+        accuracy_mean=("accuracy", "mean"),
+        latency_ms_mean=("latency_ms", "mean"),
+        memory_mb_mean=("memory_mb", "mean"),
+        energy_proxy_j_mean=("energy_proxy_j", "mean"),
+        accepted_ratio=("accepted", "mean"),
+    )
+    return table.reset_index().sort_values("latency_ms_mean", ignore_index=True)
+
+
+def save_hardware_artifacts(
+    output_dir: str | Path, layerwise_df: pd.DataFrame, precision_df: pd.DataFrame, summary: Mapping[str, Any]
+) -> list[Path]:
+    """Write the three tables (UTF-8 CSV) and two bar charts (PNG, 180 DPI); the folder is created."""
+    import pandas as pd
+
+    folder = Path(output_dir)
+    tables = {
+        "layerwise_breakdown.csv": layerwise_df,
+        "precision_tradeoffs.csv": precision_df,
+        "hardware_summary.csv": pd.DataFrame([dict(summary)]),
+    }
+    for name, table in tables.items():
+        write_whole(folder / name, table.to_csv(index=False))
+    charts = {
+        "layerwise_activation_memory.png": ("activation_bytes", "Activation memory by layer (MiB)", 1024**2),
+        "layerwise_macs.png": ("macs", "Multiply-accumulates by layer (millions)", 1e6),
+    }
+    for name, (column, title, scale) in charts.items():
+        write_whole(folder / name, _bar_chart(layerwise_df, column, title, scale))
+    return [folder / name for name in (*tables, *charts)]
+
+
+_MOST_BARS = 30
+
+
+def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float) -> bytes:
+    """Horizontal bars in order of execution; of a long table the largest layers, and one bar for all others."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("charts need matplotlib; run `pip install edge-opt[plots]`") from error
+    shown = table.loc[sorted(table.nlargest(_MOST_BARS, column).index)] if len(table) > _MOST_BARS else table
+    labels = [str(name) if len(str(name)) <= 40 else f"…{str(name)[-39:]}" for name in shown["layer"]]
+    values = [value / scale for value in shown[column]]
+    if len(shown) < len(table):
+        labels.append(f"{len(table) - len(shown)} other layers")
+        values.append((table[column].sum() - shown[column].sum()) / scale)
+    figure = Figure(figsize=(8, 1.5 + 0.28 * len(labels)))
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    places = range(len(labels))
+    axes.barh(places, values, color="#2f6f8f")
+    axes.set_yticks(places, labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    image = io.BytesIO()
+    figure.savefig(image, dpi=180)
+    return image.getvalue()

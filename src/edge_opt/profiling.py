@@ -22,13 +22,15 @@ def profile(
     *,
     kwargs: Mapping[str, Any] | None = None,
     mode: Literal["eval", "train"] = "eval",
+    convention: str = "edge_opt",
     name: str | None = None,
     measure: bool | Mapping[str, Any] = False,
 ) -> ModelProfile:
     """What `model` costs on these inputs: per operator, per layer and as a whole, without running it.
 
-    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. With `measure`
-    it is run, too: True, or the options of `edge_opt.measure`; what that finds stands in `measurement`, beside the
+    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. Under another
+    `convention` (fvcore, thop, ptflops, torch, rasp) MACs and FLOPs are what that tool would print. With `measure` it
+    is run, too: True, or the options of `edge_opt.measure`; what that finds stands in `measurement`, beside the
     estimates.
 
     >>> from torch import nn
@@ -40,7 +42,7 @@ def profile(
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)
-    estimated = ModelProfile(
+    profiled = ModelProfile(
         name=name or recorded.modules[0].kind,
         mode=mode,
         convention="edge_opt",
@@ -51,14 +53,17 @@ def profile(
         peak=peak_memory(recorded),
         unpriced=unpriced_operators(recorded, prices),
     )
-    if measure is False:
-        return estimated
-    from edge_opt.measure.api import measure as measured_now
+    if measure is not False:
+        from edge_opt.measure.api import measure as measured_now
 
-    options = {} if measure is True else dict(measure)
-    return replace(
-        estimated, measurement=measured_now(model, inputs, kwargs=kwargs, mode=mode, profile=estimated, **options)
-    )
+        options = {} if measure is True else dict(measure)
+        measurement = measured_now(model, inputs, kwargs=kwargs, mode=mode, profile=profiled, **options)
+        profiled = replace(profiled, measurement=measurement)
+    if convention == profiled.convention:
+        return profiled
+    from edge_opt.cost.conventions import under_convention
+
+    return under_convention(profiled, convention)
 
 
 def clear_caches() -> None:

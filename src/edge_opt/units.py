@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 MIB = 1024 * 1024
+TIMES = "\N{MULTIPLICATION SIGN}"
+DASH = "\N{EN DASH}"
 
 _COUNT_STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTE_STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -47,25 +49,27 @@ def megabytes(nbytes: float) -> float:
 
 
 def percent(share: float) -> str:
-    """A share of one as a percentage.
+    """A share of one as a percentage; never rounded to none or to all.
 
-    >>> percent(0.1234), percent(0.0001), percent(0)
-    ('12.3%', '<0.1%', '0.0%')
+    >>> percent(0.1234), percent(0.0001), percent(0), percent(0.9999), percent(1)
+    ('12.3%', '<0.1%', '0.0%', '>99.9%', '100.0%')
     """
-    return "<0.1%" if 0 < share < 0.0005 else f"{share * 100:.1f}%"
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return ">99.9%" if 0.9995 <= share < 1 else f"{share * 100:.1f}%"
 
 
 def ratio(value: float | None) -> str:
     """A ratio of two costs, or a dash where it is not defined."""
     if value is None or math.isnan(value):
-        return "–"
+        return DASH
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def shape(dims: Sequence[int]) -> str:
-    """A shape as people write it.
+def shape(dims: Sequence[int], times: str = TIMES) -> str:
+    """A shape as people write it; `times="x"` is what files hold and the command line reads.
 
-    >>> shape((1, 3, 224, 224)), shape(())
-    ('1×3×224×224', 'scalar')
+    >>> shape((1, 3, 224, 224)), shape(()), shape((1, 128), times="x")
+    ('1×3×224×224', 'scalar', '1x128')
     """
-    return "×".join(map(str, dims)) if len(dims) else "scalar"
+    return times.join(map(str, dims)) if len(dims) else "scalar"

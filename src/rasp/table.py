@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.errors import InvalidInput
+from edge_opt.files import write_whole
 from rasp.columns import Column
 from rasp.report import Report, Row
 
@@ -98,19 +99,7 @@ def save(report: Report, columns: Sequence[Column], save_path: str | os.PathLike
         text = render_markdown(report, columns)
     else:
         text = render_text(report, columns) + "\n"
-    _write(path, text)
-    return path
-
-
-def _write(path: Path, text: str) -> None:
-    """Put a whole file in place; a reader never sees half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8", newline="\n")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    return write_whole(path, text)
 
 
 def _cells(report: Report, columns: Sequence[Column]) -> list[list[str]]:

@@ -69,7 +69,7 @@ def outer_plus(out: TensorInfo, *_: Any, **__: Any) -> Work:
     return Work(macs=out.elements)
 
 
-@cost_rule(aten._grouped_mm, kind="matmul")
+@cost_rule("aten::_grouped_mm", kind="matmul")  # by name: older versions of torch do not have it
 def grouped_product(out: TensorInfo, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work:
     """Rows of x meet the matrix of their group only, whichever group that is; inner groups are split, not repeated."""
     is_split_inside = len(x.shape) == 2 and len(y.shape) == 2

@@ -25,7 +25,8 @@ aten = torch.ops.aten
     aten._unique2, aten.unique_dim, aten._unique, aten.unique_dim_consecutive, aten.argwhere, aten.nonzero_static,
     aten.block_diag, aten.detach_copy, aten.alias_copy, aten.slice_copy, aten.select_copy, aten.transpose_copy,
     aten.t_copy, aten.unsqueeze_copy, aten.squeeze_copy, aten.split_copy, aten.unbind_copy, aten.as_strided_copy,
-    aten.narrow_copy, aten.lift_fresh_copy, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.diagonal_copy, aten.view_as_complex_copy, aten.view_as_real_copy, aten._reshape_copy,
+    aten.narrow_copy, aten.lift_fresh_copy, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.diagonal_copy,
+    aten.view_as_complex_copy, aten.view_as_real_copy, aten._reshape_copy,
     kind="movement",
 )  # fmt: skip
 def copied(out: Any, *_: Any, **__: Any) -> Work:

@@ -33,7 +33,8 @@ _ELEMENTWISE = {
     aten.floor_divide: 1, aten.bucketize: 1, aten.mse_loss: 3, aten.huber_loss: 4, aten.smooth_l1_loss: 4,
     aten.binary_cross_entropy: 5, aten.binary_cross_entropy_with_logits: 6, aten.soft_margin_loss: 4,
     aten.affine_grid_generator: 6, aten.multinomial: 1, aten.max_unpool2d: 0, aten.max_unpool3d: 0,
-    aten._fused_dropout: 2, aten._weight_norm: 4, aten._weight_norm_interface: 4, aten.complex: 0, aten.polar: 4, aten.isin: 1, aten.searchsorted: 1,
+    aten._fused_dropout: 2, aten._weight_norm: 4, aten._weight_norm_interface: 4,
+    aten.complex: 0, aten.polar: 4, aten.isin: 1, aten.searchsorted: 1,
 }  # fmt: skip
 
 _REDUCTIONS = {
@@ -92,7 +93,7 @@ def layer_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, bias: An
     return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
 
 
-@cost_rule(aten.rms_norm, aten._fused_rms_norm, kind="norm")
+@cost_rule(aten.rms_norm, "aten::_fused_rms_norm", kind="norm")
 def rms_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, *_: Any) -> Work:
     """Square, sum, multiply; then scale."""
     return Work(other_ops=(3 + _affine(weight)) * x.elements, bytes_written=x.nbytes)

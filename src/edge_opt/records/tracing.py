@@ -28,6 +28,7 @@ class OpSignature:
     """One operator on one set of shapes; calls that look alike share it.
 
     `args` and `kwargs` are the operator's own, with tensors as `TensorInfo`; `names` are its parameter names.
+    `scratch_bytes` are of tensors that it makes beside its outputs and drops when it returns.
     """
 
     op: str

@@ -43,10 +43,18 @@ def as_found(modules: list[nn.Module], training: bool) -> Iterator[None]:
 
 
 def _attribute_tables(module: nn.Module) -> list[dict[str, Any]]:
-    """The module's attributes, its parameters, buffers and children; a script module keeps the latter out of reach."""
+    """The module's attributes, parameters, buffers, children and hooks; all but the first of a script module's hide."""
+    attributes = module.__dict__
     if isinstance(module, torch.jit.ScriptModule):
-        return [module.__dict__]
-    return [module._parameters, module._buffers, module._modules, module.__dict__]  # type: ignore[list-item]
+        return [attributes]
+    return [*(attributes[name] for name in _TABLES), attributes]
+
+
+# Hooks too: transformers adds its own in the first forward, and again if only its note of that is taken back.
+_TABLES = (
+    "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
+)  # fmt: skip
 
 
 def _random_states() -> tuple[Any, Any, Any]:

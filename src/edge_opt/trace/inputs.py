@@ -46,9 +46,10 @@ def call_arguments(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | No
     """Read `inputs` the way users write them.
 
     A tuple of integers is one shape; a list or tuple of anything else is one entry per positional argument; a mapping
-    is passed by name where `forward` knows its keys, as one argument otherwise.
+    is passed by name where `forward` knows its keys, as one argument otherwise. In `kwargs` integers stay integers:
+    a tensor there is a tensor, an `InputSpec`, or a (shape, dtype) pair.
     """
-    named = {key: _described(value) for key, value in (kwargs or {}).items()}
+    named = {key: value if _is_shape(value) else _described(value) for key, value in (kwargs or {}).items()}
     if inputs is None:
         if not named:
             raise InvalidInput("no inputs given: pass a shape such as (1, 3, 224, 224), tensors, or kwargs={...}")
@@ -150,7 +151,8 @@ def meta_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(value.shape, dtype=wanted)
         return torch.empty(value.shape, dtype=wanted, device="meta")
     if not value.is_floating_point() and not value.is_complex() and not value.is_meta and value.numel() <= SMALL:
-        return value.detach().cpu().clone()
+        copied: torch.Tensor = value.detach().cpu().clone()
+        return copied
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ WHOLE = frozenset(
         "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d relu6 selu prelu square pad embedding_bag "
         "pixel_shuffle pixel_unshuffle "
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
-        "upsample_trilinear3d upsample_bicubic2d bilinear"
+        "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d bilinear"
     ).split()
 )
 
@@ -70,7 +72,7 @@ def _classified(func: Any) -> Behavior:
         return Behavior.IN_PLACE if _returns_written_self(func) else Behavior.RUN
     if any(result.alias_info is not None for result in schema.returns):
         return Behavior.RUN
-    if _is_composite(func) and schema.name not in WHOLE:
+    if is_composite(func) and schema.name not in WHOLE:
         return Behavior.DECOMPOSE
     if all(str(result.type) in ("Tensor", "Tensor[]", "List[Tensor]") for result in schema.returns):
         return Behavior.PURE
@@ -85,11 +87,13 @@ def _returns_written_self(func: OpOverload) -> bool:
     return len(written) == 1 and written[0] is not None and written[0].name == schema.arguments[0].name
 
 
-def _is_composite(func: OpOverload) -> bool:
+def is_composite(func: OpOverload) -> bool:
+    """Whether torch takes the operator apart into others on every device."""
     name = func.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
+@cache
 def argument_names(func: Any) -> tuple[str, ...]:
     """Names of the operator's positional parameters."""
     if not isinstance(func, OpOverload):
@@ -97,6 +101,7 @@ def argument_names(func: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in func._schema.arguments if not argument.kwarg_only)
 
 
+@cache
 def operator_name(func: Any) -> str:
     """The operator as users write it, such as `aten.conv2d`; overloads share one name."""
     if not isinstance(func, OpOverload):

@@ -7,10 +7,11 @@ then decides, or refuses with torch's own message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
+
+from edge_opt.trace.attention import is_fused_attention
 
 aten = torch.ops.aten
 
@@ -67,6 +68,17 @@ def _alike(x: torch.Tensor) -> tuple[Spec, ...] | None:
 )  # fmt: skip
 def _elementwise(x: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
     return _alike(x)
+
+
+@_rule(aten.roll.default, aten.masked_fill.Scalar)
+def _moved(x: torch.Tensor, other: Any, *_: Any) -> tuple[Spec, ...] | None:
+    fits = not isinstance(other, torch.Tensor) or _broadcasts(other, x)
+    return _alike(x) if fits else None
+
+
+@_rule(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.ge.Scalar)
+def _comparison(x: torch.Tensor, value: Any) -> tuple[Spec, ...] | None:
+    return (_dense(tuple(x.shape), torch.bool),) if x.is_contiguous() else None
 
 
 @_rule(aten.softmax.int, aten.log_softmax.int)
@@ -144,7 +156,12 @@ def _convolution(
     dilation: Any = (1,), groups: int = 1,
 ) -> tuple[Spec, ...] | None:  # fmt: skip
     spatial = weight.dim() - 2
-    if x.dim() != weight.dim() or x.dtype != weight.dtype or not (x.is_contiguous() and weight.is_contiguous()):
+    if x.dim() != weight.dim() or x.dtype != weight.dtype:
+        return None
+    is_plain = x.is_contiguous() and weight.is_contiguous()
+    # The meta kernel does not know that the CPU's keeps channels last.
+    is_last = spatial == 2 and x.is_contiguous(memory_format=torch.channels_last)
+    if not is_plain and not is_last:
         return None
     if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         return None
@@ -158,7 +175,11 @@ def _convolution(
         if size < 1 or x.shape[2 + axis] + 2 * pad < reach:
             return None
         out.append(size)
-    return (_dense((x.shape[0], weight.shape[0], *out), x.dtype),)
+    shape = (x.shape[0], weight.shape[0], *out)
+    if is_plain:
+        return (_dense(shape, x.dtype),)
+    channels, height, width = shape[1:]
+    return ((shape, (channels * height * width, 1, channels * width, channels), x.dtype),)
 
 
 @_rule(aten.adaptive_avg_pool2d.default)
@@ -191,7 +212,7 @@ def _matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None
     return (_dense((*x.shape[:-1], y.shape[-1]), x.dtype),) if x.dtype == y.dtype else None
 
 
-@_rule(aten._grouped_mm.default)
+@_rule(*(packet.default for packet in [getattr(aten, "_grouped_mm", None)] if packet))  # not in older versions
 def _grouped_product(
     x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> tuple[Spec, ...] | None:
@@ -223,18 +244,28 @@ def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) 
     return (_dense((*indices.shape, weight.shape[1]), weight.dtype),) if fits else None
 
 
+@_rule(aten.embedding_bag.default, aten.embedding_bag.padding_idx)
+def _embedding_bag(
+    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, by_frequency: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Any = None, includes_last: bool = False, padding_idx: int | None = None,
+) -> tuple[Spec, ...] | None:  # fmt: skip
+    is_plain = per_sample_weights is None and not includes_last and (padding_idx is None or padding_idx < 0)
+    if not is_plain or weight.dtype is not torch.float32 or not weight.is_contiguous():
+        return None
+    if indices.dtype != offsets.dtype or indices.dim() != 1 or offsets.dim() != 1:
+        return None
+    bags = offsets.shape[0]
+    # Beside the result: the bag of each index (none for a sum), the size of each bag, and where each maximum came from.
+    shapes = ((0 if mode == 0 else indices.shape[0],), (bags,), (bags, weight.shape[1]) if mode == 2 else (bags,))
+    return _dense((bags, weight.shape[1]), weight.dtype), *(_dense(shape, indices.dtype) for shape in shapes)
+
+
 @_rule(aten.scaled_dot_product_attention.default)
-def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, enable_gqa: bool = False, **__: Any
-) -> tuple[Spec, ...] | None:
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
+def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
+    if not is_fused_attention(query, *args, **kwargs):
         return None
-    batch, heads, length, width = query.shape
-    if key.shape[0] != batch or key.shape[3] != width or (key.shape[1] != heads and not enable_gqa):
-        return None
-    # The fused kernels write (batch, length, heads, width) and hand out its transpose.
-    wide = value.shape[3]
-    return (((batch, heads, length, wide), (length * heads * wide, wide, heads * wide, 1), query.dtype),)
+    # The kernel's result is laid out as its queries are.
+    return ((tuple(query.shape), torch.empty_like(query, device="meta").stride(), query.dtype),)
 
 
 def _gated(
@@ -285,19 +316,3 @@ def _cell(x: torch.Tensor, hx: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Ten
 
 def _cell_fits(x: torch.Tensor, h: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> bool:
     return x.dim() == 2 and x.shape[1] == w_ih.shape[1] and h.shape[1] == w_hh.shape[1] and x.shape[0] == h.shape[0]
-
-
-def scratch_bytes(func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> int:
-    """Bytes that torch's CPU kernel allocates beside its visible outputs and drops when it returns."""
-    if func in _POOLS_WITH_INDICES:
-        return 8 * int(prod(outputs[0].shape))
-    if func is aten.layer_norm.default:
-        rows = prod(outputs[0].shape) // max(prod(args[1]), 1)
-        return 2 * int(rows * outputs[0].itemsize)
-    if func is aten.group_norm.default:
-        return 2 * int(outputs[0].shape[0] * args[1] * outputs[0].itemsize)
-    return 0
-
-
-# Max pooling keeps 64-bit indices even when nobody asked for them.
-_POOLS_WITH_INDICES = frozenset((aten.max_pool2d.default, aten.max_pool3d.default))

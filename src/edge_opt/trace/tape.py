@@ -13,11 +13,13 @@ from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes
 from edge_opt.trace.modules import ModuleStack
 from edge_opt.trace.operators import INDEX, Behavior, behavior, operator_name
-from edge_opt.trace.shapes import changes_nothing, is_understood, output_specs, scratch_bytes
+from edge_opt.trace.scratch import scratch_bytes
+from edge_opt.trace.shapes import changes_nothing, is_understood, output_specs
 from edge_opt.trace.signatures import Entry, recall, remember, signature_of
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _Tensor = torch.Tensor
 _empty_strided = torch.empty_strided
 _MASKS = (torch.bool, torch.uint8)
@@ -74,8 +76,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = behavior(func)
         if kind is Behavior.DECOMPOSE:
+            # The C++ kernel, as an eager run would take it apart; torch may have another in Python, and slower.
             with self:
-                return func.decompose(*args, **(kwargs or {}))
+                return func._op_dk(_COMPOSITE, *args, **(kwargs or {}))
         if func is _lift_fresh:
             # `torch.tensor(...)` inside forward: it is new, and its values are known.
             self.lifetimes.born(args[0])
@@ -225,7 +228,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numbers = [self.lifetimes.numbers.get(tensor.untyped_storage()._cdata) for tensor in outputs]
         is_aliased = any(number is not None and number in reads for number in numbers)
         is_mutating = getattr(getattr(func, "_schema", None), "is_mutable", False)
-        scratch = scratch_bytes(func, args, outputs)
+        scratch = scratch_bytes(func, args, kwargs, outputs)
         signature = signature_of(func, args, kwargs, outputs, is_aliased and not is_mutating, scratch)
         whole = result if isinstance(result, (tuple, list)) else (result,)
         is_fresh = kind in (Behavior.PURE, Behavior.RUN) and not (is_aliased or is_mutating or is_run)

@@ -1,0 +1,38 @@
+# Everything runs in .venv, which is made from requirements.lock on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test quick check bench clean
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+## demo: profile two bundled models and write their tables
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+## test: style, types and the whole suite
+test: check
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+## quick: the suite without the slow tests
+quick: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+## check: ruff and mypy
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+## bench: ratios against other tools in one run; writes benchmarks/results/*.json
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,15 @@
+"""Every benchmark, one after the other."""
+
+from __future__ import annotations
+
+import footprint
+import static_speed
+
+
+def main() -> None:
+    static_speed.main()
+    footprint.main()
+
+
+if __name__ == "__main__":
+    main()

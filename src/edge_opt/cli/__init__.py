@@ -1,0 +1,56 @@
+"""The command line: each command parses, calls one public function, saves, and says where.
+
+One file per command, registered here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edge_opt.cli.profile import profile
+from edge_opt.cli.shell import Debug, Shell
+
+app = typer.Typer(
+    cls=Shell,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from edge_opt import __version__
+
+        typer.echo(f"edge-opt {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def edge_opt(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """What a PyTorch model costs on limited hardware, layer by layer.
+
+    \b
+    edge-opt profile torchvision:resnet50 --input 1x3x224x224
+    edge-opt profile net.py:Net --input 1x3x32x32 --sort bytes --top 10
+    edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
+
+    Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
+    """
+
+
+app.command("profile")(profile)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="edge-opt")

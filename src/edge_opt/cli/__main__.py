@@ -1,0 +1,5 @@
+"""`python -m edge_opt.cli`."""
+
+from edge_opt.cli import main
+
+main()

@@ -1,0 +1,110 @@
+"""`edge-opt profile`: what a model costs, layer by layer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from edge_opt.cli.inputs import GRAMMAR, Arguments, read_arguments
+from edge_opt.cli.models import FORMS, Loaded, load_model
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.report.columns import LEVELS
+from edge_opt.report.lines import SORT_KEYS, check_view
+
+if TYPE_CHECKING:
+    from edge_opt.records import Level, ModelProfile
+
+
+def profile(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; arguments as 'factory(width=2)'.")],
+    inputs: Annotated[list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"{GRAMMAR}.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="First dimension of every input.")] = None,
+    kwarg: Annotated[
+        list[str] | None, typer.Option("--kwarg", metavar="NAME=VALUE", help="An argument that is not a tensor.")
+    ] = None,
+    mode: Annotated[str, typer.Option("--mode", help="eval or train.")] = "eval",
+    convention: Annotated[
+        str, typer.Option("--convention", metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
+    ] = "edge_opt",
+    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
+    depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
+    output: Annotated[
+        list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md or .txt.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
+    fail_on_unpriced: Annotated[
+        bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """What each layer of a model costs, from shapes alone.
+
+    \b
+    edge-opt profile torchvision:resnet50 -i 1x3x224x224 --depth 1
+    edge-opt profile 'net.py:Net(width=2)' -i 1x3x32x32 --sort bytes --top 10
+    edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
+    """
+    from edge_opt.report.writers import document, writer_for
+
+    if json and (level, depth, sort, top) != (None, None, None, None):
+        raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
+    shown = cast("Level", level or "modules")
+    check_view(shown, depth, sort, top)
+    for path in output or []:
+        writer_for(path)
+    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs or [], kwarg or [], batch)
+        result = _profiled(load_model(model), arguments, mode, convention)
+    if json:
+        typer.echo(document(result), nl=False)
+    else:
+        _show(result, depth, sort, top, shown)
+    for path in output or []:
+        talk(f"saved to {result.save(path, cast('Level', level or 'leaves'))}")
+    missing = sum(item.count for item in result.unpriced)
+    if fail_on_unpriced and missing:
+        talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _profiled(loaded: Loaded, arguments: Arguments, mode: str, convention: str) -> ModelProfile:
+    import edge_opt as eo
+
+    positional: list[Any] = list(arguments.positional)
+    named = arguments.named
+    if not arguments.has_inputs:
+        if loaded.example is None:
+            raise InvalidInput(
+                f"no --input given: {loaded.name} needs the shape of each of its inputs; write {GRAMMAR}"
+            )
+        positional, named = list(loaded.example[0]), {**loaded.example[1], **named}
+        talk("no --input given: using the inputs that the program was exported with")
+    return eo.profile(
+        loaded.model,
+        positional or None,
+        kwargs=named,
+        mode=cast(Literal["eval", "train"], mode),
+        convention=convention,
+        name=loaded.name,
+    )
+
+
+def _show(result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level) -> None:
+    from rich.console import Console
+
+    from edge_opt.report.terminal import show
+
+    # A pipe has no width of its own; 80 columns would hide half of the table.
+    is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
+    show(result, Console(width=None if is_fixed else 120), depth=depth, sort=sort, top=top, level=level)

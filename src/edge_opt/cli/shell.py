@@ -1,0 +1,49 @@
+"""The shell around every command: a user's mistake is one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from edge_opt.errors import EdgeOptError
+
+WRONG_USE = 2
+NOT_SATISFIED = 1
+
+
+def _remember_debug(context: typer.Context, wanted: bool) -> bool:
+    if wanted:
+        context.find_root().meta["edge_opt.debug"] = True
+    return wanted
+
+
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
+]
+
+
+class Shell(TyperGroup):
+    """The group of all commands; what edge_opt refuses becomes `error: ...` and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EdgeOptError as error:
+            if ctx.find_root().meta.get("edge_opt.debug"):
+                traceback.print_exc()
+            talk(f"error: {error}")
+            raise typer.Exit(WRONG_USE) from error
+
+
+def talk(sentence: str) -> None:
+    """Tell the user something that is not the result."""
+    typer.echo(sentence, err=True)
+
+
+def first_line(error: BaseException) -> str:
+    """What was raised, in one line."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

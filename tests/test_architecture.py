@@ -1,0 +1,77 @@
+"""The import law of docs/architecture.md, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+ORDER = ["errors", "files", "units", "records", "trace", "cost", "measure", "profiling", "report", "cli"]
+SEED_APIS = ["model", "hardware", "metrics", "stream"]
+PUBLIC = {"errors", "files", "records", *SEED_APIS}
+# Lazy view methods: people expect p.save() and p.to_dataframe() on the record itself.
+EXCEPTIONS = {("records", "report")}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((SOURCE / package).rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(SOURCE / "edge_opt")
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Rooms of edge_opt that a module imports at any depth; "" is the front door."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "edge_opt":
+                names = [f"edge_opt.{alias.name}" if alias.name in ORDER else "edge_opt" for alias in node.names]
+            assert node.level == 0, f"{path}: relative import"
+        for name in names:
+            if name == "edge_opt" or name.startswith("edge_opt."):
+                rooms.add(name.partition(".")[2].partition(".")[0])
+    return rooms
+
+
+@pytest.mark.parametrize("path", modules("edge_opt"), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room == "__init__":
+        return
+    imported = imported_rooms(path) - {room}
+    if room in SEED_APIS:
+        assert imported <= PUBLIC | {""}
+        return
+    allowed = {"errors", "files", "units", "records"} if room == "report" else set(ORDER[: ORDER.index(room)])
+    allowed |= {right for left, right in EXCEPTIONS if left == room}
+    assert imported <= (allowed | {"", *SEED_APIS} if room == "cli" else allowed)
+
+
+@pytest.mark.parametrize("path", modules("rasp"), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_rasp_imports_public_names_only(path: Path) -> None:
+    assert imported_rooms(path) <= {"", "errors", "files", "records"}
+
+
+@pytest.mark.parametrize(
+    "path", [*modules("edge_opt"), *modules("rasp")], ids=lambda path: str(path.relative_to(SOURCE))
+)
+def test_modules_stay_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 330
+
+
+@pytest.mark.parametrize("module", ["edge_opt", "edge_opt.records", "edge_opt.report.tables", "edge_opt.report.writers",
+                                    "edge_opt.report.terminal", "edge_opt.cli"])  # fmt: skip
+def test_these_do_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,140 @@
+"""The command line as a whole: help, version, exit codes, and what goes where."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import edge_opt
+from edge_opt.cli import app
+
+SOURCE = str(Path(edge_opt.__file__).parents[1])
+
+
+def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A real process, as users start it."""
+    return subprocess.run(
+        [sys.executable, "-m", "edge_opt.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONIOENCODING": "utf-8", **environment},
+    )
+
+
+NET = """
+import torch
+from torch import nn
+
+print("a model's author talks")
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+    def forward(self, x, repeat=1):
+        for _ in range(repeat):
+            y = self.layer(x)
+        return torch.linalg.matrix_exp(y) if y.shape[-1] == 5 else y
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    return tmp_path
+
+
+def test_help_fits_a_screen_and_shows_examples() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "edge-opt profile torchvision:resnet50 --input 1x3x224x224" in result.stdout
+    assert len(result.stdout.splitlines()) <= 24
+    of_profile = CliRunner().invoke(app, ["profile", "--help"])
+    assert of_profile.exit_code == 0
+    assert len(of_profile.stdout.splitlines()) <= 45
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"edge-opt {edge_opt.__version__}\n")
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys\n"
+        "from edge_opt.cli import app\n"
+        "app(['profile', '--help'], standalone_mode=False)\n"
+        "print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.endswith("False\n")
+    assert "--input" in result.stdout
+
+
+def test_results_go_to_stdout_and_talk_to_stderr(folder: Path) -> None:
+    result = run("profile", "net.py:Net", "-i", "2x4", "-o", "out/profile.csv", cwd=folder)
+    assert result.returncode == 0
+    assert result.stdout.startswith("Module")
+    assert "talks" not in result.stdout
+    assert result.stderr.splitlines() == ["a model's author talks", f"saved to {Path('out/profile.csv')}"]
+    assert (folder / "out" / "profile.csv").is_file()
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_2(folder: Path) -> None:
+    result = run("profile", "net.py:Nat", "-i", "2x4", cwd=folder)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[1:] == ["error: 'net.py' has no 'Nat'; closest: Net"]
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "profile"], ["profile", "--debug"]])
+def test_debug_shows_the_traceback(folder: Path, arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, [*arguments, f"{folder / 'net.py'}:Net", "-i", "2x3"])
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: module 'layer' (Linear) refused its input (2, 3)")
+
+
+def test_unpriced_operators_fail_on_request_only(folder: Path) -> None:
+    priced, unpriced = (["profile", f"{folder / 'net.py'}:Net(width={width})", "-i", "5x4"] for width in (4, 5))
+    assert CliRunner().invoke(app, unpriced).exit_code == 0
+    assert CliRunner().invoke(app, [*priced, "--fail-on-unpriced"]).exit_code == 0
+    result = CliRunner().invoke(app, [*unpriced, "--fail-on-unpriced"])
+    assert result.exit_code == 1
+    assert "1 operator unpriced: aten.linalg_matrix_exp" in result.stdout
+    assert "unpriced operators: 1, so the totals are lower bounds" in result.stderr
+
+
+def test_wrong_use_is_exit_code_2() -> None:
+    for arguments in (["profile"], ["nothing"], ["profile", "a:b", "--depth", "x"], ["profile", "a:b", "--nothing"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
+    command = f"{sys.executable} -m edge_opt.cli profile net.py:Net -i 2x4 --json | head -1"
+    result = subprocess.run(
+        command,
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        check=False,
+    )
+    assert result.stdout == "{\n"
+    assert "Traceback" not in result.stderr
+
+
+def test_a_terminal_without_unicode_is_served(folder: Path) -> None:
+    result = run("profile", "net.py:Net", "-i", "2x4", cwd=folder, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0
+    assert "` layer" in result.stdout
