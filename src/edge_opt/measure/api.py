@@ -100,7 +100,7 @@ def measure(
     return Measurement(
         latency=latency,
         layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
-        memory=_memory(subject, arguments, traced, place) if memory else None,
+        memory=_memory(subject, arguments, traced, place, mode) if memory else None,
         energy=joules,
         energy_refusals=refusals,
         environment=environment,
@@ -135,13 +135,15 @@ def _layers(
     return layer_latencies(costs, plain, recorded, blocks, recording_cost(clock_of(device)))
 
 
-def _memory(model: nn.Module, arguments: CallArguments, traced: Trace, device: Device) -> MeasuredMemory | None:
+def _memory(
+    model: nn.Module, arguments: CallArguments, traced: Trace, device: Device, mode: str
+) -> MeasuredMemory | None:
     """Memory of one forward; not known on devices whose allocator cannot be asked."""
     if device.torch_name == "mps":
         return None
     from edge_opt.measure.memory import measure_memory
 
-    return measure_memory(model, arguments.args, arguments.kwargs, traced, device.torch_name)
+    return measure_memory(model, arguments.args, arguments.kwargs, traced, device.torch_name, mode == "train")
 
 
 def _energy(

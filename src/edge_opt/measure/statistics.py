@@ -23,7 +23,7 @@ _NOISY_SCATTER = 0.10
 _CONTENDED_WAITING = 0.10
 # By what factor the same work comes out different although its samples agree with each other. Rounds of one session see
 # the same machine. Two sessions on a quiet machine had medians up to 5 % apart. On a busy one even CPU times were up to
-# 1.6 x apart with one thread (the core's sibling works, or it rests), and 6 x with two (one spins until the other runs).
+# 1.6 x apart with one thread (the core's sibling works, or rests), and 6 x with two (one spins until the other runs).
 _WITHIN_SESSION = 1.02
 _BETWEEN_QUIET_SESSIONS = 1.05
 _BETWEEN_BUSY_SESSIONS = 6.0

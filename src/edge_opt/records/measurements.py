@@ -49,7 +49,8 @@ class Comparison:
     """One latency against a baseline. `ratio` is new over old: 0.9 takes 10 % less time.
 
     The interval allows for what samples cannot show, such as a machine that differs from session to session; where it
-    holds 1, no difference was shown and the verdict is `equal`. `clock` says which samples were compared: CPU time where the wall clock was disturbed by other programs.
+    holds 1, no difference was shown and the verdict is `equal`. `clock` says which samples were compared: CPU time
+    where the wall clock was disturbed by other programs.
     """
 
     verdict: Verdict
