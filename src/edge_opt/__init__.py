@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
     from edge_opt.fitting import fit_batch
+    from edge_opt.measure.api import measure
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.writers import load
@@ -56,6 +57,7 @@ __all__ = [
     "free_operators",
     "layer_utilizations",
     "load",
+    "measure",
     "profile",
     "recommend_precision",
     "reconcile",
@@ -90,6 +92,7 @@ _HOMES = {
     "free_operators": "cost",
     "layer_utilizations": "devices.utilization",
     "load": "report.writers",
+    "measure": "measure.api",
     "profile": "profiling",
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from edge_opt.cli.devices import devices
+from edge_opt.cli.doctor import doctor
 from edge_opt.cli.profile import profile
 from edge_opt.cli.shell import Debug, Shell
 
@@ -43,6 +44,7 @@ def edge_opt(
     \b
     edge-opt profile torchvision:resnet50 --input 1x3x224x224
     edge-opt profile net.py:Net --input 1x3x32x32 --sort bytes --top 10
+    edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
     edge-opt devices raspberry-pi-4
 
@@ -51,6 +53,7 @@ def edge_opt(
 
 
 app.command("profile")(profile)
+app.command("doctor")(doctor)
 app.command("devices")(devices)
 
 

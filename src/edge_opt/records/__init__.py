@@ -30,9 +30,12 @@ from edge_opt.records.hardware import (
     Utilization,
 )
 from edge_opt.records.measurements import (
+    Comparison,
+    Diagnosis,
     Energy,
     EnergySource,
     Environment,
+    Facility,
     Interval,
     Latency,
     LayerLatencies,
@@ -41,6 +44,7 @@ from edge_opt.records.measurements import (
     Measurement,
     ModuleMemory,
     Refusal,
+    Verdict,
 )
 from edge_opt.records.profiles import (
     SCHEMA_VERSION,
@@ -64,11 +68,14 @@ __all__ = [
     "BatchFit",
     "Bound",
     "Cause",
+    "Comparison",
     "DeviceSpec",
+    "Diagnosis",
     "Energy",
     "EnergySource",
     "Engine",
     "Environment",
+    "Facility",
     "Figure",
     "FigureKind",
     "Interval",
@@ -106,4 +113,5 @@ __all__ = [
     "Unpriced",
     "UsedBandwidth",
     "Utilization",
+    "Verdict",
 ]
