@@ -75,7 +75,7 @@ def test_the_devices_that_were_asked_for_are_there(asked: str) -> None:
 
 def test_the_seeds_figures_are_there_with_their_source() -> None:
     quoted = {name: eo.device(name).bandwidth("quoted") for name in ("raspberry-pi-4", "jetson-nano", "desktop-ddr4")}
-    assert all(figure is not None and "seed 002" in figure.source for figure in quoted.values())
+    assert all(figure is not None and "edge_opt documentation" in figure.source for figure in quoted.values())
     assert [figure.value for figure in quoted.values() if figure] == [4.3e9, 25.6e9, 50e9]
     assert quoted["desktop-ddr4"] is not None
     assert (quoted["desktop-ddr4"].low, quoted["desktop-ddr4"].high) == (40e9, 60e9)

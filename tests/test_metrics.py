@@ -175,7 +175,7 @@ def test_memory_is_weights_then_inputs_and_activations() -> None:
     assert metrics.model_memory_mb < metrics.estimated_runtime_memory_mb < metrics.memory_mb
 
 
-# Seed 002, "Example Usage", as far as it is about metrics.
+# The published page on bandwidth, "Example Usage", as far as it is about metrics.
 PUBLISHED = """
 import torch
 from edge_opt.model import SmallCNN

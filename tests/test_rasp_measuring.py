@@ -1,4 +1,4 @@
-"""The measured half of `rasp.stat`: timing and memory, as seed 004 asks for them."""
+"""The measured half of `rasp.stat`: timing and memory, as published."""
 
 from __future__ import annotations
 

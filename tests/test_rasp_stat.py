@@ -20,7 +20,7 @@ from zoo import torchvision_models
 DEFAULTS = ["name", "type", "in_shape", "out_shape", "params", "flops", "mem_r", "mem_w", "mem_rw"]
 SHAPE = (1, 3, 8, 8)
 
-# Seed 004, without the calls that measure.
+# The published snippets, without the calls that measure.
 SNIPPETS = {
     "basic": "rasp.stat(model, input_shape=(1, 3, 224, 224))",
     "macc": "rasp.stat(model, input_shape=(1, 3, 224, 224), includes=['macc'], excludes=['flops'])",

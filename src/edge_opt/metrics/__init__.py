@@ -1,4 +1,4 @@
-"""What a classifier achieves and takes: the seeds' `collect_metrics`, thin over `edge_opt.profile`."""
+"""What a classifier achieves and takes: the published `collect_metrics`, thin over `edge_opt.profile`."""
 
 from edge_opt.metrics.collecting import Metrics, collect_metrics
 
