@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import footprint
+import layer_overhead
 import static_speed
 
 
 def main() -> None:
     static_speed.main()
     footprint.main()
+    layer_overhead.main()
 
 
 if __name__ == "__main__":

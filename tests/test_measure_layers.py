@@ -202,6 +202,7 @@ def test_blocks_held_up_in_different_layers_do_not_move_the_shares() -> None:
     parts = [[0, 60 + (400 if n % 4 == 1 else 0), 40 + (400 if n % 4 == 3 else 0)] for n in range(16)]
     found = closing(profile, parts, [sum(part) for part in parts])
     assert [row.share for row in found.layers] == pytest.approx([0.6, 0.4])
+    assert found.recorded_s == pytest.approx(100e-9)
 
 
 def test_the_recorders_own_time_is_taken_out() -> None:
@@ -210,6 +211,7 @@ def test_the_recorders_own_time_is_taken_out() -> None:
     parts = [[20 + 2 + 5 + 5, 60 + 2, 20 + 2]] * 4
     found = closing(profile, parts, [100 + 3 * 7] * 4, RecordingCost(2e-9, 5e-9))
     assert [row.share for row in found.layers] == pytest.approx([0.6, 0.2])
+    assert found.recorded_s == pytest.approx(100e-9)
 
 
 def test_intervals_hold_the_seconds_and_grow_with_the_noise() -> None:

@@ -37,7 +37,8 @@ def layer_latencies(
     parts_s = _parts(recorded.samples_s, blocks, cost)
     undisturbed_s = _lower_quartile(parts_s)
     whole_s = plain.median_s
-    shares = undisturbed_s[places] / max(math.fsum(undisturbed_s), np.finfo(float).tiny)
+    recorded_s = math.fsum(undisturbed_s)
+    shares = undisturbed_s[places] / max(recorded_s, np.finfo(float).tiny)
     lows, highs = _bounds(parts_s, np.array(plain.samples_s), places)
     seconds = [float(share) * whole_s for share in shares]
     return LayerLatencies(
@@ -59,6 +60,7 @@ def layer_latencies(
         between_layers_s=max(0.0, whole_s - math.fsum(seconds)),
         whole_s=whole_s,
         overhead_s=recorded.median_s - plain.median_s,
+        recorded_s=recorded_s,
     )
 
 

@@ -77,13 +77,16 @@ class LayerLatency:
 class LayerLatencies:
     """Layers and what lies between them; together they are `whole_s` exactly.
 
-    `overhead_s` is what recording added to a forward, measured against the same forward without it, and taken out.
+    `overhead_s` is what recording added to a forward, measured against the same forward without it, and taken out; it
+    may be below zero where noise is larger. `recorded_s` is what the parts came to where nothing held them up, before
+    they were scaled to the whole.
     """
 
     layers: tuple[LayerLatency, ...]
     between_layers_s: float
     whole_s: float
     overhead_s: float
+    recorded_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
