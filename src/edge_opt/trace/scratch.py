@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -36,12 +37,19 @@ def scratch_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 def _numbers(func: Any, args: tuple[Any, ...]) -> int:
     """Python numbers in the place of tensors: torch makes a tensor of each, with 64 bits for a real number."""
-    arguments = func._schema.arguments if hasattr(func, "_schema") else ()
+    given = (args[place] for place in _tensor_places(func) if place < len(args))
     return sum(
         1 if isinstance(value, bool) else 16 if isinstance(value, complex) else 8
-        for argument, value in zip(arguments, args, strict=False)
-        if isinstance(value, (bool, int, float, complex)) and str(argument.type) == "Tensor"
+        for value in given
+        if isinstance(value, (bool, int, float, complex))
     )
+
+
+@cache
+def _tensor_places(func: Any) -> tuple[int, ...]:
+    """Positions of the operator's parameters that are single tensors."""
+    arguments = func._schema.arguments if hasattr(func, "_schema") else ()
+    return tuple(place for place, argument in enumerate(arguments) if str(argument.type) == "Tensor")
 
 
 def _rule(*funcs: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
