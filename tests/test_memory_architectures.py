@@ -61,12 +61,14 @@ class Reader(nn.Module):
 
 
 def bert() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     return transformers.BertModel(transformers.BertConfig(num_hidden_layers=2))
 
 
 def llama() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.LlamaConfig(
         vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8,
         num_key_value_heads=2,

@@ -274,7 +274,8 @@ def test_any_kind_of_output_is_read(wrap: Callable[[torch.Tensor], Any]) -> None
 
 def test_a_transformer_with_its_own_batches_and_outputs() -> None:
     torchvision_models()
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=4
     )
