@@ -14,6 +14,7 @@ from edge_opt.measure.device import CPU, Device
 from edge_opt.measure.statistics import latency_of, median, relative_half_width
 from edge_opt.records import Environment, Latency
 
+# Told after each round: the share of the longest time that is over, and how far it came.
 Progress = Callable[[float, str], None]
 
 # A block this many times longer than reading the clocks hides them: 0.1 %.

@@ -38,8 +38,9 @@ def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, dev
     dtype = next(floating, torch.get_default_dtype())
     place = torch.device(device.torch_name)
     # What torch.compile wraps keeps the signature that says which arguments have names.
-    signature = model._modules.get("_orig_mod") or model
-    return materialize(call_arguments(signature, inputs, kwargs), lambda value: real_tensor(value, dtype, place))
+    original = model._modules.get("_orig_mod")
+    described = call_arguments(model if original is None else original, inputs, kwargs)
+    return materialize(described, lambda value: real_tensor(value, dtype, place))
 
 
 def first_dimension(arguments: CallArguments) -> int:
