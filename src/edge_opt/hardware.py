@@ -167,7 +167,7 @@ _MOST_BARS = 30
 
 
 def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float) -> bytes:
-    """Horizontal bars in order of execution; of a long table the largest layers, and one bar for all others."""
+    """Horizontal bars in order of execution; of a long table the largest layers, and the sum of the others in words."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -176,9 +176,6 @@ def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float) -> by
     shown = table.loc[sorted(table.nlargest(_MOST_BARS, column).index)] if len(table) > _MOST_BARS else table
     labels = [str(name) if len(str(name)) <= 40 else f"…{str(name)[-39:]}" for name in shown["layer"]]
     values = [value / scale for value in shown[column]]
-    if len(shown) < len(table):
-        labels.append(f"{len(table) - len(shown)} other layers")
-        values.append((table[column].sum() - shown[column].sum()) / scale)
     figure = Figure(figsize=(8, 1.5 + 0.28 * len(labels)))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -188,6 +185,11 @@ def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float) -> by
     axes.invert_yaxis()
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(y=0.01)
+    if len(shown) < len(table):
+        # As a bar it would dwarf every layer.
+        rest = (table[column].sum() - shown[column].sum()) / scale
+        axes.set_xlabel(f"{len(table) - len(shown)} smaller layers together: {rest:,.4g}", loc="left")
     figure.tight_layout()
     image = io.BytesIO()
     figure.savefig(image, dpi=180)
