@@ -258,3 +258,28 @@ def test_times_that_make_no_sense_are_refused_before_anything_runs(options: dict
 def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(InvalidInput, match="runs is empty"):
         interleaved({})
+
+
+def test_a_fixed_number_of_repeats_is_kept_to_the_letter() -> None:
+    runs: list[None] = []
+    found = interleaved({"a": lambda: runs.append(None)}, repeats=7, warmup=3)["a"]
+    assert len(found.samples_s) == 7
+    # reading the clock is timed on runs of its own
+    assert len(runs) == 3 + 7
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"repeats": 0}, "repeats is 0; it must be a whole number of at least 1"),
+        ({"repeats": -2}, "repeats is -2"),
+        ({"repeats": True}, "repeats is True"),
+        ({"repeats": 2.5}, "repeats is 2.5"),
+        ({"repeats": 3, "warmup": -1}, "warmup is -1; it must be a whole number of at least 0"),
+    ],
+)
+def test_repeat_counts_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
+    runs: list[None] = []
+    with pytest.raises(InvalidInput, match=words):
+        interleaved({"a": lambda: runs.append(None)}, **options)
+    assert not runs
