@@ -15,8 +15,10 @@ from pathlib import Path
 
 import torch
 
+from edge_opt.measure.device import CPU
 from edge_opt.measure.environment import read_environment
 from edge_opt.measure.latency import interleaved
+from edge_opt.measure.stopwatch import Clock, Stopwatch, cores_of_others
 from edge_opt.model import SmallCNN
 
 SESSIONS = 100
@@ -25,14 +27,16 @@ ROUNDS = 60
 
 
 def session(threads: int) -> dict[str, object]:
-    """One A/A session: load before it, and the first rounds of both sides."""
+    """One A/A session: load before it, cores that others used meanwhile, and the first rounds of both sides."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, x = SmallCNN(32, 64).eval(), torch.randn(32, 1, 28, 28)
-    load = os.getloadavg()[0]
+    stopwatch, load = Stopwatch(Clock(), CPU), os.getloadavg()[0]
+    before = stopwatch.usage()
     with torch.inference_mode():
         sides = interleaved({"a": lambda: model(x), "b": lambda: model(x)}, min_time_s=SECONDS, max_time_s=SECONDS)
-    return {"load": round(load, 2)} | {
+    others = cores_of_others(before, stopwatch.usage())
+    return {"load": round(load, 2), "others": None if others is None else round(others, 2)} | {
         name: {
             "wall_us": [round(sample * 1e6) for sample in side.samples_s[:ROUNDS]],
             "cpu_us": [round(sample * 1e6) for sample in side.cpu_samples_s[:ROUNDS]],
@@ -47,7 +51,8 @@ def main() -> None:
     for number in range(SESSIONS):
         for threads, sessions in enumerate(sets.values(), start=1):
             sessions.append(session(threads))
-        print(f"{number + 1}/{SESSIONS}  load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+        others = [sessions[-1]["others"] for sessions in sets.values()]
+        print(f"{number + 1}/{SESSIONS}  cores of others: {others}", file=sys.stderr)
     machine = read_environment()
     text = {"recorded": time.strftime("%Y-%m-%d"), "cpu": machine.cpu, "cores": machine.cores, "torch": machine.torch}
     Path(sys.argv[1]).write_text(json.dumps(text | {"sets": sets}, separators=(",", ":")) + "\n", encoding="utf-8")

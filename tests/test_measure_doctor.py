@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from edge_opt.cli.doctor import doctor, facility_rows, machine_rows, noise_rows
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.diagnosis import diagnose, machine_noise
-from edge_opt.measure.latency import Clock
 from edge_opt.measure.statistics import compare_latencies, latency_of
+from edge_opt.measure.stopwatch import Clock
 from edge_opt.records import Diagnosis, Facility
 from test_measure_statistics import environment, steady
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         now[0] += numbers.uniform(0.95e-3, 1.05e-3)
 
     monkeypatch.setattr("edge_opt.measure.diagnosis.torch.mm", product)
-    return Clock(lambda: now[0], lambda: now[0])
+    return Clock(lambda: now[0], lambda: now[0], lambda: now[0])
 
 
 def diagnosis() -> Diagnosis:

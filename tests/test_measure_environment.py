@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_opt.measure.environment import cpu_name, governor, load_1min, memory_bytes, read_environment, usable_cores
+from edge_opt.measure.environment import (
+    cpu_name,
+    governor,
+    load_1min,
+    machine_cpu_s,
+    memory_bytes,
+    read_environment,
+    usable_cores,
+)
 
 PI = {
     "proc/cpuinfo": "processor\t: 0\nBogoMIPS\t: 108.00\n\nHardware\t: BCM2711\nModel\t\t: Pi 4 B Rev 1.4\n",
@@ -56,6 +64,13 @@ def test_the_older_kind_of_group_is_read_too(tmp_path: Path, quota: str, cores: 
 def test_cores_with_different_governors_name_both(tmp_path: Path) -> None:
     root = machine(tmp_path, PI | {"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n"})
     assert governor(root) == "ondemand+performance"
+
+
+def test_the_machines_time_is_all_but_idling(tmp_path: Path) -> None:
+    line = "cpu  1000 20 300 99999 888 4 50 6 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n"
+    busy = 1000 + 20 + 300 + 4 + 50 + 6  # user, nice, system, two kinds of interrupts, taken by the host
+    assert machine_cpu_s(machine(tmp_path, {"proc/stat": line})) == busy / os.sysconf("SC_CLK_TCK")
+    assert machine_cpu_s(tmp_path / "nothing") is None
 
 
 def test_a_machine_that_says_nothing_still_has_an_environment(tmp_path: Path) -> None:

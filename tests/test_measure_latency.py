@@ -11,17 +11,19 @@ import pytest
 
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measure.device import Device
-from edge_opt.measure.latency import Clock, Runner, interleaved, measure_latency
+from edge_opt.measure.latency import interleaved, measure_latency
+from edge_opt.measure.stopwatch import Clock, Runner
+from test_measure_statistics import environment
 
 
 class Machine:
     """Time that passes only when something runs, or a clock is read."""
 
     def __init__(self, read_s: float = 1e-7) -> None:
-        self.wall_s = self.cpu_s = 0.0
+        self.wall_s = self.cpu_s = self.others_s = 0.0
         self.read_s = read_s
         self.log: list[str] = []
-        self.clock = Clock(self._wall, self._cpu)
+        self.clock = Clock(self._wall, self._cpu, lambda: self.cpu_s + self.others_s)
         self.device = Device("fake", "a fake", True, lambda: self.log.append("synchronize"))
 
     def _wall(self) -> float:
@@ -143,7 +145,7 @@ def test_the_device_is_waited_for_before_each_look_at_the_clock() -> None:
     machine = Machine()
     measure_latency(machine.work(lambda n: 0.5), min_time_s=1.0, clock=machine.clock, device=machine.device)
     block = ["synchronize", "cpu", "wall", "run", "synchronize", "wall", "cpu"]
-    assert machine.log[-len(block) :] == block
+    assert machine.log[-len(block) - 2 : -2] == block  # the last two looks are at the whole session
 
 
 def test_a_busy_gpu_is_no_contention() -> None:
@@ -151,6 +153,27 @@ def test_a_busy_gpu_is_no_contention() -> None:
     run = machine.work(lambda n: 0.1, share=0.01)
     assert not measure_latency(run, clock=machine.clock, device=machine.device).is_contended
     assert measure_latency(run, clock=machine.clock).is_contended
+
+
+@pytest.mark.parametrize(("others", "is_contended"), [(0.0, False), (0.1, False), (1.5, True)])
+def test_other_programs_on_the_machine_are_contention(others: float, is_contended: bool) -> None:
+    machine = Machine()
+
+    def seconds(n: int) -> float:
+        machine.others_s += 0.1 * others
+        return 0.1
+
+    found = measure_latency(machine.work(seconds), clock=machine.clock, environment=environment(load_1min=9.0))
+    assert found.is_contended == is_contended  # the load of the minute before is not asked where the present is known
+    assert found.remarks == (("other programs kept 1.5 of 2 cores busy meanwhile",) if is_contended else ())
+
+
+def test_where_the_machine_does_not_tell_the_load_before_is_asked() -> None:
+    machine = Machine()
+    clock = Clock(machine.clock.wall, machine.clock.cpu, lambda: None)
+    run = machine.work(lambda n: 0.1)
+    assert measure_latency(run, clock=clock, environment=environment(load_1min=9.0)).is_contended
+    assert not measure_latency(run, clock=clock, environment=environment(load_1min=1.0)).is_contended
 
 
 def test_preparation_and_collection_are_not_timed() -> None:
@@ -162,7 +185,7 @@ def test_preparation_and_collection_are_not_timed() -> None:
 
     runner = Runner(machine.work(lambda n: 0.25), slowly, slowly)
     assert measure_latency(runner, clock=machine.clock).median_s == 0.25
-    assert machine.log[-6:] == ["around 1", "cpu", "wall", "run", "wall", "cpu", "around 1"][1:]
+    assert machine.log[-9:-2] == ["around 1", "cpu", "wall", "run", "wall", "cpu", "around 1"]
 
 
 def test_a_run_that_fails_says_at_which_repeat() -> None:
@@ -229,7 +252,7 @@ def test_progress_grows_to_one() -> None:
 
 def test_a_coarse_clock_gets_longer_blocks() -> None:
     machine = Machine(read_s=0.0)
-    coarse = Clock(lambda: machine.clock.wall() // 0.015 * 0.015, lambda: 0.0)
+    coarse = Clock(lambda: machine.clock.wall() // 0.015 * 0.015, lambda: 0.0, lambda: None)
     found = measure_latency(machine.work(lambda n: 1e-4), min_time_s=1.0, clock=coarse)
     assert found.mean_s == pytest.approx(1e-4, rel=0.05)
 

@@ -4,8 +4,9 @@ import sys
 from types import ModuleType
 
 from edge_opt.measure.api import measure
-from edge_opt.measure.latency import Clock, interleaved, measure_latency
+from edge_opt.measure.latency import interleaved, measure_latency
 from edge_opt.measure.statistics import compare_latencies
+from edge_opt.measure.stopwatch import Clock
 
 __all__ = ["Clock", "compare_latencies", "interleaved", "measure", "measure_latency"]
 

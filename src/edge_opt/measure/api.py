@@ -15,10 +15,11 @@ from edge_opt.cost.registry import price
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.device import Device, find_device
 from edge_opt.measure.environment import read_environment
-from edge_opt.measure.latency import Progress, Runner, interleaved, longest_time_s
+from edge_opt.measure.latency import Progress, interleaved, longest_time_s
 from edge_opt.measure.layers import layer_latencies
 from edge_opt.measure.recorder import Recorder, clock_of, recording_cost
 from edge_opt.measure.session import Caller, call_on, first_dimension, on_device, ready
+from edge_opt.measure.stopwatch import Runner
 from edge_opt.records import (
     Energy,
     Latency,

@@ -10,8 +10,9 @@ from edge_opt import __version__
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.device import BACKENDS
 from edge_opt.measure.environment import read_environment
-from edge_opt.measure.latency import Clock, Progress, interleaved
+from edge_opt.measure.latency import Progress, interleaved
 from edge_opt.measure.statistics import compare_latencies
+from edge_opt.measure.stopwatch import Clock
 from edge_opt.records import Comparison, Diagnosis, Environment, Facility, Latency
 
 _PACKAGES = ("torch", "numpy", "pandas", "torchvision", "timm", "onnxruntime", "openvino")

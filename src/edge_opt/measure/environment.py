@@ -86,6 +86,15 @@ def load_1min(root: Path = _ROOT) -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
+def machine_cpu_s(root: Path = _ROOT) -> float | None:
+    """CPU seconds that all programs of the machine used since it started, and a host took away; None if not told."""
+    words = _text(root / "proc/stat").partition("\n")[0].split()
+    if len(words) < 9 or words[0] != "cpu":
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def _text(path: Path) -> str:
     """The file's text; empty where this system does not have it or does not let us read it."""
     try:

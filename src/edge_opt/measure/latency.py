@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.errors import InvalidInput
 from edge_opt.measure.device import CPU, Device
 from edge_opt.measure.statistics import latency_of, median, relative_half_width
+from edge_opt.measure.stopwatch import Clock, Runner, Stopwatch, cores_of_others
 from edge_opt.records import Environment, Latency
 
 # Told after each round: the share of the longest time that is over, and how far it came.
@@ -29,68 +27,6 @@ _STILL_WARMING = 0.03
 _WINDOW = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Where time comes from: seconds on the wall, and seconds of CPU that this process used."""
-
-    wall: Callable[[], float] = time.perf_counter
-    cpu: Callable[[], float] = time.process_time
-
-
-@dataclass(slots=True)
-class Tally:
-    """How often something ran; runners of the same model share one."""
-
-    repeats: int = 0
-
-
-class Runner:
-    """Something to run many times. `prepare` and `collect` stand around a block of repeats, untimed."""
-
-    def __init__(
-        self,
-        run: Callable[[], object],
-        prepare: Callable[[int], None] | None = None,
-        collect: Callable[[int], None] | None = None,
-        tally: Tally | None = None,
-    ) -> None:
-        self.run = run
-        self.prepare = prepare
-        self.collect = collect
-        self.tally = tally or Tally()
-
-    def once(self) -> object:
-        """Run once, untimed, and hand on the result."""
-        if self.prepare is not None:
-            self.prepare(1)
-        try:
-            result = self.run()
-        except Exception as error:
-            raise self._failed(0, error) from error
-        finally:
-            if self.collect is not None:
-                self.collect(1)
-        self.tally.repeats += 1
-        return result
-
-    def times(self, count: int) -> None:
-        """Run `count` times. Results are dropped at once, as in a loop that serves requests."""
-        run = self.run
-        number = 0
-        try:
-            for number in range(count):  # noqa: B007 (tells which one failed)
-                run()
-        except Exception as error:
-            raise self._failed(number, error) from error
-        self.tally.repeats += count
-
-    def _failed(self, number: int, error: Exception) -> MeasurementFailed:
-        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-        return MeasurementFailed(
-            f"the model failed at repeat {self.tally.repeats + number + 1}: {type(error).__name__}: {first_line}"
-        )
-
-
 class _Candidate:
     """A runner with its block length and the blocks timed so far, in seconds per repeat."""
 
@@ -103,36 +39,6 @@ class _Candidate:
     @property
     def spent_s(self) -> float:
         return math.fsum(self.wall_s) * self.length
-
-
-class _Stopwatch:
-    def __init__(self, clock: Clock, device: Device) -> None:
-        self.clock = clock
-        self.device = device
-
-    def block(self, runner: Runner, count: int) -> tuple[float, float]:
-        """Wall and CPU seconds per repeat of one block; garbage is collected between blocks, never inside."""
-        wall, cpu, synchronize = self.clock.wall, self.clock.cpu, self.device.synchronize
-        if runner.prepare is not None:
-            runner.prepare(count)
-        collects_garbage = gc.isenabled()
-        gc.disable()
-        try:
-            synchronize()
-            cpu_start, start = cpu(), wall()
-            runner.times(count)
-            synchronize()
-            end, cpu_end = wall(), cpu()
-        finally:
-            if collects_garbage:
-                gc.enable()
-            if runner.collect is not None:
-                runner.collect(count)
-        return (end - start) / count, (cpu_end - cpu_start) / count
-
-    def cost_s(self) -> float:
-        """Seconds that reading both clocks takes, the smallest of a few."""
-        return max(0.0, min(self.block(Runner(lambda: None), 1)[0] for _ in range(9)))
 
 
 def measure_latency(
@@ -188,7 +94,7 @@ def interleaved(
     if not runs:
         raise InvalidInput("nothing to measure: runs is empty")
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size)
-    stopwatch = _Stopwatch(clock or Clock(), device)
+    stopwatch = Stopwatch(clock or Clock(), device)
     if repeats is not None:
         _check_repeats(repeats, warmup)
     block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
@@ -203,6 +109,7 @@ def interleaved(
     turn = list(candidates.values())
     order = random.Random(0)
     look_at = _MIN_BLOCKS
+    usage = stopwatch.usage()
     while True:
         for candidate in turn:
             wall_s, cpu_s = stopwatch.block(candidate.runner, candidate.length)
@@ -224,6 +131,7 @@ def interleaved(
             if all(relative_half_width(candidate.wall_s) <= target_precision for candidate in turn):
                 break
             look_at = math.ceil(count * _LOOK_AGAIN)
+    others = cores_of_others(usage, stopwatch.usage())
     return {
         name: latency_of(
             candidate.wall_s,
@@ -232,12 +140,13 @@ def interleaved(
             target_precision=target_precision,
             environment=environment,
             waits_for_device=device.is_asynchronous,
+            cores_of_others=others,
         )
         for name, candidate in candidates.items()
     }
 
 
-def _warm_up(candidate: _Candidate, stopwatch: _Stopwatch, block_s: float, limit_s: float) -> None:
+def _warm_up(candidate: _Candidate, stopwatch: Stopwatch, block_s: float, limit_s: float) -> None:
     """Run until times no longer fall, or `limit_s` is over; on the way find how many repeats fill a block."""
     spent_s = 0.0
     history: list[float] = []

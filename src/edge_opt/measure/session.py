@@ -13,8 +13,8 @@ from torch import nn
 
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.device import Device
-from edge_opt.measure.latency import Runner, Tally
 from edge_opt.measure.recorder import Recorder
+from edge_opt.measure.stopwatch import Runner, Tally
 from edge_opt.records import Trace
 from edge_opt.trace.guard import as_found
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, real_tensor

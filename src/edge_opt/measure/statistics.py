@@ -21,6 +21,7 @@ _CONFIDENCE = (2.5, 97.5)
 _MAD_TO_STD = 1.4826
 _NOISY_SCATTER = 0.10
 _CONTENDED_WAITING = 0.10
+_CONTENDED_CORES = 0.10
 # By what factor the same work comes out different although its samples agree with each other. Rounds of one session see
 # the same machine. Two sessions on a quiet machine had medians up to 5 % apart. On a busy one even CPU times were up to
 # 1.6 x apart with one thread (the core's sibling works, or rests), and 6 x with two (one spins until the other runs).
@@ -71,11 +72,13 @@ def latency_of(
     target_precision: float = 0.02,
     environment: Environment | None = None,
     waits_for_device: bool = False,
+    cores_of_others: float | None = None,
     remarks: Sequence[str] = (),
 ) -> Latency:
     """The figures of these samples, and what is to be said of them.
 
     `waits_for_device`: the CPU may idle while another device works, so that its time says nothing about contention.
+    `cores_of_others` is how many cores other programs kept busy meanwhile.
     """
     if len(samples_s) == 0 or len(samples_s) != len(cpu_samples_s):
         raise InvalidInput(
@@ -85,7 +88,7 @@ def latency_of(
     interval = median_interval(samples_s)
     noise = _noise_remarks(wall, interval, target_precision)
     contention = [] if waits_for_device else _waiting_remarks(wall, cpu)
-    contention += _load_remarks(environment)
+    contention += _others_remarks(environment, cores_of_others)
     p90, p95, p99 = (float(value) for value in np.percentile(wall, (90, 95, 99)))
     return Latency(
         samples_s=tuple(map(float, wall)),
@@ -158,10 +161,18 @@ def _waiting_remarks(wall: Floats, cpu: Floats) -> list[str]:
     return [f"the process waited {units.percent(waiting)} of the time for a core; other programs run on this machine"]
 
 
-def _load_remarks(environment: Environment | None) -> list[str]:
-    if environment is None or environment.load_1min is None or environment.load_1min <= environment.cores:
+def _others_remarks(environment: Environment | None, cores_of_others: float | None) -> list[str]:
+    """Sentences on other programs. One beside us slows us down even on another core, which may be half of our own."""
+    if environment is None:
         return []
-    return [f"the load was {environment.load_1min:.1f} on {environment.cores} cores before the measurement began"]
+    cores, load = environment.cores, environment.load_1min
+    if cores_of_others is not None:
+        if cores_of_others <= _CONTENDED_CORES * cores:
+            return []
+        return [f"other programs kept {cores_of_others:.1f} of {cores} cores busy meanwhile"]
+    if load is None or load <= cores:
+        return []
+    return [f"the load was {load:.1f} on {cores} cores before the measurement began"]
 
 
 def _governor_remarks(environment: Environment | None) -> list[str]:
