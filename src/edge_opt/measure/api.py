@@ -15,7 +15,7 @@ from edge_opt.cost.registry import price
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.device import Device, find_device
 from edge_opt.measure.environment import read_environment
-from edge_opt.measure.latency import Progress, interleaved, longest_time_s
+from edge_opt.measure.latency import Progress, check_repeats, interleaved, longest_time_s
 from edge_opt.measure.layers import layer_latencies
 from edge_opt.measure.recorder import Recorder, clock_of, recording_cost
 from edge_opt.measure.session import Caller, call_on, first_dimension, on_device, ready
@@ -73,6 +73,7 @@ def measure(
         raise InvalidInput(f"mode is {mode!r}; it must be 'eval' or 'train'")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
+    check_repeats(repeats, warmup)
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
     place = find_device(device)
     traced, costs = _traced(model, inputs, kwargs, mode, profile)

@@ -95,8 +95,7 @@ def interleaved(
         raise InvalidInput("nothing to measure: runs is empty")
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size)
     stopwatch = Stopwatch(clock or Clock(), device)
-    if repeats is not None:
-        _check_repeats(repeats, warmup)
+    check_repeats(repeats, warmup)
     block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
     candidates = {name: _Candidate(run if isinstance(run, Runner) else Runner(run)) for name, run in runs.items()}
     for candidate in candidates.values():
@@ -164,8 +163,9 @@ def _warm_up(candidate: _Candidate, stopwatch: Stopwatch, block_s: float, limit_
             return
 
 
-def _check_repeats(repeats: int, warmup: int) -> None:
-    for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
+def check_repeats(repeats: int | None, warmup: int) -> None:
+    """Refuse counts that make no sense; without `repeats` it is time that decides."""
+    for name, value, least in (("repeats", 1 if repeats is None else repeats, 1), ("warmup", warmup, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
