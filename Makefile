@@ -6,10 +6,20 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test quick check bench clean
 
+# What the tests need beside Python: a browser to open reports with, and real images.
+SYSTEM := chromium dataset-fashion-mnist
+SYSTEM_READY := $(VENV)/.system
+
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(SYSTEM_READY): $(READY)
+	@dpkg -s $(SYSTEM) >/dev/null 2>&1 \
+	  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM) >/dev/null; } \
+	  || echo "could not install $(SYSTEM); as root: apt-get update && apt-get install $(SYSTEM)" >&2
 	@touch $@
 
 ## demo: profile two bundled models and write their tables
@@ -17,11 +27,11 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 ## test: style, types and the whole suite
-test: check
+test: check $(SYSTEM_READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 ## quick: the suite without the slow tests
-quick: $(READY)
+quick: $(SYSTEM_READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 ## check: ruff and mypy

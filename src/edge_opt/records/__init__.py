@@ -46,11 +46,13 @@ from edge_opt.records.measurements import (
     Refusal,
     Verdict,
 )
+from edge_opt.records.predictions import Basis, LayerPrediction, Prediction
 from edge_opt.records.profiles import (
     SCHEMA_VERSION,
     Level,
     ModelProfile,
 )
+from edge_opt.records.sweeps import Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus, Violation
 from edge_opt.records.tracing import (
     ModuleCall,
     OpCall,
@@ -65,8 +67,10 @@ from edge_opt.records.tracing import (
 __all__ = [
     "SCHEMA_VERSION",
     "Bandwidth",
+    "Basis",
     "BatchFit",
     "Bound",
+    "Candidate",
     "Cause",
     "Comparison",
     "DeviceSpec",
@@ -76,6 +80,7 @@ __all__ = [
     "Engine",
     "Environment",
     "Facility",
+    "Failure",
     "Figure",
     "FigureKind",
     "Interval",
@@ -84,6 +89,7 @@ __all__ = [
     "LayerCost",
     "LayerLatencies",
     "LayerLatency",
+    "LayerPrediction",
     "Level",
     "MeasuredMemory",
     "Measurement",
@@ -99,6 +105,7 @@ __all__ = [
     "PeakMemory",
     "Power",
     "Precision",
+    "Prediction",
     "Reconciliation",
     "Refusal",
     "Role",
@@ -107,11 +114,16 @@ __all__ = [
     "Shape",
     "Status",
     "StorageInfo",
+    "SweepResult",
     "TensorInfo",
     "Totals",
     "Trace",
+    "Trial",
+    "TrialMetrics",
+    "TrialStatus",
     "Unpriced",
     "UsedBandwidth",
     "Utilization",
     "Verdict",
+    "Violation",
 ]
