@@ -45,3 +45,18 @@ class UnknownDevice(EdgeOptError):
 
 class InvalidDevice(EdgeOptError):
     """A device file that cannot be used: the file, the key, and what to write there."""
+
+
+class BudgetError(InvalidInput):
+    """A budget that does not parse: the text, with a caret under the character, and what was expected there."""
+
+    def __init__(self, text: str, position: int, problem: str) -> None:
+        # One column per character, so that the caret stands where it belongs.
+        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+        super().__init__(f"cannot read the budget {shown!r}: {problem}\n  {shown}\n  {' ' * position}^")
+        self.text = text
+        self.position = position
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, str]]:
+        return BudgetError, (self.text, self.position, self.problem)
