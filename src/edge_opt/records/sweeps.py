@@ -132,3 +132,8 @@ class SweepResult:
     def trial(self, key: str) -> Trial:
         """The trial of a candidate by its key."""
         return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
+
+    def _repr_html_(self) -> str:
+        from edge_opt.report.notebook import sweep_html
+
+        return sweep_html(self)
