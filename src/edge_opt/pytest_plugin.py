@@ -29,19 +29,23 @@ def _check(
 ) -> CheckResult:
     # Nothing of edge_opt or torch is loaded before a test asks for it.
     from edge_opt.checking import check
+    from edge_opt.errors import BudgetError
     from edge_opt.report.checked import render
 
     __tracebackhide__ = True
     wanted = [*budgets, *(f"{metric} {limit}" for metric, limit in limits.items())]
-    result = check(
-        model,
-        *wanted,
-        inputs=inputs,
-        kwargs=kwargs,
-        baseline=baseline,
-        max_increase=max_increase,
-        on_undecided=on_undecided,
-    )
+    try:
+        result = check(
+            model,
+            *wanted,
+            inputs=inputs,
+            kwargs=kwargs,
+            baseline=baseline,
+            max_increase=max_increase,
+            on_undecided=on_undecided,
+        )
+    except BudgetError as error:
+        pytest.fail(str(error), pytrace=False)
     if not result.passed:
         pytest.fail(f"the model does not keep within its budget\n{render(result)}", pytrace=False)
     return result

@@ -38,6 +38,7 @@ def check(
     kwarg: Annotated[
         list[str] | None, typer.Option("--kwarg", metavar="NAME=VALUE", help="An argument that is not a tensor.")
     ] = None,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
     fail_on_undecided: Annotated[
         bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
@@ -71,7 +72,7 @@ def check(
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
     needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
     options: bool | dict[str, Any]
-    with measuring(needs_run, 1.0, threads, None) as options:
+    with measuring(needs_run, min_time, threads, None) as options:
         profile = read_profile(subject, inputs or [], kwarg or [], batch, options)
     result = eo.check(
         profile,

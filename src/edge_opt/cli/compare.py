@@ -28,6 +28,7 @@ def compare(
         list[str] | None, typer.Option("--kwarg", metavar="NAME=VALUE", help="An argument that is not a tensor.")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Run the models too, and compare their latency.")] = False,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
     sort: Annotated[
         str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"By difference in {', '.join(SORT_KEYS)}.")
@@ -58,7 +59,7 @@ def compare(
     check_choice(sort, top)
     for path in output or []:
         writer_for(path)
-    with measuring(measure, 1.0, threads, None) as options:
+    with measuring(measure, min_time, threads, None) as options:
         profiles = [read_profile(model, inputs or [], kwarg or [], batch, options) for model in models]
     found = eo.compare(*profiles)
     if json:
