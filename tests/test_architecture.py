@@ -20,6 +20,8 @@ PUBLIC = {"errors", "files", "text", "records", *OLDER_APIS}
 # Lazy view methods: people expect p.save() and p.to_dataframe() on the record itself.
 # `edge_opt.compare` is a package and a function: calling the one is calling the other.
 EXCEPTIONS = {("records", "report"), ("compare", "comparing")}
+# A page shows rooflines; this one module asks the catalogue for them.
+EXCEPTIONS_BY_MODULE = {("report/roofs.py", "devices")}
 
 
 def modules(package: str) -> list[Path]:
@@ -65,6 +67,7 @@ def test_imports_go_one_way(path: Path) -> None:
     pure = {"errors", "files", "text", "units", "records", "compare", "budget"}
     allowed = pure if room == "report" else set(ORDER[: ORDER.index(room)])
     allowed |= {right for left, right in EXCEPTIONS if left == room}
+    allowed |= {right for module, right in EXCEPTIONS_BY_MODULE if path == SOURCE / "edge_opt" / module}
     assert imported <= (allowed | {"", *OLDER_APIS} if room in ("cli", "pipeline") else allowed)
 
 
@@ -84,6 +87,7 @@ def test_modules_stay_short(path: Path) -> None:
     "module",
     [
         "edge_opt", "edge_opt.records", "edge_opt.report.tables", "edge_opt.report.writers", "edge_opt.report.terminal",
+        "edge_opt.report.page", "edge_opt.report.plots", "edge_opt.report.sweeps",
         "edge_opt.devices.spec", "edge_opt.devices.catalog", "edge_opt.devices.roofline", "edge_opt.stream",
         "edge_opt.cli", "edge_opt.budget", "edge_opt.compare", "edge_opt.comparing",
     ],

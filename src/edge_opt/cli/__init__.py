@@ -14,6 +14,7 @@ from edge_opt.cli.compare import compare
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.profile import profile
+from edge_opt.cli.report import report
 from edge_opt.cli.shell import Debug, Shell
 
 app = typer.Typer(
@@ -51,6 +52,7 @@ def edge_opt(
     edge-opt devices raspberry-pi-4
     edge-opt compare before.json after.json -o difference.html
     edge-opt check profile.json --budget "macs <= 600M"
+    edge-opt report runs/mnist
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -61,6 +63,7 @@ app.command("doctor")(doctor)
 app.command("devices")(devices)
 app.command("compare")(compare)
 app.command("check")(check)
+app.command("report")(report)
 
 
 def main() -> None:
