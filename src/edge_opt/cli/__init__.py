@@ -49,8 +49,6 @@ def edge_opt(
     edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
     edge-opt devices raspberry-pi-4
-    edge-opt compare before.json after.json -o difference.html
-    edge-opt check profile.json --budget "macs <= 600M"
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
