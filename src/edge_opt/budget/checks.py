@@ -23,7 +23,7 @@ from edge_opt.records import (
 
 _NAMED_AT_MOST = 5
 
-# The part of a layer in a figure of the whole, where it is known; peaks do not add up, but the highest is where to look.
+# The part of a layer in a figure of the whole, where known; peaks do not add up, but the highest is where to look.
 _PARTS: dict[str, Callable[[LayerFigures], float | None]] = {
     "macs": lambda layer: layer.macs,
     "flops": lambda layer: layer.flops,
