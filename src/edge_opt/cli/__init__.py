@@ -13,6 +13,7 @@ from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.profile import profile
 from edge_opt.cli.shell import Debug, Shell
+from edge_opt.cli.status import status
 
 app = typer.Typer(
     cls=Shell,
@@ -55,6 +56,7 @@ def edge_opt(
 app.command("profile")(profile)
 app.command("doctor")(doctor)
 app.command("devices")(devices)
+app.command("status")(status)
 
 
 def main() -> None:
