@@ -16,6 +16,7 @@ from edge_opt.cli.doctor import doctor
 from edge_opt.cli.profile import profile
 from edge_opt.cli.report import report
 from edge_opt.cli.shell import Debug, Shell
+from edge_opt.cli.status import status
 
 app = typer.Typer(
     cls=Shell,
@@ -64,6 +65,7 @@ app.command("devices")(devices)
 app.command("compare")(compare)
 app.command("check")(check)
 app.command("report")(report)
+app.command("status")(status)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from typer.core import TyperGroup
 
 from edge_opt.errors import EdgeOptError
 
-WRONG_USE = 2
 NOT_SATISFIED = 1
 
 
@@ -26,7 +25,7 @@ Debug = Annotated[
 
 
 class Shell(TyperGroup):
-    """The group of all commands; what edge_opt refuses becomes `error: ...` and exit code 2."""
+    """The group of all commands; what edge_opt refuses becomes `error: ...` and its exit code, usually 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -35,7 +34,7 @@ class Shell(TyperGroup):
             if ctx.find_root().meta.get("edge_opt.debug"):
                 traceback.print_exc()
             talk(f"error: {error}")
-            raise typer.Exit(WRONG_USE) from error
+            raise typer.Exit(error.exit_code) from error
 
 
 def talk(sentence: str) -> None:

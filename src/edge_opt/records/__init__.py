@@ -61,7 +61,16 @@ from edge_opt.records.profiles import (
     Level,
     ModelProfile,
 )
-from edge_opt.records.sweeps import Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus, Violation
+from edge_opt.records.sweeps import (
+    Candidate,
+    Failure,
+    SweepResult,
+    SweepStatus,
+    Trial,
+    TrialMetrics,
+    TrialStatus,
+    Violation,
+)
 from edge_opt.records.tracing import (
     ModuleCall,
     OpCall,
@@ -137,6 +146,7 @@ __all__ = [
     "Status",
     "StorageInfo",
     "SweepResult",
+    "SweepStatus",
     "TensorInfo",
     "Totals",
     "Trace",

@@ -137,3 +137,29 @@ class SweepResult:
         from edge_opt.report.notebook import sweep_html
 
         return sweep_html(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStatus:
+    """How far a sweep is. `total` is None until a run has planned it; `pid` and `host` are of the run going on."""
+
+    folder: str
+    name: str
+    total: int | None
+    done: int
+    failed: int
+    accepted: int
+    pid: int | None
+    host: str | None
+    unfinished: tuple[str, ...]
+    best: str | None
+    recommendation: str
+
+    @property
+    def left(self) -> int | None:
+        """Candidates without a result yet."""
+        return None if self.total is None else max(0, self.total - self.done - self.failed)
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid is not None
