@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from zoo import torchvision_models
 
 import edge_opt
 import rasp
+from zoo import torchvision_models
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

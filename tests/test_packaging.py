@@ -64,8 +64,7 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; sys.path.insert(0, {str(core)!r})"
-    start = f"{code}; sys.argv[0] = 'edge-opt'; from edge_opt.cli import main; main()"
+    start = f"import sys; sys.path.insert(0, {str(core)!r}); from edge_opt.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-I", "-S", "-c", start, *arguments], capture_output=True, text=True, check=False, cwd=core
     )
@@ -87,9 +86,9 @@ def test_the_core_profiles(core: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "extra"), [(["profile", "timm:resnet18", "-i", "1x3x64x64"], "vision")])
-def test_what_needs_an_extra_says_which(core: Path, arguments: list[str], extra: str) -> None:
+@pytest.mark.parametrize(("arguments", "cure"), [(["profile", "timm:resnet18", "-i", "1x3x64x64"], "pip install timm")])
+def test_what_needs_an_extra_says_which(core: Path, arguments: list[str], cure: str) -> None:
     done = run(core, *arguments)
     assert done.returncode == 2
-    assert f"edge-opt[{extra}]" in done.stderr
+    assert cure in done.stderr
     assert "Traceback" not in done.stderr
