@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
-import click
 import typer
 
 from edge_opt.cli import app
@@ -13,20 +13,19 @@ from edge_opt.cli import app
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 _HEAD = """# Command line
 
-Results go to stdout, talk and progress to stderr. `--json` prints for machines. Exit code 0: done; 1: a condition does not hold;
-2: wrong use, with one sentence that says what to do. `--debug` shows the traceback behind it.
+Results go to stdout, talk and progress to stderr. `--json` prints for machines. Exit code 0: done; 1: a condition does not
+hold; 2: wrong use, with one sentence that says what to do. `--debug` shows the traceback behind it.
 `edge-opt --install-completion` completes commands and options in your shell.
 """
 
 
 def page() -> str:
     """The whole page."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    return _HEAD + "".join(_section(name, command) for name, command in sorted(group.commands.items()))
+    commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+    return _HEAD + "".join(_section(name, command) for name, command in sorted(commands.items()))
 
 
-def _section(name: str, command: click.Command) -> str:
+def _section(name: str, command: Any) -> str:
     arguments = [
         item.make_metavar(click.Context(command)) for item in command.params if isinstance(item, click.Argument)
     ]
@@ -38,12 +37,12 @@ def _section(name: str, command: click.Command) -> str:
         blocks.append(f"\n{prose}")
     usage = " ".join(["edge-opt", name, *arguments, "[OPTIONS]"])
     blocks.append("\n```text\n" + "\n".join([usage, *([""] if examples else []), *examples]) + "\n```\n")
-    options = [item for item in command.params if isinstance(item, click.Option) and not item.hidden]
+    options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
     blocks += ["| option | meaning |", "|---|---|", *map(_row, options)]
     return "\n".join(blocks) + "\n"
 
 
-def _row(option: click.Option) -> str:
+def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in option.opts)
     meaning = (option.help or "").replace("|", "\\|")
     default = option.default

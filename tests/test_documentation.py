@@ -89,3 +89,9 @@ def test_command_lines_in_the_pages(session: str, tmp_path: Path) -> None:
             assert [line.rstrip() for line in done.stdout.splitlines()] == [
                 line.rstrip() for line in shown.splitlines()
             ]
+
+
+def test_the_page_of_commands_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    writer = import_module("write_cli_page")
+    assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), "run `python scripts/write_cli_page.py`"
