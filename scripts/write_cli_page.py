@@ -13,8 +13,8 @@ from edge_opt.cli import app
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 _HEAD = """# Command line
 
-Results go to stdout, talk and progress to stderr. `--json` prints for machines. Exit code 0: done; 1: a condition does not
-hold; 2: wrong use, with one sentence that says what to do. `--debug` shows the traceback behind it.
+Results go to stdout, talk and progress to stderr. `--json` prints for machines. Exit code 0: done; 1: a condition does
+not hold; 2: wrong use, with one sentence that says what to do. `--debug` shows the traceback behind it.
 `edge-opt --install-completion` completes commands and options in your shell.
 """
 
@@ -26,9 +26,7 @@ def page() -> str:
 
 
 def _section(name: str, command: Any) -> str:
-    arguments = [
-        item.make_metavar(click.Context(command)) for item in command.params if isinstance(item, click.Argument)
-    ]
+    arguments = [item.metavar or item.name.upper() for item in command.params if item.param_type_name == "argument"]
     first, _, rest = inspect.cleandoc(command.help or "").partition("\n")
     examples = [line for line in rest.splitlines() if line.startswith("edge-opt ")]
     prose = "\n".join(line for line in rest.splitlines() if line != "\b" and line not in examples).strip()
