@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_opt import compress
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
@@ -46,6 +47,7 @@ __all__ = [
     "auto_adjust_batch_size",
     "build_hardware_profile_table",
     "clear_caches",
+    "compress",
     "compute_utilization",
     "cost_rule",
     "device",
@@ -104,9 +106,15 @@ _HOMES = {
 }
 
 
+# Packages that are used by their own name, as in `eo.compress.prune`.
+_PACKAGES = ("compress",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _PACKAGES:
         raise AttributeError(f"module 'edge_opt' has no attribute {name!r}")
+    if name in _PACKAGES:
+        return import_module(f"edge_opt.{name}")
     value = getattr(import_module(f"edge_opt.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
