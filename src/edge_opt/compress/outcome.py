@@ -78,7 +78,8 @@ def _reason(
     module = model.get_submodule(layer.path)
     refused = next((group.refused for group in groups if group.refused), None)
     if refused:
-        is_own = refused.startswith(layer.path) or " is " not in refused
+        # Some reasons name a layer, which may be another one, and some are about all channels alike.
+        is_own = refused.startswith((f"{layer.path} ", "removing ", "its ", "the channels ", "keys "))
         return refused if is_own else f"coupled with others: {refused}"
     if (owner == NONE).any():
         return refusal(module) or "the dependency graph never reached it"

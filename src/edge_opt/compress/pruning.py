@@ -139,11 +139,10 @@ def _found_ratio(
         return tried[key]
 
     def share(removed: np.ndarray) -> float:
-        variant = apply_spec(plan.base, plan.spec(removed))
-        after = plan.profile(variant)
         if latency is None or not latency_before_s:
-            return after.totals.macs / max(plan.before.totals.macs, 1)
-        return _positive(latency(variant, after)) / latency_before_s
+            return plan.costs(removed).totals.macs / max(plan.before.totals.macs, 1)
+        variant = apply_spec(plan.base, plan.spec(removed))
+        return _positive(latency(variant, plan.profile(variant))) / latency_before_s
 
     wanted = request.macs_target or request.latency_target
     return request.ratio if wanted is None else ratio_for(remaining, wanted)
