@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_opt import compress
+    from edge_opt.compress.sensitivity import sensitivity
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
@@ -64,6 +65,7 @@ __all__ = [
     "recommend_precision",
     "reconcile",
     "roofline",
+    "sensitivity",
     "stream_advice",
     "utilization",
     "utilization_advice",
@@ -99,6 +101,7 @@ _HOMES = {
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",
     "roofline": "devices.roofline",
+    "sensitivity": "compress.sensitivity",
     "stream_advice": "stream",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",

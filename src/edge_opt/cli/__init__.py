@@ -12,6 +12,7 @@ import typer
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.profile import profile
+from edge_opt.cli.prune import prune
 from edge_opt.cli.shell import Debug, Shell
 
 app = typer.Typer(
@@ -47,6 +48,7 @@ def edge_opt(
     edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
     edge-opt devices raspberry-pi-4
+    edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -55,6 +57,7 @@ def edge_opt(
 app.command("profile")(profile)
 app.command("doctor")(doctor)
 app.command("devices")(devices)
+app.command("prune")(prune)
 
 
 def main() -> None:

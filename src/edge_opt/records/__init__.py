@@ -68,6 +68,7 @@ from edge_opt.records.pruning import (
     Shortfall,
     TensorShape,
 )
+from edge_opt.records.sensitivity import Change, LayerSensitivity, Sensitivity
 from edge_opt.records.sweeps import Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus, Violation
 from edge_opt.records.tracing import (
     ModuleCall,
@@ -90,6 +91,7 @@ __all__ = [
     "Bound",
     "Candidate",
     "Cause",
+    "Change",
     "ChangedAttribute",
     "Comparison",
     "DeviceSpec",
@@ -113,6 +115,7 @@ __all__ = [
     "LayerLatencies",
     "LayerLatency",
     "LayerPrediction",
+    "LayerSensitivity",
     "Level",
     "MeasuredMemory",
     "Measurement",
@@ -139,6 +142,7 @@ __all__ = [
     "Role",
     "Roofline",
     "RooflinePoint",
+    "Sensitivity",
     "Shape",
     "Shortfall",
     "Status",
