@@ -149,7 +149,5 @@ def _lines(pruned: Pruned) -> Iterator[str]:
     yield ""
     yield from str(pruned).splitlines()
     error = pruned.check.silenced_error
-    silenced = (
-        "" if error is None else f"; outputs equal the original's with those channels silenced, within {error:.1g}"
-    )
+    silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
     yield f"proved: forward, backward ({pruned.check.gradients} gradients){silenced}"
