@@ -25,7 +25,11 @@ def prune_spec(model: nn.Module, found: ChannelMap, removed: np.ndarray) -> Prun
         for place, owner in found.tensors.items()
         if not (stays := (owner == NONE) | ~removed[owner]).all()
     ]
-    attributes = [*_layer_attributes(model, found, removed), *_head_attributes(model, found, removed)]
+    attributes = [
+        *_layer_attributes(model, found, removed),
+        *_norm_attributes(model, kept),
+        *_head_attributes(model, found, removed),
+    ]
     changed = {each.tensor for each in kept}
     attention = tuple(
         path
@@ -60,6 +64,17 @@ def _layer_attributes(model: nn.Module, found: ChannelMap, removed: np.ndarray) 
             for name in WIDTHS
             if path and before != after and getattr(model.get_submodule(parent), name, None) == before
         ]
+    return changes
+
+
+def _norm_attributes(model: nn.Module, kept: list[KeptIndices]) -> list[ChangedAttribute]:
+    """Norms that torch-pruning does not know, of which only the weight was followed."""
+    changes = []
+    for each in kept:
+        path = each.tensor.rpartition(".")[0]
+        module = model.get_submodule(path)
+        if isinstance(module, nn.RMSNorm) and len(module.normalized_shape) == 1:
+            changes.append(ChangedAttribute(path, "normalized_shape", (len(each.indices),)))
     return changes
 
 

@@ -42,6 +42,8 @@ class _Survey:
         self.paths = {module: path for path, module in model.named_modules()}
         self.ignored = ignored
         self.first_names = _first_names(model)
+        # No layer has more channels than this; a walk that counts beyond has lost its way in reshapes.
+        self.most = max((size for tensor in model.state_dict().values() for size in tensor.shape), default=0)
         self.parents: list[int] = []
         self.roots: list[tuple[str, range, int]] = []
         self.seen: dict[tuple[Any, Side], dict[int, int]] = {}
@@ -115,7 +117,9 @@ class _Survey:
         seen = self.seen.setdefault((node, side), {})
         fresh = []
         for index in reached:
-            if index.idx in seen:
+            if index.idx >= self.most:
+                self.refuse([index], "the channels could not be followed: a reshape mixes them")
+            elif index.idx in seen:
                 self.unite(seen[index.idx], index.root_idx)
             else:
                 seen[index.idx] = index.root_idx

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt.compress.layers import NORMS, channels
 from edge_opt.errors import PruningFailed
 from edge_opt.records import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments
@@ -101,11 +100,17 @@ def _silenced(original: nn.Module, pruned: nn.Module, spec: PruneSpec) -> nn.Mod
         kept[each.tensor] = each
     for path, module in list(silenced.named_modules()):
         index = kept.get(f"{path}.weight") if path else None
-        if isinstance(module, NORMS[2:]) and index is not None:
+        if index is not None and _looks_across_channels(module):
             holder, _, name = path.rpartition(".")
-            masked = _Masked(pruned.get_submodule(path), index.indices, channels(module, "out"))
+            width = tensors[index.tensor].shape[index.dim]
+            masked = _Masked(pruned.get_submodule(path), index.indices, width)
             setattr(silenced.get_submodule(holder), name, masked)
     return silenced
+
+
+def _looks_across_channels(module: nn.Module) -> bool:
+    """Whether it is a norm over channels; models bring RMS norms of their own, which are known by their name."""
+    return isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or "RMSNorm" in type(module).__name__
 
 
 class _Masked(nn.Module):
@@ -118,10 +123,14 @@ class _Masked(nn.Module):
         self.width = width
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_last = type(self.norm).forward is nn.LayerNorm.forward
-        dim = -1 if is_last else 1
-        if x.shape[dim] != self.width:
-            dim = -1 - dim if not is_last else 1
+        # Norms of images, such as group norm, have the channels second; where both fit, the kind decides.
+        dims = (1, -1) if isinstance(self.norm, nn.GroupNorm) or _is_of_images(self.norm) else (-1, 1)
+        dim = next(dim for dim in dims if x.shape[dim] == self.width)
         index = torch.tensor(self.indices, device=x.device)
         out: torch.Tensor = self.norm(x.index_select(dim, index))
         return torch.zeros_like(x).index_copy(dim, index, out)
+
+
+def _is_of_images(norm: nn.Module) -> bool:
+    """A layer norm with a forward of its own: torchvision's and timm's normalize the second dimension."""
+    return isinstance(norm, nn.LayerNorm) and type(norm).forward is not nn.LayerNorm.forward
