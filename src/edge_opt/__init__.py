@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_opt.checking import check
     from edge_opt.comparing import compare
+    from edge_opt import compress
+    from edge_opt.compress.sensitivity import sensitivity
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
@@ -52,6 +54,7 @@ __all__ = [
     "check",
     "clear_caches",
     "compare",
+    "compress",
     "compute_utilization",
     "cost_rule",
     "device",
@@ -68,6 +71,7 @@ __all__ = [
     "recommend_precision",
     "reconcile",
     "roofline",
+    "sensitivity",
     "stream_advice",
     "utilization",
     "utilization_advice",
@@ -106,6 +110,7 @@ _HOMES = {
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",
     "roofline": "devices.roofline",
+    "sensitivity": "compress.sensitivity",
     "stream_advice": "stream",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",
@@ -113,9 +118,15 @@ _HOMES = {
 }
 
 
+# Packages that are used by their own name, as in `eo.compress.prune`.
+_PACKAGES = ("compress",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _PACKAGES:
         raise AttributeError(f"module 'edge_opt' has no attribute {name!r}")
+    if name in _PACKAGES:
+        return import_module(f"edge_opt.{name}")
     value = getattr(import_module(f"edge_opt.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
