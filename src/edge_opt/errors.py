@@ -45,3 +45,11 @@ class UnknownDevice(EdgeOptError):
 
 class InvalidDevice(EdgeOptError):
     """A device file that cannot be used: the file, the key, and what to write there."""
+
+
+class ConversionFailed(EdgeOptError):
+    """A conversion that failed, changed nothing, or whose outputs are no results; nothing passes for what was asked."""
+
+
+class ExportFailed(ConversionFailed):
+    """A model that cannot be exported; names the place or the operator, and the way round."""

@@ -1,5 +1,14 @@
 """Every record of the house: frozen, made of plain values. Tables, files and plots are views of these."""
 
+from edge_opt.records.conversion import (
+    Agreement,
+    Converted,
+    Exported,
+    Kernel,
+    LayerPrecision,
+    RunnerProfile,
+    Runtime,
+)
 from edge_opt.records.costs import (
     Cause,
     LayerCost,
@@ -66,6 +75,7 @@ from edge_opt.records.tracing import (
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Agreement",
     "Bandwidth",
     "Basis",
     "BatchFit",
@@ -73,22 +83,26 @@ __all__ = [
     "Candidate",
     "Cause",
     "Comparison",
+    "Converted",
     "DeviceSpec",
     "Diagnosis",
     "Energy",
     "EnergySource",
     "Engine",
     "Environment",
+    "Exported",
     "Facility",
     "Failure",
     "Figure",
     "FigureKind",
     "Interval",
+    "Kernel",
     "KnownLatency",
     "Latency",
     "LayerCost",
     "LayerLatencies",
     "LayerLatency",
+    "LayerPrecision",
     "LayerPrediction",
     "Level",
     "MeasuredMemory",
@@ -111,6 +125,8 @@ __all__ = [
     "Role",
     "Roofline",
     "RooflinePoint",
+    "RunnerProfile",
+    "Runtime",
     "Shape",
     "Status",
     "StorageInfo",
