@@ -11,7 +11,9 @@ import typer
 
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
+from edge_opt.cli.export import export
 from edge_opt.cli.profile import profile
+from edge_opt.cli.quantize import quantize
 from edge_opt.cli.shell import Debug, Shell
 
 app = typer.Typer(
@@ -47,6 +49,8 @@ def edge_opt(
     edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
     edge-opt devices raspberry-pi-4
+    edge-opt quantize net.py:Net --input 1x3x32x32 --calibration data.py:loader -o out/
+    edge-opt export net.py:Net --input 1x3x32x32 -o net.onnx
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -55,6 +59,8 @@ def edge_opt(
 app.command("profile")(profile)
 app.command("doctor")(doctor)
 app.command("devices")(devices)
+app.command("quantize")(quantize)
+app.command("export")(export)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 _HOMES = {
     "Runner": "runtimes",
     "convert": "precision",
+    "explain": "explaining",
     "export_onnx": "exporting",
     "measure_runner": "runtimes",
     "measure_runners": "runtimes",

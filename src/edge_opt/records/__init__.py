@@ -21,6 +21,7 @@ from edge_opt.records.costs import (
     Totals,
     Unpriced,
 )
+from edge_opt.records.explanations import Explanation, LayerChange, Reason
 from edge_opt.records.hardware import (
     Bandwidth,
     BatchFit,
@@ -90,6 +91,7 @@ __all__ = [
     "EnergySource",
     "Engine",
     "Environment",
+    "Explanation",
     "Exported",
     "Facility",
     "Failure",
@@ -99,6 +101,7 @@ __all__ = [
     "Kernel",
     "KnownLatency",
     "Latency",
+    "LayerChange",
     "LayerCost",
     "LayerLatencies",
     "LayerLatency",
@@ -120,6 +123,7 @@ __all__ = [
     "Power",
     "Precision",
     "Prediction",
+    "Reason",
     "Reconciliation",
     "Refusal",
     "Role",
