@@ -100,3 +100,11 @@ class UnreadableModel(EdgeOptError):
 
 class NotSaved(EdgeOptError, OSError):
     """A file that could not be written, such as on a full disk; nothing half-written is left."""
+
+
+class ConversionFailed(EdgeOptError):
+    """A conversion that failed, changed nothing, or whose outputs are no results; nothing passes for what was asked."""
+
+
+class ExportFailed(ConversionFailed):
+    """A model that cannot be exported; names the place or the operator, and the way round."""
