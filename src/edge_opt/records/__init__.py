@@ -1,6 +1,14 @@
 """Every record of the house: frozen, made of plain values. Tables, files and plots are views of these."""
 
-from edge_opt.records.budgets import Budget, CheckedBudget, CheckResult, Contribution, Increase, Outcome, Relation
+from edge_opt.records.budgets import (
+    Budget,
+    CheckedBudget,
+    CheckResult,
+    Contribution,
+    Increase,
+    Outcome,
+    Relation,
+)
 from edge_opt.records.comparisons import (
     Change,
     ComparedFigure,
@@ -8,6 +16,7 @@ from edge_opt.records.comparisons import (
     FigureUnit,
     LayerFigures,
     ModelComparison,
+)
 from edge_opt.records.conversion import (
     Agreement,
     Converted,
@@ -29,7 +38,11 @@ from edge_opt.records.costs import (
     Totals,
     Unpriced,
 )
-from edge_opt.records.explanations import Explanation, LayerChange, Reason
+from edge_opt.records.explanations import (
+    Explanation,
+    LayerChange,
+    Reason,
+)
 from edge_opt.records.hardware import (
     Bandwidth,
     BatchFit,
@@ -64,21 +77,15 @@ from edge_opt.records.measurements import (
     Refusal,
     Verdict,
 )
-from edge_opt.records.predictions import Basis, LayerPrediction, Prediction
+from edge_opt.records.predictions import (
+    Basis,
+    LayerPrediction,
+    Prediction,
+)
 from edge_opt.records.profiles import (
     SCHEMA_VERSION,
     Level,
     ModelProfile,
-)
-from edge_opt.records.sweeps import (
-    Candidate,
-    Failure,
-    SweepResult,
-    SweepStatus,
-    Trial,
-    TrialMetrics,
-    TrialStatus,
-    Violation,
 )
 from edge_opt.records.pruning import (
     PRUNE_SCHEMA,
@@ -96,8 +103,20 @@ from edge_opt.records.pruning import (
     Shortfall,
     TensorShape,
 )
-from edge_opt.records.sensitivity import Change, LayerSensitivity, Sensitivity
-from edge_opt.records.sweeps import Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus, Violation
+from edge_opt.records.sensitivity import (
+    LayerSensitivity,
+    Sensitivity,
+)
+from edge_opt.records.sweeps import (
+    Candidate,
+    Failure,
+    SweepResult,
+    SweepStatus,
+    Trial,
+    TrialMetrics,
+    TrialStatus,
+    Violation,
+)
 from edge_opt.records.tracing import (
     ModuleCall,
     OpCall,
@@ -122,11 +141,11 @@ __all__ = [
     "Candidate",
     "Cause",
     "Change",
+    "ChangedAttribute",
     "CheckResult",
     "CheckedBudget",
     "ComparedFigure",
     "ComparedLayer",
-    "ChangedAttribute",
     "Comparison",
     "Contribution",
     "Converted",
@@ -144,17 +163,15 @@ __all__ = [
     "Figure",
     "FigureKind",
     "FigureUnit",
-    "Increase",
     "Importance",
+    "Increase",
     "Interval",
     "KeptIndices",
-    "KnownLatency",
-    "Latency",
-    "LayerChannels",
     "Kernel",
     "KnownLatency",
     "Latency",
     "LayerChange",
+    "LayerChannels",
     "LayerCost",
     "LayerFigures",
     "LayerLatencies",
@@ -192,9 +209,9 @@ __all__ = [
     "Role",
     "Roofline",
     "RooflinePoint",
-    "Sensitivity",
     "RunnerProfile",
     "Runtime",
+    "Sensitivity",
     "Shape",
     "Shortfall",
     "Status",
