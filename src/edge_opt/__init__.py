@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
+    from edge_opt.devices.estimate import estimate
     from edge_opt.devices.roofline import roofline
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
@@ -50,6 +51,7 @@ __all__ = [
     "cost_rule",
     "device",
     "devices",
+    "estimate",
     "estimate_batch_memory_mb",
     "explain_utilization",
     "find_bottleneck",
@@ -85,6 +87,7 @@ _HOMES = {
     "cost_rule": "cost",
     "device": "devices.catalog",
     "devices": "devices",
+    "estimate": "devices.estimate",
     "estimate_batch_memory_mb": "stream",
     "explain_utilization": "devices.utilization",
     "find_bottleneck": "stream",

@@ -51,17 +51,7 @@ def roofline(
     >>> [(layer.path, layer.bound) for layer in roof.layers if layer.macs]
     [('conv1', 'memory'), ('conv2', 'compute'), ('classifier', 'memory')]
     """
-    if precision not in PRECISIONS:
-        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
-    if engine is not None and engine not in ENGINES:
-        raise InvalidInput(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
-    if profile.convention != "edge_opt":
-        raise InvalidInput(
-            f"the profile counts as {profile.convention} does, and a roofline needs our own counts; "
-            "profile again without convention="
-        )
-    spec = find_device(device)
-    roof = Roof(spec, engine or spec.engine, precision)
+    spec, roof = checked_roof(profile, device, precision, engine)
     layers, total = _points(profile, passes(profile, precision), roof)
     fused_layers, fused_total = _points(profile, fused_passes(profile, precision), roof)
     return Roofline(
@@ -76,8 +66,25 @@ def roofline(
         total=total,
         fused_layers=fused_layers,
         fused_total=fused_total,
-        remarks=tuple(_remarks(profile, spec, roof)),
+        remarks=tuple(figure_remarks(profile, spec, roof)),
     )
+
+
+def checked_roof(
+    profile: ModelProfile, device: str | os.PathLike[str] | DeviceSpec, precision: str, engine: str | None
+) -> tuple[DeviceSpec, Roof]:
+    """The device and the figures that a profile is put under; what cannot be used is refused."""
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    if engine is not None and engine not in ENGINES:
+        raise InvalidInput(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
+    if profile.convention != "edge_opt":
+        raise InvalidInput(
+            f"the profile counts as {profile.convention} does, and a roofline needs our own counts; "
+            "profile again without convention="
+        )
+    spec = find_device(device)
+    return spec, Roof(spec, cast(Engine, engine or spec.engine), precision)
 
 
 def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
@@ -159,7 +166,7 @@ def _point(
     overhead_s = None if roof.overhead_s is None else roof.overhead_s * len(items)
     flops, read = sum(item.flops for item in items), sum(item.bytes_read for item in items)
     written = sum(item.bytes_written for item in items)
-    bound, seconds = _limit(memory, compute, overhead_s)
+    bound, seconds = limit(memory, compute, overhead_s)
     included = () if module is None else dict.fromkeys(number for item in items for number in item.includes)
     return RooflinePoint(
         module=module,
@@ -181,7 +188,7 @@ def _point(
     )
 
 
-def _limit(
+def limit(
     memory: Sequence[float | None], compute: Sequence[float | None], overhead_s: float | None
 ) -> tuple[Bound, float | None]:
     """What most of the time goes to, and the time: passes follow each other, and each takes its longer half."""
@@ -200,7 +207,8 @@ def _total(parts: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(cast("list[float]", known))
 
 
-def _remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Iterable[str]:
+def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Iterable[str]:
+    """What is missing for a time, or is left out of it, figure by figure."""
     if roof.bandwidth is None:
         why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
         yield f"the bandwidth of {spec.name} is unknown ({why}), so bounds and times are too"
