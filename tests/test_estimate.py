@@ -130,7 +130,7 @@ def test_without_a_power_the_layers_carry_the_table() -> None:
     found = estimate(eo.profile(SmallCNN(), (1, 1, 28, 28)), without(board(), powers=()))
     assert [energy.source for energy in found.energies] == ["model"]
     assert sum(layer.energy_j or 0 for layer in found.layers) == pytest.approx(found.energies[0].joules)
-    assert any("power of board at work is unknown" in remark for remark in found.remarks)
+    assert any("the power at work is unknown" in remark for remark in found.remarks)
 
 
 def test_idle_power_is_not_the_power_of_a_model_at_work() -> None:
@@ -159,6 +159,10 @@ def test_no_overhead_is_assumed_where_none_is_known() -> None:
     found = estimate(eo.profile(nn.ReLU(), (1000,)), bare)
     assert found.seconds == pytest.approx(8000 / 1e9)
     assert "overhead per operator is not known and not included" in found.remarks
+    # 8 µs, to which any overhead might add more than itself; a million values take 8 ms, to which it adds little.
+    assert (found.low, found.high) == (found.seconds / SPREAD, None)
+    large = estimate(eo.profile(nn.ReLU(), (1_000_000,)), bare)
+    assert large.high == large.seconds * SPREAD
 
 
 def test_an_operator_without_a_price_leaves_the_upper_end_open() -> None:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from edge_opt.devices.roofline import roofline
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
-    from edge_opt.fitting import fit_batch
+    from edge_opt.fitting.batches import fit_batch
+    from edge_opt.fitting.targets import compare_targets
     from edge_opt.measure.api import measure
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
@@ -47,6 +48,7 @@ __all__ = [
     "auto_adjust_batch_size",
     "build_hardware_profile_table",
     "clear_caches",
+    "compare_targets",
     "compute_utilization",
     "cost_rule",
     "device",
@@ -83,6 +85,7 @@ _HOMES = {
     "auto_adjust_batch_size": "stream",
     "build_hardware_profile_table": "stream",
     "clear_caches": "profiling",
+    "compare_targets": "fitting.targets",
     "compute_utilization": "stream",
     "cost_rule": "cost",
     "device": "devices.catalog",
@@ -91,7 +94,7 @@ _HOMES = {
     "estimate_batch_memory_mb": "stream",
     "explain_utilization": "devices.utilization",
     "find_bottleneck": "stream",
-    "fit_batch": "fitting",
+    "fit_batch": "fitting.batches",
     "free_operators": "cost",
     "layer_utilizations": "devices.utilization",
     "load": "report.writers",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
 from edge_opt.cost.layers import layer_costs, total_costs, unpriced_operators
 from edge_opt.cost.liveness import peak_memory
 from edge_opt.cost.registry import clear_prices, price
+from edge_opt.devices.roofline import PRECISIONS
 from edge_opt.errors import InvalidInput
-from edge_opt.records import ModelProfile
+from edge_opt.records import DeviceSpec, ModelProfile, Precision
 from edge_opt.trace import clear_memo, trace
+
+if TYPE_CHECKING:
+    from edge_opt.devices.targets import Target
 
 
 def profile(
@@ -25,13 +29,16 @@ def profile(
     convention: str = "edge_opt",
     name: str | None = None,
     measure: bool | Mapping[str, Any] = False,
+    target: Target | Sequence[Target] | None = None,
+    precision: Precision = "fp32",
 ) -> ModelProfile:
     """What `model` costs on these inputs: per operator, per layer and as a whole, without running it.
 
     `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. Under another
     `convention` (fvcore, thop, ptflops, torch, rasp) MACs and FLOPs are what that tool would print. With `measure` it
     is run, too: True, or the options of `edge_opt.measure`; what that finds stands in `measurement`, beside the
-    estimates.
+    estimates. A `target` is a device of the catalogue, a device file or a `DeviceSpec`, or a list of them: what the
+    model would take there, at a `precision`, stands in `predictions`.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
@@ -39,6 +46,7 @@ def profile(
     """
     if mode not in ("eval", "train"):
         raise InvalidInput(f"mode is {mode!r}; it must be 'eval' or 'train'")
+    targets = _targets(target, precision)
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)
@@ -53,6 +61,10 @@ def profile(
         peak=peak_memory(recorded),
         unpriced=unpriced_operators(recorded, prices),
     )
+    if targets:
+        from edge_opt.devices.targets import predicted
+
+        profiled = replace(profiled, predictions=predicted(profiled, targets, precision))
     if measure is not False:
         from edge_opt.measure.api import measure as measured_now
 
@@ -64,6 +76,21 @@ def profile(
     from edge_opt.cost.conventions import under_convention
 
     return under_convention(profiled, convention)
+
+
+def _targets(target: Target | Sequence[Target] | None, precision: str) -> tuple[DeviceSpec, ...]:
+    """The targets, found before any work is done."""
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    if target is not None:
+        from edge_opt.devices.targets import find_targets
+
+        return find_targets(target)
+    if precision != "fp32":
+        raise InvalidInput(
+            f"precision is {precision!r}, and there is no target to predict for; add target=, such as raspberry-pi-4"
+        )
+    return ()
 
 
 def clear_caches() -> None:

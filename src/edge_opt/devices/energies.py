@@ -23,7 +23,7 @@ def with_energies(prediction: Prediction, profile: ModelProfile, spec: DeviceSpe
     power = None if spec is None else working_power(spec)
     proxy = None if power is None else _proxy(power, prediction.seconds)
     table = from_table(found, prediction.precision, is_lower_bound=bool(profile.unpriced))
-    remarks: tuple[str, ...] = () if proxy or spec is None else (_missing(spec, power),)
+    remarks: tuple[str, ...] = () if proxy or spec is None else (_missing(power),)
     if table is None:
         remarks += (f"the table of energies per operation has no figure for {prediction.precision}",)
     if proxy is not None and power is not None:
@@ -107,7 +107,7 @@ def _proxy(power: Power, seconds: float | None) -> Energy | None:
     return Energy(watts * seconds, "proxy", note)
 
 
-def _missing(spec: DeviceSpec, power: Power | None) -> str:
+def _missing(power: Power | None) -> str:
     if power is None:
-        return f"the power of {spec.name} at work is unknown, so there is no energy from power and time"
+        return "the power at work is unknown, so there is no energy from power and time"
     return "the time is unknown, so there is no energy from power and time"

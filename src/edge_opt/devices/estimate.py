@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 
+from edge_opt import units
 from edge_opt.devices.energies import with_energies
 from edge_opt.devices.passes import Pass, passes
 from edge_opt.devices.roofline import Roof, checked_roof, figure_remarks, limit
@@ -27,6 +28,9 @@ PAPER_BANDWIDTH = 0.6
 SPREAD = 2.5
 # A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
 LAYER_SPREAD = 2 * SPREAD
+# Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
+# it, none is put in; an operator that takes less than this itself then leaves the upper end of the interval open.
+BRIEF_S = 50e-6
 # tests/test_estimate.py derives each of these from the catalogue's files.
 
 
@@ -58,19 +62,19 @@ def estimate(
     bound, seconds = _timed([item for items in by_module.values() for item in items], roof)
     if seconds is not None:  # the layers' own sum, to the last bit
         seconds = math.fsum(layer.seconds for layer in layers if layer.seconds is not None)
-    is_open = bool(profile.unpriced)
+    is_brief = _is_brief(seconds, sum(map(len, by_module.values())), roof)
     prediction = Prediction(
         target=spec.name,
         basis="roofline",
         precision=precision,
         seconds=seconds,
         low=None if seconds is None else seconds / SPREAD,
-        high=None if seconds is None or is_open else seconds * SPREAD,
+        high=None if seconds is None or is_brief or profile.unpriced else seconds * SPREAD,
         bound=bound,
         layers=layers,
         outside=tuple(dict.fromkeys(item.op for item in profile.unpriced)),
         energies=(),
-        remarks=tuple(_remarks(profile, spec, roof, seconds)),
+        remarks=tuple(_remarks(profile, spec, roof, seconds, is_brief)),
     )
     return with_energies(prediction, profile, spec)
 
@@ -78,7 +82,8 @@ def estimate(
 def _layer(profile: ModelProfile, number: int, items: Sequence[Pass], roof: Roof) -> LayerPrediction:
     module = profile.trace.modules[number]
     bound, seconds = _timed(items, roof)
-    is_open = any(item.is_unpriced for item in items)
+    is_outside = any(item.is_unpriced for item in items)
+    is_open = is_outside or _is_brief(seconds, len(items), roof)
     return LayerPrediction(
         module=number,
         path=module.path,
@@ -87,8 +92,13 @@ def _layer(profile: ModelProfile, number: int, items: Sequence[Pass], roof: Roof
         low=None if seconds is None else seconds / LAYER_SPREAD,
         high=None if seconds is None or is_open else seconds * LAYER_SPREAD,
         bound=bound,
-        is_outside=is_open,
+        is_outside=is_outside,
     )
+
+
+def _is_brief(seconds: float | None, operators: int, roof: Roof) -> bool:
+    """Whether an overhead that is not known may be most of the time."""
+    return roof.overhead_s is None and seconds is not None and seconds < BRIEF_S * operators
 
 
 def _timed(items: Sequence[Pass], roof: Roof) -> tuple[Bound, float | None]:
@@ -114,10 +124,18 @@ def _divided(seconds: float | None, share: float) -> float | None:
     return None if seconds is None else seconds / share
 
 
-def _remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof, seconds: float | None) -> Iterator[str]:
+def _remarks(
+    profile: ModelProfile, spec: DeviceSpec, roof: Roof, seconds: float | None, is_brief: bool
+) -> Iterator[str]:
     if seconds is not None and roof.bandwidth is not None:
         yield (
-            f"uncalibrated: a roofline of {spec.name} ({roof.engine}) with usual efficiencies, for a runtime with "
-            f"tuned kernels; nine times in ten within a factor of {SPREAD:g}. Bandwidth: {roof.bandwidth.reading}"
+            "uncalibrated: a roofline with usual efficiencies, for a runtime with tuned kernels; nine times in ten "
+            f"within a factor of {SPREAD:g}"
         )
+        yield f"on its {roof.engine}; bandwidth: {roof.bandwidth.reading}"
+        if is_brief:
+            yield (
+                f"operators take less than {units.duration(BRIEF_S)} each, and the overhead of one is not known: it "
+                "may be most of the time, so there is no upper end"
+            )
     yield from figure_remarks(profile, spec, roof)

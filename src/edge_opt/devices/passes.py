@@ -176,5 +176,13 @@ def _bytes(tensor: TensorInfo, itemsize: int) -> int:
 
 
 def _itemsize(tensor: TensorInfo) -> int:
-    """Bytes per value of a floating tensor; 0 for integers, booleans, complex and quantised ones."""
-    return _FLOATING.get(tensor.dtype.partition("_")[0], 0)
+    return floating_itemsize(tensor.dtype)
+
+
+def floating_itemsize(dtype: str) -> int:
+    """Bytes per value of a floating dtype; 0 for integers, booleans, complex and quantised ones.
+
+    >>> floating_itemsize("float16"), floating_itemsize("int64")
+    (2, 0)
+    """
+    return _FLOATING.get(dtype.partition("_")[0], 0)

@@ -53,6 +53,7 @@ from edge_opt.records.profiles import (
     ModelProfile,
 )
 from edge_opt.records.sweeps import Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus, Violation
+from edge_opt.records.targets import MemoryNeed, TargetComparison, TargetFit
 from edge_opt.records.tracing import (
     ModuleCall,
     OpCall,
@@ -93,6 +94,7 @@ __all__ = [
     "Level",
     "MeasuredMemory",
     "Measurement",
+    "MemoryNeed",
     "ModelProfile",
     "ModuleCall",
     "ModuleMemory",
@@ -115,6 +117,8 @@ __all__ = [
     "Status",
     "StorageInfo",
     "SweepResult",
+    "TargetComparison",
+    "TargetFit",
     "TensorInfo",
     "Totals",
     "Trace",

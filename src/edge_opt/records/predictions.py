@@ -16,8 +16,8 @@ class LayerPrediction:
     """One module call, children apart; `low` and `high` hold the truth nine times in ten.
 
     `is_outside` says that an operator of it lies outside what was calibrated, or has no price; None that a figure is
-    not known. `energy_j` is its part of the first of the prediction's energies: power times time where the power is known,
-    else joules per operation and byte.
+    not known. `energy_j` is its part of the first of the prediction's energies: power times time where the power is
+    known, else joules per operation and byte.
     """
 
     module: int
