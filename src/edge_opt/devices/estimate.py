@@ -28,10 +28,11 @@ PAPER_BANDWIDTH = 0.6
 SPREAD = 2.5
 # A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
 LAYER_SPREAD = 2 * SPREAD
+# tests/test_estimate.py derives all of these from the catalogue's files.
+
 # Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
 # it, none is put in; an operator that takes less than this itself then leaves the upper end of the interval open.
 BRIEF_S = 50e-6
-# tests/test_estimate.py derives each of these from the catalogue's files.
 
 
 def estimate(
