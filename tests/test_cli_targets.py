@@ -17,8 +17,8 @@ from edge_opt.report.codec import from_plain
 SMALL = ["profile", "edge_opt.model:SmallCNN", "-i", "1x1x28x28"]
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [*SMALL, *arguments])
+def run(*arguments: str, columns: int = 120) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [*SMALL, *arguments], env={"COLUMNS": str(columns)})
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -34,10 +34,17 @@ def test_several_targets_stand_side_by_side() -> None:
     code, out, _ = run("--target", "raspberry-pi-4", "--target", "jetson-nano", "-t", "rp2040")
     assert code == 0
     header, _, *rows = out.splitlines()
-    for title in ("Target", "Fits RAM", "Time", "90 % interval", "Bound by", "Energy", "Largest batch", "Basis"):
+    for title in ("Target", "Fits", "Time", "90 % interval", "Bound by", "Energy", "Batch", "Basis"):
         assert title in header
     assert [row.split()[0] for row in rows[:3]] == ["raspberry-pi-4", "jetson-nano", "rp2040"]
     assert "rp2040: the peak of rp2040 in fp32 (cpu) is unknown" in " ".join(out.split())
+
+
+def test_in_a_narrow_terminal_the_basis_goes_before_the_bound() -> None:
+    _, out, _ = run("--target", "raspberry-pi-4", "--target", "jetson-nano", columns=80)
+    header = out.splitlines()[0]
+    assert "Bound by" in header and "Basis" not in header
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_json_holds_the_comparison_or_the_whole_profile(tmp_path: Path) -> None:
@@ -74,13 +81,19 @@ def test_the_table_of_layers_is_saved_with_its_prediction(tmp_path: Path) -> Non
         (["-t", "pi4", "-t", "raspberry-pi-4"], "the target raspberry-pi-4 is given twice"),
         (["-t", "pi4", "--precision", "int4"], "precision is 'int4'; it must be one of fp32, fp16, bf16, int8"),
         (["--precision", "int8"], "there is no target to predict for"),
+        (["-t", "host"], "this host has not been calibrated; run `edge-opt calibrate`"),
+        (["--time-operators"], "operators are timed on this host in fp32, and the target is None"),
+        (["-t", "pi4", "-t", "host", "--time-operators"], "drop --time-operators or keep one target"),
         (["--sort", "predicted"], "cannot sort by predicted"),
         (["-t", "pi4", "-t", "nano", "--sort", "macs"], "drop --sort or keep one target"),
         (["-t", "pi4", "-t", "nano", "--measure"], "drop --measure or keep one target"),
         (["-t", "pi4", "-t", "nano", "-o", "p.json"], "drop --output or keep one target"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], message: str) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # where no calibration of this host is
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err and "Traceback" not in err

@@ -42,9 +42,14 @@ def profile(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", "-t", metavar="NAME", help="Predict for a device; several stand side by side."),
+        typer.Option(
+            "--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host; several: side by side."
+        ),
     ] = None,
     precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
+    time_operators: Annotated[
+        bool, typer.Option("--time-operators", help="With --target host: time each distinct operator once.")
+    ] = False,
     level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
     depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
@@ -84,11 +89,11 @@ def profile(
         compare(model, arguments, target or [], precision, {
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
-            "--fail-on-unpriced": fail_on_unpriced,
+            "--fail-on-unpriced": fail_on_unpriced, "--time-operators": time_operators,
         }, json)  # fmt: skip
         return
     with redirect_stdout(sys.stderr), measuring(measure, min_time, threads, power_watts) as options:
-        result = _profiled(load_model(model), arguments, mode, convention, options, target, precision)
+        result = _profiled(load_model(model), arguments, mode, convention, options, target, precision, time_operators)
     if json:
         typer.echo(document(result), nl=False)
     else:
@@ -103,7 +108,7 @@ def profile(
 
 def _profiled(
     loaded: Loaded, arguments: Arguments, mode: str, convention: str, measure: bool | dict[str, Any],
-    target: list[str] | None, precision: str,
+    target: list[str] | None, precision: str, time_operators: bool,
 ) -> ModelProfile:  # fmt: skip
     import edge_opt as eo
 
@@ -118,6 +123,7 @@ def _profiled(
         measure=measure,
         target=target or None,
         precision=cast("Precision", precision),
+        time_operators=time_operators,
     )
 
 

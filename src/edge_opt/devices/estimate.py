@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 
 from edge_opt import units
 from edge_opt.devices.energies import with_energies
 from edge_opt.devices.passes import Pass, passes
 from edge_opt.devices.roofline import Roof, checked_roof, figure_remarks, limit
+from edge_opt.devices.targets import Target
 from edge_opt.records import Bound, DeviceSpec, Engine, LayerPrediction, ModelProfile, Precision, Prediction
 
 # Share of an engine's peak that dense products reach: HPL over the peak in fp64, which is half of that in fp32, is 0.39
@@ -37,7 +37,7 @@ BRIEF_S = 50e-6
 
 def estimate(
     profile: ModelProfile,
-    device: str | os.PathLike[str] | DeviceSpec,
+    device: Target,
     precision: Precision = "fp32",
     *,
     engine: Engine | None = None,

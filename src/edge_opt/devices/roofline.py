@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import cast, get_args
 
-from edge_opt.devices.catalog import device as find_device
 from edge_opt.devices.passes import Pass, fused_passes, passes
 from edge_opt.devices.spec import ENGINES
+from edge_opt.devices.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.records import (
     Bound,
@@ -35,15 +34,17 @@ _PAPER = (("datasheet", "the memory's peak on paper"), ("quoted", "a quoted figu
 
 def roofline(
     profile: ModelProfile,
-    device: str | os.PathLike[str] | DeviceSpec,
+    device: Target,
     precision: Precision = "fp32",
     *,
     engine: Engine | None = None,
 ) -> Roofline:
     """What limits a model and each of its layers on a device: memory, compute or overhead, and the time at best.
 
-    Bytes and peaks are those of `precision`. `engine` is the device's own choice unless given. Without a bandwidth,
-    or a peak at that precision, the bound and the time are unknown; no other figure is put in their place.
+    The device is one of the catalogue, a file, or a machine that was calibrated, such as "host": then the figures are
+    the measured ones. Bytes and peaks are those of `precision`. `engine` is the device's own choice unless given.
+    Without a bandwidth, or a peak at that precision, the bound and the time are unknown; no other figure is put in
+    their place.
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN
@@ -70,9 +71,7 @@ def roofline(
     )
 
 
-def checked_roof(
-    profile: ModelProfile, device: str | os.PathLike[str] | DeviceSpec, precision: str, engine: str | None
-) -> tuple[DeviceSpec, Roof]:
+def checked_roof(profile: ModelProfile, device: Target, precision: str, engine: str | None) -> tuple[DeviceSpec, Roof]:
     """The device and the figures that a profile is put under; what cannot be used is refused."""
     if precision not in PRECISIONS:
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
@@ -83,7 +82,7 @@ def checked_roof(
             f"the profile counts as {profile.convention} does, and a roofline needs our own counts; "
             "profile again without convention="
         )
-    spec = find_device(device)
+    spec = find_spec(device)
     return spec, Roof(spec, cast(Engine, engine or spec.engine), precision)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -13,12 +12,12 @@ from torch import nn
 
 from edge_opt import units
 from edge_opt.devices.batch import largest_batch
-from edge_opt.devices.catalog import device as find_device
 from edge_opt.devices.memory import memory_need
 from edge_opt.devices.passes import ITEMSIZE
+from edge_opt.devices.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.profiling import profile
-from edge_opt.records import BatchFit, DeviceSpec, MemoryNeed, Precision
+from edge_opt.records import BatchFit, MemoryNeed, Precision
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize
 
 MOST = 1 << 16
@@ -29,7 +28,7 @@ def fit_batch(
     shape: Any = None,
     *,
     memory_limit_mb: float | None = None,
-    target: str | os.PathLike[str] | DeviceSpec | None = None,
+    target: Target | None = None,
     kwargs: Mapping[str, Any] | None = None,
     most: int = MOST,
     precision: Precision | None = None,
@@ -85,7 +84,7 @@ def largest_fit(need: Callable[[int], MemoryNeed], limit_bytes: int, limit_sourc
     )
 
 
-def _limit(memory_limit_mb: float | None, target: str | os.PathLike[str] | DeviceSpec | None) -> tuple[int, str]:
+def _limit(memory_limit_mb: float | None, target: Target | None) -> tuple[int, str]:
     if (memory_limit_mb is None) == (target is None):
         what = "neither is given" if target is None else "both are given"
         raise InvalidInput(f"the limit is memory_limit_mb= (MiB) or target= (a device), and {what}; give one of them")
@@ -95,7 +94,7 @@ def _limit(memory_limit_mb: float | None, target: str | os.PathLike[str] | Devic
             raise InvalidInput(f"memory_limit_mb is {memory_limit_mb!r}; it must be a number of MiB above zero")
         return int(memory_limit_mb * units.MIB), "memory_limit_mb"
     assert target is not None
-    spec = find_device(target)
+    spec = find_spec(target)
     if not spec.ram_bytes:
         raise InvalidInput(f"the RAM of {spec.name} is not known; pass memory_limit_mb= instead of target=")
     sizes = tuple(int(figure.value) for figure in spec.ram_bytes)

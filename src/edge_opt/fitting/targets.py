@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edge_opt.devices.memory import memory_need
-from edge_opt.devices.targets import Target, find_targets, ram_sizes
+from edge_opt.devices.targets import Target, find_spec, find_targets
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.fitting.batches import MOST, largest_fit, needs_by_batch, ram_of
 from edge_opt.profiling import profile
@@ -42,7 +42,7 @@ def compare_targets(
     memory = memory_need(profiled, precision)
     needs = needs_by_batch(model, materialize(call_arguments(model, inputs, kwargs), _without_batch), precision)
     fits = (
-        _fit(prediction, memory, ram_sizes(target), needs, most)
+        _fit(prediction, memory, tuple(int(size.value) for size in find_spec(target).ram_bytes), needs, most)
         for prediction, target in zip(profiled.predictions, wanted, strict=True)
     )
     shapes = profiled.trace.modules[0].input_shapes

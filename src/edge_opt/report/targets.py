@@ -40,14 +40,14 @@ def _strips(found: TargetComparison) -> Iterator[Strip]:
     def column(header: str, text: Callable[[TargetFit], str], rank: int = 0) -> Strip:
         return Strip(header, tuple(Cell(text(fit)) for fit in found.targets), rank=rank)
 
-    yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left")
-    yield column("Fits RAM", _fits)
+    yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left", floor=14)
+    yield column("Fits", _fits)
     yield column("Time", _time)
     yield column("90 % interval", _interval)
-    yield column("Bound by", lambda fit: fit.prediction.bound, rank=2)
+    yield column("Bound by", lambda fit: fit.prediction.bound, rank=1)
     yield column("Energy", _energy)
-    yield column("Largest batch", _batch)
-    yield column("Basis", lambda fit: fit.prediction.basis, rank=1)
+    yield column("Batch", _batch)
+    yield column("Basis", lambda fit: fit.prediction.basis, rank=2)
 
 
 def _fits(fit: TargetFit) -> str:
@@ -93,7 +93,7 @@ def _memory(found: TargetComparison) -> str:
     return (
         f"{units.size(need.total_bytes)}: weights {units.size(need.weight_bytes)}, {buffers}"
         f"inputs {units.size(need.input_bytes)}, peak of activations {units.size(need.activation_bytes)}; "
-        "an operating system and a runtime come on top"
+        "an operating system and a runtime come on top. Fits: the smallest RAM holds it; batch: the largest that fits"
     )
 
 
