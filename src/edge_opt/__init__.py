@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
+    from edge_opt.devices.estimate import estimate
     from edge_opt.devices.roofline import roofline
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
-    from edge_opt.fitting import fit_batch
+    from edge_opt.fitting.batches import fit_batch
+    from edge_opt.fitting.targets import compare_targets
     from edge_opt.measure.api import measure
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
@@ -55,11 +57,13 @@ __all__ = [
     "check",
     "clear_caches",
     "compare",
+    "compare_targets",
     "compress",
     "compute_utilization",
     "cost_rule",
     "device",
     "devices",
+    "estimate",
     "estimate_batch_memory_mb",
     "explain",
     "explain_utilization",
@@ -96,15 +100,17 @@ _HOMES = {
     "check": "checking",
     "clear_caches": "profiling",
     "compare": "comparing",
+    "compare_targets": "fitting.targets",
     "compute_utilization": "stream",
     "cost_rule": "cost",
     "device": "devices.catalog",
     "devices": "devices",
+    "estimate": "devices.estimate",
     "estimate_batch_memory_mb": "stream",
     "explain": "compress.explaining",
     "explain_utilization": "devices.utilization",
     "find_bottleneck": "stream",
-    "fit_batch": "fitting",
+    "fit_batch": "fitting.batches",
     "free_operators": "cost",
     "layer_utilizations": "devices.utilization",
     "load": "report.writers",

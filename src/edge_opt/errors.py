@@ -108,3 +108,11 @@ class ConversionFailed(EdgeOptError):
 
 class ExportFailed(ConversionFailed):
     """A model that cannot be exported; names the place or the operator, and the way round."""
+
+
+class CalibrationMissing(EdgeOptError):
+    """A prediction from measurements was asked for, and none were taken there; says how to take them."""
+
+
+class InvalidCalibration(EdgeOptError):
+    """A file that is not a calibration, is cut off, or is of a version that is not read here."""

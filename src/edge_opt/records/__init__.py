@@ -9,6 +9,14 @@ from edge_opt.records.budgets import (
     Outcome,
     Relation,
 )
+from edge_opt.records.calibrations import (
+    Calibration,
+    FreshOutput,
+    MeasuredBandwidth,
+    MeasuredPeak,
+    OperatorSample,
+    ReferenceRun,
+)
 from edge_opt.records.comparisons import (
     Change,
     ComparedFigure,
@@ -117,6 +125,11 @@ from edge_opt.records.sweeps import (
     TrialStatus,
     Violation,
 )
+from edge_opt.records.targets import (
+    MemoryNeed,
+    TargetComparison,
+    TargetFit,
+)
 from edge_opt.records.tracing import (
     ModuleCall,
     OpCall,
@@ -138,6 +151,7 @@ __all__ = [
     "BatchFit",
     "Bound",
     "Budget",
+    "Calibration",
     "Candidate",
     "Cause",
     "Change",
@@ -163,6 +177,7 @@ __all__ = [
     "Figure",
     "FigureKind",
     "FigureUnit",
+    "FreshOutput",
     "Importance",
     "Increase",
     "Interval",
@@ -180,8 +195,11 @@ __all__ = [
     "LayerPrediction",
     "LayerSensitivity",
     "Level",
+    "MeasuredBandwidth",
     "MeasuredMemory",
+    "MeasuredPeak",
     "Measurement",
+    "MemoryNeed",
     "ModelComparison",
     "ModelProfile",
     "ModuleCall",
@@ -191,6 +209,7 @@ __all__ = [
     "OpPrice",
     "OpSignature",
     "Operator",
+    "OperatorSample",
     "Outcome",
     "Peak",
     "PeakMemory",
@@ -204,6 +223,7 @@ __all__ = [
     "Pruned",
     "Reason",
     "Reconciliation",
+    "ReferenceRun",
     "Refusal",
     "Relation",
     "Role",
@@ -218,6 +238,8 @@ __all__ = [
     "StorageInfo",
     "SweepResult",
     "SweepStatus",
+    "TargetComparison",
+    "TargetFit",
     "TensorInfo",
     "TensorShape",
     "Totals",
