@@ -26,16 +26,21 @@ from sweep_process import CONSTRAINTS, SPACE
 HERE = Path(__file__).parent
 PATIENCE_S = 60
 
+pytestmark = pytest.mark.usefixtures("own_machine")
+
 
 def lines(log: Path) -> list[str]:
     return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
 
-def start(folder: Path, log: Path, pause_s: float, workers: int = 0) -> subprocess.Popen[str]:
+def start(
+    folder: Path, log: Path, pause_s: float, workers: int = 0, start_new_session: bool = False
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(HERE / "sweep_process.py"), str(folder), str(log), str(pause_s), str(workers)],
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=start_new_session,
     )
 
 
