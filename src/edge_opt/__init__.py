@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.writers import load
+    from edge_opt.search.space import Space
+    from edge_opt.search.sweep import run_sweep
     from edge_opt.stream import (
         HardwareProfile,
         PrecisionAdvice,
@@ -41,6 +43,7 @@ __all__ = [
     "ModelProfile",
     "OpCost",
     "PrecisionAdvice",
+    "Space",
     "TensorInfo",
     "Work",
     "auto_adjust_batch_size",
@@ -62,6 +65,7 @@ __all__ = [
     "recommend_precision",
     "reconcile",
     "roofline",
+    "run_sweep",
     "stream_advice",
     "utilization",
     "utilization_advice",
@@ -76,6 +80,7 @@ _HOMES = {
     "ModelProfile": "records",
     "OpCost": "records",
     "PrecisionAdvice": "stream",
+    "Space": "search.space",
     "TensorInfo": "records",
     "Work": "cost.registry",
     "auto_adjust_batch_size": "stream",
@@ -97,6 +102,7 @@ _HOMES = {
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",
     "roofline": "devices.roofline",
+    "run_sweep": "search.sweep",
     "stream_advice": "stream",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",
