@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.drawing import bar_chart
     from edge_opt.report.writers import load
+    from edge_opt.search.space import Space
+    from edge_opt.search.sweep import run_sweep
     from edge_opt.stream import (
         HardwareProfile,
         PrecisionAdvice,
@@ -49,6 +51,7 @@ __all__ = [
     "ModelProfile",
     "OpCost",
     "PrecisionAdvice",
+    "Space",
     "TensorInfo",
     "Work",
     "auto_adjust_batch_size",
@@ -78,6 +81,7 @@ __all__ = [
     "reconcile",
     "roofline",
     "sensitivity",
+    "run_sweep",
     "stream_advice",
     "utilization",
     "utilization_advice",
@@ -92,6 +96,7 @@ _HOMES = {
     "ModelProfile": "records",
     "OpCost": "records",
     "PrecisionAdvice": "stream",
+    "Space": "search.space",
     "TensorInfo": "records",
     "Work": "cost.registry",
     "auto_adjust_batch_size": "stream",
@@ -120,6 +125,7 @@ _HOMES = {
     "reconcile": "cost.conventions",
     "roofline": "devices.roofline",
     "sensitivity": "compress.sensitivity",
+    "run_sweep": "search.sweep",
     "stream_advice": "stream",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",

@@ -126,18 +126,6 @@ def percent_of(size: float) -> str:
     return f"{size * 100:.1f}%" if size < 10 else f"{size * 100:.0f}%"
 
 
-def energy(joules: float) -> str:
-    """Joules with a unit that fits.
-
-    >>> energy(0.0042), energy(12), energy(0)
-    ('4.20 mJ', '12.0 J', '0 J')
-    """
-    for divisor, suffix in ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")):
-        if abs(joules) >= divisor:
-            return _scaled(joules, divisor, suffix)
-    return "0 J" if joules == 0 else f"{joules:.3g} J"
-
-
 def ratio(value: float | None) -> str:
     """A ratio of two costs, or a dash where it is not defined."""
     if value is None or math.isnan(value):
