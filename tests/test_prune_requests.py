@@ -33,6 +33,13 @@ def test_a_target_of_macs_is_met_within_a_tenth(wanted: float) -> None:
     assert pruned.shortfalls == ()
 
 
+def test_groups_are_nudged_where_one_ratio_jumps_over_the_target() -> None:
+    pruned = prune(SmallCNN(16, 32), SMALL, macs_target=0.5)
+    # With multiples of 8 one ratio gives 16 and 16 channels (55 %) or 8 and 24 (39 %); 8 and 32 are nearest.
+    macs = 784 * 8 * 9 + 196 * 32 * 72 + 32 * 49 * 10
+    assert (pruned.achieved.macs, pruned.shortfalls) == (macs, ())
+
+
 def test_a_target_out_of_reach_is_reported_by_layer() -> None:
     pruned = prune(Residual(16, 32), IMAGE, macs_target=0.1, ignored=["stem"])
     # stem 16 x 27 MACs a pixel, up and down 16 x 9 for each of 32 channels; only those 32 can go, down to 8

@@ -51,7 +51,7 @@ class Plan:
         """The share of its channels that each layer is to lose."""
         return dict.fromkeys(self.owners, ratio or 0.0) | self.named
 
-    def removed(self, ratio: float | None) -> np.ndarray:
+    def removed(self, ratio: float | None, shifts: Mapping[int, int] | None = None) -> np.ndarray:
         """The units that go. A ratio given to one layer holds for all that are coupled with it."""
         group_of, asked = self.found.group_of(), self.asked(ratio)
         shares: dict[int, tuple[str, float]] = {}
@@ -65,7 +65,7 @@ class Plan:
                         f"{first} and {path} lose the same channels, and are given the ratios {share:g} and "
                         f"{asked[path]:g}; give one of them"
                     )
-        return self.ranking.removed({number: share for number, (_, share) in shares.items()})
+        return self.ranking.removed({number: share for number, (_, share) in shares.items()}, shifts)
 
     def spec(self, removed: np.ndarray) -> PruneSpec:
         return prune_spec(self.base, self.found, removed)
