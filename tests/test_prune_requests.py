@@ -267,3 +267,31 @@ def test_recurrent_layers_are_left_alone_by_name() -> None:
     pruned = prune(Speech(), (1, 5, 8), 0.5)
     assert (pruned.model.enter.out_features, pruned.model.wide.out_features) == (16, 16)
     assert "lstm" in next(fall.reason for fall in pruned.shortfalls if fall.path == "enter")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_pruning_works_under_any_gradient_mode(mode) -> None:
+    model = SmallCNN()
+    with mode():
+        pruned = prune(model, SMALL, 0.5)
+        assert not torch.is_grad_enabled()
+    pruned.model(torch.randn(SMALL)).sum().backward()
+
+
+def test_models_without_values_or_with_broken_ones_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="the model's weights are on the meta device"):
+        prune(SmallCNN().to("meta"), SMALL, 0.5)
+    model = SmallCNN()
+    with torch.no_grad():
+        model.conv1.weight[3] = torch.nan
+    with pytest.raises(PruningFailed, match="conv1.weight has weights or gradients that are not finite"):
+        prune(model, SMALL, 0.5)
+
+
+def test_a_fresh_model_is_proved_although_its_head_is_silent() -> None:
+    torch.manual_seed(0)
+    model = UNet(16)
+    with torch.no_grad():
+        # As vision transformers start: no output depends on anything, so equal outputs would prove nothing.
+        model.out.weight.zero_()
+    assert 0 < prune(model, IMAGE, 0.5).check.silenced_error < 1e-3

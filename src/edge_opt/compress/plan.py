@@ -17,7 +17,7 @@ from edge_opt.compress.outcome import owners_of
 from edge_opt.compress.selection import Ranking
 from edge_opt.compress.spec import apply_spec, prune_spec
 from edge_opt.compress.survey import channel_map
-from edge_opt.compress.validation import TOLERANCE, silenced_error
+from edge_opt.compress.validation import TOLERANCE, roused, silenced_error
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
 from edge_opt.records import ModelProfile, PruneRequest, PruneSpec
@@ -32,10 +32,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class Plan:
     """The original, its call, its channels, and who loses how much.
 
-    `base` is a copy in eval mode, without hooks; `skeleton` the same without data, to try many ratios on.
+    `base` is a copy in eval mode, without hooks; `probe` the same with nothing constant in it, to see what silencing
+    does; `skeleton` the same without data, to try many ratios on.
     """
 
     base: nn.Module
+    probe: nn.Module
     skeleton: nn.Module
     arguments: CallArguments
     before: ModelProfile
@@ -83,6 +85,10 @@ def make_plan(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, request: PruneRequest, loader: Iterable[Any] | None
 ) -> Plan:
     """Follow the channels of a model, rank them, and set apart those that cannot go."""
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise InvalidInput(
+            "the model's weights are on the meta device and have no values to rank; build it with real ones"
+        )
     before = profile(model, inputs, kwargs=kwargs)
     base = working_copy(model)
     floating = (tensor.dtype for tensor in base.parameters() if tensor.is_floating_point())
@@ -97,7 +103,7 @@ def make_plan(
     }
     ranking = Ranking(found, scores, request.round_to, request.global_ranking)
     skeleton = copy.deepcopy(base).to("meta")
-    return _proved(Plan(base, skeleton, arguments, before, ranking, owners, named))
+    return _proved(Plan(base, roused(base), skeleton, arguments, before, ranking, owners, named))
 
 
 def working_copy(model: nn.Module) -> nn.Module:
@@ -141,7 +147,7 @@ def _complaint(plan: Plan, groups: list[int], is_run: bool) -> str | None:
             after = plan.costs(removed).trace.modules[0].output_shapes
             changed = after != plan.before.trace.modules[0].output_shapes
             return f"removing channels changes the model's outputs to {after}" if changed else None
-        error = silenced_error(plan.base, apply_spec(plan.base, spec), spec, plan.arguments)
+        error = silenced_error(plan.probe, apply_spec(plan.probe, spec), spec, plan.arguments)
     except EdgeOptError as refused:
         return f"removing channels breaks the model: {refused}"
     if error is None or error <= TOLERANCE:

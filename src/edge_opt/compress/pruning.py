@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from edge_opt.compress.importance import KINDS
@@ -77,7 +78,7 @@ def prune(
     )
     _check_request(model, request, loader)
     latency = _latency(request, latency_of, target)
-    with as_found([], training=False):
+    with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, loader)
         return _carried_out(model, plan, request, latency)
 
@@ -90,7 +91,7 @@ def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: L
     ratio, removed = _chosen(plan, request, latency, latency_before_s)
     spec = plan.spec(removed)
     pruned = apply_spec(plan.base, spec)
-    check = check_pruned(plan.base, pruned, spec, plan.arguments)
+    check = check_pruned(plan.probe, pruned, spec, plan.arguments)
     after = plan.profile(pruned)
     layers = layer_channels(plan.base, plan.owners, removed, plan.asked(ratio))
     achieved = PruneResult(
