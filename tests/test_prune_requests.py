@@ -288,6 +288,41 @@ def test_models_without_values_or_with_broken_ones_are_refused() -> None:
         prune(model, SMALL, 0.5)
 
 
+def test_models_that_are_not_made_of_layers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="a scripted model cannot be pruned"):
+        prune(torch.jit.script(SmallCNN()), SMALL, 0.5)
+    exported = torch.export.export(SmallCNN(), (torch.randn(SMALL),)).module()
+    with pytest.raises(PruningFailed, match="nothing in GraphModule can be pruned: it has no layers"):
+        prune(exported, SMALL, 0.5)
+
+
+def test_computed_weights_are_left_alone_by_name() -> None:
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 16, 3))
+    pruned = prune(nn.Sequential(normed, nn.Conv2d(16, 16, 3), nn.Conv2d(16, 4, 3)), IMAGE, 0.5)
+    assert (pruned.model[0].out_channels, pruned.model[1].out_channels) == (16, 8)
+    reason = next(fall.reason for fall in pruned.shortfalls if fall.path == "0")
+    assert reason.endswith("its weight is computed from other parameters")
+
+
+def test_attention_between_two_streams_loses_heads_inputs_and_outputs() -> None:
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ours, self.theirs = nn.Linear(8, 16), nn.Linear(8, 16)
+            self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            theirs = self.theirs(y)
+            return self.head(self.attention(self.ours(x), theirs, theirs)[0])
+
+    pruned = prune(Cross(), [(2, 5, 8), (2, 7, 8)], 0.5).model
+    assert (pruned.ours.out_features, pruned.theirs.out_features, pruned.head.in_features) == (8, 8, 8)
+    # two heads of four channels for each of query, key and value, from eight inputs
+    assert pruned.attention.in_proj_weight.shape == (3 * 2 * 4, 8)
+    assert pruned.attention.out_proj.weight.shape == (8, 2 * 4)
+
+
 def test_a_fresh_model_is_proved_although_its_head_is_silent() -> None:
     torch.manual_seed(0)
     model = UNet(16)

@@ -60,6 +60,9 @@ class Plan:
         # Named layers first, so that they decide for their groups.
         for path in sorted(self.owners, key=lambda path: path not in self.named):
             owner = self.owners[path]
+            if path in self.found.heads and path not in self.named:
+                # Asked for all of the model, an attention layer gives of its outputs, too, not of its heads alone.
+                owner = np.concatenate([owner, self.found.layers.get((path, "out"), owner)])
             for number in dict.fromkeys(group_of[owner[owner != NONE]].tolist()):
                 first, share = shares.setdefault(number, (path, asked[path]))
                 if path in self.named and share != asked[path]:
@@ -85,6 +88,8 @@ def make_plan(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, request: PruneRequest, loader: Iterable[Any] | None
 ) -> Plan:
     """Follow the channels of a model, rank them, and set apart those that cannot go."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InvalidInput("a scripted model cannot be pruned; pass the module that it was scripted from")
     if any(tensor.is_meta for tensor in model.parameters()):
         raise InvalidInput(
             "the model's weights are on the meta device and have no values to rank; build it with real ones"

@@ -85,7 +85,7 @@ def prune(
 
 def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: Latency | None) -> Pruned:
     if all(group.refused for group in plan.found.groups):
-        reasons = "; ".join(dict.fromkeys(str(group.refused) for group in plan.found.groups)) or "it has no channels"
+        reasons = "; ".join(dict.fromkeys(str(group.refused) for group in plan.found.groups)) or "it has no layers"
         raise PruningFailed(f"nothing in {type(model).__name__} can be pruned: {reasons}")
     latency_before_s = None if latency is None else _positive(latency(plan.base, plan.before))
     ratio, removed = _chosen(plan, request, latency, latency_before_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,9 +124,10 @@ def apply_spec(model: nn.Module, spec: PruneSpec) -> nn.Module:
         if not hasattr(holder, change.name):
             raise InvalidInput(f"{change.module} has no attribute {change.name!r}; the recipe is of another model")
         setattr(holder, change.name, change.value)
-        if isinstance(holder, PrunedAttention) and change.name == "num_heads":
-            # A module of its own for its weights only; its sizes are for people who print the model.
-            holder.out_proj.in_features = holder.num_heads * holder.head_dim
+    for path in spec.attention:
+        # A module of its own for its weights only; its sizes are for people who print the model.
+        projection: Any = pruned.get_submodule(f"{path}.out_proj".lstrip("."))
+        projection.out_features, projection.in_features = projection.weight.shape
     return pruned
 
 
