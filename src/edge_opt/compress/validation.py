@@ -88,6 +88,8 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
             (a.double() - b.double()).norm() for a, b in ((s, p), (s, o), (s, torch.zeros_like(s)))
         )
         noise = 300 * torch.finfo(o.dtype).eps * float(size)
+        if not bool(torch.isfinite(distance)):
+            return float("inf")
         # What is within rounding counts as no difference, also where silencing changes next to nothing.
         worst = max(worst, float(distance) / max(float(change), noise / TOLERANCE, 1e-30))
     return worst
