@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from edge_opt.compress.spec import apply_spec
 from edge_opt.errors import PruningFailed
 from edge_opt.records import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments
@@ -17,9 +19,28 @@ from edge_opt.trace.inputs import CallArguments
 TOLERANCE = 1e-3
 
 
-def check_pruned(original: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> PruneCheck:
-    """Run both forward and the pruned one backward; raises where it does not hold up. Both are copies in eval mode."""
-    error = silenced_error(original, pruned, spec, arguments)
+def roused(model: nn.Module) -> nn.Module:
+    """A copy in which nothing is constant: fresh norms, layer scales and heads would hide what is wrong around them."""
+    copied = copy.deepcopy(model)
+    numbers = torch.Generator().manual_seed(0)
+    norms = [module for module in copied.modules() if isinstance(module, _BatchNorm)]
+    statistics = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
+    with torch.no_grad():
+        for tensor in (*copied.parameters(), *(each for each in statistics if each is not None)):
+            if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
+                # Far enough from 0 to be heard, and above it, as a variance must be.
+                tensor.copy_(torch.rand(tensor.shape, generator=numbers) + 0.5)
+                if tensor.dim() > 1:
+                    tensor.mul_(tensor[0].numel() ** -0.5)
+    return copied
+
+
+def check_pruned(probe: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> PruneCheck:
+    """Run the pruned model forward and backward, and its recipe on the probe; raises where it does not hold up.
+
+    `probe` is the roused original, `pruned` the model itself in eval mode.
+    """
+    error = silenced_error(probe, apply_spec(probe, spec), spec, arguments)
     if error is not None and error > TOLERANCE:
         raise PruningFailed(
             f"the pruned {type(pruned).__name__} is not the original without the removed channels: its outputs are off "
@@ -28,14 +49,10 @@ def check_pruned(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argume
     with torch.enable_grad():
         outputs = _tensors(_run(pruned, arguments))
         trained = [parameter for parameter in pruned.parameters() if parameter.requires_grad]
-        differentiable = [each for each in outputs if each.requires_grad]
+        differentiable = [each.float().sum() for each in outputs if each.requires_grad]
         if trained and not differentiable:
             raise PruningFailed("no output of the pruned model depends on a trainable parameter any more")
-        gradients = (
-            torch.autograd.grad([each.float().sum() for each in differentiable], trained, allow_unused=True)
-            if trained
-            else ()
-        )
+        gradients = torch.autograd.grad(differentiable, trained, allow_unused=True) if trained else ()
     found = [gradient for gradient in gradients if gradient is not None]
     for gradient in found:
         if not bool(torch.isfinite(gradient).all()):
@@ -58,6 +75,10 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
             )
         if not spec.kept:
             return None
+        if not all(bool(torch.isfinite(each).all()) for each in before if each.is_floating_point()):
+            raise PruningFailed(
+                "the original's outputs on the example inputs are not finite; pass inputs as it expects"
+            )
         silenced = _tensors(_run(_silenced(original, pruned, spec), arguments))
     worst = 0.0
     for o, p, s in zip(before, after, silenced, strict=True):
@@ -67,6 +88,8 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
             (a.double() - b.double()).norm() for a, b in ((s, p), (s, o), (s, torch.zeros_like(s)))
         )
         noise = 300 * torch.finfo(o.dtype).eps * float(size)
+        if not bool(torch.isfinite(distance)):
+            return float("inf")
         # What is within rounding counts as no difference, also where silencing changes next to nothing.
         worst = max(worst, float(distance) / max(float(change), noise / TOLERANCE, 1e-30))
     return worst
