@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
+    from edge_opt.devices.estimate import estimate
     from edge_opt.devices.roofline import roofline
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
-    from edge_opt.fitting import fit_batch
+    from edge_opt.fitting.batches import fit_batch
+    from edge_opt.fitting.targets import compare_targets
     from edge_opt.measure.api import measure
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
@@ -48,10 +50,12 @@ __all__ = [
     "bar_chart",
     "build_hardware_profile_table",
     "clear_caches",
+    "compare_targets",
     "compute_utilization",
     "cost_rule",
     "device",
     "devices",
+    "estimate",
     "estimate_batch_memory_mb",
     "explain_utilization",
     "find_bottleneck",
@@ -84,14 +88,16 @@ _HOMES = {
     "bar_chart": "report.drawing",
     "build_hardware_profile_table": "stream",
     "clear_caches": "profiling",
+    "compare_targets": "fitting.targets",
     "compute_utilization": "stream",
     "cost_rule": "cost",
     "device": "devices.catalog",
     "devices": "devices",
+    "estimate": "devices.estimate",
     "estimate_batch_memory_mb": "stream",
     "explain_utilization": "devices.utilization",
     "find_bottleneck": "stream",
-    "fit_batch": "fitting",
+    "fit_batch": "fitting.batches",
     "free_operators": "cost",
     "layer_utilizations": "devices.utilization",
     "load": "report.writers",

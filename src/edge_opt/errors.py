@@ -49,3 +49,11 @@ class UnknownDevice(EdgeOptError):
 
 class InvalidDevice(EdgeOptError):
     """A device file that cannot be used: the file, the key, and what to write there."""
+
+
+class CalibrationMissing(EdgeOptError):
+    """A prediction from measurements was asked for, and none were taken there; says how to take them."""
+
+
+class InvalidCalibration(EdgeOptError):
+    """A file that is not a calibration, is cut off, or is of a version that is not read here."""

@@ -72,6 +72,21 @@ def axis(largest: float, kind: Literal["count", "bytes", "time"]) -> tuple[float
     return next((step for step in _SCALES[kind] if largest >= step[0]), _UNSCALED[kind])
 
 
+_ENERGY_STEPS = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"), (1e-9, "nJ"))
+
+
+def energy(joules: float) -> str:
+    """Joules with a unit that fits.
+
+    >>> energy(0.0123), energy(2.5), energy(0)
+    ('12.3 mJ', '2.50 J', '0 J')
+    """
+    for unit_j, suffix in _ENERGY_STEPS:
+        if abs(joules) >= unit_j:
+            return _scaled(joules, unit_j, suffix)
+    return "0 J" if not joules else f"{joules:.2g} J"
+
+
 def megabytes(nbytes: float) -> float:
     """Bytes as MiB."""
     return nbytes / MIB

@@ -47,6 +47,7 @@ def edge_opt(
     edge-opt profile net.py:Net --input 1x3x32x32 --sort bytes --top 10
     edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
+    edge-opt profile net.py:Net --input 1x3x32x32 --target raspberry-pi-4 --target jetson-nano
     edge-opt devices raspberry-pi-4
     edge-opt report runs/mnist
 

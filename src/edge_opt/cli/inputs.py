@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_opt import units
+from edge_opt.cli.exported import Example
+from edge_opt.cli.shell import talk
 from edge_opt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -47,6 +49,16 @@ def read_arguments(inputs: Sequence[str], kwargs: Sequence[str], batch: int | No
     for text in kwargs:
         _add(named, *_keyword(text))
     return Arguments(positional, named, bool(inputs))
+
+
+def with_example(arguments: Arguments, example: Example | None, name: str) -> tuple[list[Any], dict[str, Any]]:
+    """The call's arguments; without any input, those that the program was exported with."""
+    if arguments.has_inputs:
+        return list(arguments.positional), arguments.named
+    if example is None:
+        raise InvalidInput(f"no --input given: {name} needs the shape of each of its inputs; write {GRAMMAR}")
+    talk("no --input given: using the inputs that the program was exported with")
+    return list(example[0]), {**example[1], **arguments.named}
 
 
 def _add(named: dict[str, Any], name: str, value: Any) -> None:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from edge_opt.cli.inputs import GRAMMAR, Arguments, read_arguments
+from edge_opt.cli.inputs import GRAMMAR, Arguments, read_arguments, with_example
 from edge_opt.cli.measuring import measuring
 from edge_opt.cli.models import FORMS, Loaded, load_model
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.cli.targets import compare
 from edge_opt.errors import InvalidInput
 from edge_opt.report.columns import LEVELS
 from edge_opt.report.lines import SORT_KEYS, check_view
 
 if TYPE_CHECKING:
-    from edge_opt.records import Level, ModelProfile
+    from edge_opt.records import Level, ModelProfile, Precision
 
 
 def profile(
@@ -39,6 +40,16 @@ def profile(
     power_watts: Annotated[
         float | None, typer.Option("--power-watts", help="Power for an energy proxy where no meter is usable.")
     ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host; several: side by side."
+        ),
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
+    time_operators: Annotated[
+        bool, typer.Option("--time-operators", help="With --target host: time each distinct operator once.")
+    ] = False,
     level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
     depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
@@ -61,6 +72,7 @@ def profile(
     edge-opt profile torchvision:resnet50 -i 1x3x224x224 --depth 1
     edge-opt profile 'net.py:Net(width=2)' -i 1x3x32x32 --sort bytes --top 10
     edge-opt profile net.py:Net -i 8x3x32x32 --measure --threads 1
+    edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --target jetson-nano
     edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
     """
     from edge_opt.report.writers import document, writer_for
@@ -74,8 +86,15 @@ def profile(
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], batch)
-        with measuring(measure, min_time, threads, power_watts) as options:
-            result = _profiled(load_model(model), arguments, mode, convention, options)
+    if len(target or []) > 1:
+        compare(model, arguments, target or [], precision, {
+            "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
+            "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
+            "--fail-on-unpriced": fail_on_unpriced, "--time-operators": time_operators,
+        }, json)  # fmt: skip
+        return
+    with redirect_stdout(sys.stderr), measuring(measure, min_time, threads, power_watts) as options:
+        result = _profiled(load_model(model), arguments, mode, convention, options, target, precision, time_operators)
     if json:
         typer.echo(document(result), nl=False)
     else:
@@ -89,19 +108,12 @@ def profile(
 
 
 def _profiled(
-    loaded: Loaded, arguments: Arguments, mode: str, convention: str, measure: bool | dict[str, Any]
-) -> ModelProfile:
+    loaded: Loaded, arguments: Arguments, mode: str, convention: str, measure: bool | dict[str, Any],
+    target: list[str] | None, precision: str, time_operators: bool,
+) -> ModelProfile:  # fmt: skip
     import edge_opt as eo
 
-    positional: list[Any] = list(arguments.positional)
-    named = arguments.named
-    if not arguments.has_inputs:
-        if loaded.example is None:
-            raise InvalidInput(
-                f"no --input given: {loaded.name} needs the shape of each of its inputs; write {GRAMMAR}"
-            )
-        positional, named = list(loaded.example[0]), {**loaded.example[1], **named}
-        talk("no --input given: using the inputs that the program was exported with")
+    positional, named = with_example(arguments, loaded.example, loaded.name)
     return eo.profile(
         loaded.model,
         positional or None,
@@ -110,6 +122,9 @@ def _profiled(
         convention=convention,
         name=loaded.name,
         measure=measure,
+        target=target or None,
+        precision=cast("Precision", precision),
+        time_operators=time_operators,
     )
 
 

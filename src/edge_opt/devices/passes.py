@@ -17,7 +17,10 @@ Arithmetic = Literal["asked", "int8", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass: everything between reading and writing that memory does not see. `includes` are fused modules."""
+    """One pass: everything between reading and writing that memory does not see. `includes` are fused modules.
+
+    `is_grouped` is a convolution in groups, which depthwise ones are: few values to reuse for each that is read.
+    """
 
     module: int
     includes: tuple[int, ...]
@@ -26,6 +29,7 @@ class Pass:
     bytes_read: int
     bytes_written: int
     arithmetic: Arithmetic
+    is_grouped: bool
     is_unpriced: bool
 
 
@@ -84,7 +88,7 @@ def _working(profile: ModelProfile) -> list[OpCall]:
 
 
 def _single(profile: ModelProfile, call: OpCall, size: _Scaled) -> Pass:
-    price = profile.prices[call.signature]
+    price, signature = profile.prices[call.signature], profile.trace.signatures[call.signature]
     return Pass(
         module=call.module,
         includes=(),
@@ -92,7 +96,8 @@ def _single(profile: ModelProfile, call: OpCall, size: _Scaled) -> Pass:
         flops=price.cost.flops,
         bytes_read=size.bytes_read,
         bytes_written=size.bytes_written,
-        arithmetic=_arithmetic(profile.trace.signatures[call.signature], price.cost.macs),
+        arithmetic=_arithmetic(signature, price.cost.macs),
+        is_grouped=price.kind == "conv" and signature.argument("groups", 1) > 1,
         is_unpriced=price.status == "unpriced",
     )
 
@@ -171,5 +176,13 @@ def _bytes(tensor: TensorInfo, itemsize: int) -> int:
 
 
 def _itemsize(tensor: TensorInfo) -> int:
-    """Bytes per value of a floating tensor; 0 for integers, booleans, complex and quantised ones."""
-    return _FLOATING.get(tensor.dtype.partition("_")[0], 0)
+    return floating_itemsize(tensor.dtype)
+
+
+def floating_itemsize(dtype: str) -> int:
+    """Bytes per value of a floating dtype; 0 for integers, booleans, complex and quantised ones.
+
+    >>> floating_itemsize("float16"), floating_itemsize("int64")
+    (2, 0)
+    """
+    return _FLOATING.get(dtype.partition("_")[0], 0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import cast, get_args
 
-from edge_opt.devices.catalog import device as find_device
 from edge_opt.devices.passes import Pass, fused_passes, passes
 from edge_opt.devices.spec import ENGINES
+from edge_opt.devices.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.records import (
     Bound,
@@ -35,15 +34,17 @@ _PAPER = (("datasheet", "the memory's peak on paper"), ("quoted", "a quoted figu
 
 def roofline(
     profile: ModelProfile,
-    device: str | os.PathLike[str] | DeviceSpec,
+    device: Target,
     precision: Precision = "fp32",
     *,
     engine: Engine | None = None,
 ) -> Roofline:
     """What limits a model and each of its layers on a device: memory, compute or overhead, and the time at best.
 
-    Bytes and peaks are those of `precision`. `engine` is the device's own choice unless given. Without a bandwidth,
-    or a peak at that precision, the bound and the time are unknown; no other figure is put in their place.
+    The device is one of the catalogue, a file, or a machine that was calibrated, such as "host": then the figures are
+    the measured ones. Bytes and peaks are those of `precision`. `engine` is the device's own choice unless given.
+    Without a bandwidth, or a peak at that precision, the bound and the time are unknown; no other figure is put in
+    their place.
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN
@@ -51,17 +52,7 @@ def roofline(
     >>> [(layer.path, layer.bound) for layer in roof.layers if layer.macs]
     [('conv1', 'memory'), ('conv2', 'compute'), ('classifier', 'memory')]
     """
-    if precision not in PRECISIONS:
-        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
-    if engine is not None and engine not in ENGINES:
-        raise InvalidInput(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
-    if profile.convention != "edge_opt":
-        raise InvalidInput(
-            f"the profile counts as {profile.convention} does, and a roofline needs our own counts; "
-            "profile again without convention="
-        )
-    spec = find_device(device)
-    roof = Roof(spec, engine or spec.engine, precision)
+    spec, roof = checked_roof(profile, device, precision, engine)
     layers, total = _points(profile, passes(profile, precision), roof)
     fused_layers, fused_total = _points(profile, fused_passes(profile, precision), roof)
     return Roofline(
@@ -76,8 +67,23 @@ def roofline(
         total=total,
         fused_layers=fused_layers,
         fused_total=fused_total,
-        remarks=tuple(_remarks(profile, spec, roof)),
+        remarks=tuple(figure_remarks(profile, spec, roof)),
     )
+
+
+def checked_roof(profile: ModelProfile, device: Target, precision: str, engine: str | None) -> tuple[DeviceSpec, Roof]:
+    """The device and the figures that a profile is put under; what cannot be used is refused."""
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    if engine is not None and engine not in ENGINES:
+        raise InvalidInput(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
+    if profile.convention != "edge_opt":
+        raise InvalidInput(
+            f"the profile counts as {profile.convention} does, and a roofline needs our own counts; "
+            "profile again without convention="
+        )
+    spec = find_spec(device)
+    return spec, Roof(spec, cast(Engine, engine or spec.engine), precision)
 
 
 def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
@@ -159,7 +165,7 @@ def _point(
     overhead_s = None if roof.overhead_s is None else roof.overhead_s * len(items)
     flops, read = sum(item.flops for item in items), sum(item.bytes_read for item in items)
     written = sum(item.bytes_written for item in items)
-    bound, seconds = _limit(memory, compute, overhead_s)
+    bound, seconds = limit(memory, compute, overhead_s)
     included = () if module is None else dict.fromkeys(number for item in items for number in item.includes)
     return RooflinePoint(
         module=module,
@@ -181,7 +187,7 @@ def _point(
     )
 
 
-def _limit(
+def limit(
     memory: Sequence[float | None], compute: Sequence[float | None], overhead_s: float | None
 ) -> tuple[Bound, float | None]:
     """What most of the time goes to, and the time: passes follow each other, and each takes its longer half."""
@@ -200,7 +206,8 @@ def _total(parts: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(cast("list[float]", known))
 
 
-def _remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Iterable[str]:
+def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Iterable[str]:
+    """What is missing for a time, or is left out of it, figure by figure."""
     if roof.bandwidth is None:
         why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
         yield f"the bandwidth of {spec.name} is unknown ({why}), so bounds and times are too"

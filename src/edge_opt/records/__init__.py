@@ -1,5 +1,13 @@
 """Every record of the house: frozen, made of plain values. Tables, files and plots are views of these."""
 
+from edge_opt.records.calibrations import (
+    Calibration,
+    FreshOutput,
+    MeasuredBandwidth,
+    MeasuredPeak,
+    OperatorSample,
+    ReferenceRun,
+)
 from edge_opt.records.costs import (
     Cause,
     LayerCost,
@@ -53,6 +61,7 @@ from edge_opt.records.profiles import (
     ModelProfile,
 )
 from edge_opt.records.sweeps import Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus, Violation
+from edge_opt.records.targets import MemoryNeed, TargetComparison, TargetFit
 from edge_opt.records.tracing import (
     ModuleCall,
     OpCall,
@@ -70,6 +79,7 @@ __all__ = [
     "Basis",
     "BatchFit",
     "Bound",
+    "Calibration",
     "Candidate",
     "Cause",
     "Comparison",
@@ -83,6 +93,7 @@ __all__ = [
     "Failure",
     "Figure",
     "FigureKind",
+    "FreshOutput",
     "Interval",
     "KnownLatency",
     "Latency",
@@ -91,8 +102,11 @@ __all__ = [
     "LayerLatency",
     "LayerPrediction",
     "Level",
+    "MeasuredBandwidth",
     "MeasuredMemory",
+    "MeasuredPeak",
     "Measurement",
+    "MemoryNeed",
     "ModelProfile",
     "ModuleCall",
     "ModuleMemory",
@@ -101,12 +115,14 @@ __all__ = [
     "OpPrice",
     "OpSignature",
     "Operator",
+    "OperatorSample",
     "Peak",
     "PeakMemory",
     "Power",
     "Precision",
     "Prediction",
     "Reconciliation",
+    "ReferenceRun",
     "Refusal",
     "Role",
     "Roofline",
@@ -115,6 +131,8 @@ __all__ = [
     "Status",
     "StorageInfo",
     "SweepResult",
+    "TargetComparison",
+    "TargetFit",
     "TensorInfo",
     "Totals",
     "Trace",

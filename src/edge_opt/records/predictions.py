@@ -15,7 +15,9 @@ Basis = Literal["calibrated", "timed", "roofline"]
 class LayerPrediction:
     """One module call, children apart; `low` and `high` hold the truth nine times in ten.
 
-    `is_outside` says that an operator of it lies outside what was calibrated; None that a figure is not known.
+    `is_outside` says that an operator of it lies outside what was calibrated, or has no price; None that a figure is
+    not known. `energy_j` is its part of the first of the prediction's energies: power times time where the power is
+    known, else joules per operation and byte.
     """
 
     module: int
@@ -35,7 +37,8 @@ class Prediction:
 
     `basis` is what the figure rests on: operators sampled on the target ("calibrated"), each operator of this model
     timed there once ("timed"), or a roofline with usual efficiencies ("roofline"), which is a rough estimate.
-    `outside` names operators unlike anything that was sampled. Every energy figure says where it comes from.
+    `outside` names operators unlike anything that was sampled, or without a price; then `high` may be unknown. Every
+    energy figure says where it comes from; the layers' add up to the first.
     """
 
     target: str

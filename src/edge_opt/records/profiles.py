@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Totals, Unpriced
 from edge_opt.records.measurements import Measurement
+from edge_opt.records.predictions import Prediction
 from edge_opt.records.tracing import Trace
 
 if TYPE_CHECKING:
@@ -33,12 +34,18 @@ class ModelProfile:
     peak: PeakMemory
     unpriced: tuple[Unpriced, ...]
     measurement: Measurement | None = None
+    predictions: tuple[Prediction, ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
 
     @property
     def peak_activation_bytes(self) -> int:
         """Most bytes of activations alive at once; weights and inputs are apart."""
         return self.peak.live_bytes
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What it would take on the first target; None where no target was asked for."""
+        return self.predictions[0] if self.predictions else None
 
     @property
     def coverage(self) -> float:

@@ -28,7 +28,8 @@ class OpSignature:
     """One operator on one set of shapes; calls that look alike share it.
 
     `args` and `kwargs` are the operator's own, with tensors as `TensorInfo`; `names` are its parameter names.
-    `scratch_bytes` are of tensors that it makes beside its outputs and drops when it returns.
+    `scratch_bytes` are of tensors that it makes beside its outputs and drops when it returns. `strides` has one entry per
+    tensor in `inputs`, None for a row-major one; it is empty where all are.
     """
 
     op: str
@@ -38,6 +39,7 @@ class OpSignature:
     outputs: tuple[TensorInfo, ...]
     is_view: bool
     scratch_bytes: int = 0
+    strides: tuple[Shape | None, ...] = ()
 
     def argument(self, name: str, default: Any = None) -> Any:
         """The value passed for parameter `name`, or `default` when the call left it out."""

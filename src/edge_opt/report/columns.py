@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 from edge_opt import units
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Level, ModelProfile, OpCost, Shape
+from edge_opt.report.predicted import Predicted
 from edge_opt.report.rows import Row
 
-Kind = Literal["text", "flag", "number", "count", "bytes", "ratio", "share", "time"]
+Kind = Literal["text", "flag", "number", "count", "bytes", "ratio", "share", "time", "energy"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 _FORMATS: dict[Kind, Callable[[Any], str]] = {
@@ -24,18 +25,23 @@ _FORMATS: dict[Kind, Callable[[Any], str]] = {
     "ratio": units.ratio,
     "share": units.percent,
     "time": units.duration,
+    "energy": units.energy,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `get` takes a row and its profile; None is a value that is not known or not defined."""
+    """One column. `get` takes a row and its profile; None is a value that is not known or not defined.
+
+    A column of predictions is left out of a profile that has none.
+    """
 
     name: str
     header: str
     kind: Kind
     get: Callable[[Row, ModelProfile], Any]
     levels: Sequence[Level]
+    is_predicted: bool = False
 
     @property
     def is_integer(self) -> bool:
@@ -90,6 +96,10 @@ def _bytes_share(row: Row, profile: ModelProfile) -> float | None:
     return _share(row.cost.bytes_moved if row.cost else None, profile.totals.bytes_read + profile.totals.bytes_written)
 
 
+def _predicted(pick: Callable[[Predicted], Any]) -> Callable[[Row, ModelProfile], Any]:
+    return lambda row, _: None if row.predicted is None else pick(row.predicted)
+
+
 _EVERY = LEVELS
 _PARTS: tuple[Level, ...] = ("leaves", "modules", "operators")
 _CALLS: tuple[Level, ...] = ("leaves", "modules")
@@ -129,6 +139,11 @@ register(
     Column("live_bytes", "Live", "bytes", lambda row, _: row.peak_live_bytes, ("operators",)),
     Column("planner_bytes", "Planner bound", "bytes", lambda row, profile: profile.peak.planner_bytes, ("root",)),
     Column("measured_s", "Time", "time", lambda row, _: row.measured_s, _NOT_OPERATORS),
+    Column("predicted_s", "Predicted", "time", _predicted(lambda found: found.seconds), _NOT_OPERATORS, True),
+    Column("predicted_low_s", "At least", "time", _predicted(lambda found: found.low), _NOT_OPERATORS, True),
+    Column("predicted_high_s", "At most", "time", _predicted(lambda found: found.high), _NOT_OPERATORS, True),
+    Column("predicted_bound", "Bound by", "text", _predicted(lambda found: found.bound), _NOT_OPERATORS, True),
+    Column("predicted_energy_j", "Energy", "energy", _predicted(lambda found: found.energy_j), _NOT_OPERATORS, True),
     Column("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS),
     Column("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS),
     Column("coverage", "Coverage", "share", lambda row, profile: profile.coverage, ("root",)),

@@ -47,6 +47,7 @@ SORT_KEYS: dict[str, Callable[[Row], float]] = {
     "peak": lambda row: row.peak_live_bytes,
     "intensity": _of_cost(lambda cost: cost.intensity),
     "time": lambda row: row.measured_s or 0.0,
+    "predicted": lambda row: (row.predicted.seconds if row.predicted else None) or 0.0,
 }
 
 
@@ -55,6 +56,9 @@ def view(profile: ModelProfile, level: Level, depth: int | None, sort: str | Non
     check_view(level, depth, sort, top)
     if sort == "time" and (profile.measurement is None or profile.measurement.layers is None):
         raise InvalidInput("cannot sort by time: layers were not measured; profile with measure=True, or --measure")
+    if sort == "predicted" and (profile.prediction is None or level == "operators"):
+        cure = "choose another level" if profile.prediction else "profile with target=, or --target"
+        raise InvalidInput(f"cannot sort by predicted: there is no prediction of {level}; {cure}")
     if level == "root":
         return View((), None)
     work = _own_work(profile)

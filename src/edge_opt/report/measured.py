@@ -14,7 +14,7 @@ def measured_lines(found: Measurement) -> list[tuple[str, str]]:
     if found.memory is not None:
         lines.append(("Measured", _memory(found.memory)))
     if found.energy is not None:
-        lines.append(("Energy", _energy(found.energy)))
+        lines.append(("Energy", energy_sentence(found.energy)))
     elif found.energy_refusals:
         reasons = "; ".join(f"{refusal.meter}: {refusal.reason}" for refusal in found.energy_refusals)
         lines.append(("Energy", f"not known ({reasons})"))
@@ -47,6 +47,7 @@ def _memory(memory: MeasuredMemory) -> str:
     )
 
 
-def _energy(energy: Energy) -> str:
+def energy_sentence(energy: Energy) -> str:
+    """Joules with their provenance."""
     kind = {"proxy": "a proxy", "model": "a model"}.get(energy.source, f"measured by {energy.source}")
     return f"{energy.joules:.3g} J per forward, {kind}: {energy.note}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_opt.records import LayerCost, ModelProfile, OpCost, Shape
+from edge_opt.report.predicted import NO_WORK, Predicted, predicted_by_call, predicted_whole, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class Row:
     """One line of a table: an operator, a module call, a module with all below it, or the whole model.
 
     `cost` is None where it is not known: the operator has no rule. `op` and `status` are those of operators only.
-    `measured_s` is None where nothing was measured; a call that only passes work on has no time of its own.
+    `measured_s` is None where nothing was measured; a call that only passes work on has no time of its own. `predicted`
+    is None where nothing was predicted, and at operators, which predictions do not name.
     """
 
     path: str
@@ -37,6 +39,7 @@ class Row:
     op: str = ""
     status: str = ""
     measured_s: float | None = None
+    predicted: Predicted | None = None
 
 
 def measured_seconds(profile: ModelProfile) -> dict[int, float]:
@@ -46,7 +49,7 @@ def measured_seconds(profile: ModelProfile) -> dict[int, float]:
     return {layer.module: layer.seconds for layer in profile.measurement.layers.layers}
 
 
-def call_row(layer: LayerCost, measured_s: float | None = None) -> Row:
+def call_row(layer: LayerCost, measured_s: float | None = None, predicted: Predicted | None = None) -> Row:
     """One module call with the work it does itself."""
     call = layer.call
     return Row(
@@ -66,17 +69,23 @@ def call_row(layer: LayerCost, measured_s: float | None = None) -> Row:
         call_number=call.call_number,
         is_leaf=call.is_leaf,
         measured_s=measured_s,
+        predicted=predicted,
     )
+
+
+def call_rows(profile: ModelProfile) -> list[Row]:
+    """Every module call, in order of the trace."""
+    times, predicted = measured_seconds(profile), predicted_by_call(profile)
+    nothing = NO_WORK if profile.predictions else None
+    return [
+        call_row(layer, times.get(layer.call.index), predicted.get(layer.call.index, nothing))
+        for layer in profile.layers
+    ]
 
 
 def leaf_rows(profile: ModelProfile) -> list[Row]:
     """Every leaf call in order of execution, and every other call that works or holds parameters itself."""
-    times = measured_seconds(profile)
-    return [
-        call_row(layer, times.get(layer.call.index))
-        for layer in profile.layers
-        if layer.call.is_leaf or layer.operators or layer.call.params or layer.activation_bytes
-    ]
+    return [row for row in call_rows(profile) if row.is_leaf or row.operators or row.params or row.activation_bytes]
 
 
 def operator_rows(profile: ModelProfile) -> list[Row]:
@@ -119,6 +128,7 @@ def root_row(profile: ModelProfile) -> Row:
         param_bytes=totals.param_bytes,
         is_leaf=root.is_leaf,
         measured_s=None if profile.measurement is None else profile.measurement.latency.median_s,
+        predicted=None if profile.prediction is None else predicted_whole(profile.prediction),
     )
 
 
@@ -137,4 +147,5 @@ def combined(rows: Sequence[Row]) -> Row:
         trainable_params=sum(row.trainable_params for row in rows),
         param_bytes=sum(row.param_bytes for row in rows),
         measured_s=math.fsum(times) if times else None,
+        predicted=together([row.predicted for row in rows]),
     )

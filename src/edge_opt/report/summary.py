@@ -7,6 +7,7 @@ from collections import Counter
 from edge_opt import units
 from edge_opt.records import ModelProfile
 from edge_opt.report.measured import measured_lines
+from edge_opt.report.predicted import predicted_lines
 
 _NAMED_AT_MOST = 5
 
@@ -31,6 +32,7 @@ def summary_lines(profile: ModelProfile) -> list[tuple[str, str]]:
     ]
     if profile.measurement is not None:
         lines += measured_lines(profile.measurement)
+    lines += predicted_lines(profile.predictions)
     if profile.unpriced:
         lines.append(("Unpriced", _unpriced(profile)))
     if profile.convention != "edge_opt":

@@ -26,7 +26,7 @@ def rows_of(profile: ModelProfile, level: Level) -> list[Row]:
 
 def table(profile: ModelProfile, level: Level) -> list[tuple[Column, list[Any]]]:
     """Each column of the level with its values, exact and unscaled."""
-    wanted = columns(level)
+    wanted = [column for column in columns(level) if profile.predictions or not column.is_predicted]
     rows = rows_of(profile, level)
     return [(column, [column.get(row, profile) for row in rows]) for column in wanted]
 
@@ -41,7 +41,7 @@ def dataframe(profile: ModelProfile, level: Level = "leaves") -> pd.DataFrame:
     integer = "Int64" if level == "operators" else "int64"
 
     def series(column: Column, values: list[Any]) -> pd.Series[Any]:
-        if column.kind in ("ratio", "share", "time"):
+        if column.kind in ("ratio", "share", "time", "energy"):
             return pd.Series(values, dtype="float64")
         if not column.is_integer:
             return pd.Series(values, dtype="bool" if column.kind == "flag" else "str")

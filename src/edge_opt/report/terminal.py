@@ -13,6 +13,7 @@ from edge_opt import units
 from edge_opt.records import Level, ModelProfile, OpCost, Shape
 from edge_opt.report.grid import LUXURY, Cell, Strip, grid
 from edge_opt.report.lines import SORT_KEYS, Line, View, view
+from edge_opt.report.predicted import NO_WORK
 from edge_opt.report.rows import Row, root_row
 from edge_opt.report.summary import summary_lines
 from edge_opt.report.text import printable
@@ -38,8 +39,42 @@ _ASCII = str.maketrans(
 # What the share beside the MACs is a share of; peaks and intensities do not add up, so they have none.
 _SHARES = {
     "macs": "MACs %", "flops": "FLOPs %", "params": "Params %", "bytes": "Moved %", "activations": "Activ. %",
-    "time": "Time %",
+    "time": "Time %", "predicted": "Pred. %",
 }  # fmt: skip
+
+
+def rendered(draw: Callable[[Console], None], color: bool = False, width: int | None = None) -> str:
+    """What is drawn on a console, as text; without a width, for 100 columns."""
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width or WIDTH,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        legacy_windows=False,
+    )
+    draw(console)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def drawn(console: Console, draw: Callable[[], None]) -> None:
+    """Draw; where the terminal knows ASCII only, with the nearest letters that it has."""
+    if not console.options.ascii_only:
+        draw()
+        return
+    with console.capture() as printed:
+        draw()
+    console.file.write(printed.get().translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii"))
+
+
+def print_sentences(console: Console, lines: Sequence[tuple[str, str]]) -> None:
+    """Labels with a sentence each, wrapped beside them."""
+    for label, sentence in lines:
+        style = "yellow" if label in ("Unpriced", "Note") else ""
+        parts = textwrap.wrap(printable(sentence), max(console.width - _LABEL_WIDTH, 20), break_on_hyphens=False)
+        for position, part in enumerate(parts):
+            head = (label if position == 0 else "").ljust(_LABEL_WIDTH)
+            console.print(Text.assemble((head, "bold"), (part, style)), soft_wrap=True)
 
 
 def render(
@@ -52,16 +87,9 @@ def render(
     level: Level = "modules",
 ) -> str:
     """The profile as text, as `show` prints it; without a width, for 100 columns."""
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=width or WIDTH,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        legacy_windows=False,
+    return rendered(
+        lambda console: show(profile, console, depth=depth, sort=sort, top=top, level=level), color=color, width=width
     )
-    show(profile, console, depth=depth, sort=sort, top=top, level=level)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
 def show(
@@ -78,12 +106,7 @@ def show(
     screen or so holds. `sort` makes it a list, largest first, whose rows add up; `top` keeps the first so many.
     """
     found = view(profile, level, depth, sort, top)
-    if not console.options.ascii_only:
-        _print(profile, console, found, level, sort)
-        return
-    with console.capture() as printed:
-        _print(profile, console, found, level, sort)
-    console.file.write(printed.get().translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii"))
+    drawn(console, lambda: _print(profile, console, found, level, sort))
 
 
 def _print(profile: ModelProfile, console: Console, found: View, level: Level, sort: str | None) -> None:
@@ -93,12 +116,7 @@ def _print(profile: ModelProfile, console: Console, found: View, level: Level, s
         if found.remark:
             console.print(Text(found.remark, style="dim"))
         console.print()
-    for label, sentence in summary_lines(profile):
-        style = "yellow" if label in ("Unpriced", "Note") else ""
-        parts = textwrap.wrap(printable(sentence), max(console.width - _LABEL_WIDTH, 20), break_on_hyphens=False)
-        for position, part in enumerate(parts):
-            head = (label if position == 0 else "").ljust(_LABEL_WIDTH)
-            console.print(Text.assemble((head, "bold"), (part, style)), soft_wrap=True)
+    print_sentences(console, summary_lines(profile))
 
 
 def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: str | None) -> list[Strip]:
@@ -133,6 +151,7 @@ def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: st
     return [
         *head,
         *_times(profile, rows, level),
+        *_predictions(profile, rows, level),
         priced("MACs", lambda cost: cost.macs, units.count),
         *_shares(profile, lines, sort or "macs"),
         priced("FLOPs", lambda cost: cost.flops, units.count, rank["flops"]),
@@ -149,6 +168,16 @@ def _times(profile: ModelProfile, rows: Sequence[Row], level: Level) -> list[Str
         return []
     cells = (Cell("") if row.measured_s is None else _number(row.measured_s, units.duration) for row in rows)
     return [Strip("Time", tuple(cells))]
+
+
+def _predictions(profile: ModelProfile, rows: Sequence[Row], level: Level) -> list[Strip]:
+    """Time on the first target and what it goes to, where there is one."""
+    if level == "operators" or profile.prediction is None:
+        return []
+    found = [row.predicted or NO_WORK for row in rows]
+    times = (Cell("?", style="yellow") if it.seconds is None else _number(it.seconds, units.duration) for it in found)
+    bounds = (Cell("" if it.seconds == 0 else it.bound, style="cyan") for it in found)
+    return [Strip("Predicted", tuple(times)), Strip("Bound by", tuple(bounds), "left", rank=1)]
 
 
 def _number(value: float, text: Callable[[float], str], style: str = "") -> Cell:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from edge_opt.records import ModelProfile
-from edge_opt.report.rows import Row, call_row, combined, measured_seconds
+from edge_opt.report.rows import Row, call_rows, combined
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,8 @@ def module_tree(profile: ModelProfile) -> Node:
     plus its children's, whoever shares what. Containers that are never called, such as a ModuleList, have no row.
     """
     calls: dict[str, list[Row]] = {}
-    times = measured_seconds(profile)
-    for layer in profile.layers:
-        calls.setdefault(layer.call.path, []).append(call_row(layer, times.get(layer.call.index)))
+    for row in call_rows(profile):
+        calls.setdefault(row.path, []).append(row)
     children: dict[str, list[str]] = {path: [] for path in calls}
     root = profile.layers[0].call.path
     for path in calls:

@@ -169,3 +169,6 @@ def _check_references(profile: ModelProfile) -> None:
             or max(storages) >= len(trace.storages)
         ):
             raise UnreadableProfile(f"trace.ops[{position}] points at something that is not there")
+    for position, prediction in enumerate(profile.predictions):
+        if any(not 0 <= layer.module < len(trace.modules) for layer in prediction.layers):
+            raise UnreadableProfile(f"predictions[{position}] names a layer that is not there")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
 import torch
 
-from edge_opt.records import OpSignature, TensorInfo
+from edge_opt.records import OpSignature, Shape, TensorInfo
 from edge_opt.trace.operators import argument_names, operator_name
 from edge_opt.trace.shapes import Spec
 
@@ -53,7 +54,22 @@ def signature_of(
         tuple(tensor_info(tensor) for tensor in outputs),
         is_view,
         scratch_bytes,
+        _strides((*args, *kwargs.values())),
     )
+
+
+def _strides(values: Iterable[Any]) -> tuple[Shape | None, ...]:
+    """How each tensor lies in memory, None for a row-major one; nothing where all are."""
+    found = [None if tensor.is_contiguous() else tuple(tensor.stride()) for tensor in _tensors(values)]
+    return tuple(found) if any(found) else ()
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
