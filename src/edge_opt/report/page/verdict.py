@@ -41,13 +41,13 @@ def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable
         latency = profile.measurement.latency
         noisy = ", on a noisy machine" if latency.is_noisy or latency.is_contended else ""
         yield f"Measured here it takes {units.duration(latency.median_s)}{noisy}."
-    for prediction in profile.predictions[:1]:
-        if prediction.seconds is not None:
-            yield (
-                f"On {prediction.target} it is predicted to take {units.duration(prediction.seconds)} "
-                f"in {prediction.precision}."
-            )
-    if roofs:
+    prediction = profile.prediction
+    if prediction is not None and prediction.seconds is not None:
+        yield (
+            f"On {prediction.target} it is predicted to take {units.duration(prediction.seconds)} "
+            f"in {prediction.precision}, bound by {prediction.bound}."
+        )
+    elif roofs:
         roof = roofs[0].main
         if roof.total.seconds is not None:
             yield (
