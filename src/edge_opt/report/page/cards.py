@@ -80,7 +80,8 @@ def _elsewhere(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[
     for prediction in profile.predictions:
         if prediction.seconds is not None:
             low, high = prediction.low, prediction.high
-            between = "" if low is None or high is None else f"{units.duration(low)} to {units.duration(high)}, "
+            upper = "open above" if high is None else f"to {units.duration(high)}"
+            between = "" if low is None else f"{units.duration(low)} {upper}, "
             note = f"{between}{prediction.precision}, {prediction.basis}"
             yield Card(_ELSEWHERE, f"On {prediction.target}", prediction.seconds, "time", "predicted", note)
         for energy in prediction.energies[:1]:

@@ -85,7 +85,7 @@ function agreementFigure(found, place) {
             text: found.names.map((name, row) => `<b>${chartText(name, 80)}</b><br>measured ${duration(found.layer_measured_s[row])}<br>predicted ${duration(found.layer_predicted_s[row])}`),
             hovertemplate: "%{text}<extra></extra>" },
         ],
-        layout: { height: 420, xaxis: { type: "log", title: { text: "measured, s" }, tickformat: "~s" }, yaxis: { type: "log", title: { text: "predicted, s" }, tickformat: "~s" } },
+        layout: { height: 420, xaxis: { type: "log", title: { text: "measured, s" }, tickformat: "~s", dtick: 1 }, yaxis: { type: "log", title: { text: "predicted, s" }, tickformat: "~s", dtick: 1 } },
         caption: `The whole model: predicted ${duration(found.predicted_s)}${found.low_s === null ? "" : ` (${duration(found.low_s)} to ${found.high_s === null ? "unknown" : duration(found.high_s)})`}, measured here ${duration(found.measured_s)}, a ratio of ${ratio(found.ratio)}. On the dotted line both are equal; a target that is another machine need not come near it.`,
         rows: { headers: ["Layer", "Measured", "Predicted", "Low", "High"], kinds: ["text", "time", "time", "time", "time"],
           rows: found.names.map((name, row) => [name, found.layer_measured_s[row], found.layer_predicted_s[row], found.layer_low_s[row], found.layer_high_s[row]]) },
