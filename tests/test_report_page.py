@@ -19,7 +19,7 @@ import edge_opt as eo
 from browser import Browser, Page
 from edge_opt import units
 from edge_opt.model import SmallCNN
-from edge_opt.records import LayerPrediction, ModelProfile, Prediction
+from edge_opt.records import ModelProfile
 from edge_opt.report.page import write_page
 from edge_opt.report.page.html import embedded, page_text
 from edge_opt.report.page.payload import payload, standard
@@ -190,7 +190,7 @@ def test_rounding_on_the_page_is_rounding_in_python(full: Page) -> None:
         10 ** generator.uniform(-10, 14) for _ in range(300)
     ]
     values += [generator.randrange(2**16) * 8 for _ in range(300)]
-    for name in ("count", "size", "duration", "ratio"):
+    for name in ("count", "size", "duration", "ratio", "energy"):
         assert full.run(f"{json.dumps(values)}.map({name})") == [getattr(units, name)(value) for value in values], name
     shares = [value / 1000 for value in range(1001)] + [0.0001, 0.00049, 0.9999, 0.1125]
     assert full.run(f"{json.dumps(shares)}.map(percent)") == [units.percent(share) for share in shares]
@@ -396,25 +396,20 @@ def test_what_was_not_measured_is_named_with_its_command(browser: Browser, tmp_p
     page.close()
 
 
-def test_a_prediction_is_laid_beside_the_measurement(
-    browser: Browser, tmp_path: Path, measured: ModelProfile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert measured.measurement is not None and measured.measurement.layers is not None
-    layers = tuple(
-        LayerPrediction(item.module, item.path, item.kind, 2 * item.seconds, item.seconds, None, "memory")
-        for item in measured.measurement.layers.layers
-    )
-    whole = 1.5 * measured.measurement.latency.median_s
-    prediction = Prediction("raspberry-pi-5", "roofline", "fp32", whole, None, None, "memory", layers, (), (), ())
-    for room in ("series", "roofs", "page.cards", "page.verdict"):
-        monkeypatch.setattr(f"edge_opt.report.{room}.predictions_of", lambda profile: (prediction,))
-    page = browser.page(write_page(tmp_path / "predicted.html", profile=measured))
+def test_a_prediction_is_laid_beside_the_measurement(browser: Browser, tmp_path: Path) -> None:
+    predicted = eo.profile(SmallCNN(), (1, 1, 28, 28), target="raspberry-pi-5", measure={"min_time_s": 0.05})
+    assert predicted.prediction is not None and predicted.measurement is not None
+    page = browser.page(predicted.save(tmp_path / "predicted.html"))
     assert_sound(page)
     found = page.run("data.profile.agreements[0]")
-    assert found["error"] == pytest.approx(0.5)
-    assert found["layer_predicted_s"] == pytest.approx([2 * seconds for seconds in found["layer_measured_s"]])
+    assert found["predicted_s"] == predicted.prediction.seconds
+    assert found["measured_s"] == predicted.measurement.latency.median_s
+    times = {layer.path: layer.seconds for layer in predicted.prediction.layers}
+    assert found["names"] and found["layer_predicted_s"] == [times[name] for name in found["names"]]
     assert page.run("data.profile.roofline.devices[0].name") == "raspberry-pi-5"
-    assert "50.0% too slow" in page.run("document.querySelector('#agreement figcaption').textContent")
+    assert page.run("charts.some((chart) => chart.node.id === 'bars-time-raspberry-pi-5-fp32')")
+    badges = page.run("[...document.querySelectorAll('.card .badge')].map((badge) => badge.textContent)")
+    assert "predicted" in badges
     page.close()
 
 
@@ -433,5 +428,5 @@ def test_values_that_json_lacks_become_text() -> None:
     assert found == {"a": "nan", "1": [2, [3]], "path": "x"}
 
 
-def test_an_error_is_relative_to_what_was_measured() -> None:
-    assert Agreement("x", "timed", "fp32", 1.1, None, None, 1.0, (), (), (), (), ()).error == pytest.approx(0.1)
+def test_a_ratio_is_predicted_over_measured() -> None:
+    assert Agreement("x", "timed", "fp32", 1.1, None, None, 2.0, (), (), (), (), ()).ratio == pytest.approx(0.55)

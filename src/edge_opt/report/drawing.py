@@ -77,7 +77,7 @@ def bars_png(found: Bars, divisor: float = 1.0, title: str = "") -> bytes:
     axes.margins(y=0.01)
     if found.others:
         # As a bar it would dwarf every layer.
-        axes.set_xlabel(f"{found.others} smaller together: {found.others_value / divisor:,.4g}", loc="left")
+        axes.set_xlabel(f"{found.others} others together: {found.others_value / divisor:,.4g}", loc="left")
     return png(figure)
 
 

@@ -9,7 +9,6 @@ from edge_opt.devices.catalog import device as find_device
 from edge_opt.devices.roofline import PRECISIONS, roofline
 from edge_opt.errors import UnknownDevice
 from edge_opt.records import DeviceSpec, ModelProfile, Roofline
-from edge_opt.report.series import predictions_of
 
 # Devices whose bandwidth and peak are known, from small to large.
 DEVICES = ("raspberry-pi-4", "raspberry-pi-5", "jetson-nano", "intel-n100", "desktop-ddr4", "apple-m1")
@@ -48,7 +47,7 @@ def _roofs(profile: ModelProfile, spec: DeviceSpec) -> Iterable[Roofline]:
 
 
 def _predicted(profile: ModelProfile) -> Iterable[DeviceSpec]:
-    for prediction in predictions_of(profile):
+    for prediction in profile.predictions:
         try:
             yield find_device(prediction.target)
         except UnknownDevice:  # a calibration of some machine is no catalogue device

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edge_opt.records import ModelProfile, Prediction
+from edge_opt import units
+from edge_opt.records import ModelProfile
 from edge_opt.report.rows import Row, leaf_rows
 
 Provenance = Literal["counted", "estimated", "measured", "proxy", "predicted"]
@@ -36,9 +37,9 @@ class Bars:
         if not self.total:
             return "No layer has any."
         top = max(range(len(self.values)), key=lambda index: self.values[index])
-        share = self.others_value / self.total
-        rest = f"; {self.others} smaller together {share:.0%}" if self.others else ""
-        return f"Largest: {self.names[top]}, {self.values[top] / self.total:.0%} of the total{rest}."
+        largest, others = (units.percent(value / self.total) for value in (self.values[top], self.others_value))
+        rest = f"; {self.others} others together {others}" if self.others else ""
+        return f"Largest: {self.names[top]}, {largest} of the total{rest}."
 
 
 def bars(
@@ -94,7 +95,7 @@ def layer_bars(profile: ModelProfile, most: int = MOST_BARS) -> list[Bars]:
     found = [of(*cost) for cost in _COSTS]
     if any(row.measured_s is not None for row in rows):
         found.append(of("time", "Time", "time", "measured", lambda row: max(row.measured_s or 0.0, 0.0)))
-    for prediction in predictions_of(profile):
+    for prediction in profile.predictions:
         times = {layer.module: layer.seconds or 0.0 for layer in prediction.layers}
         title = f"Time on {prediction.target} ({prediction.precision})"
         metric = f"time:{prediction.target}:{prediction.precision}"
@@ -106,11 +107,6 @@ def layer_name(row: Row, profile: ModelProfile) -> str:
     """A layer as charts call it: its path, which call of it, or the model's own name."""
     name = row.path or profile.name
     return f"{name} (call {row.call_number})" if row.call_number > 1 else name
-
-
-def predictions_of(profile: ModelProfile) -> tuple[Prediction, ...]:
-    """What was predicted for targets; none where nobody asked."""
-    return tuple(getattr(profile, "predictions", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +165,9 @@ class Agreement:
     layer_measured_s: tuple[float, ...]
 
     @property
-    def error(self) -> float:
-        """How far the prediction of the whole is off; 0.1 is ten percent too slow."""
-        return self.predicted_s / self.measured_s - 1
+    def ratio(self) -> float:
+        """Predicted over measured; 1.1 is ten percent too slow, where the target is this machine."""
+        return self.predicted_s / self.measured_s
 
 
 def agreements(profile: ModelProfile) -> list[Agreement]:
@@ -181,7 +177,7 @@ def agreements(profile: ModelProfile) -> list[Agreement]:
     layers = profile.measurement.layers
     measured = {layer.module: layer.seconds for layer in layers.layers} if layers else {}
     found = []
-    for prediction in predictions_of(profile):
+    for prediction in profile.predictions:
         if prediction.seconds is None:
             continue
         pairs = [

@@ -9,10 +9,10 @@ from typing import Literal
 from edge_opt import units
 from edge_opt.records import Energy, Measurement, ModelProfile, SweepResult
 from edge_opt.report.roofs import DeviceRoofs
-from edge_opt.report.series import Provenance, predictions_of
+from edge_opt.report.series import Provenance
 
 _MODEL, _HERE, _ELSEWHERE, _SWEEP = "The model", "Measured here", "Elsewhere", "The sweep"
-Format = Literal["count", "bytes", "time", "share", "joules", "number"]
+Format = Literal["count", "bytes", "time", "share", "energy", "number"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +68,25 @@ def _measured(found: Measurement) -> Iterable[Card]:
         scratch = f"{units.size(found.memory.scratch_bytes)} of it scratch"
         yield Card(_HERE, "Peak memory", found.memory.peak_bytes, "bytes", "measured", scratch)
     if found.energy is not None:
-        yield _energy("Energy per forward", found.energy)
+        yield _energy(_HERE, "Energy per forward", found.energy)
 
 
-def _energy(label: str, energy: Energy) -> Card:
+def _energy(group: str, label: str, energy: Energy) -> Card:
     kinds: dict[str, Provenance] = {"proxy": "proxy", "model": "estimated"}
-    return Card(_HERE, label, energy.joules, "joules", kinds.get(energy.source, "measured"), energy.note)
+    return Card(group, label, energy.joules, "energy", kinds.get(energy.source, "measured"), energy.note)
 
 
 def _elsewhere(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Card]:
-    for prediction in predictions_of(profile):
+    for prediction in profile.predictions:
         if prediction.seconds is not None:
             low, high = prediction.low, prediction.high
-            between = "" if low is None or high is None else f"{units.duration(low)} to {units.duration(high)}, "
+            upper = "open above" if high is None else f"to {units.duration(high)}"
+            between = "" if low is None else f"{units.duration(low)} {upper}, "
             note = f"{between}{prediction.precision}, {prediction.basis}"
             yield Card(_ELSEWHERE, f"On {prediction.target}", prediction.seconds, "time", "predicted", note)
-    if roofs and not predictions_of(profile):
+        for energy in prediction.energies[:1]:
+            yield _energy(_ELSEWHERE, f"Energy on {prediction.target}", energy)
+    if roofs and not profile.predictions:
         roof = roofs[0].main
         if roof.total.seconds is not None:
             note = f"at best, {roof.precision}, {roof.total.bound}-bound"
@@ -112,4 +115,4 @@ def _swept(sweep: SweepResult) -> Iterable[Card]:
     if best.energy_j is not None:
         source = best.energy_source
         kind: Provenance = "proxy" if source.startswith("proxy") else "estimated" if source == "model" else "measured"
-        yield Card(_SWEEP, "Best: energy", best.energy_j, "joules", kind, source)
+        yield Card(_SWEEP, "Best: energy", best.energy_j, "energy", kind, source)

@@ -70,7 +70,7 @@ def _profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> dict[str, A
         "bars": [{**to_plain(found), "caption": found.caption} for found in layer_bars(profile)],
         "timeline": to_plain(timeline(profile)) if profile.trace.ops else None,
         "roofline": _roofline(profile, roofs) if roofs else None,
-        "agreements": [{**to_plain(found), "error": found.error} for found in agreements(profile)],
+        "agreements": [{**to_plain(found), "ratio": found.ratio} for found in agreements(profile)],
     }
 
 

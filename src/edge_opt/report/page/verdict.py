@@ -9,7 +9,7 @@ from edge_opt.records import ModelProfile, SweepResult, Trial
 from edge_opt.report.roofs import DeviceRoofs
 from edge_opt.report.rows import leaf_rows
 from edge_opt.report.sensitivities import Sensitivities
-from edge_opt.report.series import layer_name, predictions_of
+from edge_opt.report.series import layer_name
 
 Advice = tuple[str, str]
 _NAMED = 3
@@ -41,13 +41,13 @@ def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable
         latency = profile.measurement.latency
         noisy = ", on a noisy machine" if latency.is_noisy or latency.is_contended else ""
         yield f"Measured here it takes {units.duration(latency.median_s)}{noisy}."
-    for prediction in predictions_of(profile)[:1]:
-        if prediction.seconds is not None:
-            yield (
-                f"On {prediction.target} it is predicted to take {units.duration(prediction.seconds)} "
-                f"in {prediction.precision}."
-            )
-    if roofs:
+    prediction = profile.prediction
+    if prediction is not None and prediction.seconds is not None:
+        yield (
+            f"On {prediction.target} it is predicted to take {units.duration(prediction.seconds)} "
+            f"in {prediction.precision}, bound by {prediction.bound}."
+        )
+    elif roofs:
         roof = roofs[0].main
         if roof.total.seconds is not None:
             yield (
@@ -67,7 +67,7 @@ def _of_sweep(sweep: SweepResult) -> str:
         return f"None of the {tried} candidates meets {limits}{f'; {failed} failed' if failed else ''}."
     lost = f", {failed} failed" if failed else ""
     best = f" {_best(sweep, sweep.trial(sweep.best))}" if sweep.best else ""
-    return f"Of {tried} candidates {accepted} meet {limits}{lost}.{best}"
+    return f"{accepted} of {tried} candidates meet{'s' * (accepted == 1)} {limits}{lost}.{best}"
 
 
 def _best(sweep: SweepResult, trial: Trial) -> str:

@@ -5,7 +5,7 @@ function barFigure(bars) {
   return figure({
     id: `bars-${bars.metric.replace(/[^a-z0-9]+/gi, "-")}`, title: bars.title, provenance: bars.provenance, isFixed: true,
     draw() {
-      const most = isNarrow() ? 18 : 34;
+      const most = isNarrow() ? 18 : 30;
       const largest = Math.max(0, ...bars.values);
       const [divisor, unit] = axisScale(largest, bars.unit);
       const kind = bars.unit;
@@ -85,8 +85,8 @@ function agreementFigure(found, place) {
             text: found.names.map((name, row) => `<b>${chartText(name, 80)}</b><br>measured ${duration(found.layer_measured_s[row])}<br>predicted ${duration(found.layer_predicted_s[row])}`),
             hovertemplate: "%{text}<extra></extra>" },
         ],
-        layout: { height: 420, xaxis: { type: "log", title: { text: "measured, s" }, tickformat: "~s" }, yaxis: { type: "log", title: { text: "predicted, s" }, tickformat: "~s" } },
-        caption: `The whole model: predicted ${duration(found.predicted_s)}${found.low_s === null ? "" : ` (${duration(found.low_s)} to ${duration(found.high_s)})`}, measured ${duration(found.measured_s)}: ${percent(Math.abs(found.error))} ${found.error > 0 ? "too slow" : "too fast"}. Points on the dotted line are predicted exactly.`,
+        layout: { height: 420, xaxis: { type: "log", title: { text: "measured, s" }, tickformat: "~s", dtick: 1 }, yaxis: { type: "log", title: { text: "predicted, s" }, tickformat: "~s", dtick: 1 } },
+        caption: `The whole model: predicted ${duration(found.predicted_s)}${found.low_s === null ? "" : ` (${duration(found.low_s)} to ${found.high_s === null ? "unknown" : duration(found.high_s)})`}, measured here ${duration(found.measured_s)}, a ratio of ${ratio(found.ratio)}. On the dotted line both are equal; a target that is another machine need not come near it.`,
         rows: { headers: ["Layer", "Measured", "Predicted", "Low", "High"], kinds: ["text", "time", "time", "time", "time"],
           rows: found.names.map((name, row) => [name, found.layer_measured_s[row], found.layer_predicted_s[row], found.layer_low_s[row], found.layer_high_s[row]]) },
       };
@@ -99,9 +99,10 @@ function sensitivityFigure(found) {
     id: "sensitivity-map", title: found.measure, provenance: "measured", isFixed: true,
     draw() {
       const rows = found.layers.map((_, place) => place);
+      const known = found.losses.flat().filter((loss) => loss !== null);
       return {
         data: [{
-          type: "heatmap", x: found.changes.map((change) => chartText(change, 24)), y: rows, z: found.losses, xgap: 2, ygap: 2,
+          type: "heatmap", x: found.changes.map((change) => chartText(change, 24)), y: rows, z: found.losses, zmin: Math.min(0, ...known), zmax: Math.max(...known, 0) || 1, xgap: 2, ygap: 2,
           colorscale: "Cividis", reversescale: document.documentElement.dataset.theme !== "dark", hoverongaps: false, colorbar: { thickness: 12, outlinewidth: 0 },
           text: found.layers.map((layer, row) => found.changes.map((change, place) => `<b>${chartText(layer, 80)}</b><br>${chartText(change)}: ${shown(found.losses[row][place], "number")}`)),
           hovertemplate: "%{text}<extra></extra>",

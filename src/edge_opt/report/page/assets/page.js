@@ -21,7 +21,7 @@ function summary() {
       el("div", { class: "head" },
         el("div", { class: "figure", title: String(card.value) }, card.is_lower_bound ? "≥ " : null, number, unit ? el("small", {}, unit) : null),
         badge(card.provenance)),
-      card.note ? el("div", { class: "note" }, card.note) : null)];
+      card.note ? el("div", { class: "note", title: card.note }, card.note) : null)];
   });
   const groups = [...new Set(cards.map(([group]) => group))].map((group) =>
     el("div", {}, el("h3", { class: "group" }, group), el("ul", { class: "cards" }, cards.filter((card) => card[0] === group).map((card) => card[1]))));
@@ -34,11 +34,11 @@ function profileSections(profile) {
   const bars = profile.bars.filter((item) => item.values.length);
   const hasTime = bars.some((item) => item.unit === "time");
   const found = [layerTables(profile), section("costs", "Where it goes", "Layers by what they cost; of many layers the largest.",
-    el("div", { class: "grid" }, bars.map(barFigure)),
+    el("div", { class: bars.length === 3 || bars.length > 4 ? "grid thirds" : "grid" }, bars.map(barFigure)),
     hasTime ? null : hint("Time per layer was not measured here; this does:", "edge-opt profile MODEL --measure -o profile.json"))];
   if (profile.roofline) found.push(section("roofline", "On a device", "What limits each layer: left of the knee memory, right of it arithmetic. Times are the best that the device's figures allow, not predictions.", rooflineFigure(profile.roofline)));
   if (profile.timeline) found.push(section("memory", "Memory", "What is alive while the model runs.", memoryFigure(profile.timeline)));
-  if (profile.agreements.length) found.push(section("agreement", "Predicted against measured", "How well the prediction held.", profile.agreements.map(agreementFigure)));
+  if (profile.agreements.length) found.push(section("agreement", "Predicted against measured", "What was predicted for a target, beside what was measured on this machine, layer by layer.", profile.agreements.map(agreementFigure)));
   return found;
 }
 

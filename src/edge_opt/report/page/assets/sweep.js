@@ -8,7 +8,7 @@ function figureText(row, axis) {
   if (value === null || value === undefined) return DASH;
   if (axis.name.startsWith("accuracy")) return percent(value);
   if (axis.name === "macs" || axis.name === "params") return count(value);
-  if (axis.name === "energy_j") return `${joules(value)} (${row.energy_source})`;
+  if (axis.name === "energy_j") return `${energy(value)} (${row.energy_source})`;
   return `${plain(value)} ${axis.unit}`;
 }
 
@@ -75,7 +75,7 @@ function drawPareto(sweep, x, y) {
 const CANDIDATE_COLUMNS = [
   ["label", "Candidate", "text"], ["state", "Verdict", "text"], ["accuracy", "Accuracy", "share"], ["accuracy_drop", "Lost", "share"], ["test_accuracy", "On test", "share"],
   ["latency_ms", "Latency, ms", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["memory_mb", "Memory, MiB", "number"],
-  ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "joules"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
+  ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "energy"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
   ["effective_precision", "Runs as", "text"], ["violations", "Breaks", "text"], ["remarks", "Remarks", "text"], ["key", "Key", "text"],
 ];
 
@@ -118,7 +118,7 @@ function precisionFigure(sweep) {
         yaxis: { type: "category", autorange: "reversed", fixedrange: true, tickfont: { color: color("ink") } },
       },
       caption: `Fastest on average: ${known[0].precision}, ${plain(known[0].latency_ms)} ms and ${percent(known[0].accuracy)} accurate. Means over pruning levels and runtimes that ran.`,
-      rows: { headers: ["Precision", "Candidates", "Accepted", "Failed", "Accuracy", "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "number", "number", "number", "share", "number", "number", "number", "joules"],
+      rows: { headers: ["Precision", "Candidates", "Accepted", "Failed", "Accuracy", "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "number", "number", "number", "share", "number", "number", "number", "energy"],
         rows: sweep.precisions.map((row) => [row.precision, row.candidates, row.accepted, row.failed, row.accuracy, row.latency_ms, row.memory_mb, row.size_mb, row.energy_j]) },
     }),
   });

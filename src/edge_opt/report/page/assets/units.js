@@ -4,6 +4,7 @@ const DASH = "–";
 const COUNT_STEPS = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 const BYTE_STEPS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 const TIME_STEPS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
+const ENERGY_STEPS = [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"], [1e-9, "nJ"]];
 
 /** Fixed digits; a tie goes to the even digit, as in Python. Only odd multiples of 2^-(digits + 1) are ties. */
 function fixed(value, digits) {
@@ -36,10 +37,7 @@ function percent(share) {
   return share >= 0.9995 && share < 1 ? ">99.9%" : `${fixed(share * 100, 1)}%`;
 }
 
-const joules = (value) => {
-  const step = [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"]].find(([unit]) => Math.abs(value) >= unit) ?? [1, "J"];
-  return `${Number((value / step[0]).toPrecision(3))} ${step[1]}`;
-};
+const energy = (joules) => stepped(joules, ENERGY_STEPS) ?? (joules ? `${Number(joules.toPrecision(2))} J` : "0 J");
 const plain = (value) => (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4))));
 
 const FORMATS = {
@@ -51,7 +49,7 @@ const FORMATS = {
   ratio,
   share: percent,
   time: duration,
-  joules,
+  energy,
 };
 
 /** A value for people: scaled, with its unit, a dash where there is none. */
