@@ -18,7 +18,7 @@ from edge_opt.compress.cpu import is_fast
 from edge_opt.compress.exporting import export
 from edge_opt.compress.graphs import layer_precisions, read_graph
 from edge_opt.compress.kernels import executed_kernels
-from edge_opt.compress.quantizing import check_method, check_spared, quantize
+from edge_opt.compress.quantizing import check_method, check_spared, is_below, quantize
 from edge_opt.compress.registry import Job, Made, maker_of, precision
 from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner, TorchRunner
 from edge_opt.compress.staging import own_folder, publish, size_of, staging, with_data
@@ -86,7 +86,7 @@ def convert(
             kernels = () if runtime == "torch" else executed_kernels(runner, checks[0])
             layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
             if must_run:
-                _check_effective(layers, precision, runtime)
+                _check_effective(layers, precision, runtime, spared)
             found = agreement(subject, runner, checks, source)
         files = publish(with_data(made.path), place)
     return Converted(
@@ -140,8 +140,11 @@ def effective(layers: Iterable[LayerPrecision], asked: str) -> str:
     return "+".join(sorted(found, key=lambda name: (name != asked, name))) or "none"
 
 
-def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: str) -> None:
+def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: str, spare: tuple[str, ...]) -> None:
     found = effective(layers, asked)
+    taken = [layer.path for layer in layers if is_below(layer.path, spare) and layer.precision == asked]
+    if taken:
+        raise ConversionFailed(f"{runtime} runs spared layers in {asked} nevertheless: {', '.join(taken)}")
     if asked in found.split("+") and (asked == "int8" or found == asked):
         return
     if asked == "fp32" and found == "none":
