@@ -134,6 +134,7 @@ def test_layers_that_became_slower_in_int8_are_named_and_float_ones_counted() ->
     )
     assert found.comparison is not None and found.comparison.verdict == "slower"
     assert found.headline.startswith("It takes 1.33 times as long")
+    assert found.reasons[0].topic == "time" and "1 layer by 8.00 µs, conv2 18.0 µs to 10.0 µs" in found.sentences[1]
     slower = reason(found, "slower layers")
     assert slower.layers == ("conv1",) and slower.seconds == pytest.approx(17e-6)
     kept = reason(found, "float layers")
