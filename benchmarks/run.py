@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import footprint
 import layer_overhead
+import prediction_accuracy
 import static_speed
 
 
@@ -11,6 +12,7 @@ def main() -> None:
     static_speed.main()
     footprint.main()
     layer_overhead.main()
+    prediction_accuracy.main([])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
+    from edge_opt.devices.calibrate import calibrate
+    from edge_opt.devices.calibrated import calibrated_device
+    from edge_opt.devices.calibration_files import load_calibration
     from edge_opt.devices.catalog import device, devices
+    from edge_opt.devices.predict import predict
     from edge_opt.devices.roofline import roofline
+    from edge_opt.devices.timed import time_operators
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
     from edge_opt.fitting import fit_batch
@@ -45,6 +50,8 @@ __all__ = [
     "Work",
     "auto_adjust_batch_size",
     "build_hardware_profile_table",
+    "calibrate",
+    "calibrated_device",
     "clear_caches",
     "compute_utilization",
     "cost_rule",
@@ -57,12 +64,15 @@ __all__ = [
     "free_operators",
     "layer_utilizations",
     "load",
+    "load_calibration",
     "measure",
+    "predict",
     "profile",
     "recommend_precision",
     "reconcile",
     "roofline",
     "stream_advice",
+    "time_operators",
     "utilization",
     "utilization_advice",
     "write_hardware_profile_artifacts",
@@ -80,6 +90,8 @@ _HOMES = {
     "Work": "cost.registry",
     "auto_adjust_batch_size": "stream",
     "build_hardware_profile_table": "stream",
+    "calibrate": "devices.calibrate",
+    "calibrated_device": "devices.calibrated",
     "clear_caches": "profiling",
     "compute_utilization": "stream",
     "cost_rule": "cost",
@@ -92,12 +104,15 @@ _HOMES = {
     "free_operators": "cost",
     "layer_utilizations": "devices.utilization",
     "load": "report.writers",
+    "load_calibration": "devices.calibration_files",
     "measure": "measure.api",
+    "predict": "devices.predict",
     "profile": "profiling",
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",
     "roofline": "devices.roofline",
     "stream_advice": "stream",
+    "time_operators": "devices.timed",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",
     "write_hardware_profile_artifacts": "stream",

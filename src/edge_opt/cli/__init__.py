@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from edge_opt.cli.calibrate import calibrate
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.profile import profile
@@ -47,6 +48,7 @@ def edge_opt(
     edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
     edge-opt devices raspberry-pi-4
+    edge-opt calibrate
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -55,6 +57,7 @@ def edge_opt(
 app.command("profile")(profile)
 app.command("doctor")(doctor)
 app.command("devices")(devices)
+app.command("calibrate")(calibrate)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from edge_opt.devices.calibration.operands import Runnable
 from edge_opt.devices.calibration.overheads import fit_overheads
 from edge_opt.devices.calibration.plan import is_warm, plan
 from edge_opt.devices.calibration.references import REFERENCES
+from edge_opt.devices.calibration.validation import validated
 from edge_opt.devices.calibration_files import host_file, save_calibration
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.environment import read_environment
@@ -32,8 +34,10 @@ _GROUP = 40
 _SMALL_BYTES = 4 << 20
 _HOLE_BYTES = 1 << 30
 _PLANNED = 1400
-# Of the time: what the machine's own figures and the operators timed alone may take at most.
+_PLANNED_PER_SECOND = 20
+# Of the time: when to stop timing operators alone, and when to start no other reference model.
 _ALONE_SHARE = 0.4
+_REFERENCE_SHARE = 0.93
 
 Progress = Callable[[float, str], None]
 
@@ -71,15 +75,16 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
     tell(0.0, "memory and peaks")
     found_bandwidths, found_peaks, found_fresh = bandwidths(), peaks(), fresh_outputs()
     with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
-        alone = _timed_alone(spent, tell)
+        alone = _timed_alone(seconds, spent, tell)
         runs, in_place = _run_references(spent, tell)
     overheads = fit_overheads(runs)
-    return Calibration(
+    tell(0.98, "cross-validation")
+    measured = Calibration(
         name=platform.node() or "host",
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine,
         versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
-        cpu_seconds=time.process_time() - start,
+        cpu_seconds=0.0,
         bandwidths=found_bandwidths,
         peaks=found_peaks,
         overhead_per_operator_s=overheads.operator_s,
@@ -87,11 +92,14 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
         fresh_outputs=found_fresh,
         references=tuple(runs),
         samples=(*alone, *closed(in_place, runs, overheads)),
+        whole_deviation=0.0,
+        deviations=(),
     )
+    return replace(validated(measured), cpu_seconds=time.process_time() - start)
 
 
-def _timed_alone(spent: Callable[[], float], tell: Progress) -> list[OperatorSample]:
-    planned = plan(count=_PLANNED)
+def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> list[OperatorSample]:
+    planned = plan(count=min(_PLANNED, round(seconds * _PLANNED_PER_SECOND)))
     samples: list[OperatorSample] = []
     for first in range(0, len(planned), _GROUP):
         if spent() > _ALONE_SHARE:
@@ -116,7 +124,7 @@ def _run_references(spent: Callable[[], float], tell: Progress) -> tuple[list[Re
     # Small batches first: a slow machine, or a short calibration, then still sees every family.
     for turn in (0, 1):
         for reference in REFERENCES:
-            if runs and spent() > 0.97:
+            if runs and spent() > _REFERENCE_SHARE:
                 return runs, samples
             tell(spent(), f"inside models: {reference.name}")
             run, found = run_reference(reference, reference.batches[turn], _PASSES)

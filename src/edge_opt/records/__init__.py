@@ -3,6 +3,7 @@
 from edge_opt.records.calibrations import (
     Calibration,
     FreshOutput,
+    GroupDeviation,
     MeasuredBandwidth,
     MeasuredPeak,
     OperatorSample,
@@ -93,6 +94,7 @@ __all__ = [
     "Figure",
     "FigureKind",
     "FreshOutput",
+    "GroupDeviation",
     "Interval",
     "KnownLatency",
     "Latency",
