@@ -5,6 +5,7 @@ from __future__ import annotations
 import compress_speed
 import footprint
 import layer_overhead
+import prediction_accuracy
 import static_speed
 
 
@@ -13,6 +14,7 @@ def main() -> None:
     footprint.main()
     layer_overhead.main()
     compress_speed.main()
+    prediction_accuracy.main([])
 
 
 if __name__ == "__main__":

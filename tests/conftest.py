@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,3 +32,7 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of this test do not wait for those of others on the machine: their locks are in the temporary folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+# A calibration or a device file of whoever runs the tests must not change what they see.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="edge-opt-tests-")

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edge_opt as eo
+from calibrations import imaginary
 from edge_opt import stream
+from edge_opt.devices.calibration_files import host_file, save_calibration
 from edge_opt.errors import InvalidInput
 
 OPERATORS = ["input_normalization", "linear_projection", "activation", "decision_head"]
@@ -213,3 +215,16 @@ def test_the_front_door_has_every_name_of_the_module() -> None:
     assert sorted(name for name in public if not name.startswith("_")) == sorted(
         name for name in public if hasattr(eo, name) and not name.startswith("_")
     )
+
+
+def test_a_calibrated_host_gives_the_latencies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert eo.build_hardware_profile_table(64, 32, 10)["estimate_source"].startswith("fallback")
+    save_calibration(imaginary(), host_file())
+    table = eo.build_hardware_profile_table(64, 32, 10)
+    assert "calibration of imaginary on 2026-01-01" in table["estimate_source"]
+    assert all(row["latency_ms"] > 0 for row in table["operator_profile"])
+    given = eo.build_hardware_profile_table(
+        64, 32, 10, latency_ms_per_row=dict.fromkeys(stream.FALLBACK_MS_PER_ROW, 1.0)
+    )
+    assert given["estimate_source"] == "given by the caller"

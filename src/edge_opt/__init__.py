@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from edge_opt.compress.sensitivity import sensitivity
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
+    from edge_opt.devices.calibrate import calibrate
+    from edge_opt.devices.calibrated import calibrated_device
+    from edge_opt.devices.calibration_files import load_calibration
     from edge_opt.devices.catalog import device, devices
     from edge_opt.devices.estimate import estimate
+    from edge_opt.devices.predict import predict
     from edge_opt.devices.roofline import roofline
+    from edge_opt.devices.timed import time_operators
     from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
     from edge_opt.errors import EdgeOptError
     from edge_opt.fitting.batches import fit_batch
@@ -57,6 +62,8 @@ __all__ = [
     "auto_adjust_batch_size",
     "bar_chart",
     "build_hardware_profile_table",
+    "calibrate",
+    "calibrated_device",
     "check",
     "clear_caches",
     "compare",
@@ -75,7 +82,9 @@ __all__ = [
     "free_operators",
     "layer_utilizations",
     "load",
+    "load_calibration",
     "measure",
+    "predict",
     "profile",
     "recommend_precision",
     "reconcile",
@@ -83,6 +92,7 @@ __all__ = [
     "run_sweep",
     "sensitivity",
     "stream_advice",
+    "time_operators",
     "utilization",
     "utilization_advice",
     "write_hardware_profile_artifacts",
@@ -103,6 +113,8 @@ _HOMES = {
     "bar_chart": "report.drawing",
     "build_hardware_profile_table": "stream",
     "check": "checking",
+    "calibrate": "devices.calibrate",
+    "calibrated_device": "devices.calibrated",
     "clear_caches": "profiling",
     "compare": "comparing",
     "compare_targets": "fitting.targets",
@@ -119,7 +131,9 @@ _HOMES = {
     "free_operators": "cost",
     "layer_utilizations": "devices.utilization",
     "load": "report.writers",
+    "load_calibration": "devices.calibration_files",
     "measure": "measure.api",
+    "predict": "devices.predict",
     "profile": "profiling",
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",
@@ -127,6 +141,7 @@ _HOMES = {
     "sensitivity": "compress.sensitivity",
     "run_sweep": "search.sweep",
     "stream_advice": "stream",
+    "time_operators": "devices.timed",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",
     "write_hardware_profile_artifacts": "stream",

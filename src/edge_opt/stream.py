@@ -58,8 +58,9 @@ def build_hardware_profile_table(
 ) -> dict[str, Any]:
     """Latency and memory of each operator of a batch, their totals, and what they say about precision and cache.
 
-    Without `latency_ms_per_row` the latencies are invented constants, and `estimate_source` says so. Give a figure
-    for each of the four operators, and `latency_source` for where they are from. KiB and MiB are meant by kb and mb.
+    Without `latency_ms_per_row` the latencies are predicted from this host's calibration (`edge-opt calibrate`), or
+    where there is none, invented constants; `estimate_source` says which. Give a figure for each of the four operators
+    to use your own, and `latency_source` for where they are from. KiB and MiB are meant by kb and mb.
 
     >>> table = build_hardware_profile_table(feature_count=64, batch_size=32, stream_interval_ms=10)
     >>> table["totals"]["memory_kb"], round(table["totals"]["latency_ms"], 3)
@@ -68,6 +69,8 @@ def build_hardware_profile_table(
     _whole("feature_count", feature_count)
     _whole("batch_size", batch_size)
     _positive("stream_interval_ms", stream_interval_ms)
+    if latency_ms_per_row is None:
+        latency_ms_per_row, latency_source = _calibrated(feature_count, batch_size)
     per_row, source = _latencies(latency_ms_per_row, latency_source)
     rows: list[dict[str, Any]] = [
         {
@@ -218,6 +221,32 @@ def stream_advice(profile: Mapping[str, Any]) -> tuple[str, ...]:
         "computing with it",
         f"utilisation: {utilization_advice(totals['stream_utilization'])}",
     )
+
+
+def _calibrated(feature_count: int, batch_size: int) -> tuple[dict[str, float] | None, str | None]:
+    """Milliseconds per row of each operator as this host's calibration has them; nothing where there is none."""
+    import edge_opt as eo
+    from edge_opt.errors import CalibrationMissing
+
+    try:
+        calibration = eo.load_calibration()
+    except CalibrationMissing:
+        return None, None
+    from torch import nn
+
+    layers: dict[str, nn.Module] = {
+        "input_normalization": nn.BatchNorm1d(feature_count),
+        "linear_projection": nn.Linear(feature_count, feature_count),
+        "activation": nn.ReLU(),
+        "decision_head": nn.Linear(feature_count, 1),
+    }
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    found = eo.predict(eo.profile(model, (batch_size, feature_count)), calibration)
+    seconds = {layer.path: layer.seconds for layer in found.layers if layer.seconds is not None}
+    source = f"predicted from the calibration of {calibration.name} on {calibration.created[:10]}"
+    return {name: 1000 * seconds[name] / batch_size for name in layers}, source
 
 
 def _latencies(given: Mapping[str, float] | None, source: str | None) -> tuple[dict[str, float], str]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from edge_opt.cli.calibrate import calibrate
 from edge_opt.cli.check import check
 from edge_opt.cli.compare import compare
 from edge_opt.cli.devices import devices
@@ -61,6 +62,7 @@ def edge_opt(
     edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
     edge-opt quantize net.py:Net --input 1x3x32x32 --calibration data.py:loader -o out/
     edge-opt export net.py:Net --input 1x3x32x32 -o net.onnx
+    edge-opt calibrate
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -76,6 +78,7 @@ app.command("status")(status)
 app.command("prune")(prune)
 app.command("quantize")(quantize)
 app.command("export")(export)
+app.command("calibrate")(calibrate)
 
 
 def main() -> None:

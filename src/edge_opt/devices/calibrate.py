@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import torch
 
 from edge_opt.devices.calibration.alone import rounds, undisturbed
 from edge_opt.devices.calibration.figures import bandwidths, fresh_outputs, peaks
-from edge_opt.devices.calibration.inplace import run_reference
+from edge_opt.devices.calibration.heap import kept_heap
+from edge_opt.devices.calibration.inplace import closed, run_reference
 from edge_opt.devices.calibration.operands import Runnable
 from edge_opt.devices.calibration.overheads import fit_overheads
 from edge_opt.devices.calibration.plan import is_warm, plan
 from edge_opt.devices.calibration.references import REFERENCES
+from edge_opt.devices.calibration.validation import validated
 from edge_opt.devices.calibration_files import host_file, save_calibration
 from edge_opt.errors import InvalidInput
 from edge_opt.measure.environment import read_environment
@@ -28,9 +31,13 @@ MOST_SECONDS = 120.0
 _ROUNDS = 5
 _PASSES = 4
 _GROUP = 40
-_PLANNED = 1300
-# Of the time: what the machine's own figures and the operators timed alone may take at most.
+_SMALL_BYTES = 4 << 20
+_HOLE_BYTES = 1 << 30
+_PLANNED = 1400
+_PLANNED_PER_SECOND = 20
+# Of the time: when to stop timing operators alone, and when to start no other reference model.
 _ALONE_SHARE = 0.4
+_REFERENCE_SHARE = 0.93
 
 Progress = Callable[[float, str], None]
 
@@ -67,27 +74,32 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
     machine = read_environment()
     tell(0.0, "memory and peaks")
     found_bandwidths, found_peaks, found_fresh = bandwidths(), peaks(), fresh_outputs()
-    alone = _timed_alone(spent, tell)
-    runs, in_place = _run_references(spent, tell)
+    with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
+        alone = _timed_alone(seconds, spent, tell)
+        runs, in_place = _run_references(spent, tell)
     overheads = fit_overheads(runs)
-    return Calibration(
+    tell(0.98, "cross-validation")
+    measured = Calibration(
         name=platform.node() or "host",
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine,
         versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
-        cpu_seconds=time.process_time() - start,
+        cpu_seconds=0.0,
         bandwidths=found_bandwidths,
         peaks=found_peaks,
         overhead_per_operator_s=overheads.operator_s,
         overhead_per_module_s=overheads.module_s,
         fresh_outputs=found_fresh,
         references=tuple(runs),
-        samples=(*alone, *in_place),
+        samples=(*alone, *closed(in_place, runs, overheads)),
+        whole_deviation=0.0,
+        deviations=(),
     )
+    return replace(validated(measured), cpu_seconds=time.process_time() - start)
 
 
-def _timed_alone(spent: Callable[[], float], tell: Progress) -> list[OperatorSample]:
-    planned = plan(count=_PLANNED)
+def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> list[OperatorSample]:
+    planned = plan(count=min(_PLANNED, round(seconds * _PLANNED_PER_SECOND)))
     samples: list[OperatorSample] = []
     for first in range(0, len(planned), _GROUP):
         if spent() > _ALONE_SHARE:
@@ -96,7 +108,11 @@ def _timed_alone(spent: Callable[[], float], tell: Progress) -> list[OperatorSam
         group = [Runnable(signature, is_warm(signature)) for signature in planned[first : first + _GROUP]]
         # What a round moves lies between two uses of the same weights.
         distance = sum(runnable.nbytes for runnable in group)
-        for runnable, times in zip(group, rounds(group, _ROUNDS), strict=True):
+        # Only short operators notice whether their code is in the cache.
+        rehearsals = [
+            Runnable(item.signature, is_warm(item.signature)) if item.nbytes < _SMALL_BYTES else None for item in group
+        ]
+        for runnable, times in zip(group, rounds(group, _ROUNDS, rehearsals), strict=True):
             distances = tuple(0 if warm else distance for warm in is_warm(runnable.signature))
             samples.append(OperatorSample(runnable.signature, distances, min(times)))
     return samples
@@ -108,7 +124,7 @@ def _run_references(spent: Callable[[], float], tell: Progress) -> tuple[list[Re
     # Small batches first: a slow machine, or a short calibration, then still sees every family.
     for turn in (0, 1):
         for reference in REFERENCES:
-            if runs and spent() > 0.97:
+            if runs and spent() > _REFERENCE_SHARE:
                 return runs, samples
             tell(spent(), f"inside models: {reference.name}")
             run, found = run_reference(reference, reference.batches[turn], _PASSES)

@@ -16,6 +16,7 @@ from edge_opt.records import (
     Calibration,
     Environment,
     FreshOutput,
+    GroupDeviation,
     MeasuredBandwidth,
     MeasuredPeak,
     OperatorSample,
@@ -87,6 +88,8 @@ def _plain(calibration: Calibration) -> dict[str, Any]:
         "cpu_seconds": calibration.cpu_seconds,
         "overhead_per_operator_s": calibration.overhead_per_operator_s,
         "overhead_per_module_s": calibration.overhead_per_module_s,
+        "whole_deviation": calibration.whole_deviation,
+        "deviations": [asdict(item) for item in calibration.deviations],
         "bandwidths": [asdict(item) for item in calibration.bandwidths],
         "peaks": [asdict(item) for item in calibration.peaks],
         "fresh_outputs": [asdict(item) for item in calibration.fresh_outputs],
@@ -146,6 +149,8 @@ def _calibration(data: Mapping[str, Any]) -> Calibration:
         fresh_outputs=tuple(_record(FreshOutput, item) for item in data["fresh_outputs"]),
         references=tuple(_record(ReferenceRun, item) for item in data["references"]),
         samples=tuple(_sample(item, names) for item in data["samples"]),
+        whole_deviation=float(data["whole_deviation"]),
+        deviations=tuple(_record(GroupDeviation, item) for item in data["deviations"]),
     )
 
 

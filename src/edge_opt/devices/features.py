@@ -13,7 +13,7 @@ from edge_opt.records import Calibration, OpSignature, TensorInfo
 # Where data lies that was touched this many bytes ago: closer than the first, in a core's own cache; closer than the
 # second, in a shared one. The regression learns what that is worth here; these only have to separate the cases.
 NEAR_BYTES, FAR_BYTES = 1 << 20, 24 << 20
-# From this size on, the C library asks the kernel for new pages each time (glibc's largest mmap threshold).
+# From this size on, the C library may ask the system for new pages each time (glibc's largest mmap threshold).
 FRESH_BYTES = 32 << 20
 
 GROUPS = ("conv", "depthwise", "matmul", "attention", "recurrent", "pass", "view")
@@ -40,19 +40,17 @@ class Scales:
     cache_bytes_per_s: float
     shared_bytes_per_s: float
     memory_bytes_per_s: float
-    fresh_s_per_byte: float
     call_s: float = 2e-6
 
 
 # A core of our days, for where only shares matter and nothing was calibrated.
-NOMINAL = Scales(5e10, 1e10, 5e10, 2e10, 1e10, 3e-10)
+NOMINAL = Scales(5e10, 1e10, 5e10, 2e10, 1e10)
 
 
 def scales_of(calibration: Calibration) -> Scales:
     """The figures of a calibrated machine."""
     by_size = sorted(calibration.bandwidths, key=lambda item: item.working_set_bytes)
     shared = [item.bytes_per_s for item in by_size if NEAR_BYTES < item.working_set_bytes <= FAR_BYTES]
-    fresh = max(calibration.fresh_outputs, key=lambda item: item.nbytes)
     memory = by_size[-1].bytes_per_s
     return Scales(
         flops_per_s=calibration.peak("gemm", "fp32") or 1e9,
@@ -60,7 +58,6 @@ def scales_of(calibration: Calibration) -> Scales:
         cache_bytes_per_s=max(item.bytes_per_s for item in by_size),
         shared_bytes_per_s=max(shared, default=memory),
         memory_bytes_per_s=memory,
-        fresh_s_per_byte=max(0.0, fresh.fresh_s - fresh.reused_s) / fresh.nbytes,
     )
 
 
@@ -77,18 +74,16 @@ def describe(signature: OpSignature, distances: Sequence[int], scales: Scales) -
     share = min(1.0, cost.bytes_read / total)
     near, shared, far = (share * nbytes for nbytes in _by_distance(reads, distances))
     written = cost.bytes_written
-    fresh = 0 if signature.op.endswith("_") else sum(t.nbytes for t in signature.outputs if t.nbytes >= FRESH_BYTES)
     is_depthwise = _is_depthwise(signature)
     peak = scales.depthwise_flops_per_s if is_depthwise else scales.flops_per_s
     compute_s = 2 * cost.macs / peak + cost.other_ops / scales.flops_per_s
     memory_s = (
         near / scales.cache_bytes_per_s + shared / scales.shared_bytes_per_s + far / scales.memory_bytes_per_s
         + written / (scales.cache_bytes_per_s if written < NEAR_BYTES else scales.shared_bytes_per_s)
-        + fresh * scales.fresh_s_per_byte
     )  # fmt: skip
     estimate_s = scales.call_s + compute_s + memory_s
     group = _group(verdict.kind, is_depthwise)
-    sizes = [estimate_s * 1e6, near, shared, far, written, fresh, 1 + signature.scratch_bytes]
+    sizes = [estimate_s * 1e6, near, shared, far, written, signature.scratch_bytes]
     numbers = [*(log2(1 + size) for size in sizes), _spread(signature), *_OWN[group](signature)]
     return Described(group, op, tuple(numbers), estimate_s, compute_s, memory_s)
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_opt.devices.assembling import Parts
 from edge_opt.devices.boosting import Array, BoostedTrees
 from edge_opt.devices.features import GROUPS, Described, describe, scales_of
 from edge_opt.records import Calibration, OperatorSample
 
 # An estimate this many times beyond the samples of an operator is outside of them.
 _REACH = 4.0
-_OUTSIDE = 3.0
-_DEVIATIONS = {"conv": 0.2, "depthwise": 0.3, "matmul": 0.1, "attention": 0.15, "pass": 0.3, "view": 0.5}
 _ALONE, _IN_PLACE = 1.0, 0.0
 
 
@@ -63,17 +60,6 @@ class OperatorTimes:
             else:
                 result[chosen] *= np.exp(model.predict(self._rows([described[index] for index in chosen])))
         return result
-
-    def deviations(self, described: Sequence[Described], is_outside: Sequence[bool]) -> Array:
-        """Standard deviation of the logarithm of each operator's time."""
-        usual = [_DEVIATIONS.get(item.group, 0.3) for item in described]
-        return np.array(
-            [value * (_OUTSIDE if outside else 1) for value, outside in zip(usual, is_outside, strict=True)]
-        )
-
-    def shared_deviation(self, parts: Parts) -> float:
-        """What whole models were off by, on top of what their operators are."""
-        return 0.05
 
     def is_outside(self, item: Described) -> bool:
         """Whether nothing like this operator was sampled."""

@@ -10,6 +10,7 @@ import torch
 from edge_opt.devices.assembling import Parts, prediction
 from edge_opt.devices.calibration.alone import rounds, undisturbed
 from edge_opt.devices.calibration.distances import read_distances
+from edge_opt.devices.calibration.heap import kept_heap
 from edge_opt.devices.calibration.inplace import run_reference
 from edge_opt.devices.calibration.operands import Runnable, Unrunnable
 from edge_opt.devices.calibration.overheads import Overheads, fit_overheads
@@ -34,7 +35,7 @@ def time_operators(
     """
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
         raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
-    with undisturbed(threads):
+    with undisturbed(threads), kept_heap(min(1 << 30, read_environment().memory_bytes // 8)):
         seconds = _signature_seconds(profile.trace)
         if calibration is None:
             overheads = fit_overheads([run_reference(REFERENCES[1], 1, 4)[0]])

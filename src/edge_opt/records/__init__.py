@@ -12,6 +12,7 @@ from edge_opt.records.budgets import (
 from edge_opt.records.calibrations import (
     Calibration,
     FreshOutput,
+    GroupDeviation,
     MeasuredBandwidth,
     MeasuredPeak,
     OperatorSample,
@@ -178,6 +179,7 @@ __all__ = [
     "FigureKind",
     "FigureUnit",
     "FreshOutput",
+    "GroupDeviation",
     "Importance",
     "Increase",
     "Interval",

@@ -67,8 +67,19 @@ class FreshOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupDeviation:
+    """Standard deviation of the logarithm of predicted over measured time, of operators of one group."""
+
+    group: str
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """A machine as measured on `created`, with `machine.threads` threads; everything a prediction there rests on."""
+    """A machine as measured on `created`, with `machine.threads` threads; everything a prediction there rests on.
+
+    `whole_deviation` and `deviations` are the errors of predictions of reference models that were held out.
+    """
 
     name: str
     created: str
@@ -82,6 +93,8 @@ class Calibration:
     fresh_outputs: tuple[FreshOutput, ...]
     references: tuple[ReferenceRun, ...]
     samples: tuple[OperatorSample, ...]
+    whole_deviation: float
+    deviations: tuple[GroupDeviation, ...]
 
     def peak(self, work: str, precision: str) -> float | None:
         """Operations per second of one class of work; None where torch has no kernel for it."""

@@ -28,8 +28,8 @@ class OpSignature:
     """One operator on one set of shapes; calls that look alike share it.
 
     `args` and `kwargs` are the operator's own, with tensors as `TensorInfo`; `names` are its parameter names.
-    `scratch_bytes` are of tensors that it makes beside its outputs and drops when it returns. `strides` has one entry per
-    tensor in `inputs`, None for a row-major one; it is empty where all are.
+    `scratch_bytes` are of tensors that it makes beside its outputs and drops when it returns. `strides` has one entry
+    per tensor in `inputs`, None for a row-major one; it is empty where all are.
     """
 
     op: str

@@ -15,13 +15,23 @@ from edge_opt.devices.calibration.operands import Runnable
 T = TypeVar("T")
 
 
-def rounds(runnables: Sequence[Runnable], count: int) -> list[list[float]]:
-    """Seconds of each operator in each round; outputs are made anew and dropped, as in a forward."""
+def rounds(
+    runnables: Sequence[Runnable], count: int, rehearsals: Sequence[Runnable | None] | None = None
+) -> list[list[float]]:
+    """Seconds of each operator in each round; outputs are made anew and dropped, as in a forward.
+
+    A rehearsal is the same operator on other tensors, run just before: it leaves the code in the cache, as the layers
+    of a model do for each other, and the weights out of it.
+    """
     seconds: list[list[float]] = [[] for _ in runnables]
     clock = time.perf_counter_ns
     with torch.inference_mode():
         for _ in range(count):
-            for times, runnable in zip(seconds, runnables, strict=True):
+            for times, runnable, rehearsal in zip(
+                seconds, runnables, rehearsals or [None] * len(runnables), strict=True
+            ):
+                if rehearsal is not None:
+                    rehearsal.run()
                 runnable.touch()
                 start = clock()
                 result = runnable.run()

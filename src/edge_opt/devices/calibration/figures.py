@@ -1,4 +1,4 @@
-"""Figures of the machine itself: bandwidth over working sets, peaks per class and precision, what fresh memory costs."""
+"""The machine itself: bandwidth over working sets, peaks per class and precision, what fresh memory costs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def bandwidths() -> tuple[MeasuredBandwidth, ...]:
 
 def fresh_outputs() -> tuple[FreshOutput, ...]:
     """Writing memory that was just asked for, beside memory that was written before: new pages must be mapped first."""
-    return tuple(
-        FreshOutput(
-            size,
-            best_seconds(lambda size=size: torch.empty(size // 4).fill_(1.0), 4),  # type: ignore[misc]
-            best_seconds(lambda kept=torch.empty(size // 4): kept.fill_(1.0), 4),  # type: ignore[misc]
-        )
-        for size in _FRESH
+    return tuple(_fresh(size) for size in _FRESH)
+
+
+def _fresh(size: int) -> FreshOutput:
+    kept = torch.empty(size // 4)
+    return FreshOutput(
+        size, best_seconds(lambda: torch.empty(size // 4).fill_(1.0), 4), best_seconds(lambda: kept.fill_(1.0), 4)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,13 +12,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.devices.calibration.distances import read_distances
+from edge_opt.devices.calibration.overheads import Overheads
 from edge_opt.devices.calibration.references import Reference
 from edge_opt.errors import MeasurementFailed
 from edge_opt.records import OperatorSample, ReferenceRun, Trace
 from edge_opt.trace import trace
 from edge_opt.trace.operators import Behavior, behavior, operator_name
 
-_MOST_PASSES, _LEAST_SECONDS = 16, 0.25
+_MOST_FORWARDS, _BLOCK_NS = 8, 50_000_000
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -45,18 +47,14 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def operator_seconds(model: nn.Module, x: torch.Tensor, recorded: Trace, passes: int) -> list[float]:
-    """Least seconds of each operator call of the trace, over some forwards."""
-    expected = [recorded.signatures[call.signature].op for call in recorded.ops]
-    best: list[int] | None = None
-    for _ in range(passes):
-        clock = OperatorClock()
-        with clock:
-            model(x)
-        if clock.names != expected:
-            raise MeasurementFailed("a reference model ran other operators than its trace has; please report this")
-        best = clock.nanoseconds if best is None else list(map(min, best, clock.nanoseconds))
-    return [nanoseconds / 1e9 for nanoseconds in best or ()]
+def recorded_forward(model: nn.Module, x: torch.Tensor, expected: Sequence[str]) -> list[int]:
+    """Nanoseconds of each operator call of the trace, in one forward."""
+    clock = OperatorClock()
+    with clock:
+        model(x)
+    if clock.names != expected:
+        raise MeasurementFailed("a reference model ran other operators than its trace has; please report this")
+    return clock.nanoseconds
 
 
 def run_reference(reference: Reference, batch: int, passes: int) -> tuple[ReferenceRun, list[OperatorSample]]:
@@ -65,18 +63,23 @@ def run_reference(reference: Reference, batch: int, passes: int) -> tuple[Refere
     model = reference.build().eval()
     x = reference.inputs(batch)
     recorded = trace(model, x)
+    expected = [recorded.signatures[call.signature].op for call in recorded.ops]
     with torch.inference_mode():
         model(x)
+        start = time.perf_counter_ns()
+        model(x)
+        # Small models are soon done, and need more forwards in each block.
+        block = max(1, min(_MOST_FORWARDS, round(_BLOCK_NS / (time.perf_counter_ns() - start))))
         whole: list[float] = []
-        operators: list[list[float]] = []
-        started = time.perf_counter()
-        # In turns, so that a slow moment of the machine meets both. Small models are soon done, and need more turns.
-        while len(whole) < passes or (len(whole) < _MOST_PASSES and time.perf_counter() - started < _LEAST_SECONDS):
+        operators: list[list[int]] = []
+        # Blocks in turns, so that a slow moment of the machine meets both.
+        for _ in range(passes):
             start = time.perf_counter_ns()
-            model(x)
-            whole.append((time.perf_counter_ns() - start) / 1e9)
-            operators.append(operator_seconds(model, x, recorded, 1))
-    seconds = [min(times) for times in zip(*operators, strict=True)]
+            for _ in range(block):
+                model(x)
+            whole.append((time.perf_counter_ns() - start) / block / 1e9)
+            operators += [recorded_forward(model, x, expected) for _ in range(block)]
+    seconds = [_typical(times) / 1e9 for times in zip(*operators, strict=True)]
     name = f"{reference.name}, batch {batch}"
     run = ReferenceRun(
         name, reference.family, batch, len(recorded.ops), len(recorded.modules), sum(seconds), min(whole)
@@ -84,19 +87,46 @@ def run_reference(reference: Reference, batch: int, passes: int) -> tuple[Refere
     return run, _samples(recorded, seconds, name)
 
 
+def _typical(times: Sequence[int]) -> float:
+    """The mean of the faster half: a single least time is luck, and slow ones are somebody else's."""
+    fastest = sorted(times)[: (len(times) + 1) // 2]
+    return sum(fastest) / len(fastest)
+
+
+def closed(
+    samples: Sequence[OperatorSample], runs: Sequence[ReferenceRun], overheads: Overheads
+) -> list[OperatorSample]:
+    """Samples scaled so that the operators of each run and what lies between them are the whole of it."""
+    scales = {
+        run.name: (run.seconds - overheads.operator_s * run.operators - overheads.module_s * run.modules)
+        / run.operators_s
+        for run in runs
+    }
+    return [
+        replace(sample, seconds=sample.seconds * min(1.2, max(0.8, scales[sample.origin])))
+        if sample.origin in scales
+        else sample
+        for sample in samples
+    ]
+
+
 def _samples(recorded: Trace, seconds: Sequence[float], name: str) -> list[OperatorSample]:
     """Calls that look alike, at distances within a factor of two of each other, are one sample: their mean."""
-    groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     distances = read_distances(recorded)
     for call in recorded.ops:
-        key = (call.signature, tuple(distance.bit_length() for distance in distances[call.index]))
+        signature = recorded.signatures[call.signature]
+        # All views cost the same; one of each kind is enough.
+        key: tuple[object, ...] = (signature.op,)
+        if not signature.is_view:
+            key = (call.signature, tuple(distance.bit_length() for distance in distances[call.index]))
         groups.setdefault(key, []).append(call.index)
     return [
         OperatorSample(
-            recorded.signatures[signature],
+            recorded.signatures[recorded.ops[indices[0]].signature],
             distances[indices[0]],
             sum(seconds[index] for index in indices) / len(indices),
             name,
         )
-        for (signature, _), indices in groups.items()
+        for indices in groups.values()
     ]

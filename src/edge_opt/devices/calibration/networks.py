@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,10 +38,11 @@ def residual(widths: list[int], depths: list[int], bottleneck: int = 0, groups: 
     before = widths[0]
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
         out = width * bottleneck if bottleneck else width
-        inner = width * (2 if groups > 1 else 1) if bottleneck else None
+        inner = width * (2 if bottleneck > 1 and groups > 1 else 1) if bottleneck else None
         for index in range(depth):
             stride = 2 if stage and not index else 1
-            layers.append(Residual(before, out, inner, stride, groups))
+            # One to one outside means groups of so many channels, otherwise so many groups.
+            layers.append(Residual(before, out, inner, stride, width // groups if bottleneck == 1 else groups))
             before = out
     return nn.Sequential(*layers, _head(before, 500))
 
@@ -183,7 +185,7 @@ class LastNet(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, widths[0], 4, 4)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths)
-        self.shrinks = nn.ModuleList(nn.Conv2d(a, b, 2, 2) for a, b in zip(widths, widths[1:], strict=False))
+        self.shrinks = nn.ModuleList(nn.Conv2d(a, b, 2, 2) for a, b in pairwise(widths))
         self.stages = nn.ModuleList(
             nn.Sequential(*(LastNorm(width, is_permuted) for _ in range(depth)))
             for width, depth in zip(widths, depths, strict=True)

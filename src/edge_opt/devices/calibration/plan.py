@@ -16,7 +16,7 @@ from edge_opt.trace.operators import Behavior, behavior
 from edge_opt.trace.signatures import signature_of
 
 # Parameter names of operators that hold what a model has learned; these are cold, all other operands warm.
-WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var", "params"})
+WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var", "params", "mat2"})
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _MOST_MACS = 500_000_000
@@ -81,7 +81,7 @@ class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         result = func(*args, **kwargs)
-        outputs = [item for item in (result if isinstance(result, (tuple, list)) else (result,))]
+        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
         self.found.append(signature_of(func, args, kwargs, outputs, False, 0))
         return result
 
@@ -137,7 +137,13 @@ def _convolution(draw: _Draw) -> Callable[[], object]:
         stride = draw.of(1, 1, 1, 2)
         width_in, side = x.shape[1], x.shape[2]
         out = draw.width()
-        groups = draw.of(*(g for g in (1, 1, 1, 1, 1, 1, 1, 2, 8, 32) if width_in % g == 0))
+        groups = 1
+        if draw.chance(0.2):
+            # Groups as people choose them: so many, or so many channels in each.
+            groups = draw.of(
+                *(g for g in (2, 8, 32, *(width_in // w for w in (4, 8, 16, 24))) if g and width_in % g == 0), 1
+            )
+            kernel, out = 3, width_in if draw.chance(0.7) else out
         out = max(groups, out // groups * groups)
         if side < kernel:
             continue
@@ -205,8 +211,10 @@ def _attention(draw: _Draw) -> Callable[[], object]:
 
 def _products(draw: _Draw) -> Callable[[], object]:
     batch, heads, length, width = _heads(draw)
-    if draw.chance(0.2):
-        x, y = tensor(draw.log(1, 256), draw.width(32, 1024)), draw.width(32, 1024)
+    if draw.chance(0.3):
+        x, y = tensor(draw.log(1, 512), draw.width(32, 2048)), draw.width(32, 2048)
+        if draw.chance(0.5):
+            return lambda: torch.addmm(tensor(y), x, tensor(x.shape[1], y))
         return lambda: torch.mm(x, tensor(x.shape[1], y))
     x = tensor(batch * heads, length, width)
     if draw.chance(0.5):
@@ -335,7 +343,7 @@ def _convolution_1d(draw: _Draw) -> Callable[[], object]:
 
 
 _SHARES: tuple[tuple[int, Callable[[_Draw], Callable[[], object]]], ...] = (
-    (400, _convolution), (40, _stem), (110, _depthwise), (40, _excitation), (220, _linear), (90, _attention),
-    (70, _products), (40, _softmax), (190, _activation), (120, _pairs), (140, _norm), (80, _pooling),
+    (430, _convolution), (40, _stem), (150, _depthwise), (40, _excitation), (220, _linear), (90, _attention),
+    (70, _products), (40, _softmax), (190, _activation), (120, _pairs), (140, _norm), (90, _pooling),
     (130, _movement), (20, _embedding), (24, _recurrent), (24, _transposed), (24, _convolution_1d),
 )  # fmt: skip
