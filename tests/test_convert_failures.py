@@ -92,6 +92,7 @@ def test_a_missing_package_comes_with_the_command(
         compress.convert(SmallCNN(), SHAPE, "fp32", runtime)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_full_disk_leaves_nothing(precision: str, tmp_path: Path) -> None:
     # The kernel refuses files beyond 20 kB; the export has 80 kB of weights.
