@@ -10,8 +10,8 @@ import torch
 from edge_opt.devices.assembling import Parts, prediction
 from edge_opt.devices.calibration.alone import rounds, undisturbed
 from edge_opt.devices.calibration.distances import read_distances
-from edge_opt.devices.calibration.heap import kept_heap
-from edge_opt.devices.calibration.inplace import run_reference
+from edge_opt.devices.calibration.heap import hole_for, kept_heap
+from edge_opt.devices.calibration.inplace import visit_reference
 from edge_opt.devices.calibration.operands import Runnable, Unrunnable
 from edge_opt.devices.calibration.overheads import Overheads, fit_overheads
 from edge_opt.devices.calibration.references import REFERENCES
@@ -35,10 +35,10 @@ def time_operators(
     """
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
         raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
-    with undisturbed(threads), kept_heap(min(1 << 30, read_environment().memory_bytes // 8)):
+    with undisturbed(threads):
         seconds = _signature_seconds(profile.trace)
         if calibration is None:
-            overheads = fit_overheads([run_reference(REFERENCES[1], 1, 4)[0]])
+            overheads = fit_overheads([visit_reference(REFERENCES[1], 1, 4).run()])
         else:
             overheads = Overheads(calibration.overhead_per_operator_s, calibration.overhead_per_module_s)
         machine = read_environment()
@@ -77,8 +77,9 @@ def _signature_seconds(trace: Trace) -> list[float]:
                     f"operator {op} cannot be timed alone ({error}); use a calibration instead"
                 ) from error
         found: dict[int, list[float]] = {signature: [] for signature in order}
-        for turn in range(_ROUNDS):
-            runnables = [copies[signature][turn % len(copies[signature])] for signature in order]
-            for signature, times in zip(order, rounds(runnables, 1), strict=True):
-                found[signature] += times
+        with kept_heap(hole_for(trace)):
+            for turn in range(_ROUNDS):
+                runnables = [copies[signature][turn % len(copies[signature])] for signature in order]
+                for signature, times in zip(order, rounds(runnables, 1), strict=True):
+                    found[signature] += times
     return [min(found[index]) for index in range(len(trace.signatures))]
