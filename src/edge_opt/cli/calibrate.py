@@ -23,7 +23,7 @@ def calibrate(
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads to measure with; torch's own number.")
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="CPU seconds it may take, at most 120.")] = 100.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="CPU seconds it may take, at most 120.")] = 110.0,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     debug: Debug = False,
 ) -> None:

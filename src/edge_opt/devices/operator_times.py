@@ -40,6 +40,8 @@ class OperatorTimes:
             for group in GROUPS
             if len(values := deviations[[item.group == group for item in described]])
         }
+        # For a group without samples: what is usual elsewhere is better than nothing.
+        self._elsewhere = float(np.median(list(self._usual.values()))) if self._usual else 0.0
         self._models: dict[str, BoostedTrees] = {}
         for group in GROUPS:
             chosen = np.array([index for index, item in enumerate(described) if item.group == group])
@@ -56,7 +58,7 @@ class OperatorTimes:
             chosen = [index for index, item in enumerate(described) if item.group == group]
             model = self._models.get(group)
             if model is None:
-                result[chosen] *= np.exp(self._usual.get(group, np.median([*self._usual.values(), 0.0])))
+                result[chosen] *= np.exp(self._usual.get(group, self._elsewhere))
             else:
                 result[chosen] *= np.exp(model.predict(self._rows([described[index] for index in chosen])))
         return result

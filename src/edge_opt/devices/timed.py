@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -10,46 +11,60 @@ import torch
 from edge_opt.devices.assembling import Parts, prediction
 from edge_opt.devices.calibration.alone import rounds, undisturbed
 from edge_opt.devices.calibration.distances import read_distances
-from edge_opt.devices.calibration.heap import kept_heap
-from edge_opt.devices.calibration.inplace import run_reference
+from edge_opt.devices.calibration.heap import hole_for, kept_heap
+from edge_opt.devices.calibration.inplace import visit_reference
 from edge_opt.devices.calibration.operands import Runnable, Unrunnable
-from edge_opt.devices.calibration.overheads import Overheads, fit_overheads
+from edge_opt.devices.calibration.overheads import Overheads
 from edge_opt.devices.calibration.references import REFERENCES
 from edge_opt.devices.features import FAR_BYTES, NOMINAL, describe
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measure.environment import read_environment
-from edge_opt.records import Calibration, ModelProfile, Prediction, Trace
+from edge_opt.records import ModelProfile, Prediction, Trace
 
 _ROUNDS = 7
-# Nine in ten of the models of benchmarks/prediction_accuracy.py lay within this factor of what was measured.
-_SPREAD = 0.10
+# Nine in ten of the models of benchmarks/prediction_accuracy.py lay within 1.645 of these of what was measured.
+_DEVIATION = 0.06
+_REFERENCES = (("residual-56", 1), ("mobile-hardswish", 1), ("mobile-hardswish", 8), ("text-384", 1), ("dense-28", 1))
 
 
-def time_operators(
-    profile: ModelProfile, *, threads: int | None = None, calibration: Calibration | None = None
-) -> Prediction:
+def time_operators(profile: ModelProfile, *, threads: int | None = None) -> Prediction:
     """What the model would take here, from timing each of its distinct operators alone; the model is not run.
 
-    Weights are cold and activations warm, as they are in a forward. What lies between operators is taken from
-    `calibration`, or measured on one reference model.
+    Weights are cold and activations warm, as they are in a forward. What a forward adds to its operators is measured
+    on a few reference models, once per process.
     """
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
         raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
-    with undisturbed(threads), kept_heap(min(1 << 30, read_environment().memory_bytes // 8)):
-        seconds = _signature_seconds(profile.trace)
-        if calibration is None:
-            overheads = fit_overheads([run_reference(REFERENCES[1], 1, 4)[0]])
-        else:
-            overheads = Overheads(calibration.overhead_per_operator_s, calibration.overhead_per_module_s)
+    trace = profile.trace
+    with undisturbed(threads):
         machine = read_environment()
-    distances = read_distances(profile.trace)
-    described = [
-        describe(profile.trace.signatures[call.signature], distances[call.index], NOMINAL) for call in profile.trace.ops
-    ]
-    times = np.array([seconds[call.signature] for call in profile.trace.ops])
-    parts = Parts(times, np.full(len(times), _SPREAD), described, (False,) * len(times))
+        scale, operator_s = _in_place(machine.threads)
+        alone_s = _signature_seconds(trace)
+    distances = read_distances(trace)
+    described = [describe(trace.signatures[call.signature], distances[call.index], NOMINAL) for call in trace.ops]
+    seconds = scale * np.array([alone_s[call.signature] for call in trace.ops])
+    parts = Parts(seconds, np.full(len(seconds), _DEVIATION), described, (False,) * len(seconds))
     remark = f"every distinct operator was timed alone on {machine.cpu} with {machine.threads} thread(s)"
-    return prediction(profile.trace, parts, overheads, _SPREAD, "this machine", "timed", "fp32", (remark,))
+    overheads = Overheads(operator_s, 0.0)
+    return prediction(trace, parts, overheads, _DEVIATION, "this machine", "timed", "fp32", (remark,))
+
+
+@lru_cache(maxsize=8)
+def _in_place(threads: int) -> tuple[float, float]:
+    """How much longer operators take inside a model than alone, as a factor, and seconds on top of each."""
+    references = {reference.name: reference for reference in REFERENCES}
+    rows = []
+    for name, batch in _REFERENCES:
+        visit = visit_reference(references[name], batch, 3)
+        alone_s = _signature_seconds(visit.trace)
+        total_s = sum(alone_s[call.signature] for call in visit.trace.ops)
+        # Each model counts the same, however long it takes.
+        rows.append((total_s / visit.seconds, len(visit.trace.ops) / visit.seconds))
+    table = np.array(rows)
+    scale, operator_s = np.linalg.lstsq(table, np.ones(len(table)), rcond=None)[0]
+    if operator_s < 0:
+        return float(np.median(1 / table[:, 0])), 0.0
+    return float(scale), float(operator_s)
 
 
 def _signature_seconds(trace: Trace) -> list[float]:
@@ -77,8 +92,9 @@ def _signature_seconds(trace: Trace) -> list[float]:
                     f"operator {op} cannot be timed alone ({error}); use a calibration instead"
                 ) from error
         found: dict[int, list[float]] = {signature: [] for signature in order}
-        for turn in range(_ROUNDS):
-            runnables = [copies[signature][turn % len(copies[signature])] for signature in order]
-            for signature, times in zip(order, rounds(runnables, 1), strict=True):
-                found[signature] += times
+        with kept_heap(hole_for(trace)):
+            for turn in range(_ROUNDS):
+                runnables = [copies[signature][turn % len(copies[signature])] for signature in order]
+                for signature, times in zip(order, rounds(runnables, 1), strict=True):
+                    found[signature] += times
     return [min(found[index]) for index in range(len(trace.signatures))]

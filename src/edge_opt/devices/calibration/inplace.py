@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,8 +57,29 @@ def recorded_forward(model: nn.Module, x: torch.Tensor, expected: Sequence[str])
     return clock.nanoseconds
 
 
-def run_reference(reference: Reference, batch: int, passes: int) -> tuple[ReferenceRun, list[OperatorSample]]:
-    """A reference model run in place: the whole, and one sample per distinct operator and state of the caches."""
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one reference model took: the whole forward, and each operator call of its trace."""
+
+    name: str
+    family: str
+    batch: int
+    trace: Trace
+    operators_s: tuple[float, ...]
+    seconds: float
+
+    def __or__(self, other: Visit) -> Visit:
+        """The least of two visits: what the machine does when nobody is in the way."""
+        operators_s = tuple(map(min, self.operators_s, other.operators_s))
+        return replace(self, operators_s=operators_s, seconds=min(self.seconds, other.seconds))
+
+    def run(self) -> ReferenceRun:
+        operators, modules = len(self.trace.ops), len(self.trace.modules)
+        return ReferenceRun(self.name, self.family, self.batch, operators, modules, sum(self.operators_s), self.seconds)
+
+
+def visit_reference(reference: Reference, batch: int, passes: int) -> Visit:
+    """A reference model run a few times, with and without a clock at each operator."""
     torch.manual_seed(0)
     model = reference.build().eval()
     x = reference.inputs(batch)
@@ -70,27 +91,17 @@ def run_reference(reference: Reference, batch: int, passes: int) -> tuple[Refere
         model(x)
         # Small models are soon done, and need more forwards in each block.
         block = max(1, min(_MOST_FORWARDS, round(_BLOCK_NS / (time.perf_counter_ns() - start))))
-        whole: list[float] = []
+        whole_s = float("inf")
         operators: list[list[int]] = []
         # Blocks in turns, so that a slow moment of the machine meets both.
         for _ in range(passes):
             start = time.perf_counter_ns()
             for _ in range(block):
                 model(x)
-            whole.append((time.perf_counter_ns() - start) / block / 1e9)
+            whole_s = min(whole_s, (time.perf_counter_ns() - start) / block / 1e9)
             operators += [recorded_forward(model, x, expected) for _ in range(block)]
-    seconds = [_typical(times) / 1e9 for times in zip(*operators, strict=True)]
-    name = f"{reference.name}, batch {batch}"
-    run = ReferenceRun(
-        name, reference.family, batch, len(recorded.ops), len(recorded.modules), sum(seconds), min(whole)
-    )
-    return run, _samples(recorded, seconds, name)
-
-
-def _typical(times: Sequence[int]) -> float:
-    """The mean of the faster half: a single least time is luck, and slow ones are somebody else's."""
-    fastest = sorted(times)[: (len(times) + 1) // 2]
-    return sum(fastest) / len(fastest)
+    seconds = tuple(min(times) / 1e9 for times in zip(*operators, strict=True))
+    return Visit(f"{reference.name}, batch {batch}", reference.family, batch, recorded, seconds, whole_s)
 
 
 def closed(
@@ -110,8 +121,9 @@ def closed(
     ]
 
 
-def _samples(recorded: Trace, seconds: Sequence[float], name: str) -> list[OperatorSample]:
+def operator_samples(visit: Visit) -> list[OperatorSample]:
     """Calls that look alike, at distances within a factor of two of each other, are one sample: their mean."""
+    recorded = visit.trace
     groups: dict[tuple[object, ...], list[int]] = {}
     distances = read_distances(recorded)
     for call in recorded.ops:
@@ -125,8 +137,8 @@ def _samples(recorded: Trace, seconds: Sequence[float], name: str) -> list[Opera
         OperatorSample(
             recorded.signatures[recorded.ops[indices[0]].signature],
             distances[indices[0]],
-            sum(seconds[index] for index in indices) / len(indices),
-            name,
+            sum(visit.operators_s[index] for index in indices) / len(indices),
+            visit.name,
         )
         for indices in groups.values()
     ]
