@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 ORDER = [
     "errors", "files", "units", "records", "compare", "budget", "trace", "cost", "measure", "devices", "profiling",
-    "fitting", "data", "compress", "search", "report", "config", "pipeline", "cli",
+    "fitting", "loading", "data", "compress", "search", "report", "config", "pipeline", "cli",
 ]  # fmt: skip
 OLDER_APIS = ["model", "hardware", "metrics", "stream", "pruning"]
 PUBLIC = {"errors", "files", "records", *OLDER_APIS}

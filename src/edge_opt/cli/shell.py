@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from edge_opt.errors import EdgeOptError
+from edge_opt.errors import EdgeOptError, first_line
+
+__all__ = ["NOT_SATISFIED", "WRONG_USE", "Debug", "Shell", "first_line", "talk"]
 
 WRONG_USE = 2
 NOT_SATISFIED = 1
@@ -41,9 +43,3 @@ class Shell(TyperGroup):
 def talk(sentence: str) -> None:
     """Tell the user something that is not the result."""
     typer.echo(sentence, err=True)
-
-
-def first_line(error: BaseException) -> str:
-    """What was raised, in one line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
