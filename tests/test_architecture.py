@@ -83,7 +83,7 @@ def test_modules_stay_short(path: Path) -> None:
     [
         "edge_opt", "edge_opt.records", "edge_opt.report.tables", "edge_opt.report.writers", "edge_opt.report.terminal",
         "edge_opt.devices.spec", "edge_opt.devices.catalog", "edge_opt.devices.roofline", "edge_opt.stream",
-        "edge_opt.cli",
+        "edge_opt.cli", "edge_opt.budget",
     ],
 )  # fmt: skip
 def test_these_do_not_import_torch(module: str) -> None:

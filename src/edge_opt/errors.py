@@ -59,3 +59,16 @@ def first_line(error: BaseException) -> str:
     """What was raised, in one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+class BudgetError(InvalidInput):
+    """A budget that does not parse: the text, with a caret under the character, and what was expected there."""
+
+    def __init__(self, text: str, position: int, problem: str) -> None:
+        # One column per character, so that the caret stands where it belongs.
+        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+        super().__init__(f"cannot read the budget {shown!r}: {problem}\n  {shown}\n  {' ' * position}^")
+        self.text = text
+        self.position = position
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, str]]:
+        return BudgetError, (self.text, self.position, self.problem)

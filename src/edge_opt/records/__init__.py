@@ -1,5 +1,6 @@
 """Every record of the house: frozen, made of plain values. Tables, files and plots are views of these."""
 
+from edge_opt.records.budgets import Budget
 from edge_opt.records.costs import (
     Cause,
     LayerCost,
@@ -70,6 +71,7 @@ __all__ = [
     "Basis",
     "BatchFit",
     "Bound",
+    "Budget",
     "Candidate",
     "Cause",
     "Comparison",

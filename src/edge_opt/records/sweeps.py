@@ -73,16 +73,17 @@ class TrialMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A constraint that does not hold: by how much the value is beyond the limit, both in `metric`'s unit."""
+    """A constraint that does not hold, value and limit in `metric`'s unit; a value of None is not known."""
 
     constraint: str
     metric: str
-    value: float
+    value: float | None
     limit: float
 
     @property
-    def excess(self) -> float:
-        return abs(self.value - self.limit)
+    def excess(self) -> float | None:
+        """By how much the value is beyond the limit; None where the value is not known."""
+        return None if self.value is None else abs(self.value - self.limit)
 
 
 @dataclass(frozen=True, slots=True)

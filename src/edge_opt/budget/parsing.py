@@ -1,0 +1,126 @@
+"""A budget as people write it: `macs <= 600M`, `latency_ms < 20`, `accuracy_drop <= 1%`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, NoReturn, cast
+
+from edge_opt.budget.metrics import PROFILE_METRICS, TRIAL_METRICS, Metric
+from edge_opt.errors import BudgetError
+from edge_opt.records import Budget
+from edge_opt.records.budgets import Relation
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_RELATION = re.compile(r"<=|>=|[<>≤≥]")
+_NUMBER = re.compile(r"-?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WORD = re.compile(r"\S*")
+_BLANK = re.compile(r"\s*")
+_PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SPELLED = {"≤": "<=", "≥": ">="}
+_KNOWN: Mapping[str, Metric[Any]] = {**TRIAL_METRICS, **PROFILE_METRICS}
+
+
+def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budget:
+    """The budget that a text states; the limit is in the unit that the metric's name says.
+
+    Counts take k, M, G and T, shares take %. `metrics` are the names to choose from, such as `PROFILE_METRICS`.
+
+    >>> parse_budget("macs <= 600M").limit
+    600000000.0
+    >>> parse_budget("accuracy_drop < 1.5%")
+    Budget(metric='accuracy_drop', relation='<', limit=0.015, text='accuracy_drop < 1.5%')
+    """
+    start = _end(_BLANK, text, 0)
+    name = _NAME.match(text, start)
+    if name is None:
+        _refuse(text, start, f"expected the name of a metric, such as {_some(metrics)}")
+    metric = metrics.get(name[0])
+    if metric is None:
+        _refuse(text, start, unknown_metric(name[0], metrics))
+    limit = parse_limit(text, metric, name.end())
+    return Budget(metric.name, *limit, text)
+
+
+def parse_limit(text: str, metric: Metric[Any], start: int = 0) -> tuple[Relation, float]:
+    """The relation and the limit from `start` on: what follows the name, or stands in a table under it.
+
+    >>> parse_limit("<= 20", PROFILE_METRICS["latency_ms"])
+    ('<=', 20.0)
+    """
+    start = _end(_BLANK, text, start)
+    relation = _RELATION.match(text, start)
+    if relation is None:
+        _refuse(text, start, "expected <=, <, >= or >")
+    value, end = _quantity(text, _end(_BLANK, text, relation.end()), metric)
+    end = _end(_BLANK, text, end)
+    if end < len(text):
+        _refuse(text, end, "expected nothing more; write one budget at a time")
+    return cast(Relation, _SPELLED.get(relation[0], relation[0])), value
+
+
+def unknown_metric(name: str, metrics: Mapping[str, Metric[Any]]) -> str:
+    """What to say about a name that is no metric: the closest ones, or that it lacks its unit."""
+    units_of = [metric.name for metric in metrics.values() if metric.family == name]
+    close = units_of or get_close_matches(name.lower(), metrics, n=3, cutoff=0.5)
+    return f"unknown metric {name!r}; {'closest: ' + ', '.join(close) if close else 'metrics are ' + _some(metrics)}"
+
+
+def _quantity(text: str, start: int, metric: Metric[Any]) -> tuple[float, int]:
+    number = _NUMBER.match(text, start)
+    if number is None:
+        _refuse(text, start, "expected a number")
+    digits = number[0].replace("_", "")
+    end = _end(_BLANK, text, number.end())
+    suffix = cast("re.Match[str]", _WORD.match(text, end))[0]
+    factor = _factor(suffix, metric)
+    if factor is None:
+        _refuse(text, end, _expected_after(metric))
+    value = float(digits) / 100 if suffix == "%" else float(digits) * factor
+    if not math.isfinite(value):
+        _refuse(text, start, "expected a number that is not beyond all bounds")
+    if value < 0 and not metric.is_signed:
+        _refuse(text, start, f"expected a number that is not negative: {metric.name} never is")
+    if metric.kind == "share" and abs(value) > 1 and not metric.family.endswith("_ratio"):
+        _refuse(text, start, f"expected a share of one, such as 0.9 or 90%: {metric.name} is never more")
+    return value, end + len(suffix)
+
+
+def _factor(suffix: str, metric: Metric[Any]) -> float | None:
+    """What the suffix multiplies by; None for one that does not belong behind this metric."""
+    if suffix in ("", *_spellings(metric)):
+        return 1.0
+    if suffix == "%" and metric.kind == "share":
+        return 0.01
+    return _PREFIXES.get(suffix) if metric.kind in ("count", "rate") else None
+
+
+def _spellings(metric: Metric[Any]) -> tuple[str, ...]:
+    """The metric's own unit, which may be said again; MJ is not among them, being a billion mJ."""
+    unit = metric.unit
+    if metric.kind == "energy":
+        return (unit, f"{unit[:-1]}J")
+    return (unit, unit.upper(), f"{unit[:1]}B") if metric.kind == "bytes" else (unit,)
+
+
+def _expected_after(metric: Metric[Any]) -> str:
+    if metric.unit:
+        return f"expected the end of the number: {metric.name} is in {metric.unit} already"
+    if metric.kind == "share":
+        return "expected % or the end of the number"
+    return "expected k, M, G or T, or the end of the number"
+
+
+def _some(metrics: Mapping[str, Metric[Any]]) -> str:
+    usual = ("macs", "params", "latency_ms", "peak_memory_mb", "size_mb", "energy_j", "accuracy", "accuracy_drop")
+    return ", ".join(name for name in usual if name in metrics)
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    return cast("re.Match[str]", pattern.match(text, start)).end()
+
+
+def _refuse(text: str, position: int, problem: str) -> NoReturn:
+    raise BudgetError(text, position, problem)
