@@ -23,6 +23,10 @@ class UnreadableProfile(EdgeOptError):
     """A file that is not a profile of ours, or of a schema this version does not read."""
 
 
+class UnreadableSweep(EdgeOptError):
+    """A file that is not a sweep of ours, or of a schema this version does not read."""
+
+
 class RuleError(EdgeOptError):
     """A cost rule that is registered twice, or that does not fit its operator."""
 
