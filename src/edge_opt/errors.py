@@ -63,6 +63,8 @@ def first_line(error: BaseException) -> str:
     """What was raised, in one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class BudgetError(InvalidInput):
     """A budget that does not parse: the text, with a caret under the character, and what was expected there."""
 

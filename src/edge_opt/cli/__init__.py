@@ -11,6 +11,7 @@ import typer
 
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
+from edge_opt.cli.init import init
 from edge_opt.cli.profile import profile
 from edge_opt.cli.shell import Debug, Shell
 
@@ -55,6 +56,7 @@ def edge_opt(
 app.command("profile")(profile)
 app.command("doctor")(doctor)
 app.command("devices")(devices)
+app.command("init")(init)
 
 
 def main() -> None:
