@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class EdgeOptError(Exception):
-    """Anything edge_opt refuses; the command line prints it as one sentence and exits with 2."""
+    """Anything edge_opt refuses; the command line prints it as one sentence and exits with `exit_code`."""
+
+    exit_code = 2
 
 
 class InvalidInput(EdgeOptError, ValueError):
@@ -78,3 +80,21 @@ class BudgetError(InvalidInput):
 
     def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, str]]:
         return BudgetError, (self.text, self.position, self.problem)
+
+
+class FolderInUse(EdgeOptError):
+    """A folder that another process sweeps in; names the process."""
+
+
+class OtherSettings(EdgeOptError):
+    """A folder that holds a sweep made with other settings; names each with its old and new value."""
+
+
+class UnreadableStore(EdgeOptError):
+    """A file of trials that this version cannot read."""
+
+
+class SweepInterrupted(EdgeOptError):
+    """A sweep that was ended by hand; everything finished is kept. 130 is what shells expect after Ctrl-C."""
+
+    exit_code = 130

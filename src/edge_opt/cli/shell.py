@@ -12,7 +12,6 @@ from edge_opt.errors import EdgeOptError, first_line
 
 __all__ = ["NOT_SATISFIED", "WRONG_USE", "Debug", "Shell", "first_line", "talk"]
 
-WRONG_USE = 2
 NOT_SATISFIED = 1
 
 
@@ -28,7 +27,7 @@ Debug = Annotated[
 
 
 class Shell(TyperGroup):
-    """The group of all commands; what edge_opt refuses becomes `error: ...` and exit code 2."""
+    """The group of all commands; what edge_opt refuses becomes `error: ...` and its exit code, usually 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,7 +36,7 @@ class Shell(TyperGroup):
             if ctx.find_root().meta.get("edge_opt.debug"):
                 traceback.print_exc()
             talk(f"error: {error}")
-            raise typer.Exit(WRONG_USE) from error
+            raise typer.Exit(error.exit_code) from error
 
 
 def talk(sentence: str) -> None:

@@ -53,7 +53,16 @@ from edge_opt.records.profiles import (
     Level,
     ModelProfile,
 )
-from edge_opt.records.sweeps import Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus, Violation
+from edge_opt.records.sweeps import (
+    Candidate,
+    Failure,
+    SweepResult,
+    SweepStatus,
+    Trial,
+    TrialMetrics,
+    TrialStatus,
+    Violation,
+)
 from edge_opt.records.tracing import (
     ModuleCall,
     OpCall,
@@ -117,6 +126,7 @@ __all__ = [
     "Status",
     "StorageInfo",
     "SweepResult",
+    "SweepStatus",
     "TensorInfo",
     "Totals",
     "Trace",

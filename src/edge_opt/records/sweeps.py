@@ -132,3 +132,29 @@ class SweepResult:
     def trial(self, key: str) -> Trial:
         """The trial of a candidate by its key."""
         return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStatus:
+    """How far a sweep is. `total` is None until a run has planned it; `pid` and `host` are of the run going on."""
+
+    folder: str
+    name: str
+    total: int | None
+    done: int
+    failed: int
+    accepted: int
+    pid: int | None
+    host: str | None
+    unfinished: tuple[str, ...]
+    best: str | None
+    recommendation: str
+
+    @property
+    def left(self) -> int | None:
+        """Candidates without a result yet."""
+        return None if self.total is None else self.total - self.done - self.failed
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid is not None

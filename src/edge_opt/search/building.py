@@ -1,0 +1,89 @@
+"""Building: the first half of each job, in a process of its own on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from edge_opt.records import Candidate
+from edge_opt.search.isolation import Isolation, Outcome
+from edge_opt.search.jobs import Limits, Phase
+from edge_opt.search.locks import at_work
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be done with every candidate. A half whose process crashes is tried `retries` times more."""
+
+    job: bytes
+    limits: Limits
+    retries: int
+    preload: tuple[str, ...]
+
+    def run(
+        self,
+        isolation: Isolation,
+        phase: Phase,
+        arguments: tuple[Any, ...],
+        folder: Path,
+        on_retry: Callable[[], object] = lambda: None,
+    ) -> Outcome:
+        """Half the job, again after a crash: what a signal ended may have been ended from outside.
+
+        An exception, a time or a memory limit is the candidate's own doing, and is not tried again.
+        """
+        outcome = isolation.run(self.job, phase, arguments, folder, self.limits)
+        for _ in range(self.retries):
+            if outcome.failure != "crashed":
+                break
+            on_retry()
+            outcome = isolation.run(self.job, phase, arguments, folder, self.limits)
+        return outcome
+
+
+class Builders(Protocol):
+    """Those who build. `begin` is called before each attempt at a candidate."""
+
+    def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+        """The candidates in portions: each is built as a whole before anything of it is measured."""
+        ...
+
+    def build(
+        self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
+    ) -> Iterator[tuple[Candidate, Outcome]]:
+        """Each candidate with what came of it, as they are ready; its files are in its folder by then."""
+        ...
+
+
+class LocalBuilder:
+    """Builds on this machine, one candidate after the other."""
+
+    def __init__(self, order: Order, isolation: Isolation, folder_of: Callable[[Candidate], Path]) -> None:
+        self._order = order
+        self._isolation = isolation
+        self._folder_of = folder_of
+
+    def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+        return ((candidate,) for candidate in candidates)
+
+    def build(
+        self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
+    ) -> Iterator[tuple[Candidate, Outcome]]:
+        for candidate in candidates:
+            begin(candidate)
+            folder = emptied(self._folder_of(candidate))
+            with at_work():
+                again = partial(begin, candidate)
+                outcome = self._order.run(self._isolation, "build", (candidate, folder), folder, again)
+            yield candidate, outcome
+
+
+def emptied(folder: Path) -> Path:
+    """The folder without what an attempt that was ended has left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,137 @@
+"""A space: every candidate that levels, precisions and runtimes make, counted without being listed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from edge_opt.errors import InvalidInput
+from edge_opt.records import Candidate, Precision
+
+Pair = tuple[Precision, str]
+
+IMPOSSIBLE: Mapping[Pair, str] = MappingProxyType(
+    {("int8", "torch"): "eager torch runs no int8 network; int8 needs onnxruntime or openvino"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A precision that a runtime cannot run, and why."""
+
+    precision: Precision
+    runtime: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Space:
+    """Levels of pruning × levels per layer × precisions × runtimes, without the pairs in `impossible`.
+
+    >>> space = Space((0.0, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"))
+    >>> space.size, space[0].label, [item.reason for item in space.excluded]
+    (6, 'prune 0 fp32 torch', ['eager torch runs no int8 network; int8 needs onnxruntime or openvino'])
+    """
+
+    pruning_levels: Sequence[float]
+    precisions: Sequence[Precision]
+    runtimes: Sequence[str]
+    layer_pruning: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    impossible: Mapping[Pair, str] = field(default_factory=lambda: IMPOSSIBLE)
+
+    def __post_init__(self) -> None:
+        for name, values in self._axes():
+            if not values:
+                raise InvalidInput(f"{name} is empty; give at least one value")
+            if len(set(values)) < len(values):
+                raise InvalidInput(f"{name} names a value twice: {list(values)}")
+        for name, values in (("pruning_levels", self.pruning_levels), *self.layer_pruning.items()):
+            for level in values:
+                if not 0 <= level < 1:
+                    raise InvalidInput(f"{name} holds {level}; expected shares of the channels from 0 to below 1")
+        unknown = [precision for precision in self.precisions if precision not in get_args(Precision)]
+        if unknown:
+            raise InvalidInput(f"unknown precision {unknown[0]!r}; expected one of {', '.join(get_args(Precision))}")
+        if not self.pairs:
+            raise InvalidInput("nothing to try: " + "; ".join(item.reason for item in self.excluded))
+
+    def _axes(self) -> Iterator[tuple[str, Sequence[object]]]:
+        yield "pruning_levels", self.pruning_levels
+        yield "precisions", self.precisions
+        yield "runtimes", self.runtimes
+        for layer, levels in self.layer_pruning.items():
+            yield f"layer_pruning of {layer}", levels
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Precisions with the runtimes that can run them."""
+        return tuple(pair for pair in product(self.precisions, self.runtimes) if pair not in self.impossible)
+
+    @property
+    def excluded(self) -> tuple[Exclusion, ...]:
+        """The pairs that are left out, each with its reason."""
+        wanted = product(self.precisions, self.runtimes)
+        return tuple(Exclusion(*pair, self.impossible[pair]) for pair in wanted if pair in self.impossible)
+
+    @property
+    def radices(self) -> tuple[int, ...]:
+        """How many choices there are for the level, for each layer, and for the pair."""
+        return (len(self.pruning_levels), *map(len, self.layer_pruning.values()), len(self.pairs))
+
+    @property
+    def size(self) -> int:
+        """How many candidates there are."""
+        return math.prod(self.radices)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Candidate:
+        """The candidate at a place in the order of enumeration; the pair changes fastest."""
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        digits = []
+        for radix in reversed(self.radices):
+            index, digit = divmod(index, radix)
+            digits.append(digit)
+        return self.at(tuple(reversed(digits)))
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return (self[index] for index in range(self.size))
+
+    def __contains__(self, candidate: object) -> bool:
+        return (
+            isinstance(candidate, Candidate)
+            and candidate.pruning in self.pruning_levels
+            and (candidate.precision, candidate.runtime) in self.pairs
+            and dict(candidate.layer_pruning).keys() == self.layer_pruning.keys()
+            and all(level in self.layer_pruning[layer] for layer, level in candidate.layer_pruning)
+        )
+
+    def at(self, digits: Sequence[int]) -> Candidate:
+        """The candidate with these choices, one per axis in the order of `radices`."""
+        level, *layers, pair = digits
+        levels = zip(self.layer_pruning.items(), layers, strict=True)
+        return Candidate(
+            self.pruning_levels[level],
+            *self.pairs[pair],
+            layer_pruning=tuple((layer, values[digit]) for (layer, values), digit in levels),
+        )
+
+    def sample(self, count: int, seed: int) -> tuple[Candidate, ...]:
+        """So many different candidates, in the order of enumeration; the same for the same seed.
+
+        >>> [c.pruning for c in Space([i / 1000 for i in range(1000)], ["fp32"], ["torch"]).sample(3, seed=0)]
+        [0.394, 0.776, 0.864]
+        """
+        if count >= self.size:
+            return tuple(self)
+        return tuple(self[index] for index in sorted(random.Random(seed).sample(range(self.size), count)))
+
+
+SamplerName = Literal["grid", "nsga2", "tpe"]

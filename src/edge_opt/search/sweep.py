@@ -1,0 +1,274 @@
+"""The sweep: every candidate tried once, kept at once, and judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from edge_opt.budget import TRIAL_METRICS, parse_budget, violations
+from edge_opt.errors import InvalidInput, SweepInterrupted
+from edge_opt.records import Budget, Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus
+from edge_opt.search.building import Builders, LocalBuilder, Order
+from edge_opt.search.codec import metrics_from
+from edge_opt.search.events import (
+    Listener,
+    Notice,
+    PhaseEnded,
+    PhaseStarted,
+    SweepEnded,
+    SweepStarted,
+    TrialFinished,
+)
+from edge_opt.search.isolation import Isolation, Outcome
+from edge_opt.search.jobs import Job, Limits, packed
+from edge_opt.search.locks import alone, folder_lock
+from edge_opt.search.pareto import check_objectives, frontiers
+from edge_opt.search.recommending import recommend
+from edge_opt.search.sampling import Sampling
+from edge_opt.search.space import SamplerName, Space
+from edge_opt.search.store import Built, Store
+
+
+def run_sweep(
+    job: Job,
+    space: Space,
+    *,
+    folder: str | Path,
+    constraints: Sequence[str | Budget] = (),
+    settings: Mapping[str, Any] | None = None,
+    baseline: Trial | None = None,
+    name: str = "sweep",
+    sampler: SamplerName = "grid",
+    trials: int | None = None,
+    seed: int = 0,
+    objectives: Sequence[str] = ("accuracy", "latency_ms"),
+    use_ci: bool = False,
+    workers: int = 0,
+    scheduler: str | None = None,
+    memory_limit_bytes: int | None = None,
+    time_limit_s: float | None = None,
+    retries: int = 1,
+    retry_failed: bool = False,
+    fresh: bool = False,
+    preload: Sequence[str] = (),
+    on_event: Listener = lambda _: None,
+) -> SweepResult:
+    """Try every candidate of a space, or `trials` of them, and say which to ship; run again, it goes on.
+
+    What finished is in `folder` before the next begins, and is not run again; `settings` are what results depend on,
+    and a folder with other settings is refused. Constraints and the space may change from run to run. Each half of
+    the job runs in a process of its own, forked from one with `preload` imported, within the limits; a candidate that
+    fails is a row with its reason. With `workers` processes, or those of a Dask `scheduler`, builds go side by side;
+    measuring is always done here, one at a time, with no build on this machine. `baseline` is a row if its candidate
+    belongs to the space; without one, the unpruned fp32 candidate is it.
+    """
+    budgets = tuple(parse_budget(item, TRIAL_METRICS) if isinstance(item, str) else item for item in constraints)
+    check_objectives(objectives)
+    if workers < 0 or retries < 0:
+        raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
+    order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
+    sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
+    reference = _reference(space) if baseline is None else baseline.candidate
+    root = Path(folder)
+    with ExitStack() as stack:
+        stack.enter_context(folder_lock(root))
+        store = Store.open(root, settings or {}, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
+        stack.callback(store.close)
+        if retry_failed:
+            store.forget_failed()
+        store.keep_fact("plan", {"name": name, "total": sampling.count, "constraints": [item.text for item in budgets]})
+        isolation = stack.enter_context(Isolation(order.preload))
+        sweep = _Sweep(root, order, store, isolation, budgets, sampling.count, on_event)
+        if baseline is not None:
+            sweep.known[reference.key] = sweep.judged(baseline)
+        on_event(SweepStarted(name, sampling.count, sweep.done_of(space), workers))
+        try:
+            local = LocalBuilder(order, isolation, sweep.folder_of)
+            builders = _elsewhere(stack, order, sweep.folder_of, workers, scheduler, on_event)
+            sweep.run((reference,), local)
+            rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
+        except KeyboardInterrupt:
+            raise SweepInterrupted(
+                f"stopped: {sweep.done_of(space)} of {sampling.count} candidates are finished and kept in {root}; "
+                "run the same again to go on"
+            ) from None
+        chosen, sentence = recommend(rows)
+        result = SweepResult(
+            name=name,
+            baseline=sweep.known[reference.key],
+            trials=rows,
+            constraints=tuple(item.text for item in budgets),
+            frontiers=frontiers(rows, use_ci=use_ci),
+            best=chosen,
+            recommendation=sentence,
+        )
+        on_event(SweepEnded(result))
+        return result
+
+
+def _reference(space: Space) -> Candidate:
+    """What the others are compared with when no baseline is given: unpruned, in fp32."""
+    layers = tuple((layer, 0.0) for layer in space.layer_pruning)
+    for runtime in space.runtimes:
+        candidate = Candidate(0.0, "fp32", runtime, layers)
+        if candidate in space:
+            return candidate
+    raise InvalidInput("the space has no unpruned fp32 candidate to compare with; add it, or give a baseline")
+
+
+def _elsewhere(
+    stack: ExitStack,
+    order: Order,
+    folder_of: Callable[[Candidate], Path],
+    workers: int,
+    scheduler: str | None,
+    on_event: Listener,
+) -> Builders | None:
+    if not workers and scheduler is None:
+        return None
+    from edge_opt.search.workers import DaskBuilders
+
+    return stack.enter_context(DaskBuilders(order, folder_of, workers, scheduler, on_event))
+
+
+def _all_rounds(sampling: Sampling, run: Callable[[Sequence[Candidate]], list[Trial]]) -> tuple[Trial, ...]:
+    rows: list[Trial] = []
+    rounds = sampling.rounds()
+    candidates = next(rounds)
+    while True:
+        finished = run(candidates)
+        rows += finished
+        try:
+            candidates = rounds.send(finished)
+        except StopIteration:
+            return tuple(rows)
+
+
+class _Sweep:
+    """A sweep in its folder: what is known so far, and how more becomes known."""
+
+    def __init__(
+        self,
+        root: Path,
+        order: Order,
+        store: Store,
+        isolation: Isolation,
+        budgets: tuple[Budget, ...],
+        total: int,
+        tell: Listener,
+    ) -> None:
+        self._root = root
+        self._order = order
+        self._store = store
+        self._isolation = isolation
+        self._budgets = budgets
+        self._total = total
+        self._tell = tell
+        self._begun: set[str] = set()
+        self.known = {key: self.judged(trial) for key, trial in store.trials().items()}
+
+    def folder_of(self, candidate: Candidate) -> Path:
+        return candidate_folder(self._root, candidate)
+
+    def judged(self, trial: Trial) -> Trial:
+        """The trial with the constraints of this run."""
+        broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
+        return replace(trial, violations=broken)
+
+    def done_of(self, space: Space) -> int:
+        """How many candidates of a space have their result."""
+        return min(self._total, sum(trial.candidate in space for trial in self.known.values()))
+
+    def run(self, candidates: Sequence[Candidate], builders: Builders) -> list[Trial]:
+        """The trials of these candidates; those that have none are tried now."""
+        missing = [candidate for candidate in candidates if candidate.key not in self.known]
+        for batch in builders.batches(missing):
+            self._build([candidate for candidate in batch if not self._is_built(candidate)], builders)
+            for candidate in batch:
+                if candidate.key not in self.known:
+                    self._measure(candidate)
+        return [self.known[candidate.key] for candidate in candidates]
+
+    def _is_built(self, candidate: Candidate) -> bool:
+        return self._store.build_of(candidate) is not None and self.folder_of(candidate).is_dir()
+
+    def _build(self, candidates: Sequence[Candidate], builders: Builders) -> None:
+        for candidate, outcome in builders.build(candidates, self._begin_build):
+            self._tell(PhaseEnded(candidate, "build"))
+            if outcome.failure is None:
+                self._store.save_build(candidate, Built(outcome.value, outcome.seconds))
+            else:
+                self._finish(candidate, None, outcome.failure, outcome.reason, outcome.seconds)
+
+    def _begin_build(self, candidate: Candidate) -> None:
+        self._begun.add(candidate.key)
+        self._tell(PhaseStarted(candidate, "build", self._store.begin(candidate)))
+
+    def _measure(self, candidate: Candidate) -> None:
+        built = self._store.build_of(candidate)
+        if built is None:
+            raise AssertionError(f"{candidate.label} is measured before it is built")
+        if candidate.key not in self._begun:
+            self._store.begin(candidate)
+        self._tell(PhaseStarted(candidate, "measure", self._store.attempts(candidate)))
+        folder = self.folder_of(candidate)
+        with alone(lambda: self._tell(Notice("waiting to measure: another sweep works on this machine"))):
+            outcome = self._order.run(
+                self._isolation,
+                "measure",
+                (candidate, folder, built.value),
+                folder,
+                lambda: self._store.begin(candidate),
+            )
+        self._tell(PhaseEnded(candidate, "measure"))
+        metrics, failure, reason = _figures(outcome)
+        self._finish(candidate, metrics, failure, reason, built.seconds + outcome.seconds)
+
+    def _finish(
+        self,
+        candidate: Candidate,
+        metrics: TrialMetrics | None,
+        failure: Failure | None,
+        reason: str,
+        seconds: float,
+    ) -> None:
+        """Keep what became of a candidate, and only then tell it."""
+        status: TrialStatus = "done" if failure is None else "failed"
+        attempts = self._store.attempts(candidate)
+        trial = Trial(candidate, status, metrics, failure, reason, (), seconds, attempts)
+        self._store.save(trial)
+        self.known[candidate.key] = self.judged(trial)
+        self._tell(TrialFinished(self.known[candidate.key], min(len(self.known), self._total), self._total))
+
+
+def candidate_folder(root: Path, candidate: Candidate) -> Path:
+    """Where the files of a candidate are, in the folder of its sweep."""
+    return root / "candidates" / candidate.key
+
+
+def _figures(outcome: Outcome) -> tuple[TrialMetrics | None, Failure | None, str]:
+    """The figures of a measurement; one that is not a number is no result."""
+    if outcome.failure is not None:
+        return None, outcome.failure, outcome.reason
+    metrics = metrics_from(outcome.value)
+    values = ((field.name, getattr(metrics, field.name)) for field in fields(metrics))
+    odd = [f"{name} is {value}" for name, value in values if isinstance(value, float) and not math.isfinite(value)]
+    return (None, "no result", ", ".join(odd)) if odd else (metrics, None, "")
+
+
+def _excesses(trial: Trial, budgets: Sequence[Budget]) -> list[float]:
+    """By what share of its limit each constraint is broken; 0 where it holds."""
+    broken = {item.constraint: item for item in trial.violations}
+    found = (broken.get(budget.text) for budget in budgets)
+    return [
+        0.0 if item is None else _UNKNOWN_EXCESS if item.excess is None else item.excess / (abs(item.limit) or 1.0)
+        for item in found
+    ]
+
+
+# A figure that is not known counts as far beyond any limit.
+_UNKNOWN_EXCESS = 1e6

@@ -1,0 +1,186 @@
+"""Workers: builds spread over the processes of a Dask cluster, here or on other machines.
+
+A worker builds in a folder of its own and sends the files back, so nothing but the scheduler's address is shared. It
+only builds: times taken on different machines cannot be compared, so measuring is left to the machine of the sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from edge_opt import __version__
+from edge_opt.errors import EdgeOptError, MissingExtra
+from edge_opt.files import write_whole
+from edge_opt.records import Candidate
+from edge_opt.search.building import Order, emptied
+from edge_opt.search.events import Listener, Notice
+from edge_opt.search.isolation import Isolation, Outcome
+from edge_opt.search.locks import at_work
+
+_PATIENCE_S = 30.0
+Files = dict[str, bytes]
+
+
+class DaskBuilders:
+    """Builds on `workers` processes of this machine, or on those of the cluster at `scheduler`."""
+
+    def __init__(
+        self,
+        order: Order,
+        folder_of: Callable[[Candidate], Path],
+        workers: int,
+        scheduler: str | None,
+        tell: Listener,
+    ) -> None:
+        self._order = order
+        self._folder_of = folder_of
+        self._workers = workers
+        self._scheduler = scheduler
+        self._tell = tell
+        self._stack = ExitStack()
+        self._client: Any = None
+
+    def __enter__(self) -> DaskBuilders:
+        distributed = _distributed()
+        with ExitStack() as stack:
+            self._client = stack.enter_context(self._connected(distributed, stack))
+            try:
+                self._client.wait_for_workers(max(1, self._workers if self._scheduler is None else 1), _PATIENCE_S)
+            except TimeoutError as error:
+                raise EdgeOptError(
+                    f"no worker has joined {self._scheduler} in {_PATIENCE_S:g} s; start one with "
+                    f"`dask worker {self._scheduler} --nthreads 1`"
+                ) from error
+            self._check_versions()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+        return iter([candidates] if candidates else [])
+
+    def build(
+        self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
+    ) -> Iterator[tuple[Candidate, Outcome]]:
+        waiting = list(reversed(candidates))
+        running: dict[Any, Candidate] = {}
+        while waiting or running:
+            # No more than can run: what is begun is then what really runs.
+            while waiting and len(running) < max(1, sum(self._client.nthreads().values())):
+                candidate = waiting.pop()
+                begin(candidate)
+                running[self._client.submit(build_here, self._order, candidate, pure=False)] = candidate
+            for future in self._some_done(list(running)):
+                candidate = running.pop(future)
+                for _ in range(self._losses(future)):
+                    begin(candidate)
+                yield candidate, self._received(future, candidate)
+
+    def _some_done(self, futures: list[Any]) -> list[Any]:
+        distributed = _distributed()
+        while True:
+            try:
+                return list(distributed.wait(futures, timeout=_PATIENCE_S, return_when="FIRST_COMPLETED").done)
+            except TimeoutError:
+                if not self._client.nthreads():
+                    self._tell(Notice("no worker is left; waiting for one to join"))
+
+    def _losses(self, future: Any) -> int:
+        """How many workers were lost while they built this: Dask gives their work to others by itself."""
+        losses = int(self._client.run_on_scheduler(_suspicions, key=future.key))
+        return max(0, losses - int(future.status == "error"))
+
+    def _received(self, future: Any, candidate: Candidate) -> Outcome:
+        from distributed import KilledWorker
+
+        try:
+            outcome, files = future.result()
+        except KilledWorker:
+            return Outcome(None, "crashed", "each worker that built it was lost", 0.0)
+        except Exception as error:
+            if isinstance(error, EdgeOptError):
+                raise
+            raise EdgeOptError(
+                f"the workers could not build {candidate.label}: {type(error).__name__}: {error}; run again to go on"
+            ) from error
+        folder = emptied(self._folder_of(candidate))
+        for name, content in files.items():
+            write_whole(folder / name, content)
+        return cast(Outcome, outcome)
+
+    def _connected(self, distributed: Any, stack: ExitStack) -> Any:
+        if self._scheduler is None:
+            import dask
+
+            # A lost worker costs its attempt; Dask itself may give the work to another so many times.
+            stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": self._order.retries}))
+            cluster = distributed.LocalCluster(
+                n_workers=self._workers,
+                threads_per_worker=1,
+                processes=True,
+                # Builds are watched in their own processes, by the limits of the sweep.
+                memory_limit=0,
+                dashboard_address=None,
+                silence_logs=logging.ERROR,
+            )
+            return distributed.Client(stack.enter_context(cluster))
+        try:
+            return distributed.Client(self._scheduler, timeout=_PATIENCE_S)
+        except (OSError, ValueError) as error:
+            raise EdgeOptError(
+                f"no Dask scheduler answers at {self._scheduler} ({error}); start one with `dask scheduler`"
+            ) from error
+
+    def _check_versions(self) -> None:
+        for worker, version in self._client.run(_version).items():
+            if version != __version__:
+                raise EdgeOptError(
+                    f"the worker {worker} has edge_opt {version}, and the sweep has {__version__}; "
+                    "install the same version on both"
+                )
+
+
+_here = threading.local()
+
+
+def build_here(order: Order, candidate: Candidate) -> tuple[Outcome, Files]:
+    """Build a candidate on this worker: what came of it, and the files it left."""
+    from distributed import get_worker
+
+    if getattr(_here, "preload", None) != order.preload:
+        _here.isolation, _here.preload = Isolation(order.preload), order.preload
+    scratch = get_worker().local_directory
+    with tempfile.TemporaryDirectory(prefix="build-", dir=scratch) as name, at_work():
+        folder = Path(name)
+        outcome = order.run(_here.isolation, "build", (candidate, folder), folder)
+        return outcome, {
+            str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+        }
+
+
+def _version() -> str:
+    return __version__
+
+
+def _suspicions(key: str, dask_scheduler: Any = None) -> int:
+    task = dask_scheduler.tasks.get(key)
+    return 0 if task is None else int(task.suspicious)
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingExtra("workers need Dask; run `pip install edge-opt[distributed]`") from error
+    return distributed
