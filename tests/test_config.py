@@ -67,7 +67,7 @@ def test_precisions_are_those_of_the_house() -> None:
         ("model: 3", "model is 3; it must be a reference such as file.py:factory, or the widths"),
         ("constraints: [latncy_ms <= 5]", "unknown metric 'latncy_ms'; closest: latency_ms"),
         ("constraints: [latency_ms]", "expected <=, <, >= or >"),
-        ("sampler: tpe", "trials is null; sampler 'tpe' chooses candidates and must know how many"),
+        ("sampler: random", "sampler is 'random'; it must be one of 'grid', 'nsga2' or 'tpe'"),
         ("output_dir: 3", "output_dir is 3; it must be text"),
         ("- epochs", "holds a list; a configuration is lines of `key: value`"),
         ("epochs: [1", "is not YAML (line 1)"),

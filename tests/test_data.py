@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_opt.data import Splits, load_splits, sources
+from edge_opt.data.checksums import fingerprint
 from edge_opt.data.idx import read_idx
-from edge_opt.data.own import fingerprint
 from edge_opt.data.splits import part_indices, stratified_order
 from edge_opt.errors import DataNotFound, InvalidInput, ModelNotFound
 
@@ -270,11 +270,11 @@ def test_a_function_of_the_user_s_gets_what_it_asks_for(own: str) -> None:
 def test_a_function_of_the_user_s_takes_literal_arguments(own: str) -> None:
     splits = load_splits(f"{own}:wide(count=3)")
     assert len(list(splits.test or [])) == 3
-    assert [name for name, _ in splits.checksums] == ["batches of validation", "batches of test"]
+    assert [name for name, _ in splits.fingerprints()] == ["batches of validation", "batches of test"]
 
 
 def test_loaders_of_the_user_s_are_the_same_for_the_same_seed(own: str) -> None:
-    assert load_splits(f"{own}:loaders").checksums == load_splits(f"{own}:loaders").checksums
+    assert load_splits(f"{own}:loaders").fingerprints() == load_splits(f"{own}:loaders").fingerprints()
 
 
 @pytest.mark.parametrize(

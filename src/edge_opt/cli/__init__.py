@@ -13,7 +13,9 @@ from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.init import init
 from edge_opt.cli.profile import profile
+from edge_opt.cli.run import SeveralSeeds, run
 from edge_opt.cli.shell import Debug, Shell
+from edge_opt.cli.sweep import sweep
 
 app = typer.Typer(
     cls=Shell,
@@ -57,6 +59,8 @@ app.command("profile")(profile)
 app.command("doctor")(doctor)
 app.command("devices")(devices)
 app.command("init")(init)
+app.command("run", cls=SeveralSeeds)(run)
+app.command("sweep")(sweep)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from edge_opt.errors import EdgeOptError, first_line
 
-__all__ = ["NOT_SATISFIED", "WRONG_USE", "Debug", "Shell", "first_line", "talk"]
+__all__ = ["NOT_SATISFIED", "Debug", "Shell", "first_line", "talk"]
 
 NOT_SATISFIED = 1
 

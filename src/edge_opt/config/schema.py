@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from edge_opt.budget import TRIAL_METRICS, parse_budget
 from edge_opt.errors import BudgetError
@@ -74,7 +74,7 @@ class RunConfig(BaseModel):
         {}, description="Shares to try for single layers, by path; there they stand in for pruning_levels."
     )
     importance: Literal["l1", "l2", "taylor"] = Field("l1", description="Which channels go: the smallest by this.")
-    round_to: Count = Field(1, description="Channels that stay are a multiple of this.")
+    round_to: Count = Field(4, description="Channels that stay are a multiple of this.")
     precisions: Annotated[list[Precisions], Field(min_length=1)] = Field(
         ["fp32", "int8"], description="fp32, fp16, bf16, int8."
     )
@@ -96,22 +96,27 @@ class RunConfig(BaseModel):
     )
     pareto_use_ci: bool = Field(False, description="A variant beats another only where their intervals do not overlap.")
 
-    sampler: Literal["auto", "grid", "nsga2", "tpe"] = Field(
-        "auto",
-        description="grid tries everything; nsga2 and tpe choose; auto is grid while the space is small.",
+    sampler: Literal["grid", "nsga2", "tpe"] = Field(
+        "grid",
+        description="Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.",
         json_schema_extra={"group": "Search"},
     )
-    trials: Count | None = Field(None, description="Candidates to try; null is all of a grid.")
+    trials: Count | None = Field(None, description="Candidates to try; null is the whole space.")
     memory_limit_mb: Positive | None = Field(None, description="Memory that one candidate may take; null is no limit.")
     time_limit_s: Positive | None = Field(600.0, description="Seconds that one candidate may take.")
     sensitivity: bool = Field(False, description="Also find out what pruning each layer alone costs.")
 
-    benchmark_repeats: Count = Field(
-        5, description="Runs that are timed as one.", json_schema_extra={"group": "Measuring"}
+    min_time_s: Positive = Field(
+        0.4,
+        description="Seconds for which each variant is timed at least; twice as long where it is noisy.",
+        json_schema_extra={"group": "Measuring"},
     )
-    benchmark_trials: Count = Field(3, description="How often that is repeated, at least.")
-    benchmark_warmup: Annotated[int, Field(ge=0)] = Field(3, description="Runs before the clock starts.")
-    threads: Count | None = Field(1, description="Threads of a variant while it is measured; null is all cores.")
+    threads: Count | None = Field(1, description="Threads of a variant while it is timed; null is all cores.")
+    benchmark_repeats: Count = Field(5, description="Baseline's published metrics: runs that are timed as one.")
+    benchmark_trials: Count = Field(3, description="Baseline's published metrics: how often that is repeated.")
+    benchmark_warmup: Annotated[int, Field(ge=0)] = Field(
+        3, description="Baseline's published metrics: runs before the clock starts."
+    )
     power_watts: Positive = Field(2.0, description="Power of the device; energy is this times latency, a proxy.")
 
     target: str | None = Field(
@@ -149,12 +154,6 @@ class RunConfig(BaseModel):
         if kind not in ("cpu", "cuda", "mps") or (index and not index.isdecimal()):
             raise ValueError("must be cpu, cuda, cuda:1 or mps")
         return device
-
-    @model_validator(mode="after")
-    def _trials_are_needed(self) -> RunConfig:
-        if self.sampler in ("nsga2", "tpe") and self.trials is None:
-            raise ValueError(f"trials is null; sampler {self.sampler!r} chooses candidates and must know how many")
-        return self
 
     @property
     def model_reference(self) -> str:

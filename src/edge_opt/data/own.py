@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-import torch
 
 from edge_opt.data.splits import Splits
 from edge_opt.errors import DataNotFound, EdgeOptError, InvalidInput, first_line
@@ -63,36 +60,4 @@ def splits_of(returned: Any, name: str, calibration_batches: int) -> Splits:
                 "which can be read more than once"
             )
     calibration = parts["calibration"] if parts["calibration"] is not None else parts["train"]
-    test = parts["test"]
-    hashed = {"validation": parts["validation"]} | ({} if test is None else {"test": test})
-    return Splits(
-        name,
-        parts["train"],
-        First(calibration, calibration_batches),
-        parts["validation"],
-        test,
-        tuple((f"batches of {part}", fingerprint(loader)) for part, loader in hashed.items()),
-    )
-
-
-def fingerprint(loader: Iterable[Any]) -> str:
-    """SHA-256 of every tensor of a loader, in order."""
-    digest = hashlib.sha256()
-    for batch in loader:
-        _feed(digest, batch)
-    return digest.hexdigest()
-
-
-def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    elif isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            digest.update(str(key).encode())
-            _feed(digest, value[key])
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _feed(digest, item)
-    else:
-        digest.update(repr(value).encode())
+    return Splits(name, parts["train"], First(calibration, calibration_batches), parts["validation"], parts["test"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge_opt.data.checksums import fingerprint
 from edge_opt.errors import InvalidInput
 
 Indices = npt.NDArray[np.int64]
@@ -18,8 +19,8 @@ Indices = npt.NDArray[np.int64]
 class Splits:
     """Four loaders of (inputs, labels) batches. Candidates are chosen on `validation`, and reported on `test`.
 
-    `indices` says which samples of the source are in which part, where we made the parts; `checksums` what the data
-    was: of source files, or of the batches themselves.
+    `indices` says which samples of the source are in which part, where we made the parts; `checksums` are of the
+    source's files, empty where there are none that we know of.
     """
 
     name: str
@@ -27,12 +28,19 @@ class Splits:
     calibration: Iterable[Any]
     validation: Iterable[Any]
     test: Iterable[Any] | None
-    checksums: tuple[tuple[str, str], ...]
+    checksums: tuple[tuple[str, str], ...] = ()
     indices: Mapping[str, Indices] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
         """Samples by part, where we made the parts."""
         return {part: len(chosen) for part, chosen in self.indices.items()}
+
+    def fingerprints(self) -> tuple[tuple[str, str], ...]:
+        """SHA-256 of the source's files, or else of the batches of validation and test: a pass over each."""
+        if self.checksums:
+            return self.checksums
+        parts = {"validation": self.validation, "test": self.test}
+        return tuple((f"batches of {name}", fingerprint(part)) for name, part in parts.items() if part is not None)
 
 
 def stratified_order(labels: npt.NDArray[Any], seed: int) -> Indices:

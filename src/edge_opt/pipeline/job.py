@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from edge_opt.files import write_whole
 from edge_opt.measure.environment import usable_cores
 from edge_opt.pipeline.memory import footprint
 from edge_opt.pipeline.scores import Accuracy, accuracy_of
-from edge_opt.pipeline.subject import Subject, first_inputs, weights_from, _safetensors
+from edge_opt.pipeline.subject import Subject, safetensors, weights_from
 from edge_opt.pipeline.variants import Tuning, is_pruned, read_variant, variant_of
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, Converted, TrialMetrics
@@ -67,7 +66,7 @@ class PipelineJob:
         variant = variant_of(self.subject, splits, candidate, self.tuning, self.cache)
         if variant.folder is not None:
             shutil.copytree(variant.folder, folder / PRUNED)
-        inputs = first_inputs(splits)
+        inputs = self.subject.example(splits)
         _keep_inputs(folder / INPUTS, inputs)
         converted = convert(
             variant.model,
@@ -159,7 +158,7 @@ class PipelineJob:
 
 
 def _keep_inputs(path: Path, inputs: list[torch.Tensor]) -> None:
-    write_whole(path, _safetensors().save({f"{index}": value.contiguous() for index, value in enumerate(inputs)}))
+    write_whole(path, safetensors().save({f"{index}": value.contiguous() for index, value in enumerate(inputs)}))
 
 
 def _kept_inputs(path: Path) -> list[torch.Tensor]:

@@ -27,9 +27,7 @@ def footprint(profile: ModelProfile, layers: Sequence[LayerPrecision], effective
     own = {layer.path: _BYTES.get(layer.precision, 4) for layer in layers}
     totals = profile.totals
     saved = sum(
-        layer.call.param_bytes * (4 - own[layer.call.path]) // 4
-        for layer in profile.layers
-        if layer.call.path in own
+        layer.call.param_bytes * (4 - own[layer.call.path]) // 4 for layer in profile.layers if layer.call.path in own
     )
     model_bytes = totals.param_bytes + totals.buffer_bytes - saved
     width = max((_BYTES.get(name, 4) for name in effective.split("+")), default=4)

@@ -21,12 +21,14 @@ from edge_opt.loading.references import parse_reference
 class Subject:
     """A model by reference with its weights as safetensors, or a model itself; data by name and options, or itself.
 
-    References and options reach any process and any machine; objects must be picklable.
+    References and options reach any process and any machine; objects must be picklable. `batch_size` is that of what
+    is profiled and timed; None is that of the first validation batch.
     """
 
     model: str | nn.Module
     data: Mapping[str, Any] | Splits
     weights: bytes = field(default=b"", repr=False)
+    batch_size: int | None = None
 
     def build(self) -> nn.Module:
         """The trained model, each time a new one, in eval mode."""
@@ -40,6 +42,21 @@ class Subject:
     def splits(self) -> Splits:
         """The four parts, the same in every process."""
         return self.data if isinstance(self.data, Splits) else load_splits(**self.data)
+
+    def example(self, splits: Splits) -> list[torch.Tensor]:
+        """Validation samples to profile and time with."""
+        inputs: list[torch.Tensor] = []
+        for batch in splits.validation:
+            found = inputs_of(batch)
+            inputs = [torch.cat(pair) for pair in zip(inputs, found, strict=True)] if inputs else found
+            if self.batch_size is None or len(inputs[0]) >= self.batch_size:
+                break
+        if not inputs:
+            raise InvalidInput("the validation part has no batches; at least one is needed")
+        if self.batch_size is None:
+            return inputs
+        repeats = -(-self.batch_size // len(inputs[0]))
+        return [torch.cat([value] * repeats)[: self.batch_size].clone() for value in inputs]
 
 
 def absolute(reference: str) -> str:
@@ -57,22 +74,23 @@ def absolute(reference: str) -> str:
 def weights_of(model: nn.Module) -> bytes:
     """A model's state as safetensors; tensors that are shared are written once for each name."""
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    content: bytes = _safetensors().save(state)
+    content: bytes = safetensors().save(state)
     return content
 
 
 def weights_from(content: bytes) -> dict[str, torch.Tensor]:
     """The state that `weights_of` wrote; nothing in it is executed."""
-    state: dict[str, torch.Tensor] = _safetensors().load(content)
+    state: dict[str, torch.Tensor] = safetensors().load(content)
     return state
 
 
-def _safetensors() -> Any:
+def safetensors() -> Any:
+    """safetensors for torch, or how to get it."""
     try:
-        import safetensors.torch
+        from safetensors import torch as library
     except ImportError as error:
         raise MissingExtra("a run needs safetensors; install with `pip install edge-opt[run]`") from error
-    return safetensors.torch
+    return library
 
 
 def inputs_of(batch: Any) -> list[torch.Tensor]:
@@ -83,8 +101,3 @@ def inputs_of(batch: Any) -> list[torch.Tensor]:
     if not all(isinstance(value, torch.Tensor) and value.dim() > 0 for value in inputs):
         raise InvalidInput("inputs of a batch must be tensors whose first dimension is the sample")
     return inputs
-
-
-def first_inputs(splits: Splits) -> list[torch.Tensor]:
-    """The inputs of the first validation batch: what is profiled and timed."""
-    return inputs_of(next(iter(splits.validation)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from torch import nn
 from edge_opt.compress import finetune, load_pruned, prune, save_pruned
 from edge_opt.data import Splits
 from edge_opt.files import write_whole
-from edge_opt.pipeline.subject import Subject, first_inputs
+from edge_opt.pipeline.subject import Subject
 from edge_opt.records import Candidate
 
 FACTS = "facts.json"
@@ -79,7 +78,7 @@ def read_variant(subject: Subject, folder: Path) -> Variant:
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """The lock goes with its process, also with one that is killed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w", encoding="utf-8") as file:
+    with folder.with_suffix(".lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -88,15 +87,17 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
     original = subject.build()
     pruned = prune(
         original,
-        first_inputs(splits),
+        subject.example(splits),
         candidate.pruning,
         layers=dict(candidate.layer_pruning),
         importance=tuning.importance,
         round_to=tuning.round_to,
-        data=splits.calibration,
+        loader=splits.calibration,
         seed=tuning.seed,
     )
-    remarks = [f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls]
+    remarks = [
+        f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls
+    ]
     if tuning.fine_tune_epochs:
         finetune(
             pruned.model,
@@ -113,4 +114,4 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
     save_pruned(pruned, draft)
     write_whole(draft / FACTS, json.dumps(facts))
     shutil.rmtree(folder, ignore_errors=True)
-    os.replace(draft, folder)
+    draft.replace(folder)
