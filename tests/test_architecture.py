@@ -18,6 +18,8 @@ OLDER_APIS = ["model", "hardware", "metrics", "stream", "pruning"]
 PUBLIC = {"errors", "files", "records", *OLDER_APIS}
 # Lazy view methods: people expect p.save() and p.to_dataframe() on the record itself.
 EXCEPTIONS = {("records", "report")}
+# A page shows rooflines; this one module asks the catalogue for them.
+EXCEPTIONS_BY_MODULE = {("report/page/roofs.py", "devices")}
 
 
 def modules(package: str) -> list[Path]:
@@ -63,6 +65,7 @@ def test_imports_go_one_way(path: Path) -> None:
     pure = {"errors", "files", "units", "records", "compare", "budget"}
     allowed = pure if room == "report" else set(ORDER[: ORDER.index(room)])
     allowed |= {right for left, right in EXCEPTIONS if left == room}
+    allowed |= {right for module, right in EXCEPTIONS_BY_MODULE if path == SOURCE / "edge_opt" / module}
     assert imported <= (allowed | {"", *OLDER_APIS} if room in ("cli", "pipeline") else allowed)
 
 
@@ -82,6 +85,7 @@ def test_modules_stay_short(path: Path) -> None:
     "module",
     [
         "edge_opt", "edge_opt.records", "edge_opt.report.tables", "edge_opt.report.writers", "edge_opt.report.terminal",
+        "edge_opt.report.page", "edge_opt.report.plots", "edge_opt.report.sweeps",
         "edge_opt.devices.spec", "edge_opt.devices.catalog", "edge_opt.devices.roofline", "edge_opt.stream",
         "edge_opt.cli", "edge_opt.budget",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 MIB = 1024 * 1024
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -56,6 +57,19 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= unit_s:
             return _scaled(seconds, unit_s, suffix)
     return "0 s"
+
+
+_SCALES = {"count": _COUNT_STEPS, "bytes": _BYTE_STEPS, "time": _TIME_STEPS}
+_UNSCALED = {"count": (1.0, ""), "bytes": (1.0, "B"), "time": (1.0, "s")}
+
+
+def axis(largest: float, kind: Literal["count", "bytes", "time"]) -> tuple[float, str]:
+    """What to divide by, and the unit, so that an axis up to `largest` has short numbers.
+
+    >>> axis(5_000_000, "count"), axis(3 * 2**20, "bytes"), axis(0.004, "time")
+    ((1000000.0, 'M'), (1048576, 'MiB'), (0.001, 'ms'))
+    """
+    return next((step for step in _SCALES[kind] if largest >= step[0]), _UNSCALED[kind])
 
 
 def megabytes(nbytes: float) -> float:

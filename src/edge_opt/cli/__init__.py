@@ -13,6 +13,7 @@ from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.init import init
 from edge_opt.cli.profile import profile
+from edge_opt.cli.report import report
 from edge_opt.cli.run import SeveralSeeds, run
 from edge_opt.cli.shell import Debug, Shell
 from edge_opt.cli.sweep import sweep
@@ -50,6 +51,7 @@ def edge_opt(
     edge-opt profile net.py:Net --input 8x3x32x32 --measure
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
     edge-opt devices raspberry-pi-4
+    edge-opt report runs/mnist
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -61,6 +63,7 @@ app.command("devices")(devices)
 app.command("init")(init)
 app.command("run", cls=SeveralSeeds)(run)
 app.command("sweep")(sweep)
+app.command("report")(report)
 
 
 def main() -> None:

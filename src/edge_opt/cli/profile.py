@@ -46,7 +46,8 @@ def profile(
     ] = None,
     top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
     output: Annotated[
-        list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md or .txt.")
+        list[Path] | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt or .html."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
     fail_on_unpriced: Annotated[

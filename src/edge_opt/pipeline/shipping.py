@@ -104,9 +104,8 @@ def _spec(trial: Trial, job: PipelineJob, effective: str) -> dict[str, Any]:
 def _samples(splits: Splits) -> bytes:
     """Samples that the model was neither trained nor chosen on, where there are such."""
     batch = next(iter(splits.test if splits.test is not None else splits.validation))
-    arrays: dict[str, Any] = {
-        f"input_{index}": value[:_SAMPLES].numpy() for index, value in enumerate(inputs_of(batch))
-    }
+    inputs = inputs_of(batch)
+    arrays: dict[str, Any] = {f"input_{index}": value[:_SAMPLES].numpy() for index, value in enumerate(inputs)}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, labels=np.asarray(batch[-1][:_SAMPLES]), **arrays)
     return buffer.getvalue()

@@ -20,7 +20,7 @@ from edge_opt.pipeline.settings import digest
 from edge_opt.pipeline.subject import Subject, absolute, weights_of
 from edge_opt.pipeline.variants import Tuning
 from edge_opt.profiling import profile
-from edge_opt.records import Precision, SweepResult
+from edge_opt.records import Importance, Precision, SweepResult
 from edge_opt.search.events import Listener
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.units import MIB
@@ -37,7 +37,7 @@ def sweep(
     runtimes: Sequence[str] = ("torch", "onnxruntime"),
     constraints: Sequence[str] = (),
     layer_pruning: Mapping[str, Sequence[float]] | None = None,
-    importance: str = "l1",
+    importance: Importance = "l1",
     round_to: int = 8,
     fine_tune_epochs: int = 1,
     learning_rate: float = 1e-3,

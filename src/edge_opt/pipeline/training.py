@@ -40,19 +40,14 @@ def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Ca
         model.load_state_dict(weights_from(kept[0]))
         return Trained(model.eval(), *kept)
     tell(f"training {type(model).__name__} on {splits.name}: {config.epochs} epochs")
-    with seeded(config.seed):
-        model = (
-            finetune(
-                model,
-                splits.train,
-                epochs=config.epochs,
-                learning_rate=config.learning_rate,
-                device=config.device,
-                seed=config.seed,
-            )
-            .model.cpu()
-            .eval()
-        )
+    tuned = finetune(
+        model.to(config.device),
+        splits.train,
+        epochs=config.epochs,
+        learning_rate=config.learning_rate,
+        seed=config.seed,
+    )
+    model = tuned.model.cpu().eval()
     weights, accuracy = weights_of(model), accuracy_of(model, splits.validation)
     write_whole(folder / WEIGHTS, weights)
     # Written last: with it, everything is there.

@@ -9,7 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from edge_opt.compress import finetune, load_pruned, prune, save_pruned
 from edge_opt.data import Splits
 from edge_opt.files import write_whole
 from edge_opt.pipeline.subject import Subject
-from edge_opt.records import Candidate
+from edge_opt.records import Candidate, Importance
 
 FACTS = "facts.json"
 
@@ -28,7 +28,7 @@ FACTS = "facts.json"
 class Tuning:
     """How models are pruned and trained after it."""
 
-    importance: str = "l1"
+    importance: Importance = "l1"
     round_to: int = 1
     fine_tune_epochs: int = 2
     learning_rate: float = 1e-3
@@ -99,15 +99,16 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
         f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls
     ]
     if tuning.fine_tune_epochs:
-        finetune(
-            pruned.model,
+        tuned = finetune(
+            pruned.model.to(tuning.device),
             splits.train,
             epochs=tuning.fine_tune_epochs,
             learning_rate=tuning.learning_rate,
-            teacher=original if tuning.distillation else None,
-            device=tuning.device,
+            teacher=original.to(tuning.device) if tuning.distillation else None,
             seed=tuning.seed,
+            progress=False,
         )
+        pruned = replace(pruned, model=tuned.model.cpu())
     facts: dict[str, Any] = {"remarks": remarks, "level": candidate.pruning, "layers": dict(candidate.layer_pruning)}
     # Complete, or not there at all: a process that is killed leaves a draft that nobody looks at.
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")

@@ -72,7 +72,7 @@ class ModelProfile:
         return dataframe(self, level)
 
     def save(self, path: str | Path, level: Level = "leaves") -> Path:
-        """Write the profile; the suffix chooses the format: .json (everything), .csv, .md or .txt (one table)."""
+        """Write the profile; the suffix chooses the format: .json (everything), .csv, .md, .txt, .html."""
         from edge_opt.report.writers import save
 
         return save(self, path, level)

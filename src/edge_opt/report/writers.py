@@ -115,6 +115,15 @@ def _text(profile: ModelProfile, level: Level) -> str:
     return render(profile, level=level, depth=depth, width=120) + "\n"
 
 
+@writer(".html")
+def _html(profile: ModelProfile, level: Level) -> str:
+    """One page with tables and charts of every level, to be opened in a browser."""
+    from edge_opt.report.page.html import page_text
+    from edge_opt.report.page.payload import payload
+
+    return page_text(payload(profile=profile))
+
+
 def load(path: str | os.PathLike[str]) -> ModelProfile:
     """Read a profile that `save` wrote as .json; it equals the one that was saved."""
     try:

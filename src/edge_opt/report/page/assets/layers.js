@@ -1,0 +1,42 @@
+"use strict";
+// The model's layers: a tree of modules, and a list of every call.
+
+const FIRST_COLUMNS = ["type", "out_shape", "params", "macs", "macs_share", "bytes_read", "bytes_written", "activation_bytes",
+  "measured_s", "predicted_s"];
+const BESIDE = { macs_share: "macs", params_share: "params", bytes_share: "bytes_written" };
+
+function layerTables(profile) {
+  const { modules, leaves } = profile.tables;
+  const column = (table, name) => table.values[table.columns.findIndex((item) => item.name === name)];
+  const make = (id, caption, table, depths) => new DataTable({
+    id, caption, depths, ...withoutColumns(table, ["depth", "is_leaf"]), label: "path", filter: "type", visible: FIRST_COLUMNS,
+  });
+  const tree = make("tree", "Modules, each with everything below it", modules, column(modules, "depth"));
+  const list = make("list", "Calls in order of execution, each with its own work", leaves, null);
+  list.node.hidden = true;
+  const pick = (chosen) => {
+    for (const [button, table] of [[first, tree], [second, list]]) {
+      button.setAttribute("aria-pressed", String(table === chosen));
+      table.node.hidden = table !== chosen;
+    }
+  };
+  const first = el("button", { type: "button", id: "as-tree", "aria-pressed": "true", onclick: () => pick(tree) }, "Tree of modules");
+  const second = el("button", { type: "button", id: "as-list", "aria-pressed": "false", onclick: () => pick(list) }, "List of calls");
+  const notes = [...profile.notes];
+  if (profile.unpriced.length) {
+    const names = profile.unpriced.map((item) => `${item.op} ×${item.count} in ${item.module || "the model"}`);
+    notes.unshift(`Operators without a price, so that totals are lower bounds: ${names.slice(0, 12).join("; ")}${names.length > 12 ? "; …" : ""}.`);
+  }
+  return section("layers", "Layers", "Press a heading to sort by it, and once more to turn the order round. Cells are rounded; what is copied, and what a cell shows when pointed at, is exact.",
+    el("div", { class: "segments controls", role: "group", "aria-label": "View" }, first, second),
+    el("div", {}, tree.node, list.node),
+    notes.length ? el("ul", { class: "lead" }, notes.map((note) => el("li", {}, note))) : null);
+}
+
+function withoutColumns(table, names) {
+  const place = (name) => table.columns.findIndex((column) => column.name === name);
+  const kept = table.columns.map((column) => column.name).filter((name) => !names.includes(name) && !BESIDE[name]);
+  // A share belongs beside what it is a share of.
+  for (const [share, whole] of Object.entries(BESIDE)) if (place(share) >= 0) kept.splice(kept.indexOf(whole) + 1, 0, share);
+  return { columns: kept.map((name) => table.columns[place(name)]), values: kept.map((name) => table.values[place(name)]) };
+}

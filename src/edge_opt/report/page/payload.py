@@ -1,0 +1,169 @@
+"""The data of a page: everything it shows, as one JSON value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_opt.records import Level, ModelProfile, SweepResult
+from edge_opt.report.clouds import AXES, frontiers, precision_means
+from edge_opt.report.codec import to_plain
+from edge_opt.report.page.cards import cards
+from edge_opt.report.page.roofs import DeviceRoofs, device_roofs
+from edge_opt.report.page.verdict import advice, verdict
+from edge_opt.report.sensitivities import sensitivities as read_sensitivities
+from edge_opt.report.series import agreements, layer_bars, timeline
+from edge_opt.report.sweeps import sweep_rows
+from edge_opt.report.tables import table
+
+FORMAT = "edge_opt.page"
+SCHEMA_VERSION = 1
+_MOST_POINTS = 1000
+
+
+def payload(
+    *,
+    profile: ModelProfile | None = None,
+    sweep: SweepResult | None = None,
+    sensitivity: Mapping[str, Any] | None = None,
+    reproducibility: Mapping[str, Any] | None = None,
+    summary: Mapping[str, Any] | None = None,
+    extra_profiles: Sequence[ModelProfile] = (),
+    devices: Sequence[str] | None = None,
+    title: str | None = None,
+) -> dict[str, Any]:
+    """What the page shows; a part that nobody gave is None."""
+    from edge_opt import __version__
+
+    roofs = device_roofs(profile, devices) if profile else ()
+    losses = read_sensitivities(sensitivity) if sensitivity else None
+    measurement = profile.measurement if profile else None
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "edge_opt": __version__,
+        "title": title or (profile.name if profile else sweep.name if sweep else "edge_opt"),
+        "verdict": verdict(profile, sweep, roofs),
+        "advice": [list(item) for item in advice(profile, sweep, roofs, losses)],
+        "cards": [to_plain(card) for card in cards(profile, sweep, roofs)],
+        "profile": _profile(profile, roofs) if profile else None,
+        "sweep": _sweep(sweep) if sweep else None,
+        "sensitivity": {**to_plain(losses), "caption": losses.caption} if losses else None,
+        "environment": to_plain(measurement.environment) if measurement else None,
+        "reproducibility": standard(reproducibility) if reproducibility else None,
+        "summary": standard(summary) if summary else None,
+        "others": [_totals(other) for other in ((profile, *extra_profiles) if profile else extra_profiles)]
+        if extra_profiles
+        else [],
+    }
+
+
+def _profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> dict[str, Any]:
+    return {
+        **_totals(profile),
+        "mode": profile.mode,
+        "convention": profile.convention,
+        "unpriced": [to_plain(item) for item in profile.unpriced],
+        "notes": list(profile.trace.notes),
+        "tables": {level: _table(profile, level) for level in ("modules", "leaves")},
+        "bars": [{**to_plain(found), "caption": found.caption} for found in layer_bars(profile)],
+        "timeline": to_plain(timeline(profile)) if profile.trace.ops else None,
+        "roofline": _roofline(profile, roofs) if roofs else None,
+        "agreements": [{**to_plain(found), "error": found.error} for found in agreements(profile)],
+    }
+
+
+def _totals(profile: ModelProfile) -> dict[str, Any]:
+    measurement = profile.measurement
+    return {
+        "name": profile.name,
+        "totals": to_plain(profile.totals),
+        "peak": to_plain(profile.peak),
+        "coverage": profile.coverage,
+        "latency_s": measurement.latency.median_s if measurement else None,
+    }
+
+
+def _table(profile: ModelProfile, level: Level) -> dict[str, Any]:
+    """One level of the profile, by columns; a column of which no value is known is left out."""
+    found = [(column, values) for column, values in table(profile, level) if any(v is not None for v in values)]
+    return {
+        "columns": [{"name": column.name, "header": column.header, "kind": column.kind} for column, _ in found],
+        "values": [values for _, values in found],
+    }
+
+
+def _roofline(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> dict[str, Any]:
+    """Every layer under every roof. Layers and bytes are the same for all devices; of many layers the largest."""
+    first = roofs[0].main.layers
+    largest = sorted(range(len(first)), key=lambda index: -(first[index].flops + first[index].bytes_moved))
+    order = sorted(largest[:_MOST_POINTS])
+    times = profile.measurement.layers if profile.measurement else None
+    measured = {layer.module: layer.seconds for layer in times.layers} if times else {}
+    work = {roof.precision: roof.layers for device in roofs for roof in device.roofs}
+    return {
+        "layers": len(first),
+        "names": [first[index].path or profile.name for index in order],
+        "kinds": [first[index].kind for index in order],
+        "flops": [first[index].flops for index in order],
+        "bytes": {precision: [found[index].bytes_moved for index in order] for precision, found in work.items()},
+        "measured_s": [measured.get(first[index].module or 0) for index in order] if measured else None,
+        "devices": [_device(device, order) for device in roofs],
+    }
+
+
+def _device(device: DeviceRoofs, order: Sequence[int]) -> dict[str, Any]:
+    bandwidth = device.main.bandwidth
+    return {
+        "name": device.spec.name,
+        "title": device.spec.title,
+        "engine": device.main.engine,
+        "bandwidth": to_plain(bandwidth) if bandwidth else None,
+        "roofs": [
+            {
+                "precision": roof.precision,
+                "peak": to_plain(roof.peak_flops_per_s) if roof.peak_flops_per_s else None,
+                "knee": roof.knee_flops_per_byte,
+                "seconds": [roof.layers[index].seconds for index in order],
+                "bounds": [roof.layers[index].bound for index in order],
+                "total": to_plain(roof.total),
+                "fused_s": roof.fused_total.seconds,
+                "remarks": list(roof.remarks),
+            }
+            for roof in device.roofs
+        ],
+    }
+
+
+def _sweep(sweep: SweepResult) -> dict[str, Any]:
+    rows = sweep_rows(sweep)
+    baseline = sweep_rows(_only_baseline(sweep))[0]
+    return {
+        "name": sweep.name,
+        "constraints": list(sweep.constraints),
+        "best": sweep.best,
+        "rows": [{**row, "label": trial.candidate.label} for row, trial in zip(rows, sweep.trials, strict=True)],
+        "baseline": {**baseline, "label": f"baseline, {sweep.baseline.candidate.label}"},
+        "violations": [[to_plain(found) for found in trial.violations] for trial in sweep.trials],
+        "axes": [to_plain(axis) for axis in AXES],
+        "frontiers": frontiers(sweep),
+        "precisions": [to_plain(means) for means in precision_means(sweep)],
+    }
+
+
+def _only_baseline(sweep: SweepResult) -> SweepResult:
+    return SweepResult(sweep.name, sweep.baseline, (sweep.baseline,), (), (), None, "")
+
+
+def standard(value: Any) -> Any:
+    """Any value as standard JSON can hold it; what it cannot is written out as text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): standard(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [standard(item) for item in value]
+    return str(value)
