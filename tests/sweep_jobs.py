@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from edge_opt.records import Candidate, TrialMetrics
 
@@ -101,3 +104,35 @@ class Misbehaving:
         if candidate.pruning == 0.8:
             return {"accuracy": 1.0}  # type: ignore[return-value]
         return figures(candidate)
+
+
+@dataclass(frozen=True)
+class Flaky:
+    """Crashes in the first builds of every pruned candidate, and then no more."""
+
+    marks: Path
+    crashes: int
+
+    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
+        marks = self.marks / candidate.key
+        marks.mkdir(parents=True, exist_ok=True)
+        count = len(list(marks.iterdir()))
+        if candidate.pruning > 0 and count < self.crashes:
+            (marks / str(count)).touch()
+            self.crash()
+        return {}
+
+    def crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
+        return figures(candidate)
+
+
+@dataclass(frozen=True)
+class WorkerKiller(Flaky):
+    """Takes the worker along: the parent of the process that this one was forked from."""
+
+    def crash(self) -> None:
+        os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL)
+        time.sleep(60)

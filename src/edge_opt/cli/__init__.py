@@ -16,6 +16,7 @@ from edge_opt.cli.profile import profile
 from edge_opt.cli.report import report
 from edge_opt.cli.run import SeveralSeeds, run
 from edge_opt.cli.shell import Debug, Shell
+from edge_opt.cli.status import status
 from edge_opt.cli.sweep import sweep
 
 app = typer.Typer(
@@ -64,6 +65,7 @@ app.command("init")(init)
 app.command("run", cls=SeveralSeeds)(run)
 app.command("sweep")(sweep)
 app.command("report")(report)
+app.command("status")(status)
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ class SweepStatus:
     @property
     def left(self) -> int | None:
         """Candidates without a result yet."""
-        return None if self.total is None else self.total - self.done - self.failed
+        return None if self.total is None else max(0, self.total - self.done - self.failed)
 
     @property
     def is_running(self) -> bool:

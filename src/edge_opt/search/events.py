@@ -11,11 +11,11 @@ from edge_opt.search.jobs import Phase
 
 @dataclass(frozen=True, slots=True)
 class SweepStarted:
-    """The sweep begins: how many candidates there are to be, and how many an earlier run has finished."""
+    """The sweep begins: how many candidates there are to be, and those that earlier runs have finished."""
 
     name: str
     total: int
-    known: int
+    known: tuple[Trial, ...]
     workers: int
 
 

@@ -82,10 +82,10 @@ def run_sweep(
             store.forget_failed()
         store.keep_fact("plan", {"name": name, "total": sampling.count, "constraints": [item.text for item in budgets]})
         isolation = stack.enter_context(Isolation(order.preload))
-        sweep = _Sweep(root, order, store, isolation, budgets, sampling.count, on_event)
+        sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
         if baseline is not None:
-            sweep.known[reference.key] = sweep.judged(baseline)
-        on_event(SweepStarted(name, sampling.count, sweep.done_of(space), workers))
+            sweep.take(baseline)
+        on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         try:
             local = LocalBuilder(order, isolation, sweep.folder_of)
             builders = _elsewhere(stack, order, sweep.folder_of, workers, scheduler, on_event)
@@ -93,7 +93,7 @@ def run_sweep(
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
         except KeyboardInterrupt:
             raise SweepInterrupted(
-                f"stopped: {sweep.done_of(space)} of {sampling.count} candidates are finished and kept in {root}; "
+                f"stopped: {len(sweep.done)} of {sampling.count} candidates are finished and kept in {root}; "
                 "run the same again to go on"
             ) from None
         chosen, sentence = recommend(rows)
@@ -157,6 +157,7 @@ class _Sweep:
         order: Order,
         store: Store,
         isolation: Isolation,
+        space: Space,
         budgets: tuple[Budget, ...],
         total: int,
         tell: Listener,
@@ -165,6 +166,7 @@ class _Sweep:
         self._order = order
         self._store = store
         self._isolation = isolation
+        self._space = space
         self._budgets = budgets
         self._total = total
         self._tell = tell
@@ -179,9 +181,17 @@ class _Sweep:
         broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
         return replace(trial, violations=broken)
 
-    def done_of(self, space: Space) -> int:
-        """How many candidates of a space have their result."""
-        return min(self._total, sum(trial.candidate in space for trial in self.known.values()))
+    def take(self, baseline: Trial) -> None:
+        """Know the baseline without running it. The row of an earlier run stays as it was."""
+        if baseline.candidate.key not in self.known:
+            if baseline.candidate in self._space:
+                self._store.save(baseline)
+            self.known[baseline.candidate.key] = self.judged(baseline)
+
+    @property
+    def done(self) -> tuple[Trial, ...]:
+        """The candidates of the space that have their result."""
+        return tuple(trial for trial in self.known.values() if trial.candidate in self._space)[: self._total]
 
     def run(self, candidates: Sequence[Candidate], builders: Builders) -> list[Trial]:
         """The trials of these candidates; those that have none are tried now."""
@@ -242,7 +252,7 @@ class _Sweep:
         trial = Trial(candidate, status, metrics, failure, reason, (), seconds, attempts)
         self._store.save(trial)
         self.known[candidate.key] = self.judged(trial)
-        self._tell(TrialFinished(self.known[candidate.key], min(len(self.known), self._total), self._total))
+        self._tell(TrialFinished(self.known[candidate.key], len(self.done), self._total))
 
 
 def candidate_folder(root: Path, candidate: Candidate) -> Path:
