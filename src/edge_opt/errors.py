@@ -98,3 +98,9 @@ class SweepInterrupted(EdgeOptError):
     """A sweep that was ended by hand; everything finished is kept. 130 is what shells expect after Ctrl-C."""
 
     exit_code = 130
+class ConversionFailed(EdgeOptError):
+    """A conversion that failed, changed nothing, or whose outputs are no results; nothing passes for what was asked."""
+
+
+class ExportFailed(ConversionFailed):
+    """A model that cannot be exported; names the place or the operator, and the way round."""

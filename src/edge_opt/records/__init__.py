@@ -1,6 +1,15 @@
 """Every record of the house: frozen, made of plain values. Tables, files and plots are views of these."""
 
 from edge_opt.records.budgets import Budget
+from edge_opt.records.conversion import (
+    Agreement,
+    Converted,
+    Exported,
+    Kernel,
+    LayerPrecision,
+    RunnerProfile,
+    Runtime,
+)
 from edge_opt.records.costs import (
     Cause,
     LayerCost,
@@ -76,6 +85,7 @@ from edge_opt.records.tracing import (
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Agreement",
     "Bandwidth",
     "Basis",
     "BatchFit",
@@ -84,22 +94,26 @@ __all__ = [
     "Candidate",
     "Cause",
     "Comparison",
+    "Converted",
     "DeviceSpec",
     "Diagnosis",
     "Energy",
     "EnergySource",
     "Engine",
     "Environment",
+    "Exported",
     "Facility",
     "Failure",
     "Figure",
     "FigureKind",
     "Interval",
+    "Kernel",
     "KnownLatency",
     "Latency",
     "LayerCost",
     "LayerLatencies",
     "LayerLatency",
+    "LayerPrecision",
     "LayerPrediction",
     "Level",
     "MeasuredMemory",
@@ -122,6 +136,8 @@ __all__ = [
     "Role",
     "Roofline",
     "RooflinePoint",
+    "RunnerProfile",
+    "Runtime",
     "Shape",
     "Status",
     "StorageInfo",

@@ -1,0 +1,287 @@
+"""Runtimes behind one interface: the same inputs, the same outputs, threads controlled, measured alike."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from edge_opt.compress.exporting import require
+from edge_opt.compress.subject import flat_tensors
+from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.measure.environment import read_environment
+from edge_opt.measure.latency import interleaved
+from edge_opt.measure.stopwatch import Runner as Repeats
+from edge_opt.records import Converted, Latency
+
+# What OpenVINO is asked to compute in. int8 is in the file; what is not quantised stays in float32, unless told so.
+HINTS = MappingProxyType({"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"})
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """A loaded model: call it with tensors or arrays in the model's order, get a tuple of tensors in its order.
+
+    `effective_precision` is None where nobody has verified it: a runner of a bare file or module.
+    """
+
+    runtime: str
+    threads: int
+    effective_precision: str | None
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]: ...
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        """A call with these inputs in the runtime's own form: what is timed."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _Closing:
+    """Runners close themselves at the end of a `with`."""
+
+    def close(self) -> None:
+        """Give back what the runtime holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TorchRunner(_Closing):
+    """A torch module in eval; threads are set around each call and put back."""
+
+    runtime = "torch"
+
+    def __init__(self, model: nn.Module, threads: int, effective_precision: str | None = None) -> None:
+        self._model: nn.Module | None = model
+        self.threads, self.effective_precision = threads, effective_precision
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        with self.ready():
+            return tuple(flat_tensors(self.bind(*inputs)()))
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        if self._model is None:
+            raise InvalidInput("this runner is closed; open it again")
+        model, tensors = self._model, [torch.as_tensor(value) for value in inputs]
+
+        def call() -> object:
+            with torch.inference_mode():
+                return model(*tensors)
+
+        return call
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """This many threads inside, the caller's number outside."""
+        found = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(found)
+
+    def close(self) -> None:
+        self._model = None
+
+
+class OnnxRuntimeRunner(_Closing):
+    """An ONNX file in ONNX Runtime on the CPU."""
+
+    runtime = "onnxruntime"
+
+    def __init__(self, path: Path, threads: int, effective_precision: str | None = None) -> None:
+        self.path, self.threads, self.effective_precision = path, threads, effective_precision
+        self._session = self.session()
+
+    def session(self, profile_prefix: str | None = None) -> Any:
+        """A session of this file; with a prefix it writes a profile."""
+        runtime = require("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        # Fatal only: an error is raised as well, and warnings are about its own optimisations.
+        options.log_severity_level = 4
+        if profile_prefix is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile_prefix
+        try:
+            return runtime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its own classes, one per status code, with no common base of theirs
+            raise ConversionFailed(f"ONNX Runtime cannot load {self.path.name}: {_reason(error)}") from error
+
+    def feeds(self, inputs: Iterable[Any]) -> dict[str, Any]:
+        """The inputs by their names in the file."""
+        if self._session is None:
+            raise InvalidInput("this runner is closed; open it again")
+        names = [entry.name for entry in self._session.get_inputs()]
+        return dict(zip(names, _arrays(inputs, len(names)), strict=True))
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        feeds = self.feeds(inputs)
+        try:
+            return tuple(torch.from_numpy(array) for array in self._session.run(None, feeds))
+        except Exception as error:  # as above
+            raise InvalidInput(f"ONNX Runtime refused the inputs: {_reason(error)}") from error
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        session, feeds = self._session, self.feeds(inputs)
+        return lambda: session.run(None, feeds)
+
+    def close(self) -> None:
+        self._session = None
+
+
+class OpenVinoRunner(_Closing):
+    """An ONNX file in OpenVINO on the CPU, asked to compute in `precision`."""
+
+    runtime = "openvino"
+
+    def __init__(self, path: Path, threads: int, precision: str, effective_precision: str | None = None) -> None:
+        self.path, self.threads, self.precision = path, threads, precision
+        self.effective_precision = effective_precision
+        self._request = self.compiled().create_infer_request()
+
+    def compiled(self, more: Mapping[str, Any] | None = None) -> Any:
+        """The file compiled for this CPU."""
+        core = require("openvino", "openvino").Core()
+        # Without the hint OpenVINO turns float32 into bf16 wherever the CPU has it.
+        wanted = {
+            "INFERENCE_PRECISION_HINT": HINTS[self.precision],
+            "INFERENCE_NUM_THREADS": self.threads,
+            "NUM_STREAMS": "1",
+            **(more or {}),
+        }
+        try:
+            return core.compile_model(core.read_model(str(self.path)), "CPU", wanted)
+        except Exception as error:  # RuntimeError of several modules of its own
+            raise ConversionFailed(f"OpenVINO cannot load {self.path.name}: {_reason(error)}") from error
+
+    def feeds(self, inputs: Iterable[Any]) -> dict[int, Any]:
+        """The inputs by position."""
+        if self._request is None:
+            raise InvalidInput("this runner is closed; open it again")
+        return dict(enumerate(_arrays(inputs, len(self._request.model_inputs))))
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        feeds = self.feeds(inputs)
+        try:
+            found = self._request.infer(feeds)
+        except Exception as error:  # as above
+            raise InvalidInput(f"OpenVINO refused the inputs: {_reason(error)}") from error
+        return tuple(torch.tensor(found[port]) for port in self._request.model_outputs)
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        request, feeds = self._request, self.feeds(inputs)
+        return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)
+
+    def close(self) -> None:
+        self._request = None
+
+
+def open_runner(
+    source: Converted | str | os.PathLike[str] | nn.Module,
+    runtime: str | None = None,
+    *,
+    threads: int = 1,
+    precision: str = "fp32",
+) -> Runner:
+    """Load a conversion, an ONNX file or a module into a runtime; `precision` is what OpenVINO is asked for of a file.
+
+    >>> from torch import nn
+    >>> with open_runner(nn.Linear(4, 2)) as runner:
+    ...     [output] = runner(torch.zeros(3, 4))
+    >>> runner.runtime, tuple(output.shape)
+    ('torch', (3, 2))
+    """
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
+    effective = None
+    if isinstance(source, Converted):
+        effective = source.effective_precision if runtime in (None, source.runtime) else None
+        runtime, precision = runtime or source.runtime, source.precision
+        source = source.model if source.runtime == "torch" else source.path
+    elif isinstance(source, nn.Module):
+        runtime = runtime or "torch"
+        if runtime == "torch":
+            source = copy.deepcopy(source).eval()
+    runtime = runtime or "onnxruntime"
+    if runtime not in ("torch", "onnxruntime", "openvino"):
+        raise InvalidInput(f"unknown runtime {runtime!r}; it is one of torch, onnxruntime, openvino")
+    if isinstance(source, nn.Module) != (runtime == "torch"):
+        is_module = isinstance(source, nn.Module)
+        cure = (
+            "convert it first: compress.convert(model, inputs)" if is_module else "torch runs modules, not ONNX files"
+        )
+        raise InvalidInput(f"{runtime} cannot run {'a module' if is_module else repr(str(source))}; {cure}")
+    if isinstance(source, nn.Module):
+        return TorchRunner(source, threads, effective)
+    path = Path(source)
+    if not path.is_file():
+        raise InvalidInput(f"no file {str(path)!r}; compress.convert or compress.export_onnx writes one")
+    if runtime == "onnxruntime":
+        return OnnxRuntimeRunner(path, threads, effective)
+    if precision not in HINTS:
+        raise InvalidInput(f"unknown precision {precision!r}; it is one of {', '.join(HINTS)}")
+    return OpenVinoRunner(path, threads, precision, effective)
+
+
+def measure_runner(runner: Runner, *inputs: Any, **options: Any) -> Latency:
+    """Latency of one runner on these inputs, wall and CPU; `options` are those of `edge_opt.measure.interleaved`."""
+    return measure_runners({"": runner}, *inputs, **options)[""]
+
+
+def measure_runners(runners: Mapping[str, Runner], *inputs: Any, **options: Any) -> dict[str, Latency]:
+    """Latencies of several runners on the same inputs, a block of each in turn, so that they can be compared."""
+    if not inputs:
+        raise InvalidInput("no inputs given; pass the tensors of one call")
+    first = torch.as_tensor(inputs[0])
+    facts = {"batch_size": first.shape[0] if first.dim() else 1, "environment": read_environment(), **options}
+    return interleaved({name: _repeats(runner, inputs) for name, runner in runners.items()}, **facts)
+
+
+def _repeats(runner: Runner, inputs: tuple[Any, ...]) -> Repeats:
+    """Torch's thread count is the process's, so that it is set before each block and put back behind it."""
+    run = runner.bind(*inputs)
+    if not isinstance(runner, TorchRunner):
+        return Repeats(run)
+    found: list[int] = []
+
+    def prepare(_: int) -> None:
+        found.append(torch.get_num_threads())
+        torch.set_num_threads(runner.threads)
+
+    def collect(_: int) -> None:
+        torch.set_num_threads(found.pop())
+
+    return Repeats(run, prepare, collect)
+
+
+def _arrays(inputs: Iterable[Any], count: int) -> list[Any]:
+    given = [torch.as_tensor(value).detach().cpu().contiguous().numpy() for value in inputs]
+    if len(given) != count:
+        raise InvalidInput(f"{len(given)} inputs given; the model takes {count}")
+    return given
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of an error, without status codes and the folders that the file happens to lie in."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", lines[-1]) if lines else ""
