@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_opt.checking import check
+    from edge_opt.comparing import compare
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
@@ -45,7 +47,9 @@ __all__ = [
     "Work",
     "auto_adjust_batch_size",
     "build_hardware_profile_table",
+    "check",
     "clear_caches",
+    "compare",
     "compute_utilization",
     "cost_rule",
     "device",
@@ -80,7 +84,9 @@ _HOMES = {
     "Work": "cost.registry",
     "auto_adjust_batch_size": "stream",
     "build_hardware_profile_table": "stream",
+    "check": "checking",
     "clear_caches": "profiling",
+    "compare": "comparing",
     "compute_utilization": "stream",
     "cost_rule": "cost",
     "device": "devices.catalog",

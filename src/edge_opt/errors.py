@@ -98,6 +98,8 @@ class SweepInterrupted(EdgeOptError):
     """A sweep that was ended by hand; everything finished is kept. 130 is what shells expect after Ctrl-C."""
 
     exit_code = 130
+
+
 class ConversionFailed(EdgeOptError):
     """A conversion that failed, changed nothing, or whose outputs are no results; nothing passes for what was asked."""
 

@@ -12,6 +12,7 @@ import edge_opt as eo
 from edge_opt import explain_utilization
 from edge_opt.errors import InvalidInput, MissingExtra
 from edge_opt.files import write_whole
+from edge_opt.text import spreadsheet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +155,8 @@ def save_hardware_artifacts(
         "hardware_summary.csv": pd.DataFrame([dict(summary)]),
     }
     for name, table in tables.items():
-        write_whole(folder / name, table.to_csv(index=False))
+        safe = table.map(lambda value: spreadsheet(value) if isinstance(value, str) else value)
+        write_whole(folder / name, safe.to_csv(index=False))
     charts = {
         "layerwise_activation_memory.png": ("activation_bytes", "Activation memory by layer (MiB)", 1024**2),
         "layerwise_macs.png": ("macs", "Multiply-accumulates by layer (millions)", 1e6),

@@ -9,6 +9,7 @@ from typing import Literal
 MIB = 1024 * 1024
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 
 _COUNT_STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTE_STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -86,6 +87,40 @@ def percent(share: float) -> str:
     if 0 < share < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= share < 1 else f"{share * 100:.1f}%"
+
+
+def change(share: float | None) -> str:
+    """A difference as a signed percentage; never rounded to none, a dash where it is not defined.
+
+    >>> change(-0.5), change(0.00001), change(0), change(None)
+    ('−50.0%', '+<0.1%', '±0%', '–')
+    """
+    if share is None or math.isnan(share):
+        return DASH
+    return "±0%" if share == 0 else f"{'+' if share > 0 else MINUS}{percent_of(abs(share))}"
+
+
+def percent_of(size: float) -> str:
+    """A size relative to another, which may be more than all of it.
+
+    >>> percent_of(0.9999), percent_of(12.5), percent_of(0.0002)
+    ('100.0%', '1250%', '<0.1%')
+    """
+    if 0 < size < 0.0005:
+        return "<0.1%"
+    return f"{size * 100:.1f}%" if size < 10 else f"{size * 100:.0f}%"
+
+
+def energy(joules: float) -> str:
+    """Joules with a unit that fits.
+
+    >>> energy(0.0042), energy(12), energy(0)
+    ('4.20 mJ', '12.0 J', '0 J')
+    """
+    for divisor, suffix in ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")):
+        if abs(joules) >= divisor:
+            return _scaled(joules, divisor, suffix)
+    return "0 J" if joules == 0 else f"{joules:.3g} J"
 
 
 def ratio(value: float | None) -> str:

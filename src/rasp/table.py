@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.files import write_whole
+from edge_opt.text import markdown, printable, spreadsheet
 from rasp.columns import Column
 from rasp.report import Report, Row
 
@@ -38,7 +39,7 @@ def total_values(report: Report, columns: Sequence[Column]) -> dict[str, Any]:
 
 def render_text(report: Report, columns: Sequence[Column]) -> str:
     """The table in aligned columns, with its notes beneath."""
-    header, *lines = _cells(report, columns)
+    header, *lines = ([printable(cell) for cell in line] for line in _cells(report, columns))
     widths = [max(len(line[place]) for line in (header, *lines)) for place in range(len(header))]
     is_left = [False, *(column.is_label for column in columns)]
     aligned = [
@@ -48,14 +49,15 @@ def render_text(report: Report, columns: Sequence[Column]) -> str:
         ).rstrip()
         for line in (header, *lines)
     ]
-    return "\n".join([*aligned, *(f"note: {note}" for note in report.notes)])
+    return "\n".join([*aligned, *(f"note: {printable(note)}" for note in report.notes)])
 
 
 def render_markdown(report: Report, columns: Sequence[Column]) -> str:
     """The table as Markdown, with its notes beneath."""
     header, *lines = _cells(report, columns)
-    table = [" | ".join(header), "|".join(["---"] * len(header)), *(" | ".join(line) for line in lines)]
-    return "\n".join([*table, *(f"\nNote: {note}" for note in report.notes)]) + "\n"
+    cells = (" | ".join(map(markdown, line)) for line in lines)
+    table = [" | ".join(header), "|".join(["---"] * len(header)), *cells]
+    return "\n".join([*table, *(f"\nNote: {markdown(note)}" for note in report.notes)]) + "\n"
 
 
 def render_json(report: Report, columns: Sequence[Column]) -> str:
@@ -92,7 +94,7 @@ def save(report: Report, columns: Sequence[Column], save_path: str | os.PathLike
         path = path / f"{report.model}_{report.report_type}.csv"
     suffix = path.suffix.lower()
     if suffix == ".csv":
-        text = dataframe(report, columns).to_csv(lineterminator="\n")
+        text = dataframe(report, columns).map(_safe).to_csv(lineterminator="\n")
     elif suffix == ".json":
         text = render_json(report, columns)
     elif suffix == ".md":
@@ -115,6 +117,10 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "unknown" if math.isnan(value) else f"{value:.6g}"
     return str(value)
+
+
+def _safe(value: Any) -> Any:
+    return spreadsheet(value) if isinstance(value, str) else value
 
 
 def _is_unknown(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,8 +26,8 @@ _UNITS: Mapping[Kind, Mapping[str, float]] = {
 class Metric(Generic[S]):
     """One figure of a profile or of a trial. `read` gives it in bytes, seconds, joules; None where it is not known.
 
-    `family` is the name without its unit, and `unit` is that unit, "" for counts and shares. `interval` is how far a
-    measured figure is known; `is_signed` says that it can be below zero.
+    `family` is the name without its unit, and `unit` is that unit, "" for counts and shares. `interval` is how well a
+    figure is known: a measured one, or one that is only a lower bound. `is_signed` says that it can be below zero.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Metric(Generic[S]):
     read: Callable[[S], float | None]
     interval: Callable[[S], Interval | None]
     is_signed: bool = False
+    is_measured: bool = False
 
     def value(self, subject: S) -> float | None:
         """The figure in the metric's own unit."""
@@ -56,19 +58,38 @@ def _family(
     interval: Callable[[S], Interval | None] = lambda _: None,
     *,
     is_signed: bool = False,
+    is_measured: bool = False,
 ) -> Iterator[Metric[S]]:
     """The metric in each unit of its kind: latency_s, latency_ms, latency_us."""
     if kind not in _UNITS:
-        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed)
+        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed, is_measured)
         return
     for unit, scale in _UNITS[kind].items():
         # `bytes_moved` has its unit in front.
         full = name if name.startswith("bytes") and unit == "bytes" else f"{name}_{unit}"
-        yield Metric(full, name, kind, unit, scale, read, interval, is_signed)
+        yield Metric(full, name, kind, unit, scale, read, interval, is_signed, is_measured)
 
 
 def _table(*families: Iterator[Metric[S]]) -> Mapping[str, Metric[S]]:
     return MappingProxyType({metric.name: metric for family in families for metric in family})
+
+
+def _priced(name: str, kind: Kind, read: Callable[[ModelProfile], float]) -> Iterator[Metric[ModelProfile]]:
+    """A metric that is only a lower bound where an operator has no price."""
+
+    def interval(profile: ModelProfile) -> Interval | None:
+        return Interval(read(profile), math.inf) if profile.totals.is_lower_bound else None
+
+    return _family(name, kind, read, interval)
+
+
+def _measured(
+    name: str,
+    kind: Kind,
+    read: Callable[[ModelProfile], float | None],
+    interval: Callable[[ModelProfile], Interval | None] = lambda _: None,
+) -> Iterator[Metric[ModelProfile]]:
+    return _family(name, kind, read, interval, is_measured=True)
 
 
 def _latency(pick: Callable[[Latency], float]) -> Callable[[ModelProfile], float | None]:
@@ -97,9 +118,9 @@ def _energy(profile: ModelProfile) -> float | None:
 
 
 PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
-    _family("macs", "count", lambda profile: profile.totals.macs),
-    _family("flops", "count", lambda profile: profile.totals.flops),
-    _family("other_ops", "count", lambda profile: profile.totals.other_ops),
+    _priced("macs", "count", lambda profile: profile.totals.macs),
+    _priced("flops", "count", lambda profile: profile.totals.flops),
+    _priced("other_ops", "count", lambda profile: profile.totals.other_ops),
     _family("params", "count", lambda profile: profile.totals.params),
     _family("trainable_params", "count", lambda profile: profile.totals.trainable_params),
     _family("layers", "count", lambda profile: sum(layer.call.is_leaf for layer in profile.layers)),
@@ -113,16 +134,16 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _family("peak_activation", "bytes", lambda profile: profile.peak.live_bytes),
     _family("peak_memory", "bytes", lambda profile: resident_bytes(profile) + profile.peak.live_bytes),
     _family("planned_memory", "bytes", lambda profile: resident_bytes(profile) + profile.peak.planner_bytes),
-    _family("bytes_read", "bytes", lambda profile: profile.totals.bytes_read),
-    _family("bytes_written", "bytes", lambda profile: profile.totals.bytes_written),
-    _family("bytes_moved", "bytes", lambda profile: profile.totals.bytes_read + profile.totals.bytes_written),
-    _family("latency", "time", _latency(lambda latency: latency.median_s), _latency_interval),
-    _family("latency_min", "time", _latency(lambda latency: latency.minimum_s)),
-    _family("latency_p95", "time", _latency(lambda latency: latency.p95_s)),
-    _family("latency_p99", "time", _latency(lambda latency: latency.p99_s)),
-    _family("throughput", "rate", _latency(lambda latency: latency.throughput)),
-    _family("measured_memory", "bytes", _measured_memory),
-    _family("energy", "energy", _energy),
+    _priced("bytes_read", "bytes", lambda profile: profile.totals.bytes_read),
+    _priced("bytes_written", "bytes", lambda profile: profile.totals.bytes_written),
+    _priced("bytes_moved", "bytes", lambda profile: profile.totals.bytes_read + profile.totals.bytes_written),
+    _measured("latency", "time", _latency(lambda latency: latency.median_s), _latency_interval),
+    _measured("latency_min", "time", _latency(lambda latency: latency.minimum_s)),
+    _measured("latency_p95", "time", _latency(lambda latency: latency.p95_s)),
+    _measured("latency_p99", "time", _latency(lambda latency: latency.p99_s)),
+    _measured("throughput", "rate", _latency(lambda latency: latency.throughput)),
+    _measured("measured_memory", "bytes", _measured_memory),
+    _measured("energy", "energy", _energy),
 )
 
 TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(

@@ -10,8 +10,7 @@ from typing import Any, NoReturn, cast
 
 from edge_opt.budget.metrics import PROFILE_METRICS, TRIAL_METRICS, Metric
 from edge_opt.errors import BudgetError
-from edge_opt.records import Budget
-from edge_opt.records.budgets import Relation
+from edge_opt.records import Budget, Increase, Relation
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _RELATION = re.compile(r"<=|>=|[<>≤≥]")
@@ -59,6 +58,46 @@ def parse_limit(text: str, metric: Metric[Any], start: int = 0) -> tuple[Relatio
     if end < len(text):
         _refuse(text, end, "expected nothing more; write one budget at a time")
     return cast(Relation, _SPELLED.get(relation[0], relation[0])), value
+
+
+def parse_increase(text: str, metrics: Mapping[str, Metric[Any]] = PROFILE_METRICS) -> Increase:
+    """How much a figure may grow, as in `peak_memory=5%` or `params=10k`; an amount is in the metric's unit.
+
+    >>> parse_increase("peak_memory=5%")
+    Increase(metric='peak_memory_mb', share=0.05, amount=None, text='peak_memory=5%')
+    """
+    start = _end(_BLANK, text, 0)
+    name = _NAME.match(text, start)
+    if name is None:
+        _refuse(text, start, f"expected the name of a metric, such as {_some(metrics)}")
+    metric = metrics.get(name[0]) or _usual(name[0], metrics)
+    if metric is None:
+        _refuse(text, start, unknown_metric(name[0], metrics))
+    equals = _end(_BLANK, text, name.end())
+    if not text.startswith("=", equals):
+        _refuse(text, equals, "expected =, as in peak_memory=5%")
+    start = _end(_BLANK, text, equals + 1)
+    number = _NUMBER.match(text, start)
+    end = _end(_BLANK, text, number.end()) if number is not None else start
+    if number is not None and text[end:].strip() == "%":
+        share = float(number[0].replace("_", "")) / 100
+        if not math.isfinite(share):
+            _refuse(text, start, "expected a number that is not beyond all bounds")
+        return Increase(metric.name, share, None, text)
+    if metric.name != name[0]:
+        _refuse(text, end, f"expected a percentage; for an amount, say the unit, as in {metric.name}=1")
+    amount, end = _quantity(text, start, metric)
+    end = _end(_BLANK, text, end)
+    if end < len(text):
+        _refuse(text, end, "expected nothing more")
+    return Increase(metric.name, None, amount, text)
+
+
+def _usual(family: str, metrics: Mapping[str, Metric[Any]]) -> Metric[Any] | None:
+    """The metric of a family in the unit that people use."""
+    return next(
+        (metric for metric in metrics.values() if metric.family == family and metric.unit in ("mb", "ms", "j")), None
+    )
 
 
 def unknown_metric(name: str, metrics: Mapping[str, Metric[Any]]) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from edge_opt.cli.check import check
+from edge_opt.cli.compare import compare
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.init import init
@@ -53,6 +55,8 @@ def edge_opt(
     edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
     edge-opt devices raspberry-pi-4
     edge-opt report runs/mnist
+    edge-opt compare before.json after.json -o difference.html
+    edge-opt check profile.json --budget "macs <= 600M"
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -66,6 +70,8 @@ app.command("run", cls=SeveralSeeds)(run)
 app.command("sweep")(sweep)
 app.command("report")(report)
 app.command("status")(status)
+app.command("compare")(compare)
+app.command("check")(check)
 
 
 def main() -> None:

@@ -143,9 +143,7 @@ def _reason(graph: Graph, node: Node, precision: str, asked: str, runtime: str) 
     if node.is_spared:
         return "spared, as asked"
     if graph.is_quantized(node):
-        return (
-            f"quantised in the file, but {runtime} has no int8 kernel for this {node.op} and ran {precision}"
-        )
+        return f"quantised in the file, but {runtime} has no int8 kernel for this {node.op} and ran {precision}"
     if FAMILY[node.op] == "recurrent":
         return f"static quantisation has no rule for {node.op}"
     return f"the quantiser left this {node.op} in float"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Totals, Unpriced
 from edge_opt.records.measurements import Measurement
@@ -76,6 +76,17 @@ class ModelProfile:
         from edge_opt.report.writers import save
 
         return save(self, path, level)
+
+    def log_to(self, writer: Any, step: int = 0, prefix: str = "") -> None:
+        """Write the figures to a TensorBoard SummaryWriter, to the mlflow module, or to (MlflowClient(), run_id)."""
+        from edge_opt.report.trackers import log_to
+
+        log_to(self, writer, step, prefix)
+
+    def _repr_html_(self) -> str:
+        from edge_opt.report.notebook import profile_html
+
+        return profile_html(self)
 
     def __str__(self) -> str:
         from edge_opt.report.terminal import render

@@ -158,3 +158,8 @@ class SweepStatus:
     @property
     def is_running(self) -> bool:
         return self.pid is not None
+
+    def _repr_html_(self) -> str:
+        from edge_opt.report.notebook import sweep_html
+
+        return sweep_html(self)
