@@ -1,14 +1,5 @@
 """Every record of the house: frozen, made of plain values. Tables, files and plots are views of these."""
 
-from edge_opt.records.budgets import Budget
-from edge_opt.records.conversion import (
-    Agreement,
-    Converted,
-    Exported,
-    Kernel,
-    LayerPrecision,
-    RunnerProfile,
-    Runtime,
 from edge_opt.records.budgets import Budget, CheckedBudget, CheckResult, Contribution, Increase, Outcome, Relation
 from edge_opt.records.comparisons import (
     Change,
@@ -17,6 +8,15 @@ from edge_opt.records.comparisons import (
     FigureUnit,
     LayerFigures,
     ModelComparison,
+)
+from edge_opt.records.conversion import (
+    Agreement,
+    Converted,
+    Exported,
+    Kernel,
+    LayerPrecision,
+    RunnerProfile,
+    Runtime,
 )
 from edge_opt.records.costs import (
     Cause,
@@ -107,8 +107,8 @@ __all__ = [
     "ComparedFigure",
     "ComparedLayer",
     "Comparison",
-    "Converted",
     "Contribution",
+    "Converted",
     "DeviceSpec",
     "Diagnosis",
     "Energy",

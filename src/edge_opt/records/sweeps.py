@@ -133,6 +133,11 @@ class SweepResult:
         """The trial of a candidate by its key."""
         return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
 
+    def _repr_html_(self) -> str:
+        from edge_opt.report.notebook import sweep_html
+
+        return sweep_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class SweepStatus:
@@ -158,8 +163,3 @@ class SweepStatus:
     @property
     def is_running(self) -> bool:
         return self.pid is not None
-
-    def _repr_html_(self) -> str:
-        from edge_opt.report.notebook import sweep_html
-
-        return sweep_html(self)
