@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_opt import compress
     from edge_opt.checking import check
     from edge_opt.comparing import compare
     from edge_opt.cost.conventions import reconcile
@@ -50,6 +51,7 @@ __all__ = [
     "check",
     "clear_caches",
     "compare",
+    "compress",
     "compute_utilization",
     "cost_rule",
     "device",
@@ -110,9 +112,15 @@ _HOMES = {
 }
 
 
+# Packages that are used by their own name, as in `eo.compress.prune`.
+_PACKAGES = ("compress",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _PACKAGES:
         raise AttributeError(f"module 'edge_opt' has no attribute {name!r}")
+    if name in _PACKAGES:
+        return import_module(f"edge_opt.{name}")
     value = getattr(import_module(f"edge_opt.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

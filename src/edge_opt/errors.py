@@ -106,3 +106,19 @@ class ConversionFailed(EdgeOptError):
 
 class ExportFailed(ConversionFailed):
     """A model that cannot be exported; names the place or the operator, and the way round."""
+
+
+class PruningFailed(EdgeOptError):
+    """A model that could not be pruned, or whose pruned copy does not hold up; names the layer."""
+
+
+class TrainingFailed(EdgeOptError):
+    """A training run that could not go on; names the epoch and the step."""
+
+
+class UnreadableModel(EdgeOptError):
+    """A file that is not a model or weights of ours, is cut off, or is of a schema this version does not read."""
+
+
+class NotSaved(EdgeOptError, OSError):
+    """A file that could not be written, such as on a full disk; nothing half-written is left."""

@@ -1,0 +1,65 @@
+"""Which units go: ratios per group, rounded, against the ranking of the units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_opt.compress.channels import ChannelMap, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Units with their scores, and how they may be removed."""
+
+    found: ChannelMap
+    scores: np.ndarray
+    round_to: int
+    is_global: bool
+
+    def removed(self, ratios: dict[int, float]) -> np.ndarray:
+        """For each unit whether it goes; `ratios` gives the share of units to remove by number of the group."""
+        gone = np.zeros(self.found.units, dtype=bool)
+        wanted = {number: ratio for number, ratio in ratios.items() if not self.found.groups[number].refused}
+        for number, leave in (self._left_globally(wanted) if self.is_global else self._left(wanted)).items():
+            group = self.found.groups[number]
+            kept = rounded(leave, group, self.round_to)
+            # Stable: among equals the later ones go, whatever the machine.
+            order = np.argsort(-self.scores[group.units], kind="stable")
+            gone[group.units[order[kept:]]] = True
+        return gone
+
+    def _left(self, ratios: dict[int, float]) -> dict[int, float]:
+        return {number: len(self.found.groups[number].units) * (1 - ratio) for number, ratio in ratios.items()}
+
+    def _left_globally(self, ratios: dict[int, float]) -> dict[int, float]:
+        """Units of all groups with the same ratio ranked together: important groups lose less."""
+        left: dict[int, float] = {}
+        for ratio in set(ratios.values()):
+            numbers = [number for number in ratios if ratios[number] == ratio]
+            groups = [self.found.groups[number] for number in numbers]
+            owner = np.repeat(numbers, [len(group.units) for group in groups])
+            sizes = np.repeat([group.channels_per_unit for group in groups], [len(group.units) for group in groups])
+            order = np.argsort(np.concatenate([self.scores[group.units] for group in groups]), kind="stable")
+            going = order[: int(np.searchsorted(np.cumsum(sizes[order]), ratio * sizes.sum(), side="right"))]
+            for number, group in zip(numbers, groups, strict=True):
+                left[number] = len(group.units) - int((owner[going] == number).sum())
+        return left
+
+
+def rounded(left: float, group: Group, round_to: int) -> int:
+    """How many units of a group stay: the nearest count whose channels are a multiple of `round_to`; halves stay.
+
+    A group with fewer channels than `round_to` is not rounded. At least one unit stays.
+
+    >>> group = Group("conv", np.arange(32), 1, None)
+    >>> rounded(16, group, 8), rounded(19.2, group, 8), rounded(20, group, 8), rounded(0.3, group, 8)
+    (16, 16, 24, 8)
+    """
+    size = group.channels_per_unit
+    step = round_to // int(np.gcd(round_to, size))
+    if step >= len(group.units):
+        step = 1 if step > len(group.units) else step
+    kept = int(np.floor(left / step + 0.5)) * step
+    return min(max(kept, step, 1), len(group.units))

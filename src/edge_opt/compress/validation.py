@@ -1,0 +1,126 @@
+"""The proof of a pruned model: it runs, it trains, and it computes what the original does without those channels."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from edge_opt.compress.layers import NORMS, channels
+from edge_opt.errors import PruningFailed
+from edge_opt.records import KeptIndices, PruneCheck, PruneSpec
+from edge_opt.trace.inputs import CallArguments
+
+# Of what silencing the channels changes, the share by which the pruned model may differ: rounding stays far below.
+TOLERANCE = 1e-3
+
+
+def check_pruned(original: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> PruneCheck:
+    """Run both forward and the pruned one backward; raises where it does not hold up. Both are copies in eval mode."""
+    error = silenced_error(original, pruned, spec, arguments)
+    if error is not None and error > TOLERANCE:
+        raise PruningFailed(
+            f"the pruned {type(pruned).__name__} is not the original without the removed channels: its outputs are off "
+            f"by {error:.2g} of what the removal changes"
+        )
+    with torch.enable_grad():
+        outputs = _tensors(_run(pruned, arguments))
+        trained = [parameter for parameter in pruned.parameters() if parameter.requires_grad]
+        differentiable = [each for each in outputs if each.requires_grad]
+        if trained and not differentiable:
+            raise PruningFailed("no output of the pruned model depends on a trainable parameter any more")
+        gradients = (
+            torch.autograd.grad([each.float().sum() for each in differentiable], trained, allow_unused=True)
+            if trained
+            else ()
+        )
+    found = [gradient for gradient in gradients if gradient is not None]
+    for gradient in found:
+        if not bool(torch.isfinite(gradient).all()):
+            raise PruningFailed("the backward pass of the pruned model gives gradients that are not finite")
+    return PruneCheck(tuple(tuple(each.shape) for each in outputs), len(found), error)
+
+
+def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> float | None:
+    """How far the pruned model is from the original with the removed channels silenced, as a share of what that does.
+
+    None where nothing is removed. Raises where the shapes of the outputs differ.
+    """
+    with torch.no_grad():
+        before = _tensors(_run(original, arguments))
+        after = _tensors(_run(pruned, arguments))
+        shapes = [tuple(each.shape) for each in before], [tuple(each.shape) for each in after]
+        if shapes[0] != shapes[1]:
+            raise PruningFailed(
+                f"the outputs of the pruned model are {shapes[1]}; those of the original are {shapes[0]}"
+            )
+        if not spec.kept:
+            return None
+        silenced = _tensors(_run(_silenced(original, pruned, spec), arguments))
+    worst = 0.0
+    for o, p, s in zip(before, after, silenced, strict=True):
+        if not o.is_floating_point():
+            continue
+        distance, change, size = (
+            (a.double() - b.double()).norm() for a, b in ((s, p), (s, o), (s, torch.zeros_like(s)))
+        )
+        noise = 300 * torch.finfo(o.dtype).eps * float(size)
+        worst = max(worst, max(float(distance) - noise, 0.0) / max(float(change), noise, 1e-30))
+    return worst
+
+
+def _run(model: nn.Module, arguments: CallArguments) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        try:
+            return model(*arguments.args, **arguments.kwargs)
+        except Exception as error:
+            raise PruningFailed(f"the pruned model does not run: {type(error).__name__}: {error}") from error
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    opened = dict(output) if hasattr(output, "items") else output
+    return [leaf for leaf in tree_leaves(opened) if isinstance(leaf, torch.Tensor)]
+
+
+def _silenced(original: nn.Module, pruned: nn.Module, spec: PruneSpec) -> nn.Module:
+    """The original with zeros where the pruned model has nothing, and norms that look at the other channels only."""
+    silenced = copy.deepcopy(original)
+    tensors = dict(
+        [*silenced.named_parameters(remove_duplicate=False), *silenced.named_buffers(remove_duplicate=False)]
+    )
+    kept: dict[str, KeptIndices] = {}
+    for each in spec.kept:
+        tensor = tensors[each.tensor]
+        gone = sorted(set(range(tensor.shape[each.dim])) - set(each.indices))
+        tensor.index_fill_(each.dim, torch.tensor(gone, device=tensor.device), 0)
+        kept[each.tensor] = each
+    for path, module in list(silenced.named_modules()):
+        index = kept.get(f"{path}.weight") if path else None
+        if isinstance(module, NORMS[2:]) and index is not None:
+            holder, _, name = path.rpartition(".")
+            masked = _Masked(pruned.get_submodule(path), index.indices, channels(module, "out"))
+            setattr(silenced.get_submodule(holder), name, masked)
+    return silenced
+
+
+class _Masked(nn.Module):
+    """A norm of the pruned model in the original's place: it sees the channels that are left, others come out as 0."""
+
+    def __init__(self, norm: nn.Module, indices: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self.norm = norm
+        self.indices = indices
+        self.width = width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_last = type(self.norm).forward is nn.LayerNorm.forward
+        dim = -1 if is_last else 1
+        if x.shape[dim] != self.width:
+            dim = -1 - dim if not is_last else 1
+        index = torch.tensor(self.indices, device=x.device)
+        out: torch.Tensor = self.norm(x.index_select(dim, index))
+        return torch.zeros_like(x).index_copy(dim, index, out)
