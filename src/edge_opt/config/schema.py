@@ -62,9 +62,10 @@ class RunConfig(BaseModel):
         json_schema_extra={"group": "Training"},
     )
     device: str = Field("cpu", description="Where training runs: cpu, cuda, cuda:1 or mps. Variants run on the CPU.")
-    epochs: Count = Field(8, description="Passes over the training part for the baseline.")
-    learning_rate: Positive = Field(1e-3, description="Of Adam, falling to zero over the epochs.")
-    fine_tune_epochs: Annotated[int, Field(ge=0)] = Field(2, description="Passes after pruning.")
+    build_threads: Count | None = Field(None, description="Threads of training and building; null is all cores here.")
+    epochs: Count = Field(12, description="Passes over the training part for the baseline.")
+    learning_rate: Positive = Field(3e-3, description="Of AdamW, falling to zero over the epochs.")
+    fine_tune_epochs: Annotated[int, Field(ge=0)] = Field(3, description="Passes after pruning.")
     distillation: bool = Field(False, description="Let the baseline teach while fine-tuning.")
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] = Field(

@@ -18,6 +18,7 @@ from edge_opt.measure.environment import usable_cores
 from edge_opt.pipeline.memory import footprint
 from edge_opt.pipeline.scores import Accuracy, accuracy_of
 from edge_opt.pipeline.subject import Subject, safetensors, weights_from
+from edge_opt.pipeline.threads import computing_with
 from edge_opt.pipeline.variants import Tuning, is_pruned, read_variant, variant_of
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, Converted, TrialMetrics
@@ -59,9 +60,15 @@ class PipelineJob:
     bench: Bench = field(default_factory=Bench)
     calibration_batches: int = 4
     reduce_range: bool | None = None
+    build_threads: int = 1
 
     def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
         """Make the candidate and find its accuracy; what `measure` needs stays in the folder."""
+        # The same number on every machine: sums taken by more threads round otherwise.
+        with computing_with(self.build_threads):
+            return self._built(candidate, folder)
+
+    def _built(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
         splits = self.subject.splits()
         variant = variant_of(self.subject, splits, candidate, self.tuning, self.cache)
         if variant.folder is not None:

@@ -16,6 +16,7 @@ from edge_opt.data import Splits, load_splits
 from edge_opt.devices.catalog import device
 from edge_opt.devices.roofline import roofline
 from edge_opt.hardware import layer_estimates, summarize_hardware
+from edge_opt.measure.environment import usable_cores
 from edge_opt.metrics import collect_metrics
 from edge_opt.pipeline.artifacts import Findings, write_artifacts
 from edge_opt.pipeline.core import Search, sweep_space
@@ -34,6 +35,7 @@ from edge_opt.pipeline.settings import (
 from edge_opt.pipeline.shipping import ship
 from edge_opt.pipeline.subject import Subject, absolute
 from edge_opt.pipeline.summary import deployment_summary, memory_budgets, trial_summary
+from edge_opt.pipeline.threads import computing_with
 from edge_opt.pipeline.training import Trained, baseline
 from edge_opt.records import ModelProfile, SweepResult
 from edge_opt.search.events import Listener, Notice
@@ -80,7 +82,9 @@ def run(
     with folder_lock(root / "baseline"):
         Store.open(root, settings, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
         key = digest(training_settings(config, splits))
-        trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
+        threads = config.build_threads or usable_cores()
+        with computing_with(threads):
+            trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
         subject = Subject(absolute(config.model_reference), data_options(config), trained.weights)
         example = subject.example(splits)
         profile = eo.profile(trained.model, example, name=type(trained.model).__name__)
@@ -92,6 +96,7 @@ def run(
             bench(config),
             config.calibration_batches,
             REDUCED_RANGE[config.quantization_backend],
+            threads,
         )
         result = sweep_space(
             job,

@@ -12,6 +12,7 @@ from torch import nn
 
 from edge_opt.data.own import splits_of
 from edge_opt.errors import InvalidInput
+from edge_opt.measure.environment import usable_cores
 from edge_opt.pipeline.artifacts import write_sweep
 from edge_opt.pipeline.core import Search, sweep_space
 from edge_opt.pipeline.job import Bench, PipelineJob, Reference
@@ -44,6 +45,7 @@ def sweep(
     distillation: bool = False,
     calibration_batches: int = 8,
     threads: int | None = 1,
+    build_threads: int | None = None,
     min_time_s: float = 0.4,
     power_watts: float = 2.0,
     sampler: SamplerName = "grid",
@@ -99,6 +101,7 @@ def sweep(
         tuned,
         bench,
         calibration_batches,
+        build_threads=build_threads or usable_cores(),
     )
     result = sweep_space(
         job,
