@@ -62,7 +62,9 @@ class RunConfig(BaseModel):
         json_schema_extra={"group": "Training"},
     )
     device: str = Field("cpu", description="Where training runs: cpu, cuda, cuda:1 or mps. Variants run on the CPU.")
-    build_threads: Count | None = Field(None, description="Threads of training and building; null is all cores here.")
+    build_threads: Count | None = Field(
+        1, description="Threads of training and building; small networks are fastest with one. null is all cores."
+    )
     epochs: Count = Field(12, description="Passes over the training part for the baseline.")
     learning_rate: Positive = Field(3e-3, description="Of AdamW, falling to zero over the epochs.")
     fine_tune_epochs: Annotated[int, Field(ge=0)] = Field(3, description="Passes after pruning.")

@@ -45,7 +45,7 @@ def sweep(
     distillation: bool = False,
     calibration_batches: int = 8,
     threads: int | None = 1,
-    build_threads: int | None = None,
+    build_threads: int | None = 1,
     min_time_s: float = 0.4,
     power_watts: float = 2.0,
     sampler: SamplerName = "grid",
