@@ -18,10 +18,10 @@ ORDER = [
 OLDER_APIS = ["model", "hardware", "metrics", "stream", "pruning"]
 PUBLIC = {"errors", "files", "text", "records", *OLDER_APIS}
 # Lazy view methods: people expect p.save() and p.to_dataframe() on the record itself.
-# A page shows rooflines; this one module asks the catalogue for them.
-EXCEPTIONS_BY_MODULE = {("report/page/roofs.py", "devices")}
 # `edge_opt.compare` is a package and a function: calling the one is calling the other.
 EXCEPTIONS = {("records", "report"), ("compare", "comparing")}
+# A page shows rooflines; this one module asks the catalogue for them.
+EXCEPTIONS_BY_MODULE = {("report/roofs.py", "devices")}
 
 
 def modules(package: str) -> list[Path]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edge_opt.measure.api import measure
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
+    from edge_opt.report.drawing import bar_chart
     from edge_opt.report.writers import load
     from edge_opt.stream import (
         HardwareProfile,
@@ -47,6 +48,7 @@ __all__ = [
     "TensorInfo",
     "Work",
     "auto_adjust_batch_size",
+    "bar_chart",
     "build_hardware_profile_table",
     "check",
     "clear_caches",
@@ -85,6 +87,7 @@ _HOMES = {
     "TensorInfo": "records",
     "Work": "cost.registry",
     "auto_adjust_batch_size": "stream",
+    "bar_chart": "report.drawing",
     "build_hardware_profile_table": "stream",
     "check": "checking",
     "clear_caches": "profiling",

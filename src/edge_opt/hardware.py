@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import edge_opt as eo
 from edge_opt import explain_utilization
-from edge_opt.errors import InvalidInput, MissingExtra
+from edge_opt.errors import InvalidInput
 from edge_opt.files import write_whole
 from edge_opt.text import spreadsheet
 
@@ -162,38 +161,6 @@ def save_hardware_artifacts(
         "layerwise_macs.png": ("macs", "Multiply-accumulates by layer (millions)", 1e6),
     }
     for name, (column, title, scale) in charts.items():
-        write_whole(folder / name, _bar_chart(layerwise_df, column, title, scale))
+        names, values = layerwise_df["layer"].astype(str).tolist(), (layerwise_df[column] / scale).tolist()
+        write_whole(folder / name, eo.bar_chart(names, values, title))
     return [folder / name for name in (*tables, *charts)]
-
-
-_MOST_BARS = 30
-
-
-def _bar_chart(table: pd.DataFrame, column: str, title: str, scale: float) -> bytes:
-    """Horizontal bars in order of execution; of a long table the largest layers, and the sum of the others in words."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("charts need matplotlib; run `pip install edge-opt[plots]`") from error
-    shown = table.loc[sorted(table.nlargest(_MOST_BARS, column).index)] if len(table) > _MOST_BARS else table
-    labels = [str(name) if len(str(name)) <= 40 else f"…{str(name)[-39:]}" for name in shown["layer"]]
-    values = [value / scale for value in shown[column]]
-    figure = Figure(figsize=(8, 1.5 + 0.28 * len(labels)))
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    places = range(len(labels))
-    axes.barh(places, values, color="#2f6f8f")
-    axes.set_yticks(places, labels, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_title(title, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(y=0.01)
-    if len(shown) < len(table):
-        # As a bar it would dwarf every layer.
-        rest = (table[column].sum() - shown[column].sum()) / scale
-        axes.set_xlabel(f"{len(table) - len(shown)} smaller layers together: {rest:,.4g}", loc="left")
-    figure.tight_layout()
-    image = io.BytesIO()
-    figure.savefig(image, dpi=180)
-    return image.getvalue()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from edge_opt import units
 from edge_opt.records import Energy, Measurement, ModelProfile, SweepResult
-from edge_opt.report.page.roofs import DeviceRoofs
+from edge_opt.report.roofs import DeviceRoofs
 from edge_opt.report.series import Provenance, predictions_of
 
 _MODEL, _HERE, _ELSEWHERE, _SWEEP = "The model", "Measured here", "Elsewhere", "The sweep"

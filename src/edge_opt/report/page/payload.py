@@ -10,8 +10,8 @@ from edge_opt.records import Level, ModelProfile, SweepResult
 from edge_opt.report.clouds import AXES, frontiers, precision_means
 from edge_opt.report.codec import to_plain
 from edge_opt.report.page.cards import cards
-from edge_opt.report.page.roofs import DeviceRoofs, device_roofs
 from edge_opt.report.page.verdict import advice, verdict
+from edge_opt.report.roofs import DeviceRoofs, device_roofs
 from edge_opt.report.sensitivities import sensitivities as read_sensitivities
 from edge_opt.report.series import agreements, layer_bars, timeline
 from edge_opt.report.sweeps import sweep_rows

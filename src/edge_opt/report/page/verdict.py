@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from edge_opt import units
 from edge_opt.records import ModelProfile, SweepResult, Trial
-from edge_opt.report.page.roofs import DeviceRoofs
+from edge_opt.report.roofs import DeviceRoofs
 from edge_opt.report.rows import leaf_rows
 from edge_opt.report.sensitivities import Sensitivities
 from edge_opt.report.series import layer_name, predictions_of
@@ -93,13 +93,10 @@ def advice(
     if sweep is not None and sweep.recommendation:
         found.append(("Recommendation", sweep.recommendation))
     if profile is not None:
-        found += _mind(profile)
-        found += _largest(profile)
-        found += _on_device(roofs)
-        found += _memory(profile)
+        found += [*_largest(profile), *_on_device(roofs), *_memory(profile)]
     if sensitivities is not None and sensitivities.layers:
         found.append(("Spare what hurts", sensitivities.caption))
-    return found
+    return [*found, *_mind(profile)] if profile else found
 
 
 def _mind(profile: ModelProfile) -> Iterable[Advice]:

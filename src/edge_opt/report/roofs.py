@@ -1,4 +1,4 @@
-"""Rooflines of a page: the only place of `report` that asks the device catalogue, which is free of torch."""
+"""Rooflines for pages and pictures: the only module of `report` that asks the device catalogue, free of torch too."""
 
 from __future__ import annotations
 
