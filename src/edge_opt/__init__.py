@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from edge_opt import compress
     from edge_opt.checking import check
     from edge_opt.comparing import compare
+    from edge_opt.compress.sensitivity import sensitivity
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
     from edge_opt.devices.catalog import device, devices
@@ -70,6 +71,7 @@ __all__ = [
     "recommend_precision",
     "reconcile",
     "roofline",
+    "sensitivity",
     "stream_advice",
     "utilization",
     "utilization_advice",
@@ -108,6 +110,7 @@ _HOMES = {
     "recommend_precision": "stream",
     "reconcile": "cost.conventions",
     "roofline": "devices.roofline",
+    "sensitivity": "compress.sensitivity",
     "stream_advice": "stream",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",

@@ -15,6 +15,7 @@ from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.init import init
 from edge_opt.cli.profile import profile
+from edge_opt.cli.prune import prune
 from edge_opt.cli.report import report
 from edge_opt.cli.run import SeveralSeeds, run
 from edge_opt.cli.shell import Debug, Shell
@@ -57,6 +58,7 @@ def edge_opt(
     edge-opt report runs/mnist
     edge-opt compare before.json after.json -o difference.html
     edge-opt check profile.json --budget "macs <= 600M"
+    edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -72,6 +74,7 @@ app.command("report")(report)
 app.command("status")(status)
 app.command("compare")(compare)
 app.command("check")(check)
+app.command("prune")(prune)
 
 
 def main() -> None:

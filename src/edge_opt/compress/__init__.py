@@ -12,6 +12,7 @@ from edge_opt.compress.precision import convert
 from edge_opt.compress.pruning import prune
 from edge_opt.compress.registry import precision, precisions
 from edge_opt.compress.runtimes import Runner, measure_runner, measure_runners, open_runner
+from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.compress.spec import apply_spec
 from edge_opt.compress.storage import load_pruned, load_weights, save_pruned
 
@@ -34,4 +35,5 @@ __all__ = [
     "profile_runner",
     "prune",
     "save_pruned",
+    "sensitivity",
 ]

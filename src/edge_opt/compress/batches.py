@@ -32,6 +32,9 @@ def read_batches(model: nn.Module, loader: Iterable[Any], most: int | None = Non
     is_empty = True
     for number, raw in enumerate(islice(loader, most)):
         is_empty = False
+        if isinstance(raw, Batch):
+            yield raw
+            continue
         inputs, labels = _parted(raw, number)
         call = materialize(call_arguments(model, inputs, None), lambda value: value.to(place))
         yield Batch(call.args, call.kwargs, torch.as_tensor(labels, device=place))

@@ -13,14 +13,19 @@ from edge_opt.compress.layers import PRUNABLE, Side, channels, is_depthwise, ref
 from edge_opt.records import LayerChannels, Shortfall
 
 
-def owners_of(model: nn.Module, found: ChannelMap) -> dict[str, np.ndarray]:
-    """For each layer that can be asked for, the unit of each of its output channels, or of its heads."""
+def askable_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers whose channels or heads one can ask to prune; the parts of an attention layer are not on their own."""
     attention = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
     inner = {f"{path}.out_proj".lstrip(".") for path in attention}
+    return {
+        path: module for path, module in model.named_modules() if isinstance(module, PRUNABLE) and path not in inner
+    }
+
+
+def owners_of(model: nn.Module, found: ChannelMap) -> dict[str, np.ndarray]:
+    """For each layer that can be asked for, the unit of each of its output channels, or of its heads."""
     owners = {}
-    for path, module in model.named_modules():
-        if not isinstance(module, PRUNABLE) or path in inner:
-            continue
+    for path, module in askable_layers(model).items():
         if isinstance(module, nn.MultiheadAttention):
             owners[path] = found.heads.get(path, np.full(module.num_heads, NONE))
             continue
@@ -78,7 +83,8 @@ def _reason(
     module = model.get_submodule(layer.path)
     refused = next((group.refused for group in groups if group.refused), None)
     if refused:
-        is_own = refused.startswith(layer.path) or " is " not in refused
+        # Some reasons name a layer, which may be another one, and some are about all channels alike.
+        is_own = refused.startswith((f"{layer.path} ", "removing ", "its ", "the channels ", "keys "))
         return refused if is_own else f"coupled with others: {refused}"
     if (owner == NONE).any():
         return refusal(module) or "the dependency graph never reached it"

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_opt.compress.channels import NONE, ChannelMap, channel_map
+from edge_opt.compress.channels import NONE, ChannelMap
 from edge_opt.compress.importance import unit_scores
 from edge_opt.compress.outcome import owners_of
 from edge_opt.compress.selection import Ranking
 from edge_opt.compress.spec import apply_spec, prune_spec
+from edge_opt.compress.survey import channel_map
 from edge_opt.compress.validation import TOLERANCE, silenced_error
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
@@ -29,9 +30,13 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The original (a copy in eval mode, without hooks), its call, its channels, and who loses how much."""
+    """The original, its call, its channels, and who loses how much.
+
+    `base` is a copy in eval mode, without hooks; `skeleton` the same without data, to try many ratios on.
+    """
 
     base: nn.Module
+    skeleton: nn.Module
     arguments: CallArguments
     before: ModelProfile
     ranking: Ranking
@@ -65,6 +70,10 @@ class Plan:
     def spec(self, removed: np.ndarray) -> PruneSpec:
         return prune_spec(self.base, self.found, removed)
 
+    def costs(self, removed: np.ndarray) -> ModelProfile:
+        """What the model costs without these units, from shapes alone."""
+        return self.profile(apply_spec(self.skeleton, self.spec(removed)))
+
     def profile(self, model: nn.Module) -> ModelProfile:
         """What a variant of the model costs on the same inputs."""
         return profile(model, list(self.arguments.args) or None, kwargs=self.arguments.kwargs)
@@ -87,7 +96,8 @@ def make_plan(
         path: share for name, share in request.layers for path in owners if path == name or path.startswith(f"{name}.")
     }
     ranking = Ranking(found, scores, request.round_to, request.global_ranking)
-    return _proved(Plan(base, arguments, before, ranking, owners, named))
+    skeleton = copy.deepcopy(base).to("meta")
+    return _proved(Plan(base, skeleton, arguments, before, ranking, owners, named))
 
 
 def working_copy(model: nn.Module) -> nn.Module:
@@ -127,12 +137,11 @@ def _complaint(plan: Plan, groups: list[int], is_run: bool) -> str | None:
     removed = replace(plan.ranking, round_to=1, is_global=False).removed(dict.fromkeys(groups, _TRIAL))
     spec = plan.spec(removed)
     try:
-        pruned = apply_spec(plan.base, spec)
         if not is_run:
-            after = plan.profile(pruned).trace.modules[0].output_shapes
+            after = plan.costs(removed).trace.modules[0].output_shapes
             changed = after != plan.before.trace.modules[0].output_shapes
             return f"removing channels changes the model's outputs to {after}" if changed else None
-        error = silenced_error(plan.base, pruned, spec, plan.arguments)
+        error = silenced_error(plan.base, apply_spec(plan.base, spec), spec, plan.arguments)
     except EdgeOptError as refused:
         return f"removing channels breaks the model: {refused}"
     if error is None or error <= TOLERANCE:

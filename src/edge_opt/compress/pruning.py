@@ -139,11 +139,10 @@ def _found_ratio(
         return tried[key]
 
     def share(removed: np.ndarray) -> float:
-        variant = apply_spec(plan.base, plan.spec(removed))
-        after = plan.profile(variant)
         if latency is None or not latency_before_s:
-            return after.totals.macs / max(plan.before.totals.macs, 1)
-        return _positive(latency(variant, after)) / latency_before_s
+            return plan.costs(removed).totals.macs / max(plan.before.totals.macs, 1)
+        variant = apply_spec(plan.base, plan.spec(removed))
+        return _positive(latency(variant, plan.profile(variant))) / latency_before_s
 
     wanted = request.macs_target or request.latency_target
     return request.ratio if wanted is None else ratio_for(remaining, wanted)
@@ -186,8 +185,8 @@ def _check_request(model: nn.Module, request: PruneRequest, loader: Iterable[Any
         )
     shares = [("ratio", request.ratio), *((f"the ratio of {path!r}", share) for path, share in request.layers)]
     for name, value in shares:
-        if value is not None and not _is_number(value, lambda share: 0 <= share < 1):
-            raise InvalidInput(f"{name} is {value!r}; it is the share of channels to remove, at least 0 and below 1")
+        if value is not None:
+            check_share(name, value)
     for name, value in (("macs_target", request.macs_target), ("latency_target", request.latency_target)):
         if value is not None and not _is_number(value, lambda share: 0 < share <= 1):
             raise InvalidInput(f"{name} is {value!r}; it is the share that is to remain, above 0 and up to 1")
@@ -198,14 +197,21 @@ def _check_request(model: nn.Module, request: PruneRequest, loader: Iterable[Any
     if isinstance(request.round_to, bool) or not isinstance(request.round_to, int) or request.round_to < 1:
         raise InvalidInput(f"round_to is {request.round_to!r}; it must be a whole number of at least 1")
     for path in (*(path for path, _ in request.layers), *request.ignored):
-        _check_path(model, path)
+        check_path(model, path)
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse what is not a share of channels to remove."""
+    if not _is_number(value, lambda share: 0 <= share < 1):
+        raise InvalidInput(f"{name} is {value!r}; it is the share of channels to remove, at least 0 and below 1")
 
 
 def _is_number(value: Any, holds: Callable[[float], bool]) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and holds(value)
 
 
-def _check_path(model: nn.Module, path: str) -> None:
+def check_path(model: nn.Module, path: str) -> None:
+    """Refuse the name of a layer that is not there, or that has nothing to prune."""
     modules = dict(model.named_modules())
     prunable = [name for name, module in modules.items() if isinstance(module, PRUNABLE)]
     if path not in modules or not path:

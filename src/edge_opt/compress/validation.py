@@ -68,7 +68,8 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
             (a.double() - b.double()).norm() for a, b in ((s, p), (s, o), (s, torch.zeros_like(s)))
         )
         noise = 300 * torch.finfo(o.dtype).eps * float(size)
-        worst = max(worst, max(float(distance) - noise, 0.0) / max(float(change), noise, 1e-30))
+        # What is within rounding counts as no difference, also where silencing changes next to nothing.
+        worst = max(worst, float(distance) / max(float(change), noise / TOLERANCE, 1e-30))
     return worst
 
 

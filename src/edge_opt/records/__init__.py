@@ -86,6 +86,7 @@ from edge_opt.records.pruning import (
     Shortfall,
     TensorShape,
 )
+from edge_opt.records.sensitivity import Change, LayerSensitivity, Sensitivity
 from edge_opt.records.sweeps import (
     Candidate,
     Failure,
@@ -155,6 +156,7 @@ __all__ = [
     "LayerLatency",
     "LayerPrecision",
     "LayerPrediction",
+    "LayerSensitivity",
     "Level",
     "MeasuredMemory",
     "Measurement",
@@ -186,6 +188,7 @@ __all__ = [
     "RooflinePoint",
     "RunnerProfile",
     "Runtime",
+    "Sensitivity",
     "Shape",
     "Shortfall",
     "Status",

@@ -1,0 +1,292 @@
+"""The survey: a walk over the dependency graph that finds which channels must go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from edge_opt.compress.attention import Heads, split_heads
+from edge_opt.compress.channels import NONE, ChannelMap, Group, LayerOwners, TensorDim, TensorOwners
+from edge_opt.compress.graph import dependency_graph
+from edge_opt.compress.layers import Side, channels, crossed, places, refusal, ties
+from edge_opt.trace.inputs import CallArguments
+
+
+class _Index(NamedTuple):
+    """A channel of a layer and the unit it belongs to, under the names that torch-pruning's mappings read."""
+
+    idx: int
+    root_idx: int
+
+
+def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[str]) -> ChannelMap:
+    """Every channel of the model with what must go when it goes. The model is a copy, in eval mode, to be traced."""
+    graph = dependency_graph(model, arguments)
+    survey = _Survey(model, graph, set(ignored))
+    survey.follow()
+    survey.tie_heads()
+    survey.tie_shared_tensors()
+    return survey.result()
+
+
+class _Survey:
+    """The walk over the graph: each channel is reached once, and channels reached from two units make them one."""
+
+    def __init__(self, model: nn.Module, graph: Any, ignored: set[str]) -> None:
+        self.model = model
+        self.graph = graph
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.ignored = ignored
+        self.first_names = _first_names(model)
+        self.parents: list[int] = []
+        self.roots: list[tuple[str, range, int]] = []
+        self.seen: dict[tuple[Any, Side], dict[int, int]] = {}
+        self.refused: dict[int, str] = {}
+        self.heads: dict[str, list[int]] = {}
+        self.head_owners: dict[str, Heads] = {}
+
+    def new_units(self, root: str, count: int, size: int = 1) -> range:
+        units = range(len(self.parents), len(self.parents) + count)
+        self.parents.extend(units)
+        self.roots.append((root, units, size))
+        return units
+
+    def find(self, unit: int) -> int:
+        while self.parents[unit] != unit:
+            self.parents[unit] = self.parents[self.parents[unit]]
+            unit = self.parents[unit]
+        return unit
+
+    def unite(self, one: int, other: int) -> None:
+        one, other = self.find(one), self.find(other)
+        self.parents[max(one, other)] = min(one, other)
+
+    def follow(self) -> None:
+        """Start from the output channels of every layer that has weights of its own, as far as not reached yet."""
+        nodes = list(self.graph.module2node.items())
+        # The graph is read from the outputs backward; a group is named after its first layer in forward order.
+        for module, node in reversed(nodes):
+            path = self.path_of(module)
+            if path is None or isinstance(module, nn.Parameter) or not _is_root(module):
+                continue
+            handler = self.graph.get_pruner_of_module(module).prune_out_channels
+            seen = self.seen.get((node, self.side(node, handler)), {})
+            fresh = [index for index in range(channels(module, "out")) if index not in seen]
+            units = self.new_units(path, len(fresh))
+            self.spread(node, handler, [_Index(*pair) for pair in zip(fresh, units, strict=True)])
+
+    def path_of(self, module: Any) -> str | None:
+        if isinstance(module, nn.Parameter):
+            return str(self.graph._param_to_name.get(module, ""))
+        return self.paths.get(module)
+
+    def side(self, node: Any, handler: Any) -> Side:
+        pruner = self.graph.get_pruner_of_module(node.module)
+        if pruner.prune_in_channels == pruner.prune_out_channels:
+            return "both"
+        return "out" if handler == pruner.prune_out_channels else "in"
+
+    def spread(self, node: Any, handler: Any, reached: list[_Index]) -> None:
+        stack = [(node, handler, reached)]
+        while stack:
+            node, handler, reached = stack.pop()
+            side = self.side(node, handler)
+            fresh = self.register(node, side, reached)
+            if not fresh:
+                continue
+            for dependency in node.dependencies:
+                if not dependency.is_triggered_by(handler):
+                    continue
+                mapped: Any = fresh
+                for mapping in dependency.index_mapping:
+                    mapped = mapped if mapping is None else mapping(mapped)
+                if any(index.root_idx is None for index in mapped):
+                    self.refuse(fresh, "keys and values shared by several heads are not followed")
+                elif mapped:
+                    stack.append((dependency.target, dependency.handler, mapped))
+            stack.extend(self.across(node, side, fresh))
+
+    def register(self, node: Any, side: Side, reached: list[_Index]) -> list[_Index]:
+        """Note the channels; those that are new are returned, to be followed further."""
+        seen = self.seen.setdefault((node, side), {})
+        fresh = []
+        for index in reached:
+            if index.idx in seen:
+                self.unite(seen[index.idx], index.root_idx)
+            else:
+                seen[index.idx] = index.root_idx
+                fresh.append(index)
+        reason = self.reason(node, side, fresh)
+        if reason:
+            self.refuse(fresh, reason)
+        labels = None if isinstance(node.module, nn.Parameter) else ties(node.module, side)
+        if labels is not None:
+            first: dict[int, int] = {}
+            for idx, unit in seen.items():
+                self.unite(first.setdefault(int(labels[idx % len(labels)]), unit), unit)
+        return fresh
+
+    def reason(self, node: Any, side: Side, fresh: list[_Index]) -> str | None:
+        path, module = self.path_of(node.module), node.module
+        name = f"{path} ({type(module).__name__})"
+        if side != "in" and not node.outputs:
+            return "its channels are the model's output" if path is None else f"{path} is the model's output"
+        if path is None:
+            return None
+        if side != "in" and self.is_ignored(path):
+            return f"{path} is ignored"
+        size = module.shape[node.pruning_dim] if isinstance(module, nn.Parameter) else channels(module, side)
+        if size and any(index.idx >= size for index in fresh):
+            return f"the channels could not be followed into {name}"
+        why = None if isinstance(module, nn.Parameter) else refusal(module)
+        return f"{path} is a {why}" if why else None
+
+    def is_ignored(self, path: str) -> bool:
+        return any(path == each or path.startswith(f"{each}.") for each in self.ignored)
+
+    def across(self, node: Any, side: Side, fresh: list[_Index]) -> Iterator[tuple[Any, Any, list[_Index]]]:
+        """A depthwise convolution with several outputs per input, which the graph takes for an ordinary one."""
+        outputs = 0 if isinstance(node.module, nn.Parameter) else crossed(node.module, side)
+        if not outputs:
+            return
+        pruner = self.graph.get_pruner_of_module(node.module)
+        if side == "in":
+            many = [_Index(i.idx * outputs + k, i.root_idx) for i in fresh for k in range(outputs)]
+            yield node, pruner.prune_out_channels, many
+        else:
+            yield node, pruner.prune_in_channels, [_Index(i.idx // outputs, i.root_idx) for i in fresh]
+
+    def refuse(self, reached: Iterable[_Index], reason: str) -> None:
+        for index in reached:
+            self.refused.setdefault(index.root_idx, reason)
+
+    def tie_heads(self) -> None:
+        """Attention loses whole heads: of `nn.MultiheadAttention`, and of projections that are split into heads."""
+        for module, path in self.paths.items():
+            is_traced = module in self.graph.module2node
+            if isinstance(module, nn.MultiheadAttention) and refusal(module) is None and is_traced:
+                units = self.new_units(path, module.num_heads, module.head_dim)
+                self.heads[path] = list(units)
+                if self.is_ignored(path):
+                    self.refuse([_Index(0, unit) for unit in units], f"{path} is ignored")
+        for heads in split_heads(self.model):
+            self._tie_projections(heads)
+
+    def _tie_projections(self, heads: Heads) -> None:
+        layers = [self.model.get_submodule(path) for path in heads.projections]
+        owners = [self.seen.get((self.graph.module2node.get(layer), "out"), {}) for layer in layers]
+        width = channels(layers[0], "out")
+        if any(len(owner) < width for owner in owners):
+            return
+        size = width // heads.heads
+        for channel in range(width):
+            for owner in owners:
+                self.unite(owners[0][channel // size * size], owner[channel])
+        self.head_owners[heads.owner] = heads
+
+    def tie_shared_tensors(self) -> None:
+        """A tensor that two layers share, as tied embeddings are, can only be cut once for both."""
+        owners: dict[tuple[TensorDim, int], int] = {}
+        for (node, side), seen in self.seen.items():
+            path = self.path_of(node.module)
+            if path is None or isinstance(node.module, nn.Parameter):
+                continue
+            for place in places(node.module, side):
+                at = TensorDim(self.first_name(path, place.tensor), place.dim)
+                for channel, unit in seen.items():
+                    if channel < len(place.where):
+                        self.unite(owners.setdefault((at, int(place.where[channel])), unit), unit)
+
+    def first_name(self, path: str, tensor: str) -> str:
+        """The name of a layer's tensor; of one with several, the first."""
+        name = f"{path}.{tensor}".lstrip(".")
+        return self.first_names.get(name, name)
+
+    def result(self) -> ChannelMap:
+        """The survey with units numbered anew, one number for those that became one."""
+        leaders = sorted({self.find(unit) for unit in range(len(self.parents))})
+        number = {leader: position for position, leader in enumerate(leaders)}
+        unit_of = np.array([number[self.find(unit)] for unit in range(len(self.parents))], dtype=np.int64)
+        layers, tensors, scored = self._owners(unit_of)
+        refused = {int(unit_of[unit]): reason for unit, reason in reversed(self.refused.items())}
+        return ChannelMap(
+            units=len(leaders),
+            groups=tuple(_groups(self.roots, unit_of, refused)),
+            layers=layers,
+            tensors=tensors,
+            scored=scored,
+            heads={path: unit_of[units] for path, units in self.heads.items()},
+            head_owners=self.head_owners,
+        )
+
+    def _owners(self, unit_of: np.ndarray) -> tuple[LayerOwners, TensorOwners, tuple[TensorDim, ...]]:
+        layers: LayerOwners = {}
+        tensors: TensorOwners = {}
+        scored: dict[TensorDim, None] = {}
+        sizes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
+
+        def own(place: TensorDim, index: np.ndarray, units: np.ndarray) -> None:
+            owner = tensors.setdefault(place, np.full(sizes[place.tensor][place.dim], NONE))
+            owner[index[units != NONE]] = units[units != NONE]
+
+        for (node, side), seen in self.seen.items():
+            path, module = self.path_of(node.module), node.module
+            if path is None:
+                continue
+            if isinstance(module, nn.Parameter):
+                dim = node.pruning_dim % module.dim()
+                indices = np.array(sorted(seen))
+                if indices.max() < module.shape[dim]:
+                    own(TensorDim(path, dim), indices, unit_of[[seen[index] for index in sorted(seen)]])
+                continue
+            owner = np.full(channels(module, side), NONE)
+            for index, unit in seen.items():
+                if index < len(owner):
+                    owner[index] = unit_of[unit]
+            layers[path, side] = owner
+            for place in places(module, side):
+                at = TensorDim(self.first_name(path, place.tensor), place.dim)
+                own(at, place.where, owner)
+                if side != "in" and _is_root(module) and place.tensor.endswith("weight"):
+                    scored[at] = None
+        for path, units in self.heads.items():
+            module = self.model.get_submodule(path)
+            assert isinstance(module, nn.MultiheadAttention)
+            rows = np.repeat(unit_of[units], module.head_dim)
+            prefix = f"{path}." if path else ""
+            for at in (TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}in_proj_bias", 0)):
+                if at.tensor in sizes:
+                    own(at, np.arange(3 * len(rows)), np.tile(rows, 3))
+            own(TensorDim(f"{prefix}out_proj.weight", 1), np.arange(len(rows)), rows)
+            scored |= dict.fromkeys((TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}out_proj.weight", 1)))
+        return layers, tensors, tuple(scored)
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """For each name of a parameter the first name of the same one."""
+    firsts: dict[int, str] = {}
+    return {
+        name: firsts.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def _is_root(module: nn.Module) -> bool:
+    return isinstance(module, (_ConvNd, nn.Linear, nn.Embedding, nn.MultiheadAttention))
+
+
+def _groups(roots: list[tuple[str, range, int]], unit_of: np.ndarray, refused: dict[int, str]) -> Iterator[Group]:
+    """Units of one root are ranked together; one that fell to an earlier root is ranked there."""
+    taken: set[int] = set()
+    for root, members, channels_each in roots:
+        numbers = [int(unit_of[unit]) for unit in members]
+        own = [number for number in dict.fromkeys(numbers) if number not in taken]
+        taken.update(own)
+        for reason in dict.fromkeys(refused.get(unit) for unit in own):
+            units = np.array([unit for unit in own if refused.get(unit) == reason])
+            size = int(np.isin(numbers, units).sum()) // len(units)
+            yield Group(root, units, max(size, 1) * channels_each, reason)

@@ -1,0 +1,157 @@
+"""Fine-tuning: deterministic, on a copy, with the best epoch kept."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from edge_opt.compress import accuracy, finetune, prune
+from edge_opt.errors import InvalidInput, TrainingFailed
+from edge_opt.model import SmallCNN
+
+
+def striped(count: int, seed: int) -> TensorDataset:
+    """Ten classes, each a bright stripe at a place of its own: a few epochs learn them."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 10
+    images = 0.3 * torch.randn(count, 1, 28, 28, generator=generator)
+    for image, label in zip(images, labels.tolist(), strict=True):
+        image[0, 2 * label + 2 : 2 * label + 4] += 1.5
+    return TensorDataset(images, labels)
+
+
+TRAIN, TEST = striped(200, 0), striped(100, 1)
+
+
+def loader(data: TensorDataset = TRAIN) -> DataLoader:
+    return DataLoader(data, batch_size=25, shuffle=data is TRAIN)
+
+
+def net() -> SmallCNN:
+    torch.manual_seed(3)
+    return SmallCNN(8, 8)
+
+
+def test_training_learns_and_the_best_epoch_is_kept() -> None:
+    model = net()
+    tuned = finetune(model, loader(), epochs=4, learning_rate=3e-3, validate=loader(TEST), progress=False)
+    scores = [record.score for record in tuned.history]
+    assert [record.epoch for record in tuned.history] == [0, 1, 2, 3, 4]
+    assert tuned.history[0].loss is None
+    assert tuned.history[-1].loss < tuned.history[1].loss
+    assert scores[tuned.best_epoch] == max(scores) > 0.8 > scores[0]
+    assert accuracy(tuned.model, loader(TEST)) == max(scores)
+
+
+def test_pruning_is_healed() -> None:
+    trained = finetune(net(), loader(), epochs=4, learning_rate=3e-3, progress=False).model
+    pruned = prune(trained, (1, 1, 28, 28), 0.75, round_to=1).model
+    tuned = finetune(pruned, loader(), epochs=4, learning_rate=3e-3, teacher=trained, validate=loader(TEST))
+    assert accuracy(tuned.model, loader(TEST)) > accuracy(pruned, loader(TEST))
+
+
+def test_the_same_seed_gives_the_same_weights_and_the_process_keeps_its_numbers() -> None:
+    torch.manual_seed(11)
+    numbers = torch.get_rng_state(), random.getstate()
+    runs = [finetune(net(), loader(), epochs=1, learning_rate=1e-3, seed=seed).model for seed in (5, 5, 6)]
+    weights = [run.conv1.weight for run in runs]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    torch.manual_seed(11)
+    before = net()
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    finetune(before, loader(), epochs=1, learning_rate=1e-3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == numbers[1]
+
+
+def test_a_model_that_only_gets_worse_stays_as_it_came() -> None:
+    trained = finetune(net(), loader(), epochs=4, learning_rate=3e-3, validate=loader(TEST)).model
+    worse = [(images, 9 - labels) for images, labels in loader()]
+    tuned = finetune(trained, worse, epochs=2, learning_rate=3e-3, validate=loader(TEST))
+    assert tuned.best_epoch == 0
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), tuned.model.parameters(), strict=True))
+
+
+def test_the_model_the_teacher_and_frozen_layers_are_untouched() -> None:
+    model, teacher = net(), net()
+    model.conv1.requires_grad_(False)
+    model.eval()
+    teacher.train()
+    before = [parameter.clone() for parameter in (*model.parameters(), *teacher.parameters())]
+    tuned = finetune(model, loader(), epochs=1, learning_rate=1e-2, teacher=teacher).model
+    after = [*model.parameters(), *teacher.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert (model.training, teacher.training, tuned.training) == (False, True, False)
+    assert torch.equal(tuned.conv1.weight, model.conv1.weight)
+    assert not torch.equal(tuned.conv2.weight, model.conv2.weight)
+    assert not tuned.conv1.weight.requires_grad
+
+
+def test_distillation_alone_follows_the_teacher_not_the_labels() -> None:
+    teacher = finetune(net(), loader(), epochs=4, learning_rate=3e-3).model
+    wrong = [(images, (labels + 1) % 10) for images, labels in loader()]
+    student = finetune(net(), wrong, epochs=4, learning_rate=3e-3, teacher=teacher, distillation_weight=1.0).model
+    assert accuracy(student, loader(TEST)) > 0.8
+
+
+def test_a_function_can_validate() -> None:
+    scores = iter([0.1, 0.5, 0.4])
+    tuned = finetune(net(), loader(), epochs=2, learning_rate=1e-3, validate=lambda model: next(scores))
+    assert (tuned.best_epoch, [record.score for record in tuned.history]) == (1, [0.1, 0.5, 0.4])
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_place() -> None:
+    batches = [*loader(), (torch.full((4, 1, 28, 28), math.nan), torch.zeros(4, dtype=torch.int64))]
+    with pytest.raises(TrainingFailed, match="the loss is nan in epoch 1, step 9; lower the learning rate"):
+        finetune(net(), batches, epochs=2, learning_rate=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": -1}, "epochs is -1"),
+        ({"learning_rate": 0}, "learning_rate is 0; it must be a number above 0"),
+        ({"learning_rate": math.nan}, "learning_rate is nan"),
+        ({"distillation_weight": 1.5}, "distillation_weight is 1.5; it must be a number from 0 to 1"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        finetune(net(), loader(), **{"epochs": 1, "learning_rate": 1e-3, **arguments})
+
+
+def test_bad_data_is_refused() -> None:
+    def tune(data: list) -> None:
+        finetune(net(), data, epochs=1, learning_rate=1e-3)
+
+    with pytest.raises(InvalidInput, match="the loader has no batches"):
+        tune([])
+    with pytest.raises(InvalidInput, match="batch 0 is a Tensor, without labels"):
+        tune([torch.zeros(4, 1, 28, 28)])
+    with pytest.raises(InvalidInput, match=r"outputs \(4, 10\) and labels \(3,\) of torch.int64 do not fit"):
+        tune([(torch.zeros(4, 1, 28, 28), torch.zeros(3, dtype=torch.int64))])
+    with pytest.raises(InvalidInput, match="every parameter of the model is frozen"):
+        finetune(net().requires_grad_(False), loader(), epochs=1, learning_rate=1e-3)
+    with pytest.raises(InvalidInput, match=r"the teacher answers \(25, 5\), the model \(25, 10\)"):
+        finetune(net(), loader(), epochs=1, learning_rate=1e-3, teacher=SmallCNN(num_classes=5))
+
+
+def test_inputs_by_name_are_passed_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.layer(features)}
+
+    data = [{"features": torch.randn(8, 4), "labels": torch.zeros(8, dtype=torch.int64)}]
+    assert finetune(Named(), data, epochs=3, learning_rate=0.1, validate=data).history[-1].score == 1.0
