@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from edge_opt import compress
     from edge_opt.checking import check
     from edge_opt.comparing import compare
+    from edge_opt.compress.explaining import explain
     from edge_opt.compress.sensitivity import sensitivity
     from edge_opt.cost.conventions import reconcile
     from edge_opt.cost.registry import Work, cost_rule, free_operators
@@ -60,6 +61,7 @@ __all__ = [
     "device",
     "devices",
     "estimate_batch_memory_mb",
+    "explain",
     "explain_utilization",
     "find_bottleneck",
     "fit_batch",
@@ -99,6 +101,7 @@ _HOMES = {
     "device": "devices.catalog",
     "devices": "devices",
     "estimate_batch_memory_mb": "stream",
+    "explain": "compress.explaining",
     "explain_utilization": "devices.utilization",
     "find_bottleneck": "stream",
     "fit_batch": "fitting",

@@ -13,9 +13,11 @@ from edge_opt.cli.check import check
 from edge_opt.cli.compare import compare
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
+from edge_opt.cli.export import export
 from edge_opt.cli.init import init
 from edge_opt.cli.profile import profile
 from edge_opt.cli.prune import prune
+from edge_opt.cli.quantize import quantize
 from edge_opt.cli.report import report
 from edge_opt.cli.run import SeveralSeeds, run
 from edge_opt.cli.shell import Debug, Shell
@@ -59,6 +61,8 @@ def edge_opt(
     edge-opt compare before.json after.json -o difference.html
     edge-opt check profile.json --budget "macs <= 600M"
     edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
+    edge-opt quantize net.py:Net --input 1x3x32x32 --calibration data.py:loader -o out/
+    edge-opt export net.py:Net --input 1x3x32x32 -o net.onnx
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
@@ -75,6 +79,8 @@ app.command("status")(status)
 app.command("compare")(compare)
 app.command("check")(check)
 app.command("prune")(prune)
+app.command("quantize")(quantize)
+app.command("export")(export)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ _NOT_RUN = ("Const", "Input", "Output")
 
 
 def profile_runner(runner: Runner, *inputs: Any, repeats: int = 20) -> RunnerProfile:
-    """Seconds of each kernel by the runtime's own profiler, the mean of `repeats` runs.
+    """Seconds of each kernel by the runtime's own profiler, the mean of the middle half of `repeats` runs.
 
     Profiling costs some microseconds per kernel, and ONNX Runtime counts whole ones: read shares, not a latency.
     """
@@ -39,6 +39,13 @@ def profile_runner(runner: Runner, *inputs: Any, repeats: int = 20) -> RunnerPro
 def executed_kernels(runner: Runner, inputs: Iterable[Any]) -> tuple[Kernel, ...]:
     """The kernels of one run, untimed."""
     return tuple(replace(kernel, seconds=None) for kernel in profile_runner(runner, *inputs, repeats=1).kernels)
+
+
+def _typical(samples: list[float]) -> float:
+    """The mean of the middle half: whole microseconds need a mean, interruptions forbid a plain one."""
+    quarter = len(samples) // 4
+    middle = sorted(samples)[quarter : len(samples) - quarter]
+    return sum(middle) / len(middle)
 
 
 def _kernel(graph: Graph, name: str, op: str, kind: str, seconds: float, aliases: Iterable[str] = ()) -> Kernel:
@@ -65,7 +72,7 @@ def _onnxruntime(runner: OnnxRuntimeRunner, inputs: Iterable[Any], repeats: int)
             spent[key].append(event["dur"] * 1e-6)
     graph = read_graph(runner.path)
     kernels = [
-        _kernel(graph, name, op, kind, sum(seconds[-repeats:]) / repeats) for (name, op, kind), seconds in spent.items()
+        _kernel(graph, name, op, kind, _typical(seconds[-repeats:])) for (name, op, kind), seconds in spent.items()
     ]
     return paired(graph, kernels)
 
@@ -88,7 +95,7 @@ def _openvino(runner: OpenVinoRunner, inputs: Iterable[Any], repeats: int) -> tu
         if facts.get("layerType") in _NOT_RUN or node.get_friendly_name() not in spent:
             continue
         aliases = [name.partition("/")[0] for name in facts.get("originalLayersNames", "").split(",") if name]
-        seconds = sum(spent[node.get_friendly_name()][-repeats:]) / repeats
+        seconds = _typical(spent[node.get_friendly_name()][-repeats:])
         op, kind = facts.get("layerType", ""), facts["runtimePrecision"]
         kernels.append(_kernel(graph, node.get_friendly_name(), op, kind, seconds, aliases))
     return paired(graph, kernels)

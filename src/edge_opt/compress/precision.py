@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,15 +46,17 @@ def convert(
     verify_on: Iterable[Any] | None = None,
     reduce_range: bool | None = None,
     exported: Exported | None = None,
+    filename: str | None = None,
     must_run: bool = True,
 ) -> Converted:
     """The model in `precision` for `runtime`, verified: what each layer really runs in, and how far it agrees.
 
     int8 needs `calibration`: a loader or batches of real inputs, labels behind them are ignored. `spare` keeps layers,
     and what is inside them, in float. `verify_on` are batches to compare on; the calibration's unless given, else the
-    example. Files go to `folder`, else to one that is gone with the process. `exported` spares exporting again.
-    `reduce_range` gives weights 7 bits; by itself that is done where this CPU would saturate. A conversion after which
-    no layer runs in what was asked raises, unless `must_run` is off: the file may be meant for another machine.
+    example. The file goes to `folder`, else to one that is gone with the process, as `filename` if that is given.
+    `exported` spares exporting again. `reduce_range` gives weights 7 bits; by itself that is done where this CPU would
+    saturate. A conversion after which no layer runs in what was asked raises, unless `must_run` is off: the file may be
+    meant for another machine.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -74,7 +78,8 @@ def convert(
     checks, source = _checks(subject, verify_on, ranges)
     place = Path(own_folder() if folder is None else folder)
     with staging(place) as aside:
-        made = maker(Job(subject, aside, ranges, method, spared, reduce_range, exported))
+        name = filename or f"{subject.name}.{precision}.{'pt' if runtime == 'torch' else 'onnx'}"
+        made = maker(Job(subject, aside, ranges, method, spared, reduce_range, exported, name))
         with _runner(made, runtime, precision) as runner:
             kernels = () if runtime == "torch" else executed_kernels(runner, checks[0])
             layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
@@ -150,7 +155,10 @@ def _remarks(layers: Any, kernels: tuple[Kernel, ...], precision: str, runtime: 
     remarks = []
     if runtime == "torch" and precision != "fp32" and not is_fast(precision):
         remarks.append(f"this CPU has no fast {precision}: eager {precision} is often several times slower than fp32")
-    added = [kernel for kernel in kernels if not kernel.nodes]
+    ran = effective(layers, precision)
+    if precision != "int8" and ran not in (precision, "none"):
+        remarks.append(f"stored in {precision}, but {runtime} computes it in {ran} on this CPU")
+    added = [kernel for kernel in kernels if kernel.only_converts]
     if precision == "int8" and added:
         remarks.append(f"{len(added)} of {len(kernels)} kernels only convert or reorder tensors")
     return remarks
@@ -168,7 +176,7 @@ def _in_torch(name: str) -> Any:
     def make(job: Job) -> Made:
         model, dtype = _half(job, name)
         adapter = job.subject.flat(dtype, model).eval()
-        path = job.folder / f"{job.subject.name}.{name}.pt"
+        path = job.folder / job.filename
         torch.save(model.state_dict(), path)
         return Made(path, (), model=adapter)
 
@@ -177,9 +185,9 @@ def _in_torch(name: str) -> Any:
 
 def _in_onnx(name: str) -> Any:
     def make(job: Job) -> Made:
-        path = job.folder / f"{job.subject.name}.{name}.onnx"
         if name == "fp32" and job.exported is not None:
-            return _copied(job, path)
+            return _copied(job.exported, job.folder)
+        path = job.folder / job.filename
         model, dtype = _half(job, name)
         done = export(job.subject, path, dtype, model)
         return Made(path, done.outputs, done.remarks)
@@ -187,14 +195,10 @@ def _in_onnx(name: str) -> Any:
     return make
 
 
-def _copied(job: Job, path: Path) -> Made:
-    """The export that the caller brings, under this conversion's name; its data keeps the name that the file says."""
-    import shutil
-
-    assert job.exported is not None
-    for file in with_data(Path(job.exported.path)):
-        shutil.copyfile(file, path.parent / (path.name if file.suffix == ".onnx" else file.name))
-    return Made(path, job.exported.outputs, job.exported.remarks)
+def _copied(exported: Exported, folder: Path) -> Made:
+    """The export that the caller brings; it keeps its name, which weights beside it go by."""
+    copies = [Path(shutil.copyfile(file, folder / file.name)) for file in with_data(Path(exported.path))]
+    return Made(copies[-1], exported.outputs, exported.remarks)
 
 
 for _name in _DTYPES:
@@ -208,8 +212,8 @@ for _name in _DTYPES:
 def _int8(job: Job) -> Made:
     """Both runtimes take the same file: u8 activations, s8 weights, quantise and dequantise nodes between."""
     assert job.calibration is not None
-    source = _in_onnx("fp32")(job)
-    path = job.folder / f"{job.subject.name}.int8.onnx"
+    source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
+    path = job.folder / job.filename
     remarks = quantize(
         source.path,
         path,

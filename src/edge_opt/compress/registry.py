@@ -25,6 +25,7 @@ class Job:
     spare: tuple[str, ...]
     reduce_range: bool | None
     exported: Exported | None
+    filename: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from edge_opt.records.costs import (
     Totals,
     Unpriced,
 )
+from edge_opt.records.explanations import Explanation, LayerChange, Reason
 from edge_opt.records.hardware import (
     Bandwidth,
     BatchFit,
@@ -136,6 +137,7 @@ __all__ = [
     "Engine",
     "Environment",
     "EpochRecord",
+    "Explanation",
     "Exported",
     "Facility",
     "Failure",
@@ -149,6 +151,7 @@ __all__ = [
     "Kernel",
     "KnownLatency",
     "Latency",
+    "LayerChange",
     "LayerChannels",
     "LayerCost",
     "LayerFigures",
@@ -180,6 +183,7 @@ __all__ = [
     "PruneResult",
     "PruneSpec",
     "Pruned",
+    "Reason",
     "Reconciliation",
     "Refusal",
     "Relation",

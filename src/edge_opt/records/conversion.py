@@ -52,6 +52,18 @@ class Kernel:
     nodes: tuple[str, ...] = ()
     seconds: float | None = None
 
+    @property
+    def only_converts(self) -> bool:
+        """Whether it computes nothing of the model: it quantises, dequantises, casts or reorders a tensor."""
+        is_arithmetic = self.op == "Eltwise" and self.name.startswith(("Subtract_", "Multiply_"))
+        return not self.nodes and (self.op in _CONVERTING or is_arithmetic)
+
+
+_CONVERTING = frozenset(
+    "QuantizeLinear DequantizeLinear FakeQuantize Convert Cast Transpose Reorder ReorderInput ReorderOutput Reshape "
+    "Squeeze Unsqueeze".split()
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
