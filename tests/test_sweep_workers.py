@@ -95,7 +95,7 @@ def cluster(folder: Path) -> Iterator[str]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment, "cwd": folder}
     local = ["--host", "127.0.0.1", "--no-dashboard"]
     commands = [[*dask, "scheduler", *local, "--port", "0", "--scheduler-file", str(address)]]
-    commands += [[*dask, "worker", *local, "--scheduler-file", str(address), "--nthreads", "1"]] * 2
+    commands += [[*dask, "worker", *local, "--scheduler-file", str(address), "--nthreads", "1", "--no-nanny"]] * 2
     processes = [subprocess.Popen(command, **quiet) for command in commands]  # type: ignore[call-overload]
     try:
         deadline = time.monotonic() + 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ class Builders(Protocol):
 
     def build(
         self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
-    ) -> Iterator[tuple[Candidate, Outcome]]:
+    ) -> Generator[tuple[Candidate, Outcome], None, None]:
         """Each candidate with what came of it, as they are ready; its files are in its folder by then."""
         ...
 
@@ -72,7 +72,7 @@ class LocalBuilder:
 
     def build(
         self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
-    ) -> Iterator[tuple[Candidate, Outcome]]:
+    ) -> Generator[tuple[Candidate, Outcome], None, None]:
         for candidate in candidates:
             begin(candidate)
             folder = emptied(self._folder_of(candidate))

@@ -76,7 +76,7 @@ def fate(trial: Trial) -> str:
         return f"{trial.failure}: {trial.reason}"
     figures = f"accuracy {trial.metrics.accuracy:.4f}, {units.duration(trial.metrics.latency_s)}"
     broken = ", ".join(item.constraint for item in trial.violations)
-    return f"{figures}, {'rejected: not ' + broken if broken else 'accepted'}"
+    return f"{figures}, {f'rejected by {broken}' if broken else 'accepted'}"
 
 
 def time_left(seconds: float | None) -> str:
@@ -140,16 +140,16 @@ def _live(out: TextIO, clock: Clock) -> Iterator[Listener]:
 
 
 def _picture(tally: Tally) -> RenderableType:
-    from rich.console import Group
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
     counts = f"{tally.done} of {tally.total} done, {tally.accepted} accepted, {tally.failed} failed"
     running = ", ".join(f"{item.phase} {item.label}" for item in tally.running)
     best = tally.best
-    return Group(
-        ProgressBar(total=max(1, tally.total), completed=tally.done, width=60),
-        Text("; ".join(filter(None, [counts, time_left(tally.seconds_left)]))),
-        Text(f"running: {running or 'nothing'}"),
-        Text(f"best so far: {'none' if best is None else f'{best.candidate.label}, {fate(best)}'}"),
-    )
+    picture = Table.grid()
+    picture.add_row(ProgressBar(total=max(1, tally.total), completed=tally.done, width=60))
+    picture.add_row(Text("; ".join(filter(None, [counts, time_left(tally.seconds_left)]))))
+    picture.add_row(Text(f"running: {running or 'nothing'}"))
+    picture.add_row(Text(f"best so far: {'none' if best is None else f'{best.candidate.label}, {fate(best)}'}"))
+    return picture

@@ -153,7 +153,7 @@ class Store:
         )
 
     def _hold_to(self, settings: Mapping[str, Any], folder: Path) -> None:
-        wanted = json.loads(json.dumps(settings))
+        wanted = json.loads(json.dumps(settings, default=str))
         kept = self.fact("settings")
         if kept is None:
             self.keep_fact("settings", wanted)

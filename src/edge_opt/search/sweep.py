@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def run_sweep(
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         try:
             local = LocalBuilder(order, isolation, sweep.folder_of)
-            builders = _elsewhere(stack, order, sweep.folder_of, workers, scheduler, on_event)
+            builders = _elsewhere(order, sweep.folder_of, workers, scheduler, on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
         except KeyboardInterrupt:
@@ -121,7 +121,6 @@ def _reference(space: Space) -> Candidate:
 
 
 def _elsewhere(
-    stack: ExitStack,
     order: Order,
     folder_of: Callable[[Candidate], Path],
     workers: int,
@@ -132,7 +131,7 @@ def _elsewhere(
         return None
     from edge_opt.search.workers import DaskBuilders
 
-    return stack.enter_context(DaskBuilders(order, folder_of, workers, scheduler, on_event))
+    return DaskBuilders(order, folder_of, workers, scheduler, on_event)
 
 
 def _all_rounds(sampling: Sampling, run: Callable[[Sequence[Candidate]], list[Trial]]) -> tuple[Trial, ...]:
@@ -207,12 +206,14 @@ class _Sweep:
         return self._store.build_of(candidate) is not None and self.folder_of(candidate).is_dir()
 
     def _build(self, candidates: Sequence[Candidate], builders: Builders) -> None:
-        for candidate, outcome in builders.build(candidates, self._begin_build):
-            self._tell(PhaseEnded(candidate, "build"))
-            if outcome.failure is None:
-                self._store.save_build(candidate, Built(outcome.value, outcome.seconds))
-            else:
-                self._finish(candidate, None, outcome.failure, outcome.reason, outcome.seconds)
+        # Closed at once, also after an error: nothing may be left building when this returns.
+        with closing(builders.build(candidates, self._begin_build)) as results:
+            for candidate, outcome in results:
+                self._tell(PhaseEnded(candidate, "build"))
+                if outcome.failure is None:
+                    self._store.save_build(candidate, Built(outcome.value, outcome.seconds))
+                else:
+                    self._finish(candidate, None, outcome.failure, outcome.reason, outcome.seconds)
 
     def _begin_build(self, candidate: Candidate) -> None:
         self._begun.add(candidate.key)

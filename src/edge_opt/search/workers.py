@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from edge_opt import __version__
@@ -25,11 +24,17 @@ from edge_opt.search.isolation import Isolation, Outcome
 from edge_opt.search.locks import at_work
 
 _PATIENCE_S = 30.0
+# Ctrl-C at the terminal reaches workers too; it is for the sweep, which closes them.
+_IGNORE_CTRL_C = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 Files = dict[str, bytes]
 
 
 class DaskBuilders:
-    """Builds on `workers` processes of this machine, or on those of the cluster at `scheduler`."""
+    """Builds on `workers` processes of this machine, or on those of the cluster at `scheduler`.
+
+    The cluster is joined for building only: even idle, two workers and their scheduler take 7 % of a core here, which
+    would be work beside a measurement.
+    """
 
     def __init__(
         self,
@@ -44,62 +49,84 @@ class DaskBuilders:
         self._workers = workers
         self._scheduler = scheduler
         self._tell = tell
-        self._stack = ExitStack()
-        self._client: Any = None
-
-    def __enter__(self) -> DaskBuilders:
-        distributed = _distributed()
-        with ExitStack() as stack:
-            self._client = stack.enter_context(self._connected(distributed, stack))
-            try:
-                self._client.wait_for_workers(max(1, self._workers if self._scheduler is None else 1), _PATIENCE_S)
-            except TimeoutError as error:
-                raise EdgeOptError(
-                    f"no worker has joined {self._scheduler} in {_PATIENCE_S:g} s; start one with "
-                    f"`dask worker {self._scheduler} --nthreads 1`"
-                ) from error
-            self._check_versions()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        _distributed()
+        if scheduler is not None:
+            # A wrong address is known before anything has run.
+            with self._joined():
+                pass
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
         return iter([candidates] if candidates else [])
 
     def build(
         self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
-    ) -> Iterator[tuple[Candidate, Outcome]]:
+    ) -> Generator[tuple[Candidate, Outcome], None, None]:
+        if not candidates:
+            return
         waiting = list(reversed(candidates))
         running: dict[Any, Candidate] = {}
-        while waiting or running:
-            # No more than can run: what is begun is then what really runs.
-            while waiting and len(running) < max(1, sum(self._client.nthreads().values())):
-                candidate = waiting.pop()
-                begin(candidate)
-                running[self._client.submit(build_here, self._order, candidate, pure=False)] = candidate
-            for future in self._some_done(list(running)):
-                candidate = running.pop(future)
-                for _ in range(self._losses(future)):
+        with self._joined() as client:
+            while waiting or running:
+                # No more than can run: what is begun is then what really runs.
+                while waiting and len(running) < max(1, sum(client.nthreads().values())):
+                    candidate = waiting.pop()
                     begin(candidate)
-                yield candidate, self._received(future, candidate)
+                    running[client.submit(build_here, self._order, candidate, pure=False)] = candidate
+                for future in self._some_done(client, list(running)):
+                    candidate = running.pop(future)
+                    for _ in range(_losses(client, future)):
+                        begin(candidate)
+                    yield candidate, self._received(future, candidate)
 
-    def _some_done(self, futures: list[Any]) -> list[Any]:
+    @contextmanager
+    def _joined(self) -> Iterator[Any]:
+        with ExitStack() as stack:
+            address = stack.enter_context(self._own_cluster()) if self._scheduler is None else self._scheduler
+            try:
+                client = stack.enter_context(_distributed().Client(address, timeout=_PATIENCE_S))
+            except (OSError, ValueError) as error:
+                raise EdgeOptError(
+                    f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler`"
+                ) from error
+            try:
+                client.wait_for_workers(1 if self._scheduler else self._workers, _PATIENCE_S)
+            except TimeoutError as error:
+                raise EdgeOptError(
+                    f"no worker has joined {address} in {_PATIENCE_S:g} s; start one with "
+                    f"`dask worker {address} --nthreads 1`"
+                ) from error
+            _check_versions(client)
+            yield client
+
+    @contextmanager
+    def _own_cluster(self) -> Iterator[Any]:
+        import dask
+
+        # A lost worker costs its attempt; Dask itself gives the work to another, so many times.
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": self._order.retries}),
+            _distributed().LocalCluster(
+                n_workers=self._workers,
+                threads_per_worker=1,
+                processes=True,
+                # Builds are watched in their own processes, by the limits of the sweep.
+                memory_limit=0,
+                dashboard_address=None,
+                # Workers report heartbeats that fail while they are being closed.
+                silence_logs=logging.CRITICAL,
+                preload=[_IGNORE_CTRL_C],
+            ) as cluster,
+        ):
+            yield cluster
+
+    def _some_done(self, client: Any, futures: list[Any]) -> list[Any]:
         distributed = _distributed()
         while True:
             try:
                 return list(distributed.wait(futures, timeout=_PATIENCE_S, return_when="FIRST_COMPLETED").done)
             except TimeoutError:
-                if not self._client.nthreads():
+                if not client.nthreads():
                     self._tell(Notice("no worker is left; waiting for one to join"))
-
-    def _losses(self, future: Any) -> int:
-        """How many workers were lost while they built this: Dask gives their work to others by itself."""
-        losses = int(self._client.run_on_scheduler(_suspicions, key=future.key))
-        return max(0, losses - int(future.status == "error"))
 
     def _received(self, future: Any, candidate: Candidate) -> Outcome:
         from distributed import KilledWorker
@@ -119,36 +146,20 @@ class DaskBuilders:
             write_whole(folder / name, content)
         return cast(Outcome, outcome)
 
-    def _connected(self, distributed: Any, stack: ExitStack) -> Any:
-        if self._scheduler is None:
-            import dask
 
-            # A lost worker costs its attempt; Dask itself may give the work to another so many times.
-            stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": self._order.retries}))
-            cluster = distributed.LocalCluster(
-                n_workers=self._workers,
-                threads_per_worker=1,
-                processes=True,
-                # Builds are watched in their own processes, by the limits of the sweep.
-                memory_limit=0,
-                dashboard_address=None,
-                silence_logs=logging.ERROR,
-            )
-            return distributed.Client(stack.enter_context(cluster))
-        try:
-            return distributed.Client(self._scheduler, timeout=_PATIENCE_S)
-        except (OSError, ValueError) as error:
+def _losses(client: Any, future: Any) -> int:
+    """How many workers were lost while they built this: Dask gives their work to others by itself."""
+    losses = int(client.run_on_scheduler(_suspicions, key=future.key))
+    return max(0, losses - int(future.status == "error"))
+
+
+def _check_versions(client: Any) -> None:
+    for worker, version in client.run(_version).items():
+        if version != __version__:
             raise EdgeOptError(
-                f"no Dask scheduler answers at {self._scheduler} ({error}); start one with `dask scheduler`"
-            ) from error
-
-    def _check_versions(self) -> None:
-        for worker, version in self._client.run(_version).items():
-            if version != __version__:
-                raise EdgeOptError(
-                    f"the worker {worker} has edge_opt {version}, and the sweep has {__version__}; "
-                    "install the same version on both"
-                )
+                f"the worker {worker} has edge_opt {version}, and the sweep has {__version__}; "
+                "install the same version on both"
+            )
 
 
 _here = threading.local()
