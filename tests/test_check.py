@@ -256,3 +256,13 @@ def test_files_by_suffix(small: ModelProfile, tmp_path: Path) -> None:
         result.save(tmp_path / "check.pdf")
     plain = json.loads(document(result))
     assert (plain["passed"], plain["budgets"][0]["value"]) == (False, macs(8))
+
+
+def test_memory_blames_weights_or_activations_whichever_matters_more() -> None:
+    wide = nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 8))
+    heavy = eo.check(eo.profile(wide, (1, 8)), "peak_memory_bytes <= 1").budgets[0]
+    # 4 bytes for each weight and bias, far more than one sample's activations
+    assert {(layer.path, layer.value) for layer in heavy.layers} == {("0", 4 * 9 * 512), ("1", 4 * 513 * 8)}
+    hungry = eo.check(eo.profile(wide, (4096, 8)), "peak_memory_bytes <= 1").budgets[0]
+    # 4 bytes for each of 512 features of 4096 samples, and 8 more while the second layer runs
+    assert hungry.layers[0].value == 4 * 4096 * (512 + 8)

@@ -23,27 +23,18 @@ from edge_opt.records import (
 
 _NAMED_AT_MOST = 5
 
-# The part of a layer in a figure of the whole; peaks do not add up, but the highest layer is where to look.
+# The part of a layer in a figure of the whole, where known; peaks do not add up, but the highest is where to look.
 _PARTS: dict[str, Callable[[LayerFigures], float | None]] = {
     "macs": lambda layer: layer.macs,
     "flops": lambda layer: layer.flops,
     "params": lambda layer: layer.params,
-    "trainable_params": lambda layer: layer.params,
     "param": lambda layer: layer.param_bytes,
     "size": lambda layer: layer.param_bytes,
     "activation": lambda layer: layer.activation_bytes,
     "peak_activation": lambda layer: layer.peak_live_bytes,
-    "peak_memory": lambda layer: layer.peak_live_bytes,
-    "planned_memory": lambda layer: layer.peak_live_bytes,
-    "measured_memory": lambda layer: layer.peak_live_bytes,
-    "bytes_read": lambda layer: layer.bytes_moved,
-    "bytes_written": lambda layer: layer.bytes_moved,
     "bytes_moved": lambda layer: layer.bytes_moved,
     "unpriced": lambda layer: layer.unpriced,
     "latency": lambda layer: layer.measured_s,
-    "latency_min": lambda layer: layer.measured_s,
-    "latency_p95": lambda layer: layer.measured_s,
-    "latency_p99": lambda layer: layer.measured_s,
 }
 
 
@@ -134,13 +125,25 @@ def _blamed(
     profile: ModelProfile, metric: Metric[ModelProfile], baseline: ModelProfile | None
 ) -> Iterator[Contribution]:
     """The layers that grew most over the baseline; without one, or where none grew, the largest."""
-    read = _PARTS.get(metric.family)
+    read = _part(profile, metric.family, baseline)
     if read is None:
         return
     parts = list(_parts(profile, baseline, read, metric.scale))
     grown = sorted((part for part in parts if _growth(part) > 0), key=_growth, reverse=True)
     largest = sorted((part for part in parts if part.value > 0), key=lambda part: part.value, reverse=True)
     yield from (grown or largest)[:_NAMED_AT_MOST]
+
+
+def _part(
+    profile: ModelProfile, family: str, baseline: ModelProfile | None
+) -> Callable[[LayerFigures], float | None] | None:
+    """How to read a layer's part in a figure; memory is its weights or its peak, whichever matters more."""
+    if family not in ("peak_memory", "planned_memory"):
+        return _PARTS.get(family)
+    weights, live = profile.totals.param_bytes, profile.peak.live_bytes
+    if baseline is not None:
+        weights, live = weights - baseline.totals.param_bytes, live - baseline.peak.live_bytes
+    return _PARTS["param" if weights > live else "peak_activation"]
 
 
 def _growth(part: Contribution) -> float:

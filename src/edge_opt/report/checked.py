@@ -172,7 +172,7 @@ def _parts(result: CheckResult) -> Iterator[str]:
         ]
         for found in result.budgets
     ]
-    yield table("", ["Budget", "", "Value", "Limit", "Baseline"], rows)
+    yield table(["Budget", "", "Value", "Limit", "Baseline"], rows)
     for found in result.budgets:
         if found.outcome != "holds":
             yield f"<p><strong>{html(found.budget.text)}</strong></p>" + notes(details(found))

@@ -16,8 +16,10 @@ _TABLE_STYLE = """
 .edge-opt table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .6em 0; }
 .edge-opt th, .edge-opt td { padding: .2em .7em; text-align: right; background: none; color: inherit;
   border: 0; border-bottom: 1px solid rgba(128, 128, 128, .3); white-space: nowrap; }
-.edge-opt th.name, .edge-opt td.name { text-align: left; max-width: 32em; white-space: normal; overflow-wrap: anywhere;
+.edge-opt th.name, .edge-opt td.name { text-align: left; }
+.edge-opt td.name > div { width: max-content; max-width: 26em; white-space: normal; overflow-wrap: anywhere;
   unicode-bidi: isolate; }
+.edge-opt li { white-space: pre-wrap; overflow-wrap: anywhere; }
 .edge-opt .more { color: #b3261e; } .edge-opt .less { color: #1a7f37; } .edge-opt .quiet { opacity: .6; }
 @media (prefers-color-scheme: dark) { .edge-opt .more { color: #ff8a80; } .edge-opt .less { color: #6fdd8b; } }
 """
@@ -27,22 +29,23 @@ body { margin: 0 auto; max-width: 80em; padding: 1.5em; background: Canvas; colo
 h1 { font-size: 1.4em; overflow-wrap: anywhere; unicode-bidi: isolate; } h2 { font-size: 1.1em; }
 @media print { body { max-width: none; } }
 """
+NAME = ' class="name"'
 
 
 def cell(content: str, style: str = "") -> str:
-    """One cell; `content` is text, `style` a class."""
+    """One cell; `content` is text, `style` a class: "name" for what is to be read, not compared."""
+    if style == "name":
+        return f'<td class="name"><div>{html(content)}</div></td>'
     return f'<td class="{style}">{html(content)}</td>' if style else f"<td>{html(content)}</td>"
 
 
-def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are marked up already, under headers that are text; the first column is a name."""
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
+    """A table of cells that are marked up already, under headers that are text; the first columns are names."""
     head = "".join(
-        f'<th scope="col"{" class=" + chr(34) + "name" + chr(34) if place == 0 else ""}>{html(header)}</th>'
-        for place, header in enumerate(headers)
+        f'<th scope="col"{NAME if place < names else ""}>{html(header)}</th>' for place, header in enumerate(headers)
     )
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    label = f"<caption>{html(caption)}</caption>" if caption else ""
-    return f"<table>{label}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
 
 
 def fragment(*parts: str) -> str:
@@ -82,7 +85,7 @@ def totals_table(comparison: ModelComparison) -> str:
                 cell(units.change(figure.relative(model)), _direction(difference)),
             ]
         rows.append(cells)
-    return table("", headers, rows)
+    return table(headers, rows)
 
 
 def _direction(difference: float | None) -> str:
@@ -103,7 +106,7 @@ def layers_table(comparison: ModelComparison, top: int | None = None, *, everyth
         ]
         for row in chosen_rows(comparison, top=top, everything=everything)
     ]
-    return table("", headers, rows)
+    return table(headers, rows, names=2)
 
 
 def _layer_cell(row: ComparedLayer, figure: LayerFigure, model: int) -> str:

@@ -33,7 +33,7 @@ def profile_html(profile: ModelProfile) -> str:
     facts = [[cell(label, "name"), cell(sentence, "name")] for label, sentence in summary_lines(profile)]
     more = [f"<p>{len(rows) - _SHOWN} more layers; to_dataframe() has all</p>"] if len(rows) > _SHOWN else []
     return fragment(
-        f"<strong>{html(profile.name)}</strong>", table("", ["", ""], facts), table("", headers, body), *more
+        f"<strong>{html(profile.name)}</strong>", table(["", ""], facts), table(headers, body, names=2), *more
     )
 
 
@@ -56,7 +56,7 @@ def sweep_html(result: SweepResult) -> str:
     return fragment(
         f"<strong>{html(result.name)}</strong><p>{counts}</p>",
         f"<p>{html(result.recommendation)}</p>" if result.recommendation else "",
-        table("", headers, rows),
+        table(headers, rows),
     )
 
 
