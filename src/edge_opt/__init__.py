@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edge_opt.errors import EdgeOptError
     from edge_opt.fitting import fit_batch
     from edge_opt.measure.api import measure
+    from edge_opt.pipeline.sweeping import sweep
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.drawing import bar_chart
@@ -75,6 +76,7 @@ __all__ = [
     "roofline",
     "sensitivity",
     "stream_advice",
+    "sweep",
     "utilization",
     "utilization_advice",
     "write_hardware_profile_artifacts",
@@ -115,6 +117,7 @@ _HOMES = {
     "roofline": "devices.roofline",
     "sensitivity": "compress.sensitivity",
     "stream_advice": "stream",
+    "sweep": "pipeline.sweeping",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",
     "write_hardware_profile_artifacts": "stream",

@@ -1,10 +1,11 @@
 """A model made smaller or put into another precision, and proved: pruned, converted, run, explained.
 
-Two modules share their name with a function, `finetune` and `precision`; all are imported here, in this order, so that
+Three modules share their name with a function: `finetune`, `precision` and `sensitivity`. All are imported here, so that
 the package's own name is always the function.
 """
 
 from edge_opt.compress.attention import PrunedAttention
+from edge_opt.compress.explaining import explain
 from edge_opt.compress.exporting import export_onnx
 from edge_opt.compress.finetune import FineTuned, accuracy, finetune
 from edge_opt.compress.kernels import profile_runner
@@ -23,6 +24,7 @@ __all__ = [
     "accuracy",
     "apply_spec",
     "convert",
+    "explain",
     "export_onnx",
     "finetune",
     "load_pruned",
@@ -37,28 +39,3 @@ __all__ = [
     "save_pruned",
     "sensitivity",
 ]
-# Where each public name lives. Nothing is imported until it is asked for.
-_HOMES = {
-    "Runner": "runtimes",
-    "convert": "precision",
-    "explain": "explaining",
-    "export_onnx": "exporting",
-    "measure_runner": "runtimes",
-    "measure_runners": "runtimes",
-    "open_runner": "runtimes",
-    "precision": "registry",
-    "precisions": "registry",
-    "profile_runner": "kernels",
-}
-
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'edge_opt.compress' has no attribute {name!r}")
-    return getattr(import_module(f"edge_opt.compress.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)

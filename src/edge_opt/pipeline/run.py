@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 import edge_opt as eo
+from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.config import RunConfig
 from edge_opt.data import Splits, load_splits
 from edge_opt.devices.catalog import device
@@ -177,9 +178,24 @@ def _findings(
             "latency is measured here; peak memory is an estimate from shapes; energy is a proxy",
         ],
     }
-    config_plain = config.model_dump()
-    repeated = reproducibility(config_plain, splits.fingerprints(), splits.sizes(), command)
-    return Findings(result, profile, layerwise, hardware, summary, repeated)
+    repeated = reproducibility(config.model_dump(), splits.fingerprints(), splits.sizes(), command)
+    found = _sensitivity(trained, splits, config) if config.sensitivity else None
+    return Findings(result, profile, layerwise, hardware, summary, repeated, found)
+
+
+def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> dict[str, Any]:
+    """What each layer alone costs on validation, with the losses as rows that the page shows."""
+    levels = [level for level in config.pruning_levels if level > 0]
+    precisions = [name for name in config.precisions if name != "fp32"]
+    found = sensitivity(
+        trained.model, splits.validation, prune=levels, precisions=precisions, importance=config.importance
+    )
+    rows = [
+        {"path": row.path, "accuracy_drop": -row.score_change}
+        | ({"pruning": float(row.amount)} if row.change == "prune" else {"precision": row.amount})
+        for row in found.rows
+    ]
+    return {**found.to_dict(), "layers": rows}
 
 
 def _on_target(profile: ModelProfile, name: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ from edge_opt.records.pruning import (
     Shortfall,
     TensorShape,
 )
-from edge_opt.records.sensitivity import Change, LayerSensitivity, Sensitivity
+from edge_opt.records.sensitivity import LayerSensitivity, Sensitivity
 from edge_opt.records.sweeps import (
     Candidate,
     Failure,
