@@ -1,7 +1,7 @@
 """A model made smaller or put into another precision, and proved: pruned, converted, run, explained.
 
-Three modules share their name with a function: `finetune`, `precision` and `sensitivity`. All are imported here, so that
-the package's own name is always the function.
+Three modules share their name with a function: `finetune`, `precision` and `sensitivity`. All are imported here, so
+that the package's own name is always the function.
 """
 
 from edge_opt.compress.attention import PrunedAttention

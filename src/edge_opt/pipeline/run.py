@@ -140,16 +140,17 @@ def _findings(
     result: SweepResult,
     command: Sequence[str],
 ) -> Findings:
-    metrics = collect_metrics(
-        trained.model,
-        splits.validation,
-        "cpu",
-        config.power_watts,
-        "fp32",
-        benchmark_repeats=config.benchmark_repeats,
-        benchmark_trials=config.benchmark_trials,
-        benchmark_warmup=config.benchmark_warmup,
-    )
+    with computing_with(bench(config).used_threads):
+        metrics = collect_metrics(
+            trained.model,
+            splits.validation,
+            "cpu",
+            config.power_watts,
+            "fp32",
+            benchmark_repeats=config.benchmark_repeats,
+            benchmark_trials=config.benchmark_trials,
+            benchmark_warmup=config.benchmark_warmup,
+        )
     layerwise = pd.DataFrame([dataclasses.asdict(item) for item in layer_estimates(profile)])
     hardware = summarize_hardware(
         layerwise, metrics.latency_ms, config.memory_bandwidth_gbps, config.peak_compute_gmacs
@@ -191,7 +192,7 @@ def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> dict[st
         trained.model, splits.validation, prune=levels, precisions=precisions, importance=config.importance
     )
     rows = [
-        {"path": row.path, "accuracy_drop": -row.score_change}
+        {"path": row.path, "accuracy_drop": 0.0 - row.score_change}
         | ({"pruning": float(row.amount)} if row.change == "prune" else {"precision": row.amount})
         for row in found.rows
     ]
