@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
 from edge_opt.records import Candidate, Trial
-from edge_opt.search.locks import folder_lock, owner
+from edge_opt.search.locks import alone, at_work, folder_lock, owner
 from edge_opt.search.store import STORE_NAME, Built, Store
 from sweep_jobs import figures
 
@@ -141,6 +143,41 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
             pass
     assert owner(tmp_path) is None
     with folder_lock(tmp_path):
+        pass
+
+
+def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    happened: list[str] = []
+    waits, may_end = threading.Event(), threading.Event()
+
+    def build(name: str, ready: threading.Event) -> None:
+        with at_work():
+            happened.append(f"{name} begins")
+            ready.set()
+            may_end.wait(30)
+            happened.append(f"{name} ends")
+
+    def measure() -> None:
+        with alone(waits.set):
+            happened.append("timing")
+
+    first_runs, second_runs = threading.Event(), threading.Event()
+    threads = [threading.Thread(target=build, args=("first", first_runs)), threading.Thread(target=measure)]
+    threads[0].start()
+    assert first_runs.wait(30)
+    threads[1].start()
+    assert waits.wait(30)
+    may_end.set()
+    for thread in threads:
+        thread.join(30)
+    build("second", second_runs)
+    assert happened == ["first begins", "first ends", "timing", "second begins", "second ends"]
+
+
+def test_builds_go_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with at_work(), at_work():
         pass
 
 

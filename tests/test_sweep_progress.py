@@ -23,6 +23,8 @@ from sweep_jobs import Arithmetic, Misbehaving, figures
 
 SPACE = Space((0.0, 0.1, 0.5), ("fp32",), ("onnxruntime",))
 
+pytestmark = pytest.mark.usefixtures("own_machine")
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

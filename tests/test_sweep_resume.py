@@ -26,16 +26,21 @@ from sweep_process import CONSTRAINTS, SPACE
 HERE = Path(__file__).parent
 PATIENCE_S = 60
 
+pytestmark = pytest.mark.usefixtures("own_machine")
+
 
 def lines(log: Path) -> list[str]:
     return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
 
-def start(folder: Path, log: Path, pause_s: float, workers: int = 0) -> subprocess.Popen[str]:
+def start(
+    folder: Path, log: Path, pause_s: float, workers: int = 0, start_new_session: bool = False
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(HERE / "sweep_process.py"), str(folder), str(log), str(pause_s), str(workers)],
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=start_new_session,
     )
 
 
@@ -69,6 +74,7 @@ def finished(folder: Path) -> set[str]:
     return set(Store.look(folder).trials()) if (folder / "sweep.sqlite").exists() else set()
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_five_times_ends_with_the_same_table_and_repeats_nothing(tmp_path: Path) -> None:
     folder, log = tmp_path / "killed", tmp_path / "log"
     chance = random.Random(6)
@@ -119,6 +125,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path, settings={"epochs": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
 def test_a_sampled_sweep_proposes_the_same_after_interruptions(sampler: str, tmp_path: Path) -> None:
     layers = {"conv1": (0.0, 0.1, 0.2, 0.3), "conv2": (0.0, 0.5)}

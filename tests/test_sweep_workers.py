@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edge_opt.errors import EdgeOptError
@@ -23,6 +24,8 @@ from sweep_process import CONSTRAINTS, SPACE
 from test_sweep_resume import end, finished, lines, start, table, wait_for_lines
 
 HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.usefixtures("own_machine")
 
 
 @pytest.mark.slow
@@ -86,8 +89,23 @@ def test_a_sweep_with_workers_that_is_killed_leaves_nobody_behind_and_keeps_its_
     assert [lines(log).count(f"build {key}") for key in before] == [1, 1, 1]
 
 
+@pytest.mark.slow
+def test_ctrl_c_at_the_terminal_ends_workers_without_a_word_of_theirs(tmp_path: Path) -> None:
+    folder, log = tmp_path / "out", tmp_path / "log"
+    process = start(folder, log, pause_s=0.5, workers=2, start_new_session=True)
+    # The baseline's two lines, and a build that runs.
+    wait_for_lines(log, 3, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "run the same again to go on" in said
+    assert "Traceback" not in said
+    assert not psutil.wait_procs(children, timeout=60)[1]
+
+
 @contextmanager
-def cluster(folder: Path) -> Iterator[str]:
+def cluster(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A scheduler and two workers as people start them, each a process of its own."""
     dask = [sys.executable, "-m", "dask"]
     address = folder / "scheduler.json"
@@ -101,11 +119,11 @@ def cluster(folder: Path) -> Iterator[str]:
         deadline = time.monotonic() + 60
         while not address.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        yield json.loads(address.read_text(encoding="utf-8"))["address"]
+        yield json.loads(address.read_text(encoding="utf-8"))["address"], processes[0]
     finally:
-        for process in reversed(processes):
-            process.send_signal(signal.SIGTERM)
+        # Asked to close at the same time, Dask's processes may wait for each other.
         for process in processes:
+            process.kill()
             process.wait(60)
 
 
@@ -113,10 +131,26 @@ def cluster(folder: Path) -> Iterator[str]:
 def test_the_workers_of_a_scheduler_give_the_same_table(tmp_path: Path) -> None:
     alone = run_sweep(Arithmetic(tmp_path / "a.log"), SPACE, folder=tmp_path / "a", constraints=CONSTRAINTS)
     (tmp_path / "dask").mkdir()
-    with cluster(tmp_path / "dask") as address:
+    with cluster(tmp_path / "dask") as (address, _):
         job = Arithmetic(tmp_path / "b.log")
         spread = run_sweep(job, SPACE, folder=tmp_path / "b", constraints=CONSTRAINTS, scheduler=address)
     assert table(spread) == table(alone)
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_goes_away_is_said_and_the_sweep_goes_on_without(tmp_path: Path) -> None:
+    (tmp_path / "dask").mkdir()
+    job = Arithmetic(tmp_path / "log", pause_s=0.1)
+    with cluster(tmp_path / "dask") as (address, scheduler):
+
+        def listen(event: Event) -> None:
+            # The baseline is built here; this is the first that a worker has built.
+            if isinstance(event, PhaseEnded) and event.phase == "build" and event.candidate.pruning > 0:
+                scheduler.kill()
+
+        with pytest.raises(EdgeOptError, match="the Dask scheduler tcp://.* is gone; run again to go on"):
+            run_sweep(job, SPACE, folder=tmp_path / "out", scheduler=address, on_event=listen)
+    assert len(run_sweep(job, SPACE, folder=tmp_path / "out").trials) == SPACE.size
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.drawing import bar_chart
     from edge_opt.report.writers import load
+    from edge_opt.search.space import Space
+    from edge_opt.search.sweep import run_sweep
     from edge_opt.stream import (
         HardwareProfile,
         PrecisionAdvice,
@@ -48,6 +50,7 @@ __all__ = [
     "ModelProfile",
     "OpCost",
     "PrecisionAdvice",
+    "Space",
     "TensorInfo",
     "Work",
     "auto_adjust_batch_size",
@@ -75,6 +78,7 @@ __all__ = [
     "reconcile",
     "roofline",
     "sensitivity",
+    "run_sweep",
     "stream_advice",
     "sweep",
     "utilization",
@@ -90,6 +94,7 @@ _HOMES = {
     "ModelProfile": "records",
     "OpCost": "records",
     "PrecisionAdvice": "stream",
+    "Space": "search.space",
     "TensorInfo": "records",
     "Work": "cost.registry",
     "auto_adjust_batch_size": "stream",
@@ -116,6 +121,7 @@ _HOMES = {
     "reconcile": "cost.conventions",
     "roofline": "devices.roofline",
     "sensitivity": "compress.sensitivity",
+    "run_sweep": "search.sweep",
     "stream_advice": "stream",
     "sweep": "pipeline.sweeping",
     "utilization": "devices.utilization",

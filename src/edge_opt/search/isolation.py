@@ -25,6 +25,7 @@ from edge_opt.search.nursery import frame
 
 # A look costs a walk over the process table; while something is timed, it is taken less often.
 _LOOK_EVERY_S = {"build": 0.1, "measure": 0.5}
+_PATIENCE_S = 2.0
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -66,7 +67,12 @@ class Isolation:
         if nursery is not None:
             with contextlib.suppress(OSError):
                 _pipe(nursery.stdin).close()
-            nursery.wait()
+            try:
+                nursery.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                # It is still importing, and does not listen yet.
+                nursery.kill()
+                nursery.wait()
             _pipe(nursery.stdout).close()
 
     def run(self, job: bytes, phase: Phase, arguments: tuple[Any, ...], folder: Path, limits: Limits) -> Outcome:
@@ -80,13 +86,10 @@ class Isolation:
         log.unlink(missing_ok=True)
         begun = time.monotonic()
         payload = pickle.dumps((job, phase, arguments))
-        try:
-            ending = self._watch(pickle.dumps((str(result), str(log), payload)), phase, limits)
-            value, failure, reason = ending if ending[1] is not None else _read(result, phase)
-        finally:
-            found = result.exists()
-            result.unlink(missing_ok=True)
-        if failure == "crashed" and not found:
+        ending = self._watch(pickle.dumps((str(result), str(log), payload)), phase, limits)
+        value, failure, reason = ending if ending[1] is not None else _read(result, phase)
+        result.unlink(missing_ok=True)
+        if failure == "crashed":
             reason = f"{reason}; see {log.name}"
         return Outcome(value, failure, reason, time.monotonic() - begun)
 
@@ -105,9 +108,8 @@ class Isolation:
                         _end(pid)
             code = os.waitstatus_to_exitcode(int(self._reply()["status"]))
         except (OSError, _Gone):
-            self._nursery = None
             nursery.kill()
-            nursery.wait()
+            self.close()
             return None, "crashed", f"the process that {phase}s are forked from was ended from outside"
         except BaseException:
             self.close()
@@ -117,6 +119,7 @@ class Isolation:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._nursery is not None and self._nursery.poll() is None:
             return self._nursery
+        self.close()
         # A session of its own: Ctrl-C at the terminal is for the sweep, which ends its children itself.
         self._nursery = subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), json.dumps(self._preload)],

@@ -82,7 +82,7 @@ def fate(trial: Trial) -> str:
 def time_left(seconds: float | None) -> str:
     """A rough time to wait.
 
-    >>> time_left(None), time_left(42.2), time_left(150), time_left(4000)
+    >>> time_left(None), time_left(42.2), time_left(170), time_left(4000)
     ('', 'about 42 s left', 'about 3 min left', 'about 1.1 h left')
     """
     if seconds is None:

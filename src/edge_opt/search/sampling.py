@@ -21,7 +21,7 @@ ROUND = 8
 # A grid beyond this is a mistake, or a matter for a sampler.
 LARGEST_GRID = 10_000
 # How often in a row a sampler may propose what was tried before it is helped out.
-_REPEATS = 32
+_REPEATS = 16
 
 Round = tuple[Candidate, ...]
 

@@ -161,7 +161,8 @@ class _Sweep:
         total: int,
         tell: Listener,
     ) -> None:
-        self._root = root
+        # Children are given paths that hold wherever they run.
+        self._root = root.absolute()
         self._order = order
         self._store = store
         self._isolation = isolation

@@ -10,6 +10,7 @@ import logging
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -63,24 +64,37 @@ class DaskBuilders:
     ) -> Generator[tuple[Candidate, Outcome], None, None]:
         if not candidates:
             return
-        waiting = list(reversed(candidates))
-        running: dict[Any, Candidate] = {}
+        from distributed.comm.core import CommClosedError
+
         with self._joined() as client:
-            while waiting or running:
-                # No more than can run: what is begun is then what really runs.
-                while waiting and len(running) < max(1, sum(client.nthreads().values())):
-                    candidate = waiting.pop()
+            try:
+                yield from self._build(client, list(reversed(candidates)), begin)
+            except (CancelledError, CommClosedError) as error:
+                raise EdgeOptError(
+                    f"the Dask scheduler {self._scheduler or 'of this sweep'} is gone; run again to go on: "
+                    "what was finished is kept"
+                ) from error
+
+    def _build(
+        self, client: Any, waiting: list[Candidate], begin: Callable[[Candidate], object]
+    ) -> Iterator[tuple[Candidate, Outcome]]:
+        running: dict[Any, Candidate] = {}
+        while waiting or running:
+            # No more than can run: what is begun is then what really runs.
+            while waiting and len(running) < max(1, sum(client.nthreads().values())):
+                candidate = waiting.pop()
+                begin(candidate)
+                running[client.submit(build_here, self._order, candidate, pure=False)] = candidate
+            for future in self._some_done(client, list(running)):
+                candidate = running.pop(future)
+                for _ in range(_losses(client, future)):
                     begin(candidate)
-                    running[client.submit(build_here, self._order, candidate, pure=False)] = candidate
-                for future in self._some_done(client, list(running)):
-                    candidate = running.pop(future)
-                    for _ in range(_losses(client, future)):
-                        begin(candidate)
-                    yield candidate, self._received(future, candidate)
+                yield candidate, self._received(future, candidate)
 
     @contextmanager
     def _joined(self) -> Iterator[Any]:
         with ExitStack() as stack:
+            stack.enter_context(_hushed())
             address = stack.enter_context(self._own_cluster()) if self._scheduler is None else self._scheduler
             try:
                 client = stack.enter_context(_distributed().Client(address, timeout=_PATIENCE_S))
@@ -145,6 +159,18 @@ class DaskBuilders:
         for name, content in files.items():
             write_whole(folder / name, content)
         return cast(Outcome, outcome)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Dask's client does not log what becomes an error of ours."""
+    logger = logging.getLogger("distributed.client")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _losses(client: Any, future: Any) -> int:
