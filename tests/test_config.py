@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -170,3 +173,44 @@ def test_the_page_lists_every_key_with_its_default_and_purpose() -> None:
     assert [(name, yaml.safe_load(shown), purpose) for name, shown, purpose in rows] == [
         (name, defaults[name], field.description) for name, field in RunConfig.model_fields.items()
     ]
+
+
+def test_a_wrong_key_ends_a_run_with_one_sentence_and_exit_2() -> None:
+    done = CliRunner().invoke(app, ["run", "--set", "epoch=3"])
+    assert (done.exit_code, done.stderr) == (2, "error: unknown key 'epoch'; closest: epochs\n")
+
+
+@pytest.mark.parametrize("script", ["run_pipeline.py", "multi_seed.py"])
+def test_the_scripts_are_doors_to_the_command(script: str, tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        str(ROOT / "scripts" / script),
+        "--config",
+        str(tmp_path / "absent.yaml"),
+        "--workers",
+        "2",
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path}/absent.yaml cannot be read: No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--prune", "half"], "--prune: 'half' is not a number"),
+        (["-i", "1x3x8x8", "-i", "1x3"], "--input is the batch that is timed, one shape"),
+        (["--precision", "int4"], "unknown precision 'int4'"),
+        (["--keep", "latency_mss <= 5"], "unknown metric 'latency_mss'; closest: latency_ms"),
+    ],
+)
+def test_wrong_use_of_a_sweep_is_one_sentence_and_exit_2(tmp_path: Path, words: list[str], sentence: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\nbatch = (torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long))\n"
+        "def loaders():\n    return {'train': [batch], 'validation': [batch]}\n"
+    )
+    common = ["sweep", "edge_opt.model:SmallCNN", "--data", f"{tmp_path}/own.py:loaders", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*common, *words])
+    assert done.exit_code == 2 and sentence in done.stderr, done.output

@@ -18,7 +18,7 @@ _HEAD = """\
 def template() -> str:
     """Every key with its default, under a heading, with what it is for.
 
-    >>> print(template()[:230].splitlines()[-2])
+    >>> print(template().splitlines()[4])
     # Decides the parts of the data, first weights and fine-tuning.
     """
     lines = [_HEAD]
