@@ -12,12 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_opt.errors import InvalidInput, MeasurementFailed
+import edge_opt as eo
+from edge_opt.errors import InvalidConfig, InvalidInput, MeasurementFailed
+from edge_opt.model import SmallCNN
 from edge_opt.pipeline.aggregation import aggregate, flat, mean_of
 from edge_opt.pipeline.deployment import simulate_deployment
+from edge_opt.pipeline.memory import footprint
 from edge_opt.pipeline.reproducibility import commit, reproducibility
 from edge_opt.pipeline.scores import Accuracy, accuracy_of
-from edge_opt.records import Candidate, SweepResult, Trial, TrialMetrics
+from edge_opt.pipeline.training import check_device
+from edge_opt.records import Candidate, LayerPrecision, SweepResult, Trial, TrialMetrics
 
 
 def test_a_slower_clock_takes_longer_for_batches_and_streams() -> None:
@@ -93,6 +97,32 @@ def test_an_interval_holds_its_mean(values: list[float]) -> None:
     found = mean_of(values)
     assert found.low is not None and found.high is not None
     assert found.low <= found.mean <= found.high
+
+
+def test_int8_weights_take_a_byte_and_biases_four() -> None:
+    model = SmallCNN(16, 32)
+    profile = eo.profile(model, (2, 1, 28, 28))
+    int8 = [LayerPrecision(path, "op", "int8") for path in ("conv1", "conv2", "classifier")]
+    found = footprint(model, profile, int8, "int8", "onnxruntime")
+    weights, biases = 16 * 9 + 32 * 16 * 9 + 10 * 32 * 49, 16 + 32 + 10
+    assert found.model_bytes == weights + 4 * biases
+    # two images of float32, and a quarter of the planned activations
+    assert found.peak_bytes == found.model_bytes + 2 * 784 * 4 + profile.peak.planner_bytes // 4
+
+
+def test_a_layer_that_stayed_in_float_counts_as_float() -> None:
+    model = SmallCNN(16, 32)
+    profile = eo.profile(model, (2, 1, 28, 28))
+    mixed = [LayerPrecision("conv2", "Conv", "int8"), LayerPrecision("conv1", "Conv", "fp32", "first layer")]
+    found = footprint(model, profile, mixed, "int8+fp32", "torch")
+    assert found.model_bytes == 4 * profile.totals.params - 3 * 32 * 16 * 9
+    assert found.peak_bytes == found.model_bytes + 2 * 784 * 4 + profile.peak.live_bytes
+
+
+def test_a_device_that_is_not_here_is_refused() -> None:
+    check_device("cpu")
+    with pytest.raises(InvalidConfig, match="device is 'cuda:99', and torch sees"):
+        check_device("cuda:99")
 
 
 def metrics(accuracy: float, latency_s: float) -> TrialMetrics:

@@ -88,7 +88,7 @@ class PipelineJob:
         with open_runner(converted, threads=self.bench.used_threads) as runner:
             scored = accuracy_of(runner, splits.validation)
         profiled = profile(variant.model, inputs)
-        held = footprint(profiled, converted.layers, converted.effective_precision, candidate.runtime)
+        held = footprint(variant.model, profiled, converted.layers, converted.effective_precision, candidate.runtime)
         return {
             "correct": scored.correct,
             "samples": scored.samples,

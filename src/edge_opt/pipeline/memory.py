@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from edge_opt.records import LayerPrecision, ModelProfile
 
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
@@ -18,18 +20,21 @@ class Footprint:
     peak_bytes: int
 
 
-def footprint(profile: ModelProfile, layers: Sequence[LayerPrecision], effective: str, runtime: str) -> Footprint:
-    """What a variant keeps in memory, from the float32 profile of its model and what its layers really run in.
+def footprint(
+    model: nn.Module, profile: ModelProfile, layers: Sequence[LayerPrecision], effective: str, runtime: str
+) -> Footprint:
+    """What a variant keeps in memory, from its float32 model and what its layers really run in.
 
-    Eager torch holds tensors as long as Python does; the other runtimes plan, and drop each after its last use.
-    Activations count in the widest precision that any layer runs in; a layer that is not named stays in float32.
+    A layer that is not named stays in float32, and beside int8 weights biases are kept in 32 bits. Eager torch holds
+    tensors as long as Python does; the other runtimes plan, and drop each after its last use. Activations count in the
+    widest precision that any layer runs in.
     """
-    own = {layer.path: _BYTES.get(layer.precision, 4) for layer in layers}
-    totals = profile.totals
-    saved = sum(
-        layer.call.param_bytes * (4 - own[layer.call.path]) // 4 for layer in profile.layers if layer.call.path in own
-    )
-    model_bytes = totals.param_bytes + totals.buffer_bytes - saved
+    precision = {layer.path: layer.precision for layer in layers}
+    model_bytes = profile.totals.buffer_bytes
+    for name, parameter in model.named_parameters():
+        found = precision.get(name.rpartition(".")[0], "fp32")
+        is_wide = found == "int8" and parameter.dim() < 2
+        model_bytes += parameter.numel() * (4 if is_wide else _BYTES.get(found, 4))
     width = max((_BYTES.get(name, 4) for name in effective.split("+")), default=4)
     activations = profile.peak.live_bytes if runtime == "torch" else profile.peak.planner_bytes
-    return Footprint(model_bytes, model_bytes + totals.input_bytes + activations * width // 4)
+    return Footprint(model_bytes, model_bytes + profile.totals.input_bytes + activations * width // 4)

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from edge_opt.compress import finetune
 from edge_opt.config import RunConfig
 from edge_opt.data import Splits
 from edge_opt.data.seeding import seeded
+from edge_opt.errors import InvalidConfig
 from edge_opt.files import write_whole
 from edge_opt.loading.models import load_model
 from edge_opt.pipeline.scores import Accuracy, accuracy_of
@@ -39,6 +41,7 @@ def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Ca
     if kept is not None:
         model.load_state_dict(weights_from(kept[0]))
         return Trained(model.eval(), *kept)
+    check_device(config.device)
     tell(f"training {type(model).__name__} on {splits.name}: {config.epochs} epochs")
     tuned = finetune(
         model.to(config.device),
@@ -54,6 +57,14 @@ def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Ca
     facts = {"key": key, "correct": accuracy.correct, "samples": accuracy.samples, "epochs": config.epochs}
     write_whole(folder / FACTS, json.dumps(facts))
     return Trained(model, weights, accuracy)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not see here."""
+    kind, _, index = name.partition(":")
+    count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(kind, 1)
+    if int(index or 0) >= count:
+        raise InvalidConfig(f"device is {name!r}, and torch sees {count} of that kind here; write device: cpu")
 
 
 def _kept(folder: Path, key: str) -> tuple[bytes, Accuracy] | None:
