@@ -196,6 +196,33 @@ class Encoder(nn.Module):
         return self.head(self.layer(self.project(x)).mean(1))
 
 
+class Recent(nn.Module):
+    """A residual stream under RMS norm, torch's and one as language models bring it, with a gated layer."""
+
+    class OwnRMSNorm(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(width))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, width)
+        self.before = self.OwnRMSNorm(width)
+        self.gate, self.up = nn.Linear(width, 64), nn.Linear(width, 64)
+        self.down = nn.Linear(64, width)
+        self.after = nn.RMSNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        y = self.before(x)
+        x = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return self.head(self.after(x))
+
+
 def tiny_vit() -> nn.Module:
     """torchvision's vision transformer with two layers, of 4 heads and 32 channels."""
     from zoo import torchvision_models
@@ -219,6 +246,7 @@ NETS = {
     "shuffled": (Shuffled, IMAGE),
     "bert": (BertLike, [((2, 6), "int64")]),
     "tied": (TiedLanguageModel, [((2, 6), "int64")]),
+    "recent": (Recent, [((2, 6), "int64")]),
     "encoder": (Encoder, (2, 5, 8)),
     "vit": (tiny_vit, (2, 3, 32, 32)),
 }

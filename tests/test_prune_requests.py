@@ -33,6 +33,13 @@ def test_a_target_of_macs_is_met_within_a_tenth(wanted: float) -> None:
     assert pruned.shortfalls == ()
 
 
+def test_groups_are_nudged_where_one_ratio_jumps_over_the_target() -> None:
+    pruned = prune(SmallCNN(16, 32), SMALL, macs_target=0.5)
+    # With multiples of 8 one ratio gives 16 and 16 channels (55 %) or 8 and 24 (39 %); 8 and 32 are nearest.
+    macs = 784 * 8 * 9 + 196 * 32 * 72 + 32 * 49 * 10
+    assert (pruned.achieved.macs, pruned.shortfalls) == (macs, ())
+
+
 def test_a_target_out_of_reach_is_reported_by_layer() -> None:
     pruned = prune(Residual(16, 32), IMAGE, macs_target=0.1, ignored=["stem"])
     # stem 16 x 27 MACs a pixel, up and down 16 x 9 for each of 32 channels; only those 32 can go, down to 8
@@ -260,3 +267,66 @@ def test_recurrent_layers_are_left_alone_by_name() -> None:
     pruned = prune(Speech(), (1, 5, 8), 0.5)
     assert (pruned.model.enter.out_features, pruned.model.wide.out_features) == (16, 16)
     assert "lstm" in next(fall.reason for fall in pruned.shortfalls if fall.path == "enter")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_pruning_works_under_any_gradient_mode(mode) -> None:
+    model = SmallCNN()
+    with mode():
+        pruned = prune(model, SMALL, 0.5)
+        assert not torch.is_grad_enabled()
+    pruned.model(torch.randn(SMALL)).sum().backward()
+
+
+def test_models_without_values_or_with_broken_ones_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="the model's weights are on the meta device"):
+        prune(SmallCNN().to("meta"), SMALL, 0.5)
+    model = SmallCNN()
+    with torch.no_grad():
+        model.conv1.weight[3] = torch.nan
+    with pytest.raises(PruningFailed, match="conv1.weight has weights or gradients that are not finite"):
+        prune(model, SMALL, 0.5)
+
+
+def test_models_that_are_not_made_of_layers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="a scripted model cannot be pruned"):
+        prune(torch.jit.script(SmallCNN()), SMALL, 0.5)
+    exported = torch.export.export(SmallCNN(), (torch.randn(SMALL),)).module()
+    with pytest.raises(PruningFailed, match="nothing in GraphModule can be pruned: it has no layers"):
+        prune(exported, SMALL, 0.5)
+
+
+def test_computed_weights_are_left_alone_by_name() -> None:
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 16, 3))
+    pruned = prune(nn.Sequential(normed, nn.Conv2d(16, 16, 3), nn.Conv2d(16, 4, 3)), IMAGE, 0.5)
+    assert (pruned.model[0].out_channels, pruned.model[1].out_channels) == (16, 8)
+    reason = next(fall.reason for fall in pruned.shortfalls if fall.path == "0")
+    assert reason.endswith("its weight is computed from other parameters")
+
+
+def test_attention_between_two_streams_loses_heads_inputs_and_outputs() -> None:
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ours, self.theirs = nn.Linear(8, 16), nn.Linear(8, 16)
+            self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            theirs = self.theirs(y)
+            return self.head(self.attention(self.ours(x), theirs, theirs)[0])
+
+    pruned = prune(Cross(), [(2, 5, 8), (2, 7, 8)], 0.5).model
+    assert (pruned.ours.out_features, pruned.theirs.out_features, pruned.head.in_features) == (8, 8, 8)
+    # two heads of four channels for each of query, key and value, from eight inputs
+    assert pruned.attention.in_proj_weight.shape == (3 * 2 * 4, 8)
+    assert pruned.attention.out_proj.weight.shape == (8, 2 * 4)
+
+
+def test_a_fresh_model_is_proved_although_its_head_is_silent() -> None:
+    torch.manual_seed(0)
+    model = UNet(16)
+    with torch.no_grad():
+        # As vision transformers start: no output depends on anything, so equal outputs would prove nothing.
+        model.out.weight.zero_()
+    assert 0 < prune(model, IMAGE, 0.5).check.silenced_error < 1e-3

@@ -81,7 +81,10 @@ def test_a_recipe_is_not_applied_twice(saved: Path) -> None:
         (lambda text: text.replace('"dim": 0', '"dim": "zero"'), "is damaged"),
         (lambda text: text.replace('"kept"', '"held"'), "is damaged: KeyError: 'kept'"),
         (lambda text: text.replace('"dim": 0', '"dim": 7'), "impossible indices"),
-        (lambda text: text.replace('"name": "out_channels"', '"name": "made_up"'), "no attribute 'made_up'"),
+        (lambda text: text.replace('"name": "out_channels"', '"name": "made_up"'), "no count 'made_up'"),
+        (lambda text: text.replace('"name": "out_channels"', '"name": "forward"'), "no count 'forward'"),
+        (lambda text: text.replace('"attention": []', '"attention": ["nowhere"]'), "Residual has no 'nowhere'"),
+        (lambda text: text.replace('"attention": []', '"attention": ["stem"]'), "stem is a Conv2d, not nn.Multihead"),
     ],
 )
 def test_damaged_recipes_are_refused(saved: Path, damage, message: str) -> None:

@@ -27,12 +27,12 @@ def unit_scores(
     gradients = _gradients(model, loader) if kind == "taylor" else {}
     total, layers = np.zeros(found.units), np.zeros(found.units)
     for place in found.scored:
-        weight = tensors[place.tensor].detach().double()
+        weight = tensors[place.tensor].detach().float()
         if kind == "taylor":
             gradient = gradients.get(place.tensor)
-            weight = torch.zeros_like(weight) if gradient is None else weight * gradient.double()
+            weight = torch.zeros_like(weight) if gradient is None else weight * gradient.float()
         others = [dim for dim in range(weight.dim()) if dim != place.dim]
-        norms = (weight.square().sum(others).sqrt() if kind == "l2" else weight.abs().sum(others)).cpu().numpy()
+        norms = torch.linalg.vector_norm(weight, 2 if kind == "l2" else 1, others).double().cpu().numpy()
         if not np.isfinite(norms).all():
             raise PruningFailed(f"{place.tensor} has weights or gradients that are not finite; they cannot be ranked")
         owner = found.tensors[place]

@@ -17,7 +17,7 @@ from edge_opt.compress.outcome import owners_of
 from edge_opt.compress.selection import Ranking
 from edge_opt.compress.spec import apply_spec, prune_spec
 from edge_opt.compress.survey import channel_map
-from edge_opt.compress.validation import TOLERANCE, silenced_error
+from edge_opt.compress.validation import TOLERANCE, roused, silenced_error
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
 from edge_opt.records import ModelProfile, PruneRequest, PruneSpec
@@ -32,10 +32,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class Plan:
     """The original, its call, its channels, and who loses how much.
 
-    `base` is a copy in eval mode, without hooks; `skeleton` the same without data, to try many ratios on.
+    `base` is a copy in eval mode, without hooks; `probe` the same with nothing constant in it, to see what silencing
+    does; `skeleton` the same without data, to try many ratios on.
     """
 
     base: nn.Module
+    probe: nn.Module
     skeleton: nn.Module
     arguments: CallArguments
     before: ModelProfile
@@ -51,13 +53,16 @@ class Plan:
         """The share of its channels that each layer is to lose."""
         return dict.fromkeys(self.owners, ratio or 0.0) | self.named
 
-    def removed(self, ratio: float | None) -> np.ndarray:
+    def removed(self, ratio: float | None, shifts: Mapping[int, int] | None = None) -> np.ndarray:
         """The units that go. A ratio given to one layer holds for all that are coupled with it."""
         group_of, asked = self.found.group_of(), self.asked(ratio)
         shares: dict[int, tuple[str, float]] = {}
         # Named layers first, so that they decide for their groups.
         for path in sorted(self.owners, key=lambda path: path not in self.named):
             owner = self.owners[path]
+            if path in self.found.heads and path not in self.named:
+                # Asked for all of the model, an attention layer gives of its outputs, too, not of its heads alone.
+                owner = np.concatenate([owner, self.found.layers.get((path, "out"), owner)])
             for number in dict.fromkeys(group_of[owner[owner != NONE]].tolist()):
                 first, share = shares.setdefault(number, (path, asked[path]))
                 if path in self.named and share != asked[path]:
@@ -65,7 +70,7 @@ class Plan:
                         f"{first} and {path} lose the same channels, and are given the ratios {share:g} and "
                         f"{asked[path]:g}; give one of them"
                     )
-        return self.ranking.removed({number: share for number, (_, share) in shares.items()})
+        return self.ranking.removed({number: share for number, (_, share) in shares.items()}, shifts)
 
     def spec(self, removed: np.ndarray) -> PruneSpec:
         return prune_spec(self.base, self.found, removed)
@@ -83,6 +88,12 @@ def make_plan(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, request: PruneRequest, loader: Iterable[Any] | None
 ) -> Plan:
     """Follow the channels of a model, rank them, and set apart those that cannot go."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InvalidInput("a scripted model cannot be pruned; pass the module that it was scripted from")
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise InvalidInput(
+            "the model's weights are on the meta device and have no values to rank; build it with real ones"
+        )
     before = profile(model, inputs, kwargs=kwargs)
     base = working_copy(model)
     floating = (tensor.dtype for tensor in base.parameters() if tensor.is_floating_point())
@@ -97,7 +108,7 @@ def make_plan(
     }
     ranking = Ranking(found, scores, request.round_to, request.global_ranking)
     skeleton = copy.deepcopy(base).to("meta")
-    return _proved(Plan(base, skeleton, arguments, before, ranking, owners, named))
+    return _proved(Plan(base, roused(base), skeleton, arguments, before, ranking, owners, named))
 
 
 def working_copy(model: nn.Module) -> nn.Module:
@@ -141,7 +152,7 @@ def _complaint(plan: Plan, groups: list[int], is_run: bool) -> str | None:
             after = plan.costs(removed).trace.modules[0].output_shapes
             changed = after != plan.before.trace.modules[0].output_shapes
             return f"removing channels changes the model's outputs to {after}" if changed else None
-        error = silenced_error(plan.base, apply_spec(plan.base, spec), spec, plan.arguments)
+        error = silenced_error(plan.probe, apply_spec(plan.probe, spec), spec, plan.arguments)
     except EdgeOptError as refused:
         return f"removing channels breaks the model: {refused}"
     if error is None or error <= TOLERANCE:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from edge_opt.compress.importance import KINDS
@@ -16,7 +17,7 @@ from edge_opt.compress.layers import PRUNABLE
 from edge_opt.compress.outcome import layer_channels, shortfalls
 from edge_opt.compress.plan import Plan, make_plan
 from edge_opt.compress.spec import apply_spec
-from edge_opt.compress.targets import latency_by_roofline, ratio_for
+from edge_opt.compress.targets import latency_by_roofline, nudges, ratio_for
 from edge_opt.compress.validation import check_pruned
 from edge_opt.errors import InvalidInput, PruningFailed
 from edge_opt.records import DeviceSpec, Importance, ModelProfile, Pruned, PruneRequest, PruneResult
@@ -77,21 +78,20 @@ def prune(
     )
     _check_request(model, request, loader)
     latency = _latency(request, latency_of, target)
-    with as_found([], training=False):
+    with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, loader)
         return _carried_out(model, plan, request, latency)
 
 
 def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: Latency | None) -> Pruned:
     if all(group.refused for group in plan.found.groups):
-        reasons = "; ".join(dict.fromkeys(str(group.refused) for group in plan.found.groups)) or "it has no channels"
+        reasons = "; ".join(dict.fromkeys(str(group.refused) for group in plan.found.groups)) or "it has no layers"
         raise PruningFailed(f"nothing in {type(model).__name__} can be pruned: {reasons}")
     latency_before_s = None if latency is None else _positive(latency(plan.base, plan.before))
-    ratio = _found_ratio(plan, request, latency, latency_before_s)
-    removed = plan.removed(ratio)
+    ratio, removed = _chosen(plan, request, latency, latency_before_s)
     spec = plan.spec(removed)
     pruned = apply_spec(plan.base, spec)
-    check = check_pruned(plan.base, pruned, spec, plan.arguments)
+    check = check_pruned(plan.probe, pruned, spec, plan.arguments)
     after = plan.profile(pruned)
     layers = layer_channels(plan.base, plan.owners, removed, plan.asked(ratio))
     achieved = PruneResult(
@@ -125,14 +125,17 @@ def is_reached(request: PruneRequest, achieved: PruneResult) -> bool:
     return wanted is not None and got is not None and abs(got - wanted) <= WITHIN * wanted
 
 
-def _found_ratio(
+def _chosen(
     plan: Plan, request: PruneRequest, latency: Latency | None, latency_before_s: float | None
-) -> float | None:
-    """The ratio asked for, or the one that meets the target."""
+) -> tuple[float | None, np.ndarray]:
+    """The ratio asked for, or the one that meets the target, and the units that go."""
+    wanted = request.macs_target or request.latency_target
+    if wanted is None:
+        return request.ratio, plan.removed(request.ratio)
     tried: dict[bytes, float] = {}
 
-    def remaining(ratio: float) -> float:
-        removed = plan.removed(ratio)
+    def remaining(ratio: float, shifts: Mapping[int, int] | None = None) -> float:
+        removed = plan.removed(ratio, shifts)
         key = removed.tobytes()
         if key not in tried:
             tried[key] = share(removed)
@@ -144,8 +147,10 @@ def _found_ratio(
         variant = apply_spec(plan.base, plan.spec(removed))
         return _positive(latency(variant, plan.profile(variant))) / latency_before_s
 
-    wanted = request.macs_target or request.latency_target
-    return request.ratio if wanted is None else ratio_for(remaining, wanted)
+    ratio = ratio_for(remaining, wanted)
+    free = [number for number, group in enumerate(plan.found.groups) if not group.refused]
+    shifts = nudges(lambda shifts: remaining(ratio, shifts), free, wanted)
+    return ratio, plan.removed(ratio, shifts)
 
 
 def _latency(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +19,18 @@ class Ranking:
     round_to: int
     is_global: bool
 
-    def removed(self, ratios: dict[int, float]) -> np.ndarray:
-        """For each unit whether it goes; `ratios` gives the share of units to remove by number of the group."""
+    def removed(self, ratios: Mapping[int, float], shifts: Mapping[int, int] | None = None) -> np.ndarray:
+        """For each unit whether it goes; `ratios` gives the share of units to remove by number of the group.
+
+        `shifts` lets a group keep so many steps of rounding more, or less.
+        """
         gone = np.zeros(self.found.units, dtype=bool)
         wanted = {number: ratio for number, ratio in ratios.items() if not self.found.groups[number].refused}
         for number, leave in (self._left_globally(wanted) if self.is_global else self._left(wanted)).items():
             group = self.found.groups[number]
             kept = rounded(leave, group, self.round_to)
+            step = rounding_step(group, self.round_to)
+            kept = min(max(kept + (shifts or {}).get(number, 0) * step, step), len(group.units))
             # Stable: among equals the later ones go, whatever the machine.
             order = np.argsort(-self.scores[group.units], kind="stable")
             gone[group.units[order[kept:]]] = True
@@ -48,6 +54,12 @@ class Ranking:
         return left
 
 
+def rounding_step(group: Group, round_to: int) -> int:
+    """How many units make a multiple of `round_to` channels; 1 where the group has fewer."""
+    step = round_to // int(np.gcd(round_to, group.channels_per_unit))
+    return step if step <= len(group.units) else 1
+
+
 def rounded(left: float, group: Group, round_to: int) -> int:
     """How many units of a group stay: the nearest count whose channels are a multiple of `round_to`; halves stay.
 
@@ -57,9 +69,6 @@ def rounded(left: float, group: Group, round_to: int) -> int:
     >>> rounded(16, group, 8), rounded(19.2, group, 8), rounded(20, group, 8), rounded(0.3, group, 8)
     (16, 16, 24, 8)
     """
-    size = group.channels_per_unit
-    step = round_to // int(np.gcd(round_to, size))
-    if step >= len(group.units):
-        step = 1 if step > len(group.units) else step
+    step = rounding_step(group, round_to)
     kept = int(np.floor(left / step + 0.5)) * step
     return min(max(kept, step, 1), len(group.units))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,11 @@ def prune_spec(model: nn.Module, found: ChannelMap, removed: np.ndarray) -> Prun
         for place, owner in found.tensors.items()
         if not (stays := (owner == NONE) | ~removed[owner]).all()
     ]
-    attributes = [*_layer_attributes(model, found, removed), *_head_attributes(model, found, removed)]
+    attributes = [
+        *_layer_attributes(model, found, removed),
+        *_norm_attributes(model, kept),
+        *_head_attributes(model, found, removed),
+    ]
     changed = {each.tensor for each in kept}
     attention = tuple(
         path
@@ -60,6 +65,17 @@ def _layer_attributes(model: nn.Module, found: ChannelMap, removed: np.ndarray) 
             for name in WIDTHS
             if path and before != after and getattr(model.get_submodule(parent), name, None) == before
         ]
+    return changes
+
+
+def _norm_attributes(model: nn.Module, kept: list[KeptIndices]) -> list[ChangedAttribute]:
+    """Norms that torch-pruning does not know, of which only the weight was followed."""
+    changes = []
+    for each in kept:
+        path = each.tensor.rpartition(".")[0]
+        module = model.get_submodule(path)
+        if isinstance(module, nn.RMSNorm) and len(module.normalized_shape) == 1:
+            changes.append(ChangedAttribute(path, "normalized_shape", (len(each.indices),)))
     return changes
 
 
@@ -104,13 +120,14 @@ def apply_spec(model: nn.Module, spec: PruneSpec) -> nn.Module:
         pruned = _replaced(pruned, path)
     _cut(pruned, spec)
     for change in spec.attributes:
-        holder = pruned.get_submodule(change.module)
-        if not hasattr(holder, change.name):
-            raise InvalidInput(f"{change.module} has no attribute {change.name!r}; the recipe is of another model")
+        holder = _part(pruned, change.module)
+        if not isinstance(getattr(holder, change.name, None), (int, tuple)):
+            raise InvalidInput(f"{change.module} has no count {change.name!r}; the recipe is of another model")
         setattr(holder, change.name, change.value)
-        if isinstance(holder, PrunedAttention) and change.name == "num_heads":
-            # A module of its own for its weights only; its sizes are for people who print the model.
-            holder.out_proj.in_features = holder.num_heads * holder.head_dim
+    for path in spec.attention:
+        # A module of its own for its weights only; its sizes are for people who print the model.
+        projection: Any = pruned.get_submodule(f"{path}.out_proj".lstrip("."))
+        projection.out_features, projection.in_features = projection.weight.shape
     return pruned
 
 
@@ -134,8 +151,15 @@ def check_original(model: nn.Module, spec: PruneSpec) -> None:
             raise InvalidInput(f"the recipe keeps impossible indices of {each.tensor}, dimension {each.dim}")
 
 
+def _part(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        raise InvalidInput(f"{type(model).__name__} has no {path!r}; the recipe is of another model") from error
+
+
 def _replaced(model: nn.Module, path: str) -> nn.Module:
-    module = model.get_submodule(path)
+    module = _part(model, path)
     if not isinstance(module, nn.MultiheadAttention):
         kind = type(module).__name__
         raise InvalidInput(f"{path} is a {kind}, not nn.MultiheadAttention; the recipe is of another model")

@@ -42,6 +42,8 @@ class _Survey:
         self.paths = {module: path for path, module in model.named_modules()}
         self.ignored = ignored
         self.first_names = _first_names(model)
+        # No layer has more channels than this; a walk that counts beyond has lost its way in reshapes.
+        self.most = max((size for tensor in model.state_dict().values() for size in tensor.shape), default=0)
         self.parents: list[int] = []
         self.roots: list[tuple[str, range, int]] = []
         self.seen: dict[tuple[Any, Side], dict[int, int]] = {}
@@ -115,7 +117,9 @@ class _Survey:
         seen = self.seen.setdefault((node, side), {})
         fresh = []
         for index in reached:
-            if index.idx in seen:
+            if index.idx >= self.most:
+                self.refuse([index], "the channels could not be followed: a reshape mixes them")
+            elif index.idx in seen:
                 self.unite(seen[index.idx], index.root_idx)
             else:
                 seen[index.idx] = index.root_idx
@@ -134,7 +138,7 @@ class _Survey:
         path, module = self.path_of(node.module), node.module
         name = f"{path} ({type(module).__name__})"
         if side != "in" and not node.outputs:
-            return "its channels are the model's output" if path is None else f"{path} is the model's output"
+            return f"{path} is the model's output" if path else "its channels are the model's output"
         if path is None:
             return None
         if side != "in" and self.is_ignored(path):
@@ -230,6 +234,8 @@ class _Survey:
         sizes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
 
         def own(place: TensorDim, index: np.ndarray, units: np.ndarray) -> None:
+            if place.tensor not in sizes:  # a weight that is computed; its layer is refused
+                return
             owner = tensors.setdefault(place, np.full(sizes[place.tensor][place.dim], NONE))
             owner[index[units != NONE]] = units[units != NONE]
 
@@ -251,7 +257,7 @@ class _Survey:
             for place in places(module, side):
                 at = TensorDim(self.first_name(path, place.tensor), place.dim)
                 own(at, place.where, owner)
-                if side != "in" and _is_root(module) and place.tensor.endswith("weight"):
+                if side != "in" and _is_root(module) and place.tensor.endswith("weight") and at in tensors:
                     scored[at] = None
         for path, units in self.heads.items():
             module = self.model.get_submodule(path)
@@ -259,8 +265,7 @@ class _Survey:
             rows = np.repeat(unit_of[units], module.head_dim)
             prefix = f"{path}." if path else ""
             for at in (TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}in_proj_bias", 0)):
-                if at.tensor in sizes:
-                    own(at, np.arange(3 * len(rows)), np.tile(rows, 3))
+                own(at, np.arange(3 * len(rows)), np.tile(rows, 3))
             own(TensorDim(f"{prefix}out_proj.weight", 1), np.arange(len(rows)), rows)
             scored |= dict.fromkeys((TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}out_proj.weight", 1)))
         return layers, tensors, tuple(scored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from edge_opt.devices.roofline import roofline
 from edge_opt.errors import InvalidInput
@@ -12,6 +12,8 @@ from edge_opt.records import DeviceSpec, ModelProfile
 MOST = 0.98
 STEPS = 12
 CLOSE = 0.005
+# Within this share of the target a search over single groups is not worth its time.
+NEAR = 0.05
 
 
 def ratio_for(remaining: Callable[[float], float], target: float) -> float:
@@ -30,6 +32,27 @@ def ratio_for(remaining: Callable[[float], float], target: float) -> float:
         low, high = (middle, high) if tried[middle] > target else (low, middle)
     # Of equally close ones the gentlest.
     return min(tried, key=lambda ratio: (abs(tried[ratio] - target), ratio))
+
+
+def nudges(remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int], target: float) -> Mapping[int, int]:
+    """Groups that keep a step of rounding more or less, one after another while that comes closer to the target.
+
+    One ratio for all moves many groups at once where their channels are rounded, and may jump over the target.
+
+    >>> nudges(lambda shifts: 0.4 + 0.03 * shifts.get(0, 0) + 0.11 * shifts.get(1, 0), (0, 1), 0.5)
+    {1: 1}
+    """
+    shifts: dict[int, int] = {}
+    now = remaining(shifts)
+    while abs(now - target) > NEAR * target:
+        step = 1 if now < target else -1
+        trials = [{**shifts, number: shifts.get(number, 0) + step} for number in groups]
+        values = [remaining(trial) for trial in trials]
+        best = min(range(len(trials)), key=lambda number: abs(values[number] - target), default=None)
+        if best is None or abs(values[best] - target) >= abs(now - target):
+            break
+        shifts, now = trials[best], values[best]
+    return shifts
 
 
 def latency_by_roofline(profile: ModelProfile, target: str | os.PathLike[str] | DeviceSpec) -> float:

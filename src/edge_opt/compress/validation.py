@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from edge_opt.compress.layers import NORMS, channels
+from edge_opt.compress.spec import apply_spec
 from edge_opt.errors import PruningFailed
 from edge_opt.records import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments
@@ -18,9 +19,28 @@ from edge_opt.trace.inputs import CallArguments
 TOLERANCE = 1e-3
 
 
-def check_pruned(original: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> PruneCheck:
-    """Run both forward and the pruned one backward; raises where it does not hold up. Both are copies in eval mode."""
-    error = silenced_error(original, pruned, spec, arguments)
+def roused(model: nn.Module) -> nn.Module:
+    """A copy in which nothing is constant: fresh norms, layer scales and heads would hide what is wrong around them."""
+    copied = copy.deepcopy(model)
+    numbers = torch.Generator().manual_seed(0)
+    norms = [module for module in copied.modules() if isinstance(module, _BatchNorm)]
+    statistics = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
+    with torch.no_grad():
+        for tensor in (*copied.parameters(), *(each for each in statistics if each is not None)):
+            if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
+                # Far enough from 0 to be heard, and above it, as a variance must be.
+                tensor.copy_(torch.rand(tensor.shape, generator=numbers) + 0.5)
+                if tensor.dim() > 1:
+                    tensor.mul_(tensor[0].numel() ** -0.5)
+    return copied
+
+
+def check_pruned(probe: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> PruneCheck:
+    """Run the pruned model forward and backward, and its recipe on the probe; raises where it does not hold up.
+
+    `probe` is the roused original, `pruned` the model itself in eval mode.
+    """
+    error = silenced_error(probe, apply_spec(probe, spec), spec, arguments)
     if error is not None and error > TOLERANCE:
         raise PruningFailed(
             f"the pruned {type(pruned).__name__} is not the original without the removed channels: its outputs are off "
@@ -29,14 +49,10 @@ def check_pruned(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argume
     with torch.enable_grad():
         outputs = _tensors(_run(pruned, arguments))
         trained = [parameter for parameter in pruned.parameters() if parameter.requires_grad]
-        differentiable = [each for each in outputs if each.requires_grad]
+        differentiable = [each.float().sum() for each in outputs if each.requires_grad]
         if trained and not differentiable:
             raise PruningFailed("no output of the pruned model depends on a trainable parameter any more")
-        gradients = (
-            torch.autograd.grad([each.float().sum() for each in differentiable], trained, allow_unused=True)
-            if trained
-            else ()
-        )
+        gradients = torch.autograd.grad(differentiable, trained, allow_unused=True) if trained else ()
     found = [gradient for gradient in gradients if gradient is not None]
     for gradient in found:
         if not bool(torch.isfinite(gradient).all()):
@@ -59,6 +75,10 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
             )
         if not spec.kept:
             return None
+        if not all(bool(torch.isfinite(each).all()) for each in before if each.is_floating_point()):
+            raise PruningFailed(
+                "the original's outputs on the example inputs are not finite; pass inputs as it expects"
+            )
         silenced = _tensors(_run(_silenced(original, pruned, spec), arguments))
     worst = 0.0
     for o, p, s in zip(before, after, silenced, strict=True):
@@ -68,6 +88,8 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
             (a.double() - b.double()).norm() for a, b in ((s, p), (s, o), (s, torch.zeros_like(s)))
         )
         noise = 300 * torch.finfo(o.dtype).eps * float(size)
+        if not bool(torch.isfinite(distance)):
+            return float("inf")
         # What is within rounding counts as no difference, also where silencing changes next to nothing.
         worst = max(worst, float(distance) / max(float(change), noise / TOLERANCE, 1e-30))
     return worst
@@ -101,11 +123,17 @@ def _silenced(original: nn.Module, pruned: nn.Module, spec: PruneSpec) -> nn.Mod
         kept[each.tensor] = each
     for path, module in list(silenced.named_modules()):
         index = kept.get(f"{path}.weight") if path else None
-        if isinstance(module, NORMS[2:]) and index is not None:
+        if index is not None and _looks_across_channels(module):
             holder, _, name = path.rpartition(".")
-            masked = _Masked(pruned.get_submodule(path), index.indices, channels(module, "out"))
+            width = tensors[index.tensor].shape[index.dim]
+            masked = _Masked(pruned.get_submodule(path), index.indices, width)
             setattr(silenced.get_submodule(holder), name, masked)
     return silenced
+
+
+def _looks_across_channels(module: nn.Module) -> bool:
+    """Whether it is a norm over channels; models bring RMS norms of their own, which are known by their name."""
+    return isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or "RMSNorm" in type(module).__name__
 
 
 class _Masked(nn.Module):
@@ -118,10 +146,14 @@ class _Masked(nn.Module):
         self.width = width
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_last = type(self.norm).forward is nn.LayerNorm.forward
-        dim = -1 if is_last else 1
-        if x.shape[dim] != self.width:
-            dim = -1 - dim if not is_last else 1
+        # Norms of images, such as group norm, have the channels second; where both fit, the kind decides.
+        dims = (1, -1) if isinstance(self.norm, nn.GroupNorm) or _is_of_images(self.norm) else (-1, 1)
+        dim = next(dim for dim in dims if x.shape[dim] == self.width)
         index = torch.tensor(self.indices, device=x.device)
         out: torch.Tensor = self.norm(x.index_select(dim, index))
         return torch.zeros_like(x).index_copy(dim, index, out)
+
+
+def _is_of_images(norm: nn.Module) -> bool:
+    """A layer norm with a forward of its own: torchvision's and timm's normalize the second dimension."""
+    return isinstance(norm, nn.LayerNorm) and type(norm).forward is not nn.LayerNorm.forward
