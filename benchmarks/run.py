@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compress_speed
 import footprint
 import layer_overhead
 import static_speed
@@ -11,6 +12,7 @@ def main() -> None:
     static_speed.main()
     footprint.main()
     layer_overhead.main()
+    compress_speed.main()
 
 
 if __name__ == "__main__":

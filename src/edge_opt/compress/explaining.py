@@ -68,8 +68,8 @@ def explain(
         *_structure(changes),
         *_circumstances(old, new, old_latency, new_latency),
     ]
-    # What has a time of its own comes first, the longest on top; the rest keeps its order.
-    reasons.sort(key=lambda reason: -(reason.seconds or 0.0))
+    # What was saved, then what has a time of its own, the longest on top; the rest keeps its order.
+    reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
     headline = _headline(macs, moved, compared, old_latency, new_latency)
     return Explanation(headline, compared, macs, moved, changes, tuple(reasons))
 
@@ -181,6 +181,7 @@ def _time_reasons(changes: Sequence[LayerChange], new: Side) -> Iterable[Reason]
     ]
     if len(unchanged) < len(timed):
         yield from told("unchanged layers", "Unchanged in MACs and bytes", unchanged)
+    yield from _faster(changes)
     yield from _slower(changes)
     yield from _shortfall(changes)
     layers = new.profile.measurement.layers if new.profile.measurement and new.kernels is None else None
@@ -188,6 +189,20 @@ def _time_reasons(changes: Sequence[LayerChange], new: Side) -> Iterable[Reason]
         share = layers.between_layers_s / layers.whole_s * 100
         spent = units.duration(layers.between_layers_s)
         yield Reason("between layers", f"Between layers: {spent}, {share:.1f} % of the time", layers.between_layers_s)
+
+
+def _faster(changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    """Where the time was saved."""
+    won = sorted(((row.saved_s or 0.0, row) for row in changes if (row.saved_s or 0.0) > 0), key=lambda item: -item[0])
+    if won:
+        told = [f"{row.path or 'the model itself'} {_times(row)}" for _, row in won]
+        saved = units.duration(sum(seconds for seconds, _ in won))
+        yield Reason(
+            "time",
+            f"Faster than before: {_layers(len(won))} by {saved}, {_listed(told)}",
+            None,
+            tuple(row.path for _, row in won),
+        )
 
 
 def _slower(changes: Sequence[LayerChange]) -> Iterable[Reason]:

@@ -18,7 +18,7 @@ from edge_opt.compress.cpu import is_fast
 from edge_opt.compress.exporting import export
 from edge_opt.compress.graphs import layer_precisions, read_graph
 from edge_opt.compress.kernels import executed_kernels
-from edge_opt.compress.quantizing import check_method, check_spared, quantize
+from edge_opt.compress.quantizing import check_method, check_spared, is_below, quantize
 from edge_opt.compress.registry import Job, Made, maker_of, precision
 from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner, TorchRunner
 from edge_opt.compress.staging import own_folder, publish, size_of, staging, with_data
@@ -74,8 +74,10 @@ def convert(
         raise InvalidInput(
             "int8 needs calibration=: a loader or batches of real inputs, to find the range of each tensor"
         )
-    ranges = None if calibration is None else read_batches(subject, calibration, calibration_batches, "calibration")
-    checks, source = _checks(subject, verify_on, ranges)
+    # A loader that shuffles draws from torch's random numbers, which are the caller's.
+    with torch.random.fork_rng(devices=[]):
+        ranges = None if calibration is None else read_batches(subject, calibration, calibration_batches, "calibration")
+        checks, source = _checks(subject, verify_on, ranges)
     place = Path(own_folder() if folder is None else folder)
     with staging(place) as aside:
         name = filename or f"{subject.name}.{precision}.{'pt' if runtime == 'torch' else 'onnx'}"
@@ -84,7 +86,7 @@ def convert(
             kernels = () if runtime == "torch" else executed_kernels(runner, checks[0])
             layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
             if must_run:
-                _check_effective(layers, precision, runtime)
+                _check_effective(layers, precision, runtime, spared)
             found = agreement(subject, runner, checks, source)
         files = publish(with_data(made.path), place)
     return Converted(
@@ -138,8 +140,11 @@ def effective(layers: Iterable[LayerPrecision], asked: str) -> str:
     return "+".join(sorted(found, key=lambda name: (name != asked, name))) or "none"
 
 
-def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: str) -> None:
+def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: str, spare: tuple[str, ...]) -> None:
     found = effective(layers, asked)
+    taken = [layer.path for layer in layers if is_below(layer.path, spare) and layer.precision == asked]
+    if taken:
+        raise ConversionFailed(f"{runtime} runs spared layers in {asked} nevertheless: {', '.join(taken)}")
     if asked in found.split("+") and (asked == "int8" or found == asked):
         return
     if asked == "fp32" and found == "none":
@@ -164,17 +169,21 @@ def _remarks(layers: Any, kernels: tuple[Kernel, ...], precision: str, runtime: 
     return remarks
 
 
-def _half(job: Job, name: str) -> tuple[nn.Module, torch.dtype | None]:
-    """A copy of the model in the dtype; None where the model is in it already."""
+def _cast(model: nn.Module, name: str) -> tuple[nn.Module, torch.dtype | None]:
+    """A copy of the model in the precision, and the type to cast inputs to: None where float32 is what it had."""
     dtype = _DTYPES[name]
-    model = copy.deepcopy(job.subject.model).eval()
-    kinds = {tensor.dtype for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
-    return (model, None) if kinds <= {dtype} and name == "fp32" else (model.to(dtype), dtype)
+    model = copy.deepcopy(model).eval()
+    return (model, None) if name == "fp32" and _is_float32(model) else (model.to(dtype), dtype)
+
+
+def _is_float32(model: nn.Module) -> bool:
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    return all(tensor.dtype is torch.float32 for tensor in tensors)
 
 
 def _in_torch(name: str) -> Any:
     def make(job: Job) -> Made:
-        model, dtype = _half(job, name)
+        model, dtype = _cast(job.subject.model, name)
         adapter = job.subject.flat(dtype, model).eval()
         path = job.folder / job.filename
         torch.save(model.state_dict(), path)
@@ -188,8 +197,11 @@ def _in_onnx(name: str) -> Any:
         if name == "fp32" and job.exported is not None:
             return _copied(job.exported, job.folder)
         path = job.folder / job.filename
-        model, dtype = _half(job, name)
-        done = export(job.subject, path, dtype, model)
+        if name == "fp32" and _is_float32(job.subject.model):
+            done = export(job.subject, path)
+        else:
+            model, dtype = _cast(job.subject.model, name)
+            done = export(job.subject, path, dtype, model)
         return Made(path, done.outputs, done.remarks)
 
     return make

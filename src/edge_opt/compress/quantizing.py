@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -138,6 +139,7 @@ def _prepare(source: Path, prepared: Path, is_big: bool) -> None:
 def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], is_big: bool) -> None:
     """Bring back module paths that the preparation dropped, and mark spared nodes."""
     model = onnx.load(str(target), load_external_data=False)
+    _leave_float(model.graph, set(spared))
     for node in model.graph.node:
         path = paths.get(node.name, _path(node))
         del node.metadata_props[:]
@@ -149,6 +151,39 @@ def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], is
 
 
 SPARED_KEY = "edge_opt.spared"
+
+
+def _leave_float(graph: Any, spared: set[str]) -> None:
+    """Take out what quantises the outputs of spared nodes.
+
+    Between a dequantised input and a quantised output ONNX Runtime quantises a float layer's weights by itself.
+    """
+    readers: dict[str, list[Any]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+    ends = {value.name for value in graph.output}
+    dropped: set[str] = set()
+    for node in [node for node in graph.node if node.name in spared]:
+        for place, name in enumerate(node.output):
+            pairs = [
+                (quantizer, dequantizer)
+                for quantizer in readers[name]
+                if quantizer.op_type == "QuantizeLinear"
+                for dequantizer in readers[quantizer.output[0]]
+            ]
+            # A dequantiser at the end of the graph gives its name to the output.
+            final = next((back.output[0] for _, back in pairs if back.output[0] in ends), name)
+            node.output[place] = final
+            for reader in [*readers[name], *(reader for _, back in pairs for reader in readers[back.output[0]])]:
+                replaced = {name, *(back.output[0] for _, back in pairs)}
+                for position, value in enumerate(reader.input):
+                    if value in replaced:
+                        reader.input[position] = final
+            dropped |= {part.name for pair in pairs for part in pair}
+    kept = [node for node in graph.node if node.name not in dropped]
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _path(node: Any) -> str:

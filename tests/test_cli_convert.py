@@ -1,0 +1,108 @@
+"""`edge-opt quantize` and `edge-opt export`: their verification, their files and their refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from edge_opt.cli import app
+
+MODEL = "edge_opt.model:SmallCNN"
+DATA = """
+import torch
+torch.manual_seed(0)
+loader = [(torch.randn(16, 1, 28, 28), torch.zeros(16)) for _ in range(2)]
+def batches():
+    print("loading")
+    return loader
+wrong = [torch.randn(4, 3, 28, 28)]
+empty = []
+number = 3
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    (tmp_path / "calibration_data.py").write_text(DATA)
+    return str(tmp_path / "calibration_data.py")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_quantize_prints_the_verification(data: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = invoke("quantize", MODEL, "-i", "1x1x28x28", "-c", f"{data}:loader", "--spare", "conv1", "-o", str(out))
+    assert done.exit_code == 0, done.stderr
+    assert "int8 on onnxruntime: runs in int8+fp32, 2 of 3 layers as asked" in done.stdout
+    assert "conv1  Conv  fp32  spared, as asked" in done.stdout
+    assert "agreement on 32 samples of calibration batches" in done.stdout
+    assert [path.name for path in out.iterdir()] == ["SmallCNN.int8.onnx"]
+    assert f"saved to {out / 'SmallCNN.int8.onnx'}" in done.stderr
+
+
+def test_quantize_as_json_with_a_function_for_a_loader(data: str, tmp_path: Path) -> None:
+    done = invoke(
+        "quantize", MODEL, "-i", "1x1x28x28", "-c", f"{data}:batches", "--runtime", "openvino", "--json",
+        "--batches", "1", "-o", str(tmp_path / "out"),
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["effective_precision"] == "int8" and found["agreement"]["samples"] == 16
+    assert [layer["path"] for layer in found["layers"]] == ["conv1", "conv2", "classifier"]
+    assert "loading" in done.stderr
+
+
+def test_random_calibration_must_be_said_and_is_told(tmp_path: Path) -> None:
+    refused = invoke("quantize", MODEL, "-i", "1x1x28x28")
+    assert refused.exit_code == 2 and "--random-calibration to try without" in refused.stderr
+    done = invoke("quantize", MODEL, "-i", "2x1x28x28", "--random-calibration", "-o", str(tmp_path))
+    assert done.exit_code == 0 and "say nothing about real inputs" in done.stderr
+
+
+def test_agreement_below_the_least_is_exit_1(data: str, tmp_path: Path) -> None:
+    # Noise in front of random weights: some of 32 images change their class in int8, none in float32.
+    done = invoke("export", MODEL, "-i", "1x1x28x28", "-o", str(tmp_path / "net.onnx"), "--verify", f"{data}:loader",
+                  "--min-agreement", "1")  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    assert "fp32 on onnxruntime: runs in fp32, 3 of 3 layers as asked" in done.stdout
+    assert "agreement on 32 samples of verify_on: same top-1 for 100.0%" in done.stdout
+    bad = invoke("quantize", "torch.nn:Identity", "-i", "1x4", "--random-calibration", "-o", str(tmp_path))
+    assert bad.exit_code == 2 and "did not take" in bad.stderr
+
+
+def test_export_in_fp16_says_what_it_runs_in_here(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "half.onnx"
+    done = invoke("export", MODEL, "-i", "1x1x28x28", "-o", str(path), "--precision", "fp16")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("fp16 on onnxruntime: runs in ")
+    assert path.stat().st_size < 60_000  # 20490 weights of two bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["export", MODEL, "-i", "1x1x28x28", "-o", "net.pt"], "must end in .onnx"),
+        (["export", MODEL, "-i", "1x1x28x28", "-o", "n.onnx", "--precision", "int8"], "use `edge-opt quantize`"),
+        (["export", MODEL, "-i", "1x1x28x28", "-o", "n.onnx", "--min-agreement", "2"], "a share from 0 to 1"),
+        (["export", MODEL, "-o", "n.onnx"], "no --input given"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:wrong"], "the model takes N×1×28×28"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:empty"], "calibration loader is empty"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:number"], "is of type int"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:none"], "has no 'none'"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "loader"], "names no batches"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:loader", "--random-calibration"], "exclude each other"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:loader", "--method", "mse"], "unknown calibration method"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:loader", "--runtime", "torch"], "runtime='onnxruntime'"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], sentence: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*(text.replace("DATA", data) for text in arguments))
+    assert done.exit_code == 2 and sentence in done.stderr and not done.stdout
+    assert not list(tmp_path.glob("*.onnx"))
