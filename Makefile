@@ -22,9 +22,9 @@ $(SYSTEM_READY): $(READY)
 	  || echo "could not install $(SYSTEM); as root: apt-get update && apt-get install $(SYSTEM)" >&2
 	@touch $@
 
-## demo: profile two bundled models and write their tables
+## demo: train, prune, quantise and measure a small network on bundled digits, and say where the report is
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/edge-opt run configs/default.yaml --output out/demo
 
 ## test: style, types and the whole suite
 test: check $(SYSTEM_READY)

@@ -12,8 +12,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 ORDER = [
     "errors", "files", "text", "units", "records", "compare", "budget", "trace", "cost", "measure", "devices",
-    "profiling", "fitting", "data", "compress", "search", "report", "comparing", "checking", "pytest_plugin", "config",
-    "pipeline", "cli",
+    "profiling", "fitting", "loading", "data", "compress", "search", "report", "comparing", "checking", "pytest_plugin",
+    "config", "pipeline", "cli",
 ]  # fmt: skip
 OLDER_APIS = ["model", "hardware", "metrics", "stream", "pruning"]
 PUBLIC = {"errors", "files", "text", "records", *OLDER_APIS}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge_opt.fitting.batches import fit_batch
     from edge_opt.fitting.targets import compare_targets
     from edge_opt.measure.api import measure
+    from edge_opt.pipeline.sweeping import sweep
     from edge_opt.profiling import clear_caches, profile
     from edge_opt.records import ModelProfile, OpCost, TensorInfo
     from edge_opt.report.drawing import bar_chart
@@ -92,6 +93,7 @@ __all__ = [
     "run_sweep",
     "sensitivity",
     "stream_advice",
+    "sweep",
     "time_operators",
     "utilization",
     "utilization_advice",
@@ -142,6 +144,7 @@ _HOMES = {
     "run_sweep": "search.sweep",
     "stream_advice": "stream",
     "time_operators": "devices.timed",
+    "sweep": "pipeline.sweeping",
     "utilization": "devices.utilization",
     "utilization_advice": "stream",
     "write_hardware_profile_artifacts": "stream",

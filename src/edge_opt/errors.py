@@ -53,6 +53,20 @@ class InvalidDevice(EdgeOptError):
     """A device file that cannot be used: the file, the key, and what to write there."""
 
 
+class InvalidConfig(EdgeOptError):
+    """A configuration that cannot be used: the key, its value, and what is allowed."""
+
+
+class DataNotFound(EdgeOptError):
+    """Data that is not where it was looked for, is damaged, or is something else; names the file and the cure."""
+
+
+def first_line(error: BaseException) -> str:
+    """What was raised, in one line."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class BudgetError(InvalidInput):
     """A budget that does not parse: the text, with a caret under the character, and what was expected there."""
 

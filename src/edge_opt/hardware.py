@@ -58,11 +58,12 @@ def estimate_layerwise_stats(
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
     profile = eo.profile(model, (batch_size, *input_shape))
-    rows = [asdict(estimate) for estimate in _estimates(profile, activation_bytes_per_value)]
+    rows = [asdict(estimate) for estimate in layer_estimates(profile, activation_bytes_per_value)]
     return pd.DataFrame(rows, columns=[field.name for field in fields(LayerEstimate)])
 
 
-def _estimates(profile: eo.ModelProfile, bytes_per_value: int | None) -> list[LayerEstimate]:
+def layer_estimates(profile: eo.ModelProfile, bytes_per_value: int | None = None) -> list[LayerEstimate]:
+    """The layers of a profile that multiply and accumulate, in order of execution."""
     outputs: dict[int, list[eo.TensorInfo]] = {}
     for call in profile.trace.ops:
         if profile.prices[call.signature].cost.macs:

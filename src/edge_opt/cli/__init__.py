@@ -15,16 +15,18 @@ from edge_opt.cli.compare import compare
 from edge_opt.cli.devices import devices
 from edge_opt.cli.doctor import doctor
 from edge_opt.cli.export import export
+from edge_opt.cli.init import init
 from edge_opt.cli.profile import profile
 from edge_opt.cli.prune import prune
 from edge_opt.cli.quantize import quantize
 from edge_opt.cli.report import report
+from edge_opt.cli.run import SeveralSeeds, run
 from edge_opt.cli.shell import Debug, Shell
 from edge_opt.cli.status import status
+from edge_opt.cli.sweep import sweep
 
 app = typer.Typer(
     cls=Shell,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -47,38 +49,33 @@ def edge_opt(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """What a PyTorch model costs on limited hardware, layer by layer.
+    """What a PyTorch model costs on limited hardware, and the variant that fits.
 
     \b
-    edge-opt profile torchvision:resnet50 --input 1x3x224x224
-    edge-opt profile net.py:Net --input 1x3x32x32 --sort bytes --top 10
-    edge-opt profile net.py:Net --input 8x3x32x32 --measure
-    edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
-    edge-opt profile net.py:Net --input 1x3x32x32 --target raspberry-pi-4 --target jetson-nano
-    edge-opt devices raspberry-pi-4
-    edge-opt compare before.json after.json -o difference.html
-    edge-opt check profile.json --budget "macs <= 600M"
-    edge-opt report runs/mnist
-    edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
-    edge-opt quantize net.py:Net --input 1x3x32x32 --calibration data.py:loader -o out/
-    edge-opt export net.py:Net --input 1x3x32x32 -o net.onnx
-    edge-opt calibrate
+    edge-opt profile torchvision:resnet50 -i 1x3x224x224
+    edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --target jetson-nano
+    edge-opt check net.py:Net -i 1x3x32x32 --budget "macs <= 600M"
+    edge-opt prune net.py:Net -i 1x3x32x32 --macs-target 0.5 -o pruned/
+    edge-opt init run.yaml && edge-opt run run.yaml
 
-    Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
+    `edge-opt COMMAND -h` shows more. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
 
 
-app.command("profile")(profile)
-app.command("doctor")(doctor)
-app.command("devices")(devices)
-app.command("compare")(compare)
-app.command("check")(check)
-app.command("report")(report)
-app.command("status")(status)
-app.command("prune")(prune)
-app.command("quantize")(quantize)
-app.command("export")(export)
-app.command("calibrate")(calibrate)
+app.command("run", short_help="From a configuration to the model to ship; resumes.", cls=SeveralSeeds)(run)
+app.command("init", short_help="Write a commented configuration for a run.")(init)
+app.command("sweep", short_help="Try pruning, precisions and runtimes on a trained model.")(sweep)
+app.command("status", short_help="How far a sweep is, and the best so far.")(status)
+app.command("report", short_help="One self-contained HTML page of a run or a profile.")(report)
+app.command("profile", short_help="What each layer costs, from shapes alone.")(profile)
+app.command("compare", short_help="What differs between models, layer by layer.")(compare)
+app.command("check", short_help="Whether a model keeps its budgets, as an exit code.")(check)
+app.command("devices", short_help="The catalogue, every figure with its source.")(devices)
+app.command("calibrate", short_help="Measure this machine, to predict any model on it.")(calibrate)
+app.command("prune", short_help="Remove channels and heads, and prove the result.")(prune)
+app.command("quantize", short_help="int8, with what really runs in it.")(quantize)
+app.command("export", short_help="Write ONNX, run it, and say how it agrees.")(export)
+app.command("doctor", short_help="What a measurement on this machine would rest on.")(doctor)
 
 
 def main() -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from edge_opt.cli.models import _REFERENCE, _attribute, _from_file, _from_package
 from edge_opt.cli.shell import first_line
 from edge_opt.errors import InvalidInput
+from edge_opt.loading.references import find_object, parse_reference
 
 FORM = "file.py:NAME or package.module:NAME, a loader, a list of batches, or a function that returns one"
 
 
 def load_batches(reference: str) -> Iterable[Any]:
     """The batches that a reference names."""
-    found = _REFERENCE.fullmatch(reference)
-    if found is None or found["call"]:
+    found = parse_reference(reference)
+    if found is None or found.arguments:
         raise InvalidInput(f"{reference!r} names no batches; write {FORM}")
-    source = found["source"]
-    module = _from_file(Path(source)) if source.endswith(".py") else _from_package(source)
-    value = _attribute(module, found["name"], source)
+    value = find_object(found)
     if callable(value) and not hasattr(value, "__iter__"):
         try:
             value = value()

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from edge_opt.errors import EdgeOptError
+from edge_opt.errors import EdgeOptError, first_line
+
+__all__ = ["NOT_SATISFIED", "Debug", "Shell", "first_line", "talk"]
 
 NOT_SATISFIED = 1
 
@@ -40,9 +42,3 @@ class Shell(TyperGroup):
 def talk(sentence: str) -> None:
     """Tell the user something that is not the result."""
     typer.echo(sentence, err=True)
-
-
-def first_line(error: BaseException) -> str:
-    """What was raised, in one line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

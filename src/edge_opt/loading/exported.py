@@ -6,8 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.cli.shell import first_line
-from edge_opt.errors import ModelNotFound
+from edge_opt.errors import ModelNotFound, first_line
 
 if TYPE_CHECKING:
     from torch import nn

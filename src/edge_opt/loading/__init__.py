@@ -1,0 +1,1 @@
+"""References of users, turned into what they name: models, factories, loaders."""
