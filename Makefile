@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test quick check bench clean
+.PHONY: demo test quick check docs bench clean
 
 # What the tests need beside Python: a browser to open reports with, and real images.
 SYSTEM := chromium dataset-fashion-mnist
@@ -39,6 +39,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+## docs: the documentation site, in build/site
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 ## bench: ratios against other tools in one run; writes benchmarks/results/*.json
 bench: $(READY)

@@ -95,3 +95,26 @@ def test_the_page_of_commands_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     writer = import_module("write_cli_page")
     assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), "run `python scripts/write_cli_page.py`"
+
+
+@pytest.mark.parametrize("name", sorted(set(edge_opt.__all__) - {"compress"}))
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    """By itself, or with the module that it is defined in."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE))
+    home = getattr(getattr(edge_opt, name), "__module__", None)
+    assert any(entry.endswith(f".{name}") or entry == home for entry in documented)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "api" / "index.html").exists()
