@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_opt import units
-from edge_opt.loading.exported import Example
 from edge_opt.cli.shell import talk
 from edge_opt.errors import InvalidInput
+from edge_opt.loading.exported import Example
 
 if TYPE_CHECKING:
     from edge_opt.trace.inputs import InputSpec
