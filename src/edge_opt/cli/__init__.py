@@ -53,16 +53,9 @@ def edge_opt(
 
     \b
     edge-opt profile torchvision:resnet50 --input 1x3x224x224
-    edge-opt profile net.py:Net --input 1x3x32x32 --sort bytes --top 10
     edge-opt profile net.py:Net --input 8x3x32x32 --measure
-    edge-opt profile my.package:build --input ids:1x128:int64 -o profile.json
-    edge-opt devices raspberry-pi-4
-    edge-opt report runs/mnist
-    edge-opt compare before.json after.json -o difference.html
     edge-opt check profile.json --budget "macs <= 600M"
-    edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
-    edge-opt quantize net.py:Net --input 1x3x32x32 --calibration data.py:loader -o out/
-    edge-opt export net.py:Net --input 1x3x32x32 -o net.onnx
+    edge-opt run configs/default.yaml
 
     Results go to stdout, talk to stderr. Exit code 0: done; 1: a condition does not hold; 2: wrong use.
     """
