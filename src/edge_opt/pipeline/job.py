@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -157,7 +158,10 @@ class PipelineJob:
 
     def eager(self, candidate: Candidate, folder: Path) -> Converted:
         """The candidate's model as torch runs it."""
-        return convert(self.model(candidate, folder), _kept_inputs(folder / INPUTS), candidate.precision, "torch")
+        # Its files are not needed; left to the end of the process they would stay, for ours end without clean-up.
+        with tempfile.TemporaryDirectory() as aside:
+            model, inputs = self.model(candidate, folder), _kept_inputs(folder / INPUTS)
+            return convert(model, inputs, candidate.precision, "torch", folder=aside)
 
     def model(self, candidate: Candidate, folder: Path) -> torch.nn.Module:
         """The candidate's pruned model in float32."""
