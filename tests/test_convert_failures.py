@@ -166,7 +166,7 @@ def test_the_model_and_the_process_are_as_found(
     # A folder that cannot be written fails at the very end of the work, after the model ran.
     place = tmp_path / "out"
     if fails:
-        monkeypatch.setattr("edge_opt.compress.precision.publish", _full)
+        monkeypatch.setattr("edge_opt.compress.converting.publish", _full)
     try:
         compress.convert(model, (1, 3, 12, 12), "fp32", runtime, verify_on=loader, folder=place)
         assert not fails

@@ -32,7 +32,7 @@ def converted(
     **options: Any,
 ) -> Converted:
     """Convert the model that a reference names; whatever its own code prints goes to stderr."""
-    from edge_opt.compress.precision import convert
+    from edge_opt.compress.converting import convert
 
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], None)

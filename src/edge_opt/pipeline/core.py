@@ -17,7 +17,7 @@ from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
 
 # What candidates need, imported once in the process that they are forked from.
-PRELOAD = ("torch", "edge_opt.pipeline.job", "edge_opt.compress.precision", "edge_opt.compress.pruning")
+PRELOAD = ("torch", "edge_opt.pipeline.job", "edge_opt.compress.converting", "edge_opt.compress.pruning")
 EAGER = Candidate(0.0, "fp32", "torch")
 
 
