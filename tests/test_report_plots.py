@@ -110,8 +110,9 @@ def test_the_frontier_of_a_sweep_is_its_own_where_it_has_one() -> None:
 
 
 def test_means_by_precision_leave_out_what_failed() -> None:
-    int8, fp32 = precision_means(small_sweep())
-    assert (int8.precision, int8.candidates, int8.accepted, int8.failed) == ("int8", 3, 2, 1)
+    int8, fp32, failed = precision_means(small_sweep())
+    assert (int8.precision, int8.runtime, int8.candidates, int8.accepted, int8.failed) == ("int8", "torch", 2, 2, 0)
+    assert (failed.runtime, failed.candidates, failed.failed, failed.latency_ms) == ("onnxruntime", 1, 1, None)
     assert int8.latency_ms == pytest.approx((4 + 2) / 2)
     assert fp32.latency_ms == pytest.approx((8 + 6 + 4) / 3)
 

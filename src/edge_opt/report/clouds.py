@@ -90,9 +90,10 @@ _AVERAGED = ("accuracy", "latency_ms", "memory_mb", "size_mb", "energy_j")
 
 @dataclass(frozen=True, slots=True)
 class PrecisionMeans:
-    """Candidates of one precision that ran, on average; None where no figure is known."""
+    """Candidates of one precision on one runtime that ran, on average; None where no figure is known."""
 
     precision: str
+    runtime: str
     candidates: int
     accepted: int
     failed: int
@@ -104,19 +105,23 @@ class PrecisionMeans:
 
 
 def precision_means(result: SweepResult) -> list[PrecisionMeans]:
-    """One row per precision, fastest first, those without any figure last."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    """One row per precision and runtime, fastest first, those without any figure last.
+
+    Runtimes stay apart: a mean over them would credit a precision with what its runtime did.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in sweep_rows(result):
-        groups.setdefault(row["precision"], []).append(row)
+        groups.setdefault((row["precision"], row["runtime"]), []).append(row)
     found = [
         PrecisionMeans(
             precision,
+            runtime,
             len(rows),
             sum(row["accepted"] for row in rows),
             sum(row["status"] == "failed" for row in rows),
             *(_mean(row[name] for row in rows) for name in _AVERAGED),
         )
-        for precision, rows in groups.items()
+        for (precision, runtime), rows in groups.items()
     ]
     return sorted(found, key=lambda means: math.inf if means.latency_ms is None else means.latency_ms)
 

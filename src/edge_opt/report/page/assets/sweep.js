@@ -101,25 +101,26 @@ function failures(sweep) {
 function precisionFigure(sweep) {
   const known = sweep.precisions.filter((row) => row.latency_ms !== null);
   if (!known.length) return null;
+  const named = (row) => `${row.precision} ${row.runtime}`;
   const panel = (name, title, text, tone) => ({ name, title, text, tone });
   const panels = [panel("latency_ms", "Latency", (value) => `${plain(value)} ms`, "blue"), panel("accuracy", "Accuracy", percent, "green"), panel("size_mb", "Size", (value) => `${plain(value)} MiB`, "orange")];
   return figure({
-    id: "precision-chart", title: "Means by precision", provenance: "measured", isFixed: true,
+    id: "precision-chart", title: "Means by precision and runtime", provenance: "measured", isFixed: true,
     draw: () => ({
       data: panels.map((item, place) => ({
-        type: "bar", orientation: "h", name: item.title, xaxis: place ? `x${place + 1}` : "x", yaxis: "y", y: known.map((row) => row.precision), x: known.map((row) => row[item.name]),
+        type: "bar", orientation: "h", name: item.title, xaxis: place ? `x${place + 1}` : "x", yaxis: "y", y: known.map(named), x: known.map((row) => row[item.name]),
         marker: { color: color(item.tone) }, text: known.map((row) => item.text(row[item.name])), textposition: "auto", textangle: 0, constraintext: "none", hovertemplate: `%{y}: %{text}<extra>${item.title}</extra>`,
       })),
       layout: {
-        height: 110 + 42 * known.length, showlegend: false, bargap: 0.35, margin: { l: 50, r: 12, t: 6, b: 44 },
+        height: 110 + 42 * known.length, showlegend: false, bargap: 0.35, margin: { l: 130, r: 12, t: 6, b: 44 },
         xaxis: { domain: [0, 0.31], title: { text: panels[0].title }, fixedrange: true, nticks: 4 },
         xaxis2: { domain: [0.345, 0.655], title: { text: panels[1].title }, fixedrange: true, tickformat: ".0%", nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
         xaxis3: { domain: [0.69, 1], title: { text: panels[2].title }, fixedrange: true, nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
         yaxis: { type: "category", autorange: "reversed", fixedrange: true, tickfont: { color: color("ink") } },
       },
-      caption: `Fastest on average: ${known[0].precision}, ${plain(known[0].latency_ms)} ms and ${percent(known[0].accuracy)} accurate. Means over pruning levels and runtimes that ran.`,
-      rows: { headers: ["Precision", "Candidates", "Accepted", "Failed", "Accuracy", "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "number", "number", "number", "share", "number", "number", "number", "energy"],
-        rows: sweep.precisions.map((row) => [row.precision, row.candidates, row.accepted, row.failed, row.accuracy, row.latency_ms, row.memory_mb, row.size_mb, row.energy_j]) },
+      caption: `Fastest on average: ${named(known[0])}, ${plain(known[0].latency_ms)} ms and ${percent(known[0].accuracy)} accurate. Means over pruning levels that ran.`,
+      rows: { headers: ["Precision", "Runtime", "Candidates", "Accepted", "Failed", "Accuracy", "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "text", "number", "number", "number", "share", "number", "number", "number", "energy"],
+        rows: sweep.precisions.map((row) => [row.precision, row.runtime, row.candidates, row.accepted, row.failed, row.accuracy, row.latency_ms, row.memory_mb, row.size_mb, row.energy_j]) },
     }),
   });
 }
