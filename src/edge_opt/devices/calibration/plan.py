@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var", "params", 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _MOST_MACS = 500_000_000
 _MOST_BYTES = 48 << 20
+
+
+T = TypeVar("T")
 
 
 class _Draw:
@@ -45,7 +48,7 @@ class _Draw:
     def chance(self, share: float) -> bool:
         return self.random.random() < share
 
-    def of(self, *values: Any) -> Any:
+    def of(self, *values: T) -> T:
         return self.random.choice(values)
 
     def image(self, low: int = 8, high: int = 1024) -> torch.Tensor:
@@ -88,7 +91,8 @@ class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def signatures(call: Callable[[], object]) -> list[OpSignature]:
     """What a call on meta tensors consists of, as a trace would record it."""
-    with torch.inference_mode(), _Catch() as catch:
+    catch = _Catch()
+    with torch.inference_mode(), catch:
         call()
     return catch.found
 
@@ -233,17 +237,27 @@ def _any(draw: _Draw) -> torch.Tensor:
 
 def _activation(draw: _Draw) -> Callable[[], object]:
     x = _any(draw)
-    kind = draw.of(
+    kinds: tuple[Callable[..., object], ...] = (
         F.relu, F.relu_, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, lambda x: F.silu(x, True),
         F.hardswish, lambda x: F.hardswish(x, True), F.hardsigmoid, torch.sigmoid, lambda x: F.hardtanh(x, 0, 6, True),
         lambda x: F.hardtanh(x, 0, 6), torch.tanh, F.leaky_relu, F.elu,
     )  # fmt: skip
+    kind = draw.of(*kinds)
     return lambda: kind(x)
 
 
 def _pairs(draw: _Draw) -> Callable[[], object]:
     x = _any(draw)
-    function = draw.of(torch.add, torch.add, torch.mul, torch.sub, torch.div, torch.Tensor.add_, torch.Tensor.mul_)
+    functions: tuple[Callable[..., object], ...] = (
+        torch.add,
+        torch.add,
+        torch.mul,
+        torch.sub,
+        torch.div,
+        torch.Tensor.add_,
+        torch.Tensor.mul_,
+    )
+    function = draw.of(*functions)
     shapes: list[tuple[int, ...]] = [tuple(x.shape)] * 3
     shapes.append((*x.shape[:2], *(1,) * (x.dim() - 2)) if x.dim() == 4 else (x.shape[-1],))
     other: Any = draw.of(*shapes, None)

@@ -11,8 +11,6 @@ from edge_opt.devices.operator_times import OperatorTimes
 from edge_opt.records import Calibration, GroupDeviation, ReferenceRun
 
 _FOLDS = 4
-# Errors of models that were not even in the plan are this much larger than those of held-out ones.
-_SAFETY = 1.18
 _NINE_IN_TEN = 1.645
 _UNKNOWN_DEVIATION = 0.3  # where there was nothing to hold out
 _FEWEST = 8
@@ -49,4 +47,4 @@ def _deviation(errors: list[float]) -> float:
     """The standard deviation of a normal error that would have nine in ten within the same bounds."""
     if len(errors) < _FEWEST:
         return _UNKNOWN_DEVIATION
-    return _SAFETY * float(np.quantile(np.abs(errors), 0.9)) / _NINE_IN_TEN
+    return float(np.quantile(np.abs(errors), 0.9)) / _NINE_IN_TEN
