@@ -16,10 +16,11 @@ from calibrations import imaginary
 from edge_opt.cli import app
 from edge_opt.devices.calibration.alone import undisturbed
 from edge_opt.devices.calibration.distances import read_distances
+from edge_opt.devices.calibration.drawing import signatures, tensor
 from edge_opt.devices.calibration.inplace import closed
 from edge_opt.devices.calibration.operands import Runnable, Unrunnable, overload
 from edge_opt.devices.calibration.overheads import Overheads, measured_overheads
-from edge_opt.devices.calibration.plan import is_warm, plan, signatures, tensor
+from edge_opt.devices.calibration.plan import is_warm, plan
 from edge_opt.devices.calibration.references import REFERENCES
 from edge_opt.devices.calibration.validation import validated
 from edge_opt.devices.calibration_files import host_file, load_calibration, save_calibration
@@ -105,14 +106,14 @@ def test_operands_are_laid_out_as_recorded() -> None:
 
 
 def test_the_form_of_an_operator_follows_from_its_arguments() -> None:
-    pair = signatures(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[0]
+    pair = signatures(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
     assert overload(pair) is torch.ops.aten.mul.Tensor
     with pytest.raises(Unrunnable, match="not an operator"):
         overload(OpSignature("aten.no_such", (), (), (), (TensorInfo((), "float32", 4),), False))
 
 
 def test_values_stay_ordinary_however_often_an_operator_writes_in_place() -> None:
-    signature = signatures(lambda: torch.Tensor.mul_(tensor(64), tensor(64)))[0]
+    signature = signatures(lambda: torch.Tensor.mul_(tensor(64), tensor(64)))[-1]
     runnable = Runnable(signature, (True, True))
     for _ in range(300):
         runnable.touch()
@@ -139,7 +140,7 @@ def test_a_module_call_costs_something_and_an_operator_never_less_than_nothing()
 
 
 def test_samples_of_a_run_are_scaled_to_the_whole_of_it() -> None:
-    (signature,) = signatures(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))
+    signature = signatures(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
     samples = [OperatorSample(signature, (0, 0), 1e-3, "r"), OperatorSample(signature, (0, 0), 1e-3)]
     run = ReferenceRun("r", "f", 1, operators=10, modules=5, operators_s=1e-2, seconds=1.1e-2)
     inside, alone = closed(samples, [run], Overheads(operator_s=1e-5, module_s=2e-5))

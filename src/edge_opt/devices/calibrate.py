@@ -106,7 +106,7 @@ def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> 
     planned = plan(count=min(_PLANNED, round(seconds * _PLANNED_PER_SECOND)))
     samples: list[OperatorSample] = []
     for first in range(0, len(planned), _GROUP):
-        if spent() > _ALONE_SHARE:
+        if samples and spent() > _ALONE_SHARE:
             break
         tell(spent(), f"operators alone: {len(samples)}")
         group = [Runnable(signature, is_warm(signature)) for signature in planned[first : first + _GROUP]]
