@@ -199,8 +199,8 @@ def main(arguments: list[str] | None = None) -> None:
         key = f"{case[0]}|{case[1]}"
         if key not in kept["timed"]:
             kept["timed"][key] = eo.time_operators(model, threads=1).seconds
-    if options.reuse_times is not None:
-        options.reuse_times.write_text(json.dumps(kept), encoding="utf-8")
+            if options.reuse_times is not None:
+                options.reuse_times.write_text(json.dumps(kept), encoding="utf-8")
     times = {case: kept["measured"][f"{case[0]}|{case[1]}"] for case in models}
     found = rows(times, models, calibration, {case: kept["timed"][f"{case[0]}|{case[1]}"] for case in models})
     summaries = {

@@ -28,7 +28,7 @@ def prediction(
     trace: Trace, parts: Parts, overheads: Overheads, whole_deviation: float, target: str, basis: Basis,
     precision: Precision, remarks: tuple[str, ...],
 ) -> Prediction:  # fmt: skip
-    """Layers that add up to the whole. `whole_deviation` is what all operators share, and does not average out."""
+    """Layers that add up to the whole. `whole_deviation` is how far wholes are off where nothing is outside."""
     own: list[list[int]] = [[] for _ in trace.modules]
     for call in trace.ops:
         own[call.module].append(call.index)
@@ -37,7 +37,8 @@ def prediction(
         for module, indices in zip(trace.modules, own, strict=True)
     )
     seconds = math.fsum(layer.seconds or 0.0 for layer in layers)
-    deviation = math.hypot(whole_deviation, _independent(range(len(trace.ops)), parts) / seconds if seconds else 0.0)
+    outside = [index for index in range(len(trace.ops)) if parts.is_outside[index]]
+    deviation = math.hypot(whole_deviation, _together(outside, parts) / seconds if seconds else 0.0)
     factor = math.exp(_NINE_IN_TEN * deviation)
     names = (trace.signatures[call.signature].op for call in trace.ops if parts.is_outside[call.index])
     return Prediction(
@@ -60,8 +61,7 @@ def _layer(
 ) -> LayerPrediction:
     seconds = overheads.module_s + math.fsum(float(parts.seconds[index]) + overheads.operator_s for index in indices)
     # Operators of one layer are of one kind, and err together.
-    deviation = sum(float(parts.seconds[index] * parts.deviations[index]) for index in indices)
-    factor = math.exp(_NINE_IN_TEN * deviation / seconds) if seconds else 1.0
+    factor = math.exp(_NINE_IN_TEN * _together(indices, parts) / seconds) if seconds else 1.0
     return LayerPrediction(
         module=module,
         path=path,
@@ -74,9 +74,9 @@ def _layer(
     )
 
 
-def _independent(indices: Sequence[int], parts: Parts) -> float:
-    """Seconds by which operators err, each for itself."""
-    return math.sqrt(sum(float(parts.seconds[index] * parts.deviations[index]) ** 2 for index in indices))
+def _together(indices: Sequence[int], parts: Parts) -> float:
+    """Seconds by which operators err if all err the same way."""
+    return math.fsum(float(parts.seconds[index] * parts.deviations[index]) for index in indices)
 
 
 def _bound(indices: Sequence[int], parts: Parts, overheads: Overheads, modules: int) -> Bound:

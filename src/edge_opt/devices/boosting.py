@@ -31,7 +31,7 @@ class BoostedTrees:
         self._thresholds = np.full((self.trees, 2**self.depth - 1), _BINS, dtype=np.int64)
         self._leaves = np.zeros((self.trees, 2**self.depth))
         for tree in range(self.trees):
-            hidden = random.random(width) > self.share
+            hidden: NDArray[np.bool_] = np.greater(random.random(width), self.share)
             hidden[random.integers(width)] = False
             node = np.zeros(count, dtype=np.int64)
             for level in range(self.depth):

@@ -18,7 +18,7 @@ from edge_opt.devices.calibration.figures import bandwidths, fresh_outputs, peak
 from edge_opt.devices.calibration.heap import kept_heap
 from edge_opt.devices.calibration.inplace import Visit, closed, operator_samples, visit_reference
 from edge_opt.devices.calibration.operands import Runnable
-from edge_opt.devices.calibration.overheads import fit_overheads
+from edge_opt.devices.calibration.overheads import measured_overheads
 from edge_opt.devices.calibration.plan import is_warm, plan
 from edge_opt.devices.calibration.references import REFERENCES
 from edge_opt.devices.calibration.validation import validated
@@ -74,6 +74,7 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
 
     machine = read_environment()
     tell(0.0, "memory and peaks")
+    overheads = measured_overheads()
     found_bandwidths, found_peaks, found_fresh = bandwidths(), peaks(), fresh_outputs()
     # Models first: timing hundreds of operators alone leaves the heap in pieces, some of them cold.
     with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
@@ -81,7 +82,6 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
     alone = _timed_alone(seconds, spent, tell)
     runs = [visit.run() for visit in visits]
     in_place = [sample for visit in visits for sample in operator_samples(visit)]
-    overheads = fit_overheads(runs)
     tell(_ALONE_SHARE, "cross-validation")
     measured = Calibration(
         name=platform.node() or "host",
@@ -106,7 +106,7 @@ def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> 
     planned = plan(count=min(_PLANNED, round(seconds * _PLANNED_PER_SECOND)))
     samples: list[OperatorSample] = []
     for first in range(0, len(planned), _GROUP):
-        if spent() > _ALONE_SHARE:
+        if samples and spent() > _ALONE_SHARE:
             break
         tell(spent(), f"operators alone: {len(samples)}")
         group = [Runnable(signature, is_warm(signature)) for signature in planned[first : first + _GROUP]]

@@ -208,5 +208,5 @@ class LastNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.depthwise(x).permute(0, 2, 3, 1)
-        y = self.down(F.gelu(self.up(self.norm(y)))).permute(0, 3, 1, 2)
+        y = torch.permute(self.down(F.gelu(self.up(self.norm(y)))), (0, 3, 1, 2))
         return x + self.scale * y if self.is_permuted else self.scale * y.contiguous() + x

@@ -5,46 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from edge_opt.devices.calibration.clock import OperatorClock
 from edge_opt.devices.calibration.distances import read_distances
 from edge_opt.devices.calibration.overheads import Overheads
 from edge_opt.devices.calibration.references import Reference
 from edge_opt.errors import MeasurementFailed
 from edge_opt.records import OperatorSample, ReferenceRun, Trace
 from edge_opt.trace import trace
-from edge_opt.trace.operators import Behavior, behavior, operator_name
 
 _MOST_FORWARDS, _BLOCK_NS = 8, 50_000_000
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times each operator that a trace would record, in the same order; views included."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-        self.nanoseconds: list[int] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if behavior(func) is Behavior.DECOMPOSE:
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
-        start = time.perf_counter_ns()
-        result = func(*args, **kwargs)
-        self.nanoseconds.append(time.perf_counter_ns() - start)
-        self.names.append(operator_name(func))
-        return result
 
 
 def recorded_forward(model: nn.Module, x: torch.Tensor, expected: Sequence[str]) -> list[int]:

@@ -116,6 +116,7 @@ def overload(signature: OpSignature) -> Callable[..., Any]:
         candidate
         for candidate in (getattr(packet, key) for key in packet.overloads())  # type: ignore[no-untyped-call]
         if tuple(argument.name for argument in _positional(candidate)) == signature.names
+        and {name for name, _ in signature.kwargs} <= {argument.name for argument in candidate._schema.arguments}
     ]
     if not named:
         raise Unrunnable(f"no form of {signature.op} takes {', '.join(signature.names)}")

@@ -1,16 +1,18 @@
-"""What lies between operators: Python, and the calls of modules, as the reference models show it."""
+"""What lies between operators: Python, and the calls of modules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import nn
 
-from edge_opt.records import ReferenceRun
+from edge_opt.devices.calibration.alone import best_seconds
+from edge_opt.devices.calibration.clock import OperatorClock
 
-Array = NDArray[np.float64]
+_LAYERS = 200
+_REPEATS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +23,21 @@ class Overheads:
     module_s: float
 
 
-def fit_overheads(runs: Sequence[ReferenceRun]) -> Overheads:
-    """The overheads that close the gap between the operators of each run and the whole of it.
-
-    Runs count by their share of overhead: in a long one, noise is larger than all of it. Absolute deviations, not
-    squares, are made small, so that a disturbed run does not decide.
-    """
-    rows = np.array([[run.operators, run.modules] for run in runs], dtype=float)
-    gaps = np.array([run.seconds - run.operators_s for run in runs])
-    weights = np.array([1.0 / run.seconds for run in runs])
-    best = Overheads(0.0, 0.0)
-    least = float(np.sum(np.abs(weights * gaps)))
-    # With two figures, the non-negative solution is among: both, either alone, none.
-    for columns in ([0, 1], [0], [1]):
-        figures = np.zeros(2)
-        figures[columns] = _least_deviations(rows[:, columns] * weights[:, None], gaps * weights)
-        error = float(np.sum(np.abs(weights * (gaps - rows @ figures))))
-        if (figures >= 0).all() and error < least:
-            best, least = Overheads(float(figures[0]), float(figures[1])), error
-    return best
+def measured_overheads() -> Overheads:
+    """From rows of modules that do nothing, and of modules that call one tiny operator each."""
+    x = torch.ones(8)
+    nothing = nn.Sequential(*(nn.Identity() for _ in range(_LAYERS))).eval()
+    tiny = nn.Sequential(*(nn.ReLU(inplace=True) for _ in range(_LAYERS))).eval()
+    with torch.inference_mode():
+        module_s = best_seconds(lambda: nothing(x), _REPEATS) / (_LAYERS + 1)
+        whole_s = best_seconds(lambda: tiny(x), _REPEATS) / _LAYERS
+        inside_s = min(_recorded(tiny, x) for _ in range(_REPEATS)) / _LAYERS
+    return Overheads(max(0.0, whole_s - module_s - inside_s), module_s)
 
 
-def _least_deviations(rows: Array, targets: Array) -> Array:
-    """The solution with the least absolute deviations, by least squares that weigh far ones down."""
-    weights = np.ones(len(targets))
-    found = np.zeros(rows.shape[1])
-    for _ in range(30):
-        root = np.sqrt(weights)
-        found = np.linalg.lstsq(rows * root[:, None], targets * root, rcond=None)[0]
-        weights = 1.0 / np.maximum(np.abs(targets - rows @ found), 1e-6)
-    return found
+def _recorded(model: nn.Module, x: torch.Tensor) -> float:
+    """Seconds that the operators of one forward take by the clock that times them in place."""
+    clock = OperatorClock(time.perf_counter_ns)
+    with clock:
+        model(x)
+    return sum(clock.nanoseconds) / 1e9

@@ -2,95 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from edge_opt.devices.calibration.drawing import MOST_BYTES, MOST_MACS, Draw, signatures, tensor
 from edge_opt.records import OpSignature, TensorInfo
-from edge_opt.trace.operators import Behavior, behavior
-from edge_opt.trace.signatures import signature_of
 
 # Parameter names of operators that hold what a model has learned; these are cold, all other operands warm.
 WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var", "params", "mat2"})
-
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_MOST_MACS = 500_000_000
-_MOST_BYTES = 48 << 20
-
-
-class _Draw:
-    """Random sizes, mostly round ones, as people choose them."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
-    def log(self, low: int, high: int) -> int:
-        return round(math.exp(self.random.uniform(math.log(low), math.log(high))))
-
-    def width(self, low: int = 8, high: int = 2048) -> int:
-        step = self.random.choice((1, 4, 8, 8, 8, 16, 16, 32))
-        return max(low, round(self.log(low, high) / step) * step)
-
-    def batch(self) -> int:
-        return self.random.choice((1, 1, 1, 2, 4, 8, 8))
-
-    def side(self) -> int:
-        return self.random.choice((7, 7, 14, 14, 28, 28, 56, 56, 112, self.log(4, 120)))
-
-    def chance(self, share: float) -> bool:
-        return self.random.random() < share
-
-    def of(self, *values: Any) -> Any:
-        return self.random.choice(values)
-
-    def image(self, low: int = 8, high: int = 1024) -> torch.Tensor:
-        """A feature map of at most the largest size, with its channels last now and then."""
-        while True:
-            batch, width, side = self.batch(), self.width(low, high), self.side()
-            if batch * width * side * side * 4 <= _MOST_BYTES:
-                image = tensor(batch, width, side, side)
-                return image.to(memory_format=torch.channels_last) if self.chance(0.12) else image
-
-    def rows(self) -> torch.Tensor:
-        """Tokens: batch, length, width."""
-        while True:
-            batch, length, width = self.batch(), self.of(49, 64, 128, 196, 197, self.log(8, 512)), self.width(32, 3072)
-            if batch * length * width * 4 <= _MOST_BYTES:
-                return tensor(batch, length, width)
-
-
-def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the signatures of operators called on meta tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[OpSignature] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if behavior(func) is Behavior.DECOMPOSE:
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
-        result = func(*args, **kwargs)
-        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-        self.found.append(signature_of(func, args, kwargs, outputs, False, 0))
-        return result
-
-
-def signatures(call: Callable[[], object]) -> list[OpSignature]:
-    """What a call on meta tensors consists of, as a trace would record it."""
-    with torch.inference_mode(), _Catch() as catch:
-        call()
-    return catch.found
 
 
 def is_warm(signature: OpSignature) -> tuple[bool, ...]:
@@ -107,7 +29,7 @@ def _count(value: Any) -> int:
 
 def plan(seed: int = 0, count: int = 1400) -> list[OpSignature]:
     """Operators to time alone, shuffled, so that any first part of them is a fair sample."""
-    draw = _Draw(seed)
+    draw = Draw(seed)
     total = sum(share for share, _ in _SHARES)
     found: list[OpSignature] = []
     for share, kind in _SHARES:
@@ -118,7 +40,7 @@ def plan(seed: int = 0, count: int = 1400) -> list[OpSignature]:
     return found
 
 
-def _distinct(draw: _Draw, kind: Callable[[_Draw], Callable[[], object]], wanted: int) -> Iterator[OpSignature]:
+def _distinct(draw: Draw, kind: Callable[[Draw], Callable[[], object]], wanted: int) -> Iterator[OpSignature]:
     seen: set[OpSignature] = set()
     for _ in range(20 * wanted):
         if len(seen) >= wanted:
@@ -130,7 +52,7 @@ def _distinct(draw: _Draw, kind: Callable[[_Draw], Callable[[], object]], wanted
             yield signature
 
 
-def _convolution(draw: _Draw) -> Callable[[], object]:
+def _convolution(draw: Draw) -> Callable[[], object]:
     while True:
         x = draw.image()
         kernel = draw.of(1, 1, 1, 1, 3, 3, 3, 3, 3, 5, 7)
@@ -148,13 +70,13 @@ def _convolution(draw: _Draw) -> Callable[[], object]:
         if side < kernel:
             continue
         macs = x.shape[0] * out * (side // stride) ** 2 * width_in // groups * kernel**2
-        if 100_000 <= macs <= _MOST_MACS:
+        if 100_000 <= macs <= MOST_MACS:
             weight = tensor(out, width_in // groups, kernel, kernel)
             bias = tensor(out) if draw.chance(0.3) else None
             return lambda: F.conv2d(x, weight, bias, stride, kernel // 2, 1, groups)
 
 
-def _stem(draw: _Draw) -> Callable[[], object]:
+def _stem(draw: Draw) -> Callable[[], object]:
     batch, side = draw.of(1, 1, 2, 4), draw.of(96, 128, 160, 192, 224, 256)
     kernel, stride = draw.of((3, 1), (3, 2), (3, 2), (7, 2), (4, 4), (8, 8), (16, 16), (32, 32))
     width = draw.width(16, 96 if stride < 8 else 768)
@@ -163,31 +85,31 @@ def _stem(draw: _Draw) -> Callable[[], object]:
     return lambda: F.conv2d(x, weight, bias, stride, 0 if stride == kernel else kernel // 2)
 
 
-def _depthwise(draw: _Draw) -> Callable[[], object]:
+def _depthwise(draw: Draw) -> Callable[[], object]:
     x = draw.image(16, 1200)
     kernel, stride = draw.of(3, 3, 3, 5, 5, 7), draw.of(1, 1, 1, 2)
     weight, bias = tensor(x.shape[1], 1, kernel, kernel), tensor(x.shape[1]) if draw.chance(0.3) else None
     return lambda: F.conv2d(x, weight, bias, stride, kernel // 2, 1, x.shape[1])
 
 
-def _excitation(draw: _Draw) -> Callable[[], object]:
+def _excitation(draw: Draw) -> Callable[[], object]:
     width_in, width = draw.width(8, 1200), draw.width(8, 1200)
     x, weight, bias = tensor(draw.batch(), width_in, 1, 1), tensor(width, width_in, 1, 1), tensor(width)
     return lambda: F.conv2d(x, weight, bias)
 
 
-def _linear(draw: _Draw) -> Callable[[], object]:
+def _linear(draw: Draw) -> Callable[[], object]:
     while True:
         x = draw.rows() if draw.chance(0.7) else tensor(draw.batch(), draw.width(32, 8192))
         if draw.chance(0.15):
             x = tensor(draw.batch(), draw.side(), draw.side(), draw.width(32, 1024))
         out = draw.width(16, 4096)
-        if x.numel() * out <= _MOST_MACS and x.shape[-1] * out * 4 <= _MOST_BYTES:
+        if x.numel() * out <= MOST_MACS and x.shape[-1] * out * 4 <= MOST_BYTES:
             weight, bias = tensor(out, x.shape[-1]), tensor(out) if draw.chance(0.8) else None
             return lambda: F.linear(x, weight, bias)
 
 
-def _heads(draw: _Draw) -> tuple[int, int, int, int]:
+def _heads(draw: Draw) -> tuple[int, int, int, int]:
     while True:
         batch, heads, width = (
             draw.of(1, 1, 4, 8, 64),
@@ -195,11 +117,11 @@ def _heads(draw: _Draw) -> tuple[int, int, int, int]:
             draw.of(32, 64, 64, draw.log(16, 128)),
         )
         length = draw.of(49, 64, 128, 196, 197, draw.log(16, 512))
-        if batch * heads * length * max(length, 4 * width) * 4 <= _MOST_BYTES:
+        if batch * heads * length * max(length, 4 * width) * 4 <= MOST_BYTES:
             return batch, heads, length, width
 
 
-def _attention(draw: _Draw) -> Callable[[], object]:
+def _attention(draw: Draw) -> Callable[[], object]:
     batch, heads, length, width = _heads(draw)
     is_causal = draw.chance(0.3)
     is_masked = not is_causal and draw.chance(0.3)
@@ -209,7 +131,7 @@ def _attention(draw: _Draw) -> Callable[[], object]:
     return lambda: F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
 
 
-def _products(draw: _Draw) -> Callable[[], object]:
+def _products(draw: Draw) -> Callable[[], object]:
     batch, heads, length, width = _heads(draw)
     if draw.chance(0.3):
         x, y = tensor(draw.log(1, 512), draw.width(32, 2048)), draw.width(32, 2048)
@@ -222,28 +144,38 @@ def _products(draw: _Draw) -> Callable[[], object]:
     return lambda: torch.bmm(tensor(batch * heads, length, length), x)
 
 
-def _softmax(draw: _Draw) -> Callable[[], object]:
+def _softmax(draw: Draw) -> Callable[[], object]:
     batch, heads, length, _ = _heads(draw)
     return lambda: tensor(batch, heads, length, length).softmax(-1)
 
 
-def _any(draw: _Draw) -> torch.Tensor:
+def _any(draw: Draw) -> torch.Tensor:
     return draw.image() if draw.chance(0.6) else draw.rows()
 
 
-def _activation(draw: _Draw) -> Callable[[], object]:
+def _activation(draw: Draw) -> Callable[[], object]:
     x = _any(draw)
-    kind = draw.of(
+    kinds: tuple[Callable[..., object], ...] = (
         F.relu, F.relu_, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, lambda x: F.silu(x, True),
         F.hardswish, lambda x: F.hardswish(x, True), F.hardsigmoid, torch.sigmoid, lambda x: F.hardtanh(x, 0, 6, True),
         lambda x: F.hardtanh(x, 0, 6), torch.tanh, F.leaky_relu, F.elu,
     )  # fmt: skip
+    kind = draw.of(*kinds)
     return lambda: kind(x)
 
 
-def _pairs(draw: _Draw) -> Callable[[], object]:
+def _pairs(draw: Draw) -> Callable[[], object]:
     x = _any(draw)
-    function = draw.of(torch.add, torch.add, torch.mul, torch.sub, torch.div, torch.Tensor.add_, torch.Tensor.mul_)
+    functions: tuple[Callable[..., object], ...] = (
+        torch.add,
+        torch.add,
+        torch.mul,
+        torch.sub,
+        torch.div,
+        torch.Tensor.add_,
+        torch.Tensor.mul_,
+    )
+    function = draw.of(*functions)
     shapes: list[tuple[int, ...]] = [tuple(x.shape)] * 3
     shapes.append((*x.shape[:2], *(1,) * (x.dim() - 2)) if x.dim() == 4 else (x.shape[-1],))
     other: Any = draw.of(*shapes, None)
@@ -251,7 +183,7 @@ def _pairs(draw: _Draw) -> Callable[[], object]:
     return lambda: function(x, y)
 
 
-def _norm(draw: _Draw) -> Callable[[], object]:
+def _norm(draw: Draw) -> Callable[[], object]:
     if draw.chance(0.5):
         x = draw.image()
         parts = [tensor(x.shape[1]) for _ in range(4)]
@@ -268,7 +200,7 @@ def _norm(draw: _Draw) -> Callable[[], object]:
     return lambda: F.layer_norm(x, (x.shape[-1],), scale, shift)
 
 
-def _pooling(draw: _Draw) -> Callable[[], object]:
+def _pooling(draw: Draw) -> Callable[[], object]:
     x = draw.image()
     if x.shape[2] < 4 or draw.chance(0.4):
         return draw.of(lambda: F.adaptive_avg_pool2d(x, 1), lambda: x.mean((2, 3)), lambda: x.mean((2, 3), True))
@@ -276,7 +208,7 @@ def _pooling(draw: _Draw) -> Callable[[], object]:
     return draw.of(lambda: F.max_pool2d(x, kernel, stride, pad), lambda: F.avg_pool2d(x, kernel, stride, pad))
 
 
-def _movement(draw: _Draw) -> Callable[[], object]:
+def _movement(draw: Draw) -> Callable[[], object]:
     kind = draw.of("cat", "cat", "cat", "copy", "copy", "copy", "roll", "pad", "upsample", "mean", "pow", "tokens")
     if kind == "cat":
         x = draw.image(8, 400)
@@ -305,12 +237,12 @@ def _movement(draw: _Draw) -> Callable[[], object]:
     return (lambda: x.mean(-1, keepdim=True)) if kind == "mean" else (lambda: x.pow(2))
 
 
-def _embedding(draw: _Draw) -> Callable[[], object]:
+def _embedding(draw: Draw) -> Callable[[], object]:
     weight = tensor(draw.log(500, 12000), draw.width(64, 1024))
     return lambda: F.embedding(tensor(draw.batch(), draw.log(8, 512), dtype=torch.int64), weight)
 
 
-def _recurrent(draw: _Draw) -> Callable[[], object]:
+def _recurrent(draw: Draw) -> Callable[[], object]:
     width, hidden, layers = draw.width(32, 512), draw.width(32, 512), draw.of(1, 1, 2)
     kind = draw.of(torch.nn.LSTM, torch.nn.LSTM, torch.nn.GRU)
     with torch.device("meta"):
@@ -323,26 +255,26 @@ def _recurrent(draw: _Draw) -> Callable[[], object]:
     return lambda: torch.gru(x, state, weights, True, layers, 0.0, False, False, False)
 
 
-def _transposed(draw: _Draw) -> Callable[[], object]:
+def _transposed(draw: Draw) -> Callable[[], object]:
     while True:
         x = draw.image(16, 256)
         out, kernel = draw.width(8, 256), draw.of(2, 2, 3, 4)
-        if x.numel() * out * kernel**2 <= _MOST_MACS:
+        if x.numel() * out * kernel**2 <= MOST_MACS:
             return lambda: F.conv_transpose2d(x, tensor(x.shape[1], out, kernel, kernel), None, 2)
 
 
-def _convolution_1d(draw: _Draw) -> Callable[[], object]:
+def _convolution_1d(draw: Draw) -> Callable[[], object]:
     while True:
         x, out, kernel = (
             tensor(draw.batch(), draw.width(8, 512), draw.log(32, 2000)),
             draw.width(8, 512),
             draw.of(1, 3, 9),
         )
-        if x.numel() * out * kernel <= _MOST_MACS:
+        if x.numel() * out * kernel <= MOST_MACS:
             return lambda: F.conv1d(x, tensor(out, x.shape[1], kernel), None, 1, kernel // 2)
 
 
-_SHARES: tuple[tuple[int, Callable[[_Draw], Callable[[], object]]], ...] = (
+_SHARES: tuple[tuple[int, Callable[[Draw], Callable[[], object]]], ...] = (
     (430, _convolution), (40, _stem), (150, _depthwise), (40, _excitation), (220, _linear), (90, _attention),
     (70, _products), (40, _softmax), (190, _activation), (120, _pairs), (140, _norm), (90, _pooling),
     (130, _movement), (20, _embedding), (24, _recurrent), (24, _transposed), (24, _convolution_1d),

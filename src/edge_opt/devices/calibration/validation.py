@@ -8,11 +8,9 @@ import numpy as np
 
 from edge_opt.devices.features import GROUPS, describe
 from edge_opt.devices.operator_times import OperatorTimes
-from edge_opt.records import Calibration, GroupDeviation
+from edge_opt.records import Calibration, GroupDeviation, ReferenceRun
 
 _FOLDS = 4
-# Errors of models that were not even in the plan are this much larger than those of held-out ones.
-_SAFETY = 1.18
 _NINE_IN_TEN = 1.645
 _UNKNOWN_DEVIATION = 0.3  # where there was nothing to hold out
 _FEWEST = 8
@@ -22,9 +20,10 @@ def validated(calibration: Calibration) -> Calibration:
     """The calibration with its own errors: each part of the reference models predicted from all the others."""
     wholes: list[float] = []
     parts: dict[str, list[float]] = {group: [] for group in GROUPS}
-    families = list(dict.fromkeys(run.family for run in calibration.references))
-    for fold in range(min(_FOLDS, len(families) if len(families) > 1 else 0)):
-        held = {run.name for run in calibration.references if families.index(run.family) % _FOLDS == fold}
+    # Both batches of a model are held out together, or one would tell about the other.
+    models = list(dict.fromkeys(_model(run) for run in calibration.references))
+    for fold in range(min(_FOLDS, len(models) if len(models) > 1 else 0)):
+        held = {run.name for run in calibration.references if models.index(_model(run)) % _FOLDS == fold}
         learned = OperatorTimes([item for item in calibration.samples if item.origin not in held], calibration)
         for name in sorted(held):
             own = [item for item in calibration.samples if item.origin == name]
@@ -40,8 +39,12 @@ def validated(calibration: Calibration) -> Calibration:
     )
 
 
+def _model(run: ReferenceRun) -> str:
+    return run.name.rpartition(",")[0]
+
+
 def _deviation(errors: list[float]) -> float:
     """The standard deviation of a normal error that would have nine in ten within the same bounds."""
     if len(errors) < _FEWEST:
         return _UNKNOWN_DEVIATION
-    return _SAFETY * float(np.quantile(np.abs(errors), 0.9)) / _NINE_IN_TEN
+    return float(np.quantile(np.abs(errors), 0.9)) / _NINE_IN_TEN
