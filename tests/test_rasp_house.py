@@ -55,7 +55,7 @@ def test_only_public_names_of_edge_opt_are_used(path: Path) -> None:
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for name in names:
             if name.partition(".")[0] == "edge_opt":
-                allowed = {"edge_opt", "edge_opt.errors", "edge_opt.files"} | (
+                allowed = {"edge_opt", "edge_opt.errors", "edge_opt.files", "edge_opt.text"} | (
                     {"edge_opt.records"} if id(node) in for_types else set()
                 )
                 assert name in allowed

@@ -13,7 +13,7 @@ from torch import nn
 import edge_opt as eo
 from edge_opt.devices.calibration.distances import read_distances
 from edge_opt.devices.calibration_files import host_file, save_calibration
-from edge_opt.devices.targets import find_target, find_targets, to_device
+from edge_opt.devices.targets import find_target, find_targets
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.records import (
@@ -46,6 +46,8 @@ def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
         fresh_outputs=(FreshOutput(2**25, 0.02, 0.01),),
         references=(),
         samples=(),
+        whole_deviation=0.1,
+        deviations=(),
     )
 
 
@@ -99,7 +101,7 @@ def test_a_roofline_stands_on_the_measured_figures(calibration: Calibration) -> 
 
 
 def test_its_ram_limits_the_batch(calibration: Calibration) -> None:
-    spec = to_device(calibration)
+    spec = eo.calibrated_device(calibration)
     assert [figure.value for figure in spec.ram_bytes] == [2**30]
     fit = eo.fit_batch(nn.Linear(4, 4), (4,), target=calibration, most=2)
     assert (fit.limit_bytes, fit.limit_source) == (2**30, "RAM of bench")

@@ -12,7 +12,7 @@ def calibrated_device(calibration: Calibration) -> DeviceSpec:
     A peak is that of the best class of work, as a roof has to be; a bandwidth is that of memory itself.
     """
     machine = calibration.machine
-    source = f"edge-opt calibrate on {calibration.created[:10]}, {machine.threads} thread(s), torch {machine.torch}"
+    source = f"calibration of {calibration.created[:10]}, threads: {machine.threads}, torch {machine.torch}"
 
     def figure(value: float) -> Figure:
         return Figure(value, source, "measured")
@@ -35,6 +35,6 @@ def calibrated_device(calibration: Calibration) -> DeviceSpec:
         powers=(),
         overhead_s=figure(calibration.overhead_per_operator_s),
         latencies=(),
-        note="",
+        note="Figures as measured by a calibration, with that many threads.",
         origin="calibration",
     )

@@ -31,8 +31,8 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
     """
     if precision != "fp32":
         raise InvalidInput(
-            f"precision is {precision!r}, and a calibration has operator times at fp32 only; the roofline of "
-            "to_device(calibration) covers the others"
+            f"precision is {precision!r}, and a calibration has operator times at fp32 only; "
+            "eo.calibrated_device(calibration) gives a roofline at the others"
         )
     times = operator_times(calibration)
     trace = profile.trace

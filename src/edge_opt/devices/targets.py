@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from edge_opt.devices.calibrated import calibrated_device
 from edge_opt.devices.calibration_files import load_calibration
 from edge_opt.devices.catalog import device as find_device
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Bandwidth, Calibration, DeviceSpec, Figure, Peak, Precision
+from edge_opt.records import Calibration, DeviceSpec
 
 HOST = "host"
 Target = str | os.PathLike[str] | DeviceSpec | Calibration
@@ -49,41 +50,7 @@ def find_target(target: Target) -> Found:
 def find_spec(target: Target) -> DeviceSpec:
     """The figures of a target; those of a machine that was calibrated are the measured ones."""
     found = find_target(target)
-    return found if isinstance(found, DeviceSpec) else to_device(found)
-
-
-def to_device(calibration: Calibration) -> DeviceSpec:
-    """A calibrated machine as a device: its bandwidth, the best it reaches at each precision, overhead and RAM."""
-    machine = calibration.machine
-    source = f"calibration of {calibration.created}, {machine.cpu}, threads: {machine.threads}, torch {machine.torch}"
-
-    def measured(value: float) -> Figure:
-        return Figure(value, source, "measured")
-
-    def peaks() -> Iterator[Peak]:
-        for precision in get_args(Precision):
-            best = max((peak.ops_per_s for peak in calibration.peaks if peak.precision == precision), default=None)
-            if best is not None:
-                yield Peak("cpu", precision, measured(best))
-
-    return DeviceSpec(
-        name=calibration.name,
-        title=f"{calibration.name}, {machine.cpu}",
-        engine="cpu",
-        aliases=(),
-        cores=measured(machine.cores),
-        clock_hz=None,
-        ram_bytes=(measured(machine.memory_bytes),),
-        flash_bytes=None,
-        bandwidths=(Bandwidth("traffic", "cpu", measured(calibration.memory_bytes_per_s)),),
-        bandwidth_unknown=None,
-        peaks=tuple(peaks()),
-        powers=(),
-        overhead_s=measured(calibration.overhead_per_operator_s),
-        latencies=(),
-        note="Figures as measured by a calibration, with that many threads.",
-        origin="calibration",
-    )
+    return found if isinstance(found, DeviceSpec) else calibrated_device(found)
 
 
 def _is_calibration_file(path: Path) -> bool:
