@@ -50,6 +50,7 @@ def prune(
         Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="For --importance random.")] = 0,
+    check_export: Annotated[bool, typer.Option("--check-export", help="Export it too, and run it as ONNX.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Save the pruned model.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     fail_on_shortfall: Annotated[
@@ -92,6 +93,7 @@ def prune(
             ignored=ignore or (),
             global_ranking=global_ranking,
             seed=seed,
+            check_export=check_export,
         )
     saved = None if output is None else compress.save_pruned(pruned, output)
     if json:
@@ -150,4 +152,6 @@ def _lines(pruned: Pruned) -> Iterator[str]:
     yield from str(pruned).splitlines()
     error = pruned.check.silenced_error
     silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
-    yield f"proved: forward, backward ({pruned.check.gradients} gradients){silenced}"
+    difference = pruned.check.export_difference
+    exported = "" if difference is None else f"; exported, and within {difference:.1g} in ONNX Runtime"
+    yield f"proved: forward, backward ({pruned.check.gradients} gradients){silenced}{exported}"

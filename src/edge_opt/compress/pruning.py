@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,7 +19,7 @@ from edge_opt.compress.outcome import layer_channels, shortfalls
 from edge_opt.compress.plan import Plan, make_plan
 from edge_opt.compress.spec import apply_spec
 from edge_opt.compress.targets import latency_by_roofline, nudges, ratio_for
-from edge_opt.compress.validation import check_pruned
+from edge_opt.compress.validation import check_pruned, export_difference
 from edge_opt.errors import InvalidInput, PruningFailed
 from edge_opt.records import DeviceSpec, Importance, ModelProfile, Pruned, PruneRequest, PruneResult
 from edge_opt.trace.guard import as_found
@@ -45,6 +46,7 @@ def prune(
     global_ranking: bool = False,
     loader: Iterable[Any] | None = None,
     seed: int = 0,
+    check_export: bool = False,
 ) -> Pruned:
     """A copy of the model with the least important channels and attention heads taken out, proved and accounted for.
 
@@ -52,7 +54,8 @@ def prune(
     added or concatenated lose the same channels. `macs_target` and `latency_target` are the share that is to remain;
     latency is what `latency_of(model)` says, in seconds, or the roofline of the device `target`. Kept channels are
     rounded to a multiple of `round_to`. With `global_ranking` units of all layers compete. `importance="taylor"` needs
-    a `loader` of (inputs, labels). The model is left as it was.
+    a `loader` of (inputs, labels). With `check_export` the result is also exported and run in ONNX Runtime. The model
+    is left as it was.
 
     >>> from edge_opt.model import SmallCNN
     >>> pruned = prune(SmallCNN(16, 32), (1, 1, 28, 28), 0.5)
@@ -80,7 +83,11 @@ def prune(
     latency = _latency(request, latency_of, target)
     with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, loader)
-        return _carried_out(model, plan, request, latency)
+        pruned = _carried_out(model, plan, request, latency)
+    if not check_export:
+        return pruned
+    difference = export_difference(pruned.model, example_inputs, kwargs)
+    return replace(pruned, check=replace(pruned.check, export_difference=difference))
 
 
 def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: Latency | None) -> Pruned:
