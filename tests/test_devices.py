@@ -91,7 +91,7 @@ def test_datasheet_and_measured_bandwidth_stay_apart() -> None:
 
 
 def test_a_missing_figure_is_none() -> None:
-    assert eo.device("raspberry-pi-4").peak("cpu", "int8") is None
+    assert eo.device("raspberry-pi-4").peak("cpu", "fp16") is None
     assert eo.device("apple-m1").bandwidth("traffic", "gpu") is None
 
 
