@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,6 +20,7 @@ from zoo import torchvision_models
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_LENIENT = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -45,7 +47,7 @@ def blocks(*languages: str) -> list[object]:
 @pytest.mark.parametrize("name", module_names())
 def test_examples_in_docstrings(name: str) -> None:
     # import_module: a function may hide the module of its own name in its package.
-    assert doctest.testmod(import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+    assert doctest.testmod(import_module(name), optionflags=_LENIENT).failed == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -65,7 +67,7 @@ def test_python_in_the_pages(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
             exec(compile(block["body"], place, "exec"), names)
             continue
         example = doctest.DocTestParser().get_doctest(block["body"], names, place, place, 0)
-        outcome = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, clear_globs=False)
+        outcome = doctest.DocTestRunner(optionflags=_LENIENT).run(example, clear_globs=False)
         assert outcome.failed == 0, place
         names.update(example.globs)
 
@@ -104,6 +106,23 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
     documented = set(re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE))
     home = getattr(getattr(edge_opt, name), "__module__", None)
     assert any(entry.endswith(f".{name}") or entry == home for entry in documented)
+
+
+FUNCTIONS = [
+    (package, name)
+    for package in (edge_opt, edge_opt.compress)
+    for name in package.__all__
+    if callable(getattr(package, name)) and not isinstance(getattr(package, name), type)
+]
+
+
+@pytest.mark.parametrize(("package", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
+def test_every_public_function_is_shown_at_work(package: ModuleType, name: str) -> None:
+    """In its own docstring, or in a block of a page; both run in these tests."""
+    shown = "".join(
+        block["body"] for page in PAGES for block in _BLOCK.finditer(page.read_text()) if block["language"] == "python"
+    )
+    assert ">>>" in (getattr(package, name).__doc__ or "") or re.search(rf"\b{name}\(", shown)
 
 
 @pytest.mark.slow

@@ -45,7 +45,13 @@ precisions: Mapping[tuple[str, str], Maker] = MappingProxyType(_MAKERS)
 
 
 def precision(name: str, *runtimes: str) -> Callable[[Maker], Maker]:
-    """Register a maker of models in this precision for these runtimes; registering twice is an error."""
+    """Register a maker of models in this precision for these runtimes; registering twice is an error.
+
+    >>> from edge_opt import compress
+    >>> compress.precision("fp32", "torch")(compress.precisions["fp32", "torch"])
+    Traceback (most recent call last):
+    edge_opt.errors.ConversionFailed: fp32 on torch is made by ...
+    """
 
     def register(maker: Maker) -> Maker:
         for runtime in runtimes:
