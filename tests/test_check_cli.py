@@ -62,6 +62,8 @@ def test_exit_code_1_when_broken_with_every_broken_line(folder: Path) -> None:
         (("check", "net.py:net", "--budget", "macs <= 6"), "no --input given"),
         (("check", "old.json", "--budget", "macs <= 6", "--baseline", "other.json"), "schema version 99"),
         (("check", "old.json", "--budget", "macs <= 6", "--threads", "1"), "add --measure"),
+        (("check", "old.json", "--budget", "predicted_ms <= 6", "--target", "abacus"), "no device"),
+        (("check", "old.json", "--budget", "macs <= 6", "--precision", "int8"), "no target to predict for"),
         (("compare", "old.json"), "at least two"),
         (("compare", "old.json", "old.json", "--sort", "color"), "cannot sort by 'color'"),
         (("compare", "old.json", "old.json", "--top", "0"), "at least 1"),
@@ -120,6 +122,14 @@ def test_files_for_the_pull_request_and_the_server(folder: Path) -> None:
 def test_a_model_is_run_when_a_budget_needs_it(folder: Path) -> None:
     done = run("check", "net.py:net", "-i", "1x3x8x8", "--budget", "latency_s <= 60", "--min-time", "0.02")
     assert done.exit_code == 0, done.output
+
+
+def test_a_predicted_budget_is_checked_on_a_model_and_on_a_profile(folder: Path) -> None:
+    budget = ("--target", "jetson-nano", "--precision", "fp16", "--budget", "predicted_s <= 60")
+    for subject in (("net.py:net", "-i", "1x3x8x8"), ("old.json",)):
+        done = run("check", *subject, *budget)
+        assert done.exit_code == 0, done.output
+    assert run("check", "old.json", *budget[:-1], "predicted_ms <= 0").exit_code == 1
 
 
 def test_compare_prints_what_differs(folder: Path) -> None:
