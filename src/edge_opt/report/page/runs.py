@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.report.page.html import write_page
-from edge_opt.report.sweeps import read_sweep
+from edge_opt.report.sweeps import load_sweep
 from edge_opt.report.writers import load
 
 _PARTS = ("sensitivity", "reproducibility", "summary")
@@ -38,7 +38,7 @@ def write_report(
     if "profile" in found:
         parts["profile"] = load(found["profile"])
     if "sweep" in found:
-        parts["sweep"] = read_sweep(_text(found["sweep"]), repr(str(found["sweep"])))
+        parts["sweep"] = load_sweep(found["sweep"])
     return write_page(path or target, devices=devices, title=title, **parts)
 
 
