@@ -10,6 +10,7 @@ from typing import Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.report.page.html import write_page
+from edge_opt.report.sensitivities import read_sensitivity
 from edge_opt.report.sweeps import load_sweep
 from edge_opt.report.writers import load
 
@@ -35,6 +36,8 @@ def write_report(
     else:
         raise InvalidInput(f"no folder or file {str(source)!r}; `edge-opt run` and `edge-opt profile -o` write them")
     parts: dict[str, Any] = {name: _object(found[name]) for name in _PARTS if name in found}
+    if "sensitivity" in parts:
+        parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(found["sensitivity"])))
     if "profile" in found:
         parts["profile"] = load(found["profile"])
     if "sweep" in found:
