@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,7 @@ from edge_opt.cli.candidates import FORM, compare_candidates, is_candidate
 from edge_opt.cli.inputs import GRAMMAR
 from edge_opt.cli.measuring import measuring
 from edge_opt.cli.models import FORMS
-from edge_opt.cli.shell import Debug, talk
+from edge_opt.cli.shell import Debug, result_console, talk
 from edge_opt.cli.subjects import read_profile
 from edge_opt.errors import InvalidInput
 from edge_opt.report.differences import SORT_KEYS, check_choice
@@ -76,11 +74,6 @@ def compare(
     if json:
         typer.echo(document(found), nl=False)
     else:
-        from rich.console import Console
-
-        # A pipe has no width of its own; 80 columns would hide half of the table.
-        is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-        console = Console(width=None if is_fixed else 120, highlight=False)
-        show(found, console, sort=sort, top=top, everything=everything)
+        show(found, result_console(highlight=False), sort=sort, top=top, everything=everything)
     for path in output or []:
         talk(f"saved to {found.save(path)}")
