@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from edge_opt.records import Candidate, Precision, SweepResult, Trial, TrialMetrics, Violation
+from edge_opt.records import (
+    Candidate,
+    LayerSensitivity,
+    Precision,
+    Sensitivity,
+    SweepResult,
+    Trial,
+    TrialMetrics,
+    Violation,
+)
+from edge_opt.records.sensitivity import Change
 
 _SHARE_OF_BYTES = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": 0.25}
 
@@ -37,6 +47,15 @@ def metrics(pruning: float, precision: Precision, energy_source: str = "proxy") 
         params_ratio=left,
         effective_precision=precision,
     )
+
+
+def sensitivity_of(losses: dict[str, float], change: Change = "quantize", amount: str = "int8") -> Sensitivity:
+    """Accuracy that layers lose when each alone is changed, of 0.9 in all."""
+    rows = (
+        LayerSensitivity(path, "Conv2d", change, amount, 0.9 - loss, -loss, 0.1, None, None, "")
+        for path, loss in losses.items()
+    )
+    return Sensitivity("accuracy", 0.9, 64, tuple(rows), ())
 
 
 def done(pruning: float, precision: Precision = "fp32", limit_ms: float | None = None) -> Trial:

@@ -16,6 +16,7 @@ from edge_opt.budget import PROFILE_METRICS
 from edge_opt.budget.checks import check_profile
 from edge_opt.budget.parsing import parse_budget, parse_increase
 from edge_opt.errors import BudgetError, InvalidInput, UnreadableProfile
+from edge_opt.profiling import with_predictions
 from edge_opt.records import CheckResult, Comparison, Interval, ModelProfile
 from edge_opt.report.checked import as_junit, as_markdown, document
 
@@ -174,10 +175,66 @@ def test_a_model_is_measured_when_a_budget_needs_it() -> None:
 @pytest.mark.parametrize("name", PROFILE_METRICS)
 def test_every_metric_has_a_figure_or_says_that_it_is_not_known(name: str, measured: ModelProfile) -> None:
     value = PROFILE_METRICS[name].value(measured)
-    families = ("energy", "measured_memory")
+    families = ("energy", "measured_memory", "predicted")
     assert (value is None) <= (PROFILE_METRICS[name].family in families)
     (found,) = eo.check(measured, f"{name} >= 0").budgets
     assert found.outcome == ("unknown" if value is None else "holds")
+
+
+def with_prediction(
+    profile: ModelProfile, seconds: float | None, low: float | None, high: float | None
+) -> ModelProfile:
+    found = with_predictions(profile, "raspberry-pi-4").prediction
+    assert found is not None
+    return replace(profile, predictions=(replace(found, seconds=seconds, low=low, high=high),))
+
+
+@pytest.mark.parametrize(
+    ("limit_ms", "high", "outcome"),
+    [(9, 0.008, "holds"), (8, 0.008, "holds"), (5, 0.008, "undecided"), (1, 0.008, "broken"), (9, None, "undecided")],
+)
+def test_the_interval_of_a_prediction_decides(
+    small: ModelProfile, limit_ms: int, high: float | None, outcome: str
+) -> None:
+    (found,) = eo.check(with_prediction(small, 0.004, 0.002, high), f"predicted_ms <= {limit_ms}").budgets
+    assert (found.outcome, found.value, found.low) == (outcome, 4, 2)
+    assert ("calibrate the target" in found.reason) == (outcome == "undecided")
+
+
+def test_a_prediction_that_is_open_above_says_from_where(small: ModelProfile) -> None:
+    shown = str(eo.check(with_prediction(small, 0.004, 0.002, None), "predicted_ms <= 1"))
+    assert "4 (2 or more)" in shown
+    assert "0 (Conv2d): 0.00" in shown  # the layers to blame, with their predicted part
+
+
+def test_a_model_and_a_saved_profile_are_predicted_for_a_target(small: ModelProfile, tmp_path: Path) -> None:
+    path = small.save(tmp_path / "small.json")
+    found = [
+        eo.check(subject, "predicted_us > 0", inputs=SHAPE, target="jetson-nano", precision="fp16").budgets[0].value
+        for subject in (net(8), small, path)
+    ]
+    expected = eo.profile(net(8), SHAPE, target="jetson-nano", precision="fp16").prediction
+    assert expected is not None and expected.seconds is not None
+    assert found == [pytest.approx(expected.seconds * 1e6)] * 3
+
+
+def test_what_was_not_predicted_keeps_no_budget(small: ModelProfile) -> None:
+    (found,) = eo.check(small, "predicted_ms <= 1000").budgets
+    assert found.outcome == "unknown" and "--target" in found.reason
+    (found,) = eo.check(with_prediction(small, None, None, None), "predicted_ms <= 1000").budgets
+    assert found.outcome == "unknown" and "raspberry-pi-4 gives no time" in found.reason
+    with pytest.raises(InvalidInput, match="no target to predict for"):
+        eo.check(small, "macs <= 1G", precision="int8")
+
+
+def test_a_baseline_is_predicted_for_the_same_target(small: ModelProfile, large: ModelProfile) -> None:
+    other = with_predictions(small, "jetson-nano")
+    increases = {"predicted_ms": "5%"}
+    here = with_predictions(large, "raspberry-pi-4")
+    (found,) = eo.check(here, baseline=other, max_increase=increases).budgets
+    assert found.outcome == "unknown" and "no predicted_ms for raspberry-pi-4 (fp32, roofline)" in found.reason
+    (found,) = eo.check(large, baseline=other, max_increase=increases, target="raspberry-pi-4").budgets
+    assert found.baseline is not None and found.value is not None and found.baseline < found.value
 
 
 def test_units_of_a_metric_agree(small: ModelProfile) -> None:

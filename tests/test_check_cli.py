@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,12 @@ from typer.testing import CliRunner, Result
 
 import edge_opt as eo
 from edge_opt.cli import app
+from edge_opt.compare.trials import find_trial
+from edge_opt.errors import InvalidInput
+from edge_opt.records import Candidate, SweepResult
 from edge_opt.report.compared import load_comparison
+from edge_opt.report.sweeps import sweep_document
+from sweeps import done, small_sweep, sweep
 
 NET = """
 from torch import nn
@@ -62,6 +68,8 @@ def test_exit_code_1_when_broken_with_every_broken_line(folder: Path) -> None:
         (("check", "net.py:net", "--budget", "macs <= 6"), "no --input given"),
         (("check", "old.json", "--budget", "macs <= 6", "--baseline", "other.json"), "schema version 99"),
         (("check", "old.json", "--budget", "macs <= 6", "--threads", "1"), "add --measure"),
+        (("check", "old.json", "--budget", "predicted_ms <= 6", "--target", "abacus"), "no device"),
+        (("check", "old.json", "--budget", "macs <= 6", "--precision", "int8"), "no target to predict for"),
         (("compare", "old.json"), "at least two"),
         (("compare", "old.json", "old.json", "--sort", "color"), "cannot sort by 'color'"),
         (("compare", "old.json", "old.json", "--top", "0"), "at least 1"),
@@ -122,6 +130,14 @@ def test_a_model_is_run_when_a_budget_needs_it(folder: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_a_predicted_budget_is_checked_on_a_model_and_on_a_profile(folder: Path) -> None:
+    budget = ("--target", "jetson-nano", "--precision", "fp16", "--budget", "predicted_s <= 60")
+    for subject in (("net.py:net", "-i", "1x3x8x8"), ("old.json",)):
+        done = run("check", *subject, *budget)
+        assert done.exit_code == 0, done.output
+    assert run("check", "old.json", *budget[:-1], "predicted_ms <= 0").exit_code == 1
+
+
 def test_compare_prints_what_differs(folder: Path) -> None:
     done = run("compare", "old.json", "net.py:net(width=4)", "-i", "1x3x8x8", "--sort", "params")
     assert done.exit_code == 0, done.output
@@ -139,6 +155,57 @@ def test_compare_writes_every_format(folder: Path) -> None:
     found = load_comparison("out/c.json")
     assert found.figure("macs").values[0] == eo.load("old.json").totals.macs
     assert json.loads(run("compare", "old.json", "old.json", "--json").stdout)["format"] == "edge_opt.comparison"
+
+
+@pytest.fixture
+def swept(folder: Path) -> SweepResult:
+    result = small_sweep()
+    for run_folder in ("run", "again"):
+        (folder / run_folder).mkdir()
+        (folder / run_folder / "sweep.json").write_text(sweep_document(result))
+    return result
+
+
+def test_compare_finds_candidates_by_label_key_and_role(swept: SweepResult) -> None:
+    half = next(trial for trial in swept.trials if trial.candidate.label == "prune 0.5 int8 torch")
+    names = ("run#prune 0.5 int8 torch", f"run/sweep.json#{half.candidate.key}", f"run#{half.candidate.key[:6]}")
+    for name in names:
+        found = json.loads(run("compare", name.partition("#")[0] + "#baseline", name, "--json").stdout)
+        assert found["names"] == ["prune 0 fp32 torch", "prune 0.5 int8 torch"]
+        macs = next(figure for figure in found["totals"] if figure["name"] == "macs")
+        assert macs["values"] == [50_000_000, 25_000_000]
+    best = swept.best
+    assert best is not None
+    done = run("compare", "run#best", "again#best", "--json")
+    label = swept.trial(best).candidate.label
+    assert json.loads(done.stdout)["names"] == [f"run#{label}", f"again#{label}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run#baseline", "run#prune 9"), "one of: "),
+        (("run#baseline", "run#"), "'' is no candidate of the sweep 'net'"),
+        (("run#baseline", "gone#best"), "no file 'gone"),
+        (("run#baseline", "old.json"), "'old.json' is no candidate"),
+        (("run#baseline", "old.json#best"), "not a sweep"),
+        (("run#baseline", "run#prune 0.75 int8 onnxruntime"), "has no figures"),
+        (("run#baseline", "run#best", "--measure"), "drop --measure"),
+    ],
+)
+def test_a_candidate_that_is_not_there_is_refused(swept: SweepResult, arguments: tuple[str, ...], words: str) -> None:
+    done = run("compare", *arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split()) and "Traceback" not in done.output
+
+
+def test_an_ambiguous_candidate_is_refused_with_what_it_may_be() -> None:
+    by_layer = [replace(done(0.5), candidate=Candidate(0.5, "fp32", "torch", (("a", share),))) for share in (0.1, 0.2)]
+    with pytest.raises(InvalidInput, match="several") as raised:
+        find_trial(sweep(*by_layer), "prune by layer fp32 torch")
+    assert all(trial.candidate.key in str(raised.value) for trial in by_layer)
+    with pytest.raises(InvalidInput, match="has no best"):
+        find_trial(sweep(), "best")
 
 
 def test_compare_of_a_profile_with_itself(folder: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import edge_opt as eo
@@ -15,7 +17,7 @@ from edge_opt.errors import MissingExtra
 from edge_opt.model import SmallCNN
 from edge_opt.report.page import html
 from edge_opt.report.sweeps import sweep_document
-from sweeps import small_sweep
+from sweeps import sensitivity_of, small_sweep
 
 
 def report(*arguments: object) -> Result:
@@ -36,7 +38,7 @@ def run(tmp_path: Path) -> Path:
     eo.profile(SmallCNN(), (1, 1, 28, 28)).save(folder / "profile.json")
     (folder / "sweep.json").write_text(sweep_document(small_sweep()))
     (folder / "reproducibility.json").write_text('{"seed": 3}')
-    (folder / "sensitivity.json").write_text('{"conv1": 0.1}')
+    (folder / "sensitivity.json").write_text(json.dumps(sensitivity_of({"conv1": 0.1}).to_dict()))
     (folder / "summary.json").write_text('{"best": null}')
     return folder
 
@@ -85,6 +87,33 @@ def test_a_file_that_is_cut_off_is_named(name: str, run: Path) -> None:
     assert done.exit_code == 2
     assert name in done.stderr and "cut off" in done.stderr and done.stderr.count("\n") == 1
     assert not (run / "report.html").exists()
+
+
+def test_a_sensitivity_that_is_none_is_named_with_what_it_lacks(run: Path) -> None:
+    (run / "sensitivity.json").write_text('{"conv1": 0.1}')
+    done = report(run)
+    assert done.exit_code == 2
+    assert "sensitivity.json' is no sensitivity" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_what_a_sensitivity_found_is_on_the_page(run: Path) -> None:
+    torch.manual_seed(0)
+    batch = (torch.randn(16, 1, 28, 28), torch.arange(16) % 10)
+    found = eo.sensitivity(SmallCNN(), [batch], prune=(0.25, 0.5), precisions=("int8",))
+    (run / "sensitivity.json").write_text(json.dumps(found.to_dict()))
+    assert report(run).exit_code == 0
+    shown: Any = data_of(run / "report.html")["sensitivity"]
+    assert shown["measure"] == "Accuracy lost"
+    assert shown["changes"] == ["prune 0.25", "prune 0.5", "int8"]
+    cells = {
+        (layer, change): loss
+        for layer, losses in zip(shown["layers"], shown["losses"], strict=True)
+        for change, loss in zip(shown["changes"], losses, strict=True)
+        if loss is not None
+    }
+    expected = {(row.path, f"prune {row.amount}" if row.change == "prune" else "int8"): row for row in found.rows}
+    assert len(found.rows) == len(cells) and cells.keys() == expected.keys()
+    assert all(cells[place] == -row.score_change for place, row in expected.items())
 
 
 def test_a_device_that_nobody_knows_is_refused(run: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import edge_opt as eo
 import rasp
+from browser import Browser
 from edge_opt.hardware import estimate_layerwise_stats, save_hardware_artifacts
 from edge_opt.records import CheckResult, ModelComparison, ModelProfile
 from edge_opt.report.checked import as_junit
@@ -121,6 +122,20 @@ def test_a_page_loads_nothing(comparison: ModelComparison) -> None:
     page = comparison_page(comparison)
     assert "default-src 'none'" in page
     assert not any(word in page for word in ("http://", "https://", "url(", "<link", "<script"))
+
+
+def test_a_browser_shows_names_as_text_and_fetches_nothing(
+    comparison: ModelComparison, browser: Browser, tmp_path: Path
+) -> None:
+    path = comparison.save(tmp_path / "comparison.html")
+    page = browser.page(path)
+    text = page.run("document.body.textContent")
+    assert all(name in text for name in NAMES if name.isprintable() and "\n" not in name)
+    assert page.run("document.querySelectorAll('script, img, iframe, a').length") == 0
+    assert page.run("document.querySelectorAll('tbody tr').length") >= len(NAMES)
+    assert page.problems() == []
+    assert page.requests() == [path.resolve().as_uri()]
+    page.close()
 
 
 @pytest.mark.parametrize("level", ["leaves", "modules", "operators"])

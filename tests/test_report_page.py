@@ -24,7 +24,7 @@ from edge_opt.report.page import write_page
 from edge_opt.report.page.html import embedded, page_text
 from edge_opt.report.page.payload import payload, standard
 from edge_opt.report.series import Agreement
-from sweeps import done, failed, small_sweep, sweep
+from sweeps import done, failed, sensitivity_of, small_sweep, sweep
 
 MOST_BYTES = 6_000_000
 HOSTILE = [
@@ -75,7 +75,7 @@ def full_path(measured: ModelProfile, tmp_path_factory: pytest.TempPathFactory) 
         tmp_path_factory.mktemp("full") / "page.html",
         profile=measured,
         sweep=small_sweep(),
-        sensitivity={"layers": [{"path": "0.conv1", "precision": "int8", "accuracy_drop": 0.02}]},
+        sensitivity=sensitivity_of({"0.conv1": 0.02}),
         reproducibility={"command": "edge-opt run", "config": {"seed": 3, "lr": math.inf}},
         summary={"best": "prune 0.5"},
         extra_profiles=[measured],
@@ -346,7 +346,7 @@ def test_hostile_names_are_text_everywhere(browser: Browser, tmp_path: Path) -> 
         tmp_path / "hostile.html",
         profile=profile,
         sweep=sweep(done(0.5), failed(0.25, HOSTILE[0]), name=HOSTILE[1]),
-        sensitivity=dict.fromkeys(HOSTILE, 0.1),
+        sensitivity=sensitivity_of(dict.fromkeys(HOSTILE, 0.1)),
         reproducibility={name: name for name in HOSTILE},
     )
     page = browser.page(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,10 @@ from edge_opt.model import SmallCNN
 from edge_opt.records import SweepResult
 from edge_opt.report.clouds import axis_named, frontier, frontiers, precision_means
 from edge_opt.report.plots import write_profile_plots, write_sweep_plots
-from edge_opt.report.sensitivities import sensitivities
+from edge_opt.report.sensitivities import read_sensitivity, sensitivities
 from edge_opt.report.series import bars, layer_bars, timeline
 from edge_opt.report.sweeps import sweep_rows
-from sweeps import done, failed, small_sweep, sweep
+from sweeps import done, failed, sensitivity_of, small_sweep, sweep
 
 SWEEP_FILES = ["accuracy_vs_energy.png", "accuracy_vs_latency.png", "accuracy_vs_memory.png"]
 
@@ -133,20 +134,15 @@ def test_bars_of_a_profile_add_up_to_its_totals() -> None:
     assert memory.total == profile.totals.activation_bytes
 
 
-def test_a_sensitivity_may_be_rows_or_a_mapping() -> None:
-    rows = sensitivities(
-        {
-            "layers": [
-                {"layer": "a", "pruning": 0.5, "output_error": 0.1},
-                {"layer": "b", "precision": "int8", "output_error": None},
-            ]
-        }
-    )
-    assert (rows.layers, rows.changes, rows.losses) == (("a", "b"), ("prune 0.5", "int8"), ((0.1, None), (None, None)))
-    assert sensitivities({"a": 0.1, "b": 0.3}).caption == "Accuracy lost is largest at b (0.3), a (0.1)."
+def test_a_sensitivity_is_a_table_of_layers_and_changes() -> None:
+    pruned, quantized = sensitivity_of({"a": 0.25}, "prune", "0.5"), sensitivity_of({"a": 0.125, "b": 0.5})
+    found = sensitivities(replace(pruned, rows=pruned.rows + quantized.rows))
+    assert (found.layers, found.changes) == (("a", "b"), ("prune 0.5", "int8"))
+    assert found.losses == ((0.25, 0.125), (None, 0.5))
+    assert found.caption == "Accuracy lost is largest at b (0.5), a (0.25)."
 
 
-@pytest.mark.parametrize("found", [{"layers": [1]}, {"layers": [{"path": "a"}]}, {"a": "much"}])
-def test_what_is_no_sensitivity_is_refused(found: dict[str, object]) -> None:
-    with pytest.raises(InvalidInput, match="this is no sensitivity"):
-        sensitivities(found)
+@pytest.mark.parametrize("damage", [{"rows": [1]}, {"rows": [{"path": "a"}]}, {"samples": "many"}, {"metric": None}])
+def test_what_is_no_sensitivity_is_refused(damage: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="is no sensitivity"):
+        read_sensitivity({**sensitivity_of({"a": 0.25}).to_dict(), **damage})

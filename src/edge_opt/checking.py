@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt.budget.checks import check_profile
 from edge_opt.budget.metrics import PROFILE_METRICS
 from edge_opt.budget.parsing import parse_budget, parse_increase
 from edge_opt.comparing import Subject, as_profile, compared_latency
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Budget, CheckResult, Increase, ModelProfile
+from edge_opt.records import Budget, CheckResult, Increase, ModelProfile, Precision
+
+if TYPE_CHECKING:
+    from edge_opt.devices.targets import Target
 
 
 def check(
@@ -23,11 +26,14 @@ def check(
     max_increase: Mapping[str, str | float] | Sequence[str] | None = None,
     on_undecided: Literal["pass", "fail"] = "pass",
     measure: bool | Mapping[str, Any] | None = None,
+    target: Target | None = None,
+    precision: Precision = "fp32",
 ) -> CheckResult:
     """Whether a profile, a saved one, or a model with its `inputs` keeps within every budget.
 
     `max_increase` says how much figures may grow over the baseline: `{"peak_memory": "5%"}`, a number being a share.
-    A measured figure whose interval holds the limit is undecided. A model is measured if a budget needs it.
+    A measured or predicted figure whose interval holds the limit is undecided. A model is measured if a budget needs
+    it; `predicted_ms` is what it, and the baseline, would take on `target`.
 
     >>> from torch import nn
     >>> check(nn.Linear(16, 8), "macs <= 1k", "params <= 100", inputs=(1, 16)).failures[0].budget.text
@@ -39,12 +45,14 @@ def check(
     increases = _increases(max_increase)
     if not limits and not increases:
         raise InvalidInput("there is no budget to check; give at least one, such as 'macs <= 600M'")
+    if precision != "fp32" and target is None:
+        raise InvalidInput(f"precision is {precision!r}, and there is no target to predict for; add target=")
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
-    before = None if baseline is None else as_profile(baseline)
+    before = None if baseline is None else as_profile(baseline, target=target, precision=precision)
     names = [*(limit.metric for limit in limits), *(increase.metric for increase in increases)]
     needed = any(PROFILE_METRICS[name].is_measured for name in names) if measure is None else measure
-    profile = as_profile(subject, inputs, kwargs, measure=needed)
+    profile = as_profile(subject, inputs, kwargs, measure=needed, target=target, precision=precision)
     return check_profile(
         profile,
         limits,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_opt.compare.models import compare_profiles
 from edge_opt.compare.trials import compare_trials
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Comparison, ModelComparison, ModelProfile, Trial
+from edge_opt.records import Comparison, ModelComparison, ModelProfile, Precision, Trial
+
+if TYPE_CHECKING:
+    from edge_opt.devices.targets import Target
 
 Subject = Any  # a ModelProfile, an nn.Module, the path of a saved profile, or a Trial
 
@@ -47,15 +50,25 @@ def compare(
 
 
 def as_profile(
-    subject: Subject, inputs: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+    subject: Subject,
+    inputs: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: Target | None = None,
+    precision: Precision = "fp32",
+    **options: Any,
 ) -> ModelProfile:
     """The profile of whatever stands for one: itself, a path of a saved one, or a model with its inputs."""
-    if isinstance(subject, ModelProfile):
-        return subject
     if isinstance(subject, (str, PathLike)):
         from edge_opt.report.writers import load
 
-        return load(subject)
+        subject = load(subject)
+    if isinstance(subject, ModelProfile):
+        if target is None:
+            return subject
+        from edge_opt.profiling import with_predictions
+
+        return with_predictions(subject, target, precision)
     from torch import nn
 
     if not isinstance(subject, nn.Module):
@@ -66,7 +79,7 @@ def as_profile(
         raise InvalidInput(f"{type(subject).__name__} needs inputs to be profiled; give their shapes, as in profile()")
     from edge_opt.profiling import profile
 
-    return profile(subject, inputs, kwargs=kwargs, **options)
+    return profile(subject, inputs, kwargs=kwargs, target=target, precision=precision, **options)
 
 
 def compared_latency(baseline: ModelProfile, other: ModelProfile) -> Comparison | None:

@@ -84,6 +84,13 @@ def profile(
     return under_convention(profiled, convention)
 
 
+def with_predictions(profile: ModelProfile, target: Target, precision: Precision = "fp32") -> ModelProfile:
+    """The profile with what the model would take on a target, in place of earlier predictions."""
+    from edge_opt.devices.predictions import predictions
+
+    return replace(profile, predictions=predictions(profile, _targets(target, precision, False), precision))
+
+
 def _targets(target: Target | Sequence[Target] | None, precision: str, is_timed: bool) -> tuple[Found, ...]:
     """The targets, found before any work is done."""
     if precision not in PRECISIONS:

@@ -35,6 +35,7 @@ _PARTS: dict[str, Callable[[LayerFigures], float | None]] = {
     "bytes_moved": lambda layer: layer.bytes_moved,
     "unpriced": lambda layer: layer.unpriced,
     "latency": lambda layer: layer.measured_s,
+    "predicted": lambda layer: layer.predicted_s,
 }
 
 
@@ -62,7 +63,7 @@ def check_profile(
 
 def _checked(profile: ModelProfile, budget: Budget, baseline: ModelProfile | None) -> CheckedBudget:
     metric = PROFILE_METRICS[budget.metric]
-    before = None if baseline is None else metric.value(baseline)
+    before = None if baseline is None else _earlier(metric, profile, baseline)
     return _judged(profile, metric, budget, metric.bounds(profile), before, baseline)
 
 
@@ -71,10 +72,10 @@ def _increased(
 ) -> CheckedBudget:
     """An allowed increase is a budget whose limit follows from the baseline."""
     metric, text = PROFILE_METRICS[increase.metric], f"max increase {increase.text}"
-    before = metric.value(baseline)
+    before = _earlier(metric, profile, baseline)
     if before is None:
         budget = Budget(metric.name, "<=", 0.0, text)
-        reason = f"the baseline has no {metric.name}; {_cure(metric)}"
+        reason = f"the baseline has no {metric.name}{_where(metric, profile)}; {_cure(metric, baseline)}"
         return CheckedBudget(budget, "unknown", metric.value(profile), None, None, None, reason, ())
     limit = before * (1 + increase.share) if increase.share is not None else before + (increase.amount or 0.0)
     bounds = metric.bounds(profile)
@@ -94,16 +95,12 @@ def _judged(
 ) -> CheckedBudget:
     value = metric.value(profile)
     if value is None:
-        reason = f"the profile has no {metric.name}; {_cure(metric)}"
+        reason = f"the profile has no {metric.name}; {_cure(metric, profile)}"
         return CheckedBudget(budget, "unknown", None, None, None, before, reason, ())
     low, high = (value, value) if bounds is None else (bounds.low, bounds.high)
     ends = {budget.holds(low), budget.holds(high)}
     outcome: Outcome = "undecided" if len(ends) == 2 else "holds" if ends == {True} else "broken"
-    reason = ""
-    if outcome == "undecided":
-        reason = "the limit lies inside the interval; measure for longer, or on a quieter machine"
-        if not metric.is_measured:
-            reason = "operators are unpriced, so the figure is a lower bound; edge_opt.cost_rule adds a price"
+    reason = _doubt(metric, profile) if outcome == "undecided" else ""
     layers = () if outcome == "holds" or not budget.is_ceiling else tuple(_blamed(profile, metric, baseline))
     return CheckedBudget(
         budget,
@@ -117,8 +114,36 @@ def _judged(
     )
 
 
-def _cure(metric: Metric[ModelProfile]) -> str:
-    return "profile with measure=True, or --measure" if metric.is_measured else "profile the model again"
+def _earlier(metric: Metric[ModelProfile], profile: ModelProfile, baseline: ModelProfile) -> float | None:
+    """The baseline's figure; one that was predicted for something else is none."""
+    is_other = metric.is_predicted and _where(metric, profile) != _where(metric, baseline)
+    return None if is_other else metric.value(baseline)
+
+
+def _where(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
+    found = profile.prediction
+    return f" for {found.target} ({found.precision}, {found.basis})" if metric.is_predicted and found else ""
+
+
+def _doubt(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
+    """Why neither holds, and what would decide it."""
+    if metric.is_measured:
+        return "the limit lies inside the interval; measure for longer, or on a quieter machine"
+    if not metric.is_predicted:
+        return "operators are unpriced, so the figure is a lower bound; edge_opt.cost_rule adds a price"
+    is_rough = profile.prediction is not None and profile.prediction.basis == "roofline"
+    return f"the limit lies inside the prediction's interval; {'calibrate the target' if is_rough else 'measure there'}"
+
+
+def _cure(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
+    if metric.is_measured:
+        return "profile with measure=True, or --measure"
+    if not metric.is_predicted:
+        return "profile the model again"
+    found = profile.prediction
+    if found is not None and found.seconds is None:
+        return f"{found.target} gives no time: {next(iter(found.remarks), 'a figure is missing')}"
+    return "profile with target=…, or --target"
 
 
 def _blamed(

@@ -27,7 +27,8 @@ class Metric(Generic[S]):
     """One figure of a profile or of a trial. `read` gives it in bytes, seconds, joules; None where it is not known.
 
     `family` is the name without its unit, and `unit` is that unit, "" for counts and shares. `interval` is how well a
-    figure is known: a measured one, or one that is only a lower bound. `is_signed` says that it can be below zero.
+    figure is known: a measured or predicted one, or one that is only a lower bound. `is_signed` says that
+    it can be below zero.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Metric(Generic[S]):
     interval: Callable[[S], Interval | None]
     is_signed: bool = False
     is_measured: bool = False
+    is_predicted: bool = False
 
     def value(self, subject: S) -> float | None:
         """The figure in the metric's own unit."""
@@ -59,15 +61,16 @@ def _family(
     *,
     is_signed: bool = False,
     is_measured: bool = False,
+    is_predicted: bool = False,
 ) -> Iterator[Metric[S]]:
     """The metric in each unit of its kind: latency_s, latency_ms, latency_us."""
     if kind not in _UNITS:
-        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed, is_measured)
+        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed, is_measured, is_predicted)
         return
     for unit, scale in _UNITS[kind].items():
         # `bytes_moved` has its unit in front.
         full = name if name.startswith("bytes") and unit == "bytes" else f"{name}_{unit}"
-        yield Metric(full, name, kind, unit, scale, read, interval, is_signed, is_measured)
+        yield Metric(full, name, kind, unit, scale, read, interval, is_signed, is_measured, is_predicted)
 
 
 def _table(*families: Iterator[Metric[S]]) -> Mapping[str, Metric[S]]:
@@ -117,6 +120,18 @@ def _energy(profile: ModelProfile) -> float | None:
     return profile.measurement.energy.joules
 
 
+def _predicted(profile: ModelProfile) -> float | None:
+    return None if profile.prediction is None else profile.prediction.seconds
+
+
+def _predicted_interval(profile: ModelProfile) -> Interval | None:
+    found = profile.prediction
+    if found is None or found.seconds is None:
+        return None
+    # An end that is not known is open.
+    return Interval(found.low or 0.0, math.inf if found.high is None else found.high)
+
+
 PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _priced("macs", "count", lambda profile: profile.totals.macs),
     _priced("flops", "count", lambda profile: profile.totals.flops),
@@ -144,6 +159,8 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _measured("throughput", "rate", _latency(lambda latency: latency.throughput)),
     _measured("measured_memory", "bytes", _measured_memory),
     _measured("energy", "energy", _energy),
+    # No energy: a prediction has no interval for it, so a limit next to it would pass for kept.
+    _family("predicted", "time", _predicted, _predicted_interval, is_predicted=True),
 )
 
 TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(

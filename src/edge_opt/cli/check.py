@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -16,6 +16,9 @@ from edge_opt.cli.models import FORMS
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
 from edge_opt.cli.subjects import is_profile, read_profile
 from edge_opt.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edge_opt.records import Precision
 
 
 def check(
@@ -40,6 +43,10 @@ def check(
     ] = None,
     min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
     fail_on_undecided: Annotated[
         bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
     ] = False,
@@ -55,6 +62,7 @@ def check(
     \b
     edge-opt check profile.json --budget "macs <= 600M" --budget "peak_memory_mb <= 64"
     edge-opt check net.py:Net -i 1x3x32x32 --baseline main.json --max-increase peak_memory=5%
+    edge-opt check net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --budget "predicted_ms <= 50"
     edge-opt check net.py:Net -i 1x3x32x32 --markdown budget.md --junit budget.xml
     """
     import edge_opt as eo
@@ -80,6 +88,8 @@ def check(
         baseline=before,
         max_increase=[increase.text for increase in increases],
         on_undecided="fail" if fail_on_undecided else "pass",
+        target=target,
+        precision=cast("Precision", precision),
     )
     typer.echo(document(result) if json else f"{render(result)}\n", nl=False)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edge_opt.cli.candidates import FORM, compare_candidates, is_candidate
 from edge_opt.cli.inputs import GRAMMAR
 from edge_opt.cli.measuring import measuring
 from edge_opt.cli.models import FORMS
-from edge_opt.cli.shell import Debug, talk
+from edge_opt.cli.shell import Debug, result_console, talk
 from edge_opt.cli.subjects import read_profile
 from edge_opt.errors import InvalidInput
 from edge_opt.report.differences import SORT_KEYS, check_choice
@@ -20,7 +19,11 @@ from edge_opt.report.differences import SORT_KEYS, check_choice
 
 def compare(
     models: Annotated[
-        list[str], typer.Argument(metavar="A B [C...]", help=f"Each a profile saved as .json, or a model: {FORMS}.")
+        list[str],
+        typer.Argument(
+            metavar="A B [C...]",
+            help=f"Each a profile saved as .json, or a model: {FORMS}; or candidates of sweeps, each {FORM}.",
+        ),
     ],
     inputs: Annotated[list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"{GRAMMAR}.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", "-b", help="First dimension of every input.")] = None,
@@ -48,6 +51,7 @@ def compare(
     edge-opt compare before.json after.json
     edge-opt compare torchvision:resnet18 torchvision:resnet34 -i 1x3x224x224 --sort params --top 10
     edge-opt compare main.json branch.json -o comparison.md -o comparison.html
+    edge-opt compare runs/mnist#baseline runs/mnist#best 'runs/mnist#prune 0.5 int8 onnxruntime'
     """
     import edge_opt as eo
     from edge_opt.report.compared import document, show, writer_for
@@ -59,17 +63,17 @@ def compare(
     check_choice(sort, top)
     for path in output or []:
         writer_for(path)
-    with measuring(measure, min_time, threads, None) as options:
-        profiles = [read_profile(model, inputs or [], kwarg or [], batch, options) for model in models]
-    found = eo.compare(*profiles)
+    if any(is_candidate(model) for model in models):
+        if measure or inputs or kwarg or batch is not None:
+            raise InvalidInput("candidates were measured in their sweep; drop --measure, --input, --kwarg and --batch")
+        found = compare_candidates(models)
+    else:
+        with measuring(measure, min_time, threads, None) as options:
+            profiles = [read_profile(model, inputs or [], kwarg or [], batch, options) for model in models]
+        found = eo.compare(*profiles)
     if json:
         typer.echo(document(found), nl=False)
     else:
-        from rich.console import Console
-
-        # A pipe has no width of its own; 80 columns would hide half of the table.
-        is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-        console = Console(width=None if is_fixed else 120, highlight=False)
-        show(found, console, sort=sort, top=top, everything=everything)
+        show(found, result_console(highlight=False), sort=sort, top=top, everything=everything)
     for path in output or []:
         talk(f"saved to {found.save(path)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edge_opt.cli.inputs import GRAMMAR, Arguments, read_arguments
+from edge_opt.cli.inputs import read_arguments, with_example
 from edge_opt.cli.loaders import load_batches
 from edge_opt.cli.models import load_model
 from edge_opt.cli.shell import NOT_SATISFIED, talk
@@ -37,7 +37,7 @@ def converted(
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], None)
         loaded = load_model(model)
-        positional, named = _call(arguments, loaded.example, loaded.name)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
         return convert(
             loaded.model,
             positional or None,
@@ -48,15 +48,6 @@ def converted(
             verify_on=None if verify is None else load_batches(verify),
             **options,
         )
-
-
-def _call(arguments: Arguments, example: Any, name: str) -> tuple[list[Any], dict[str, Any]]:
-    if arguments.has_inputs:
-        return list(arguments.positional), arguments.named
-    if example is None:
-        raise InvalidInput(f"no --input given: {name} needs the shape of each of its inputs; write {GRAMMAR}")
-    talk("no --input given: using the inputs that the program was exported with")
-    return list(example[0]), {**example[1], **arguments.named}
 
 
 def check_share(value: float | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_opt import units
-from edge_opt.cli.shell import Debug, talk
+from edge_opt.cli.shell import Debug, result_console, talk
 from edge_opt.report.grid import Cell, Strip, grid
 from edge_opt.report.text import printable
 
@@ -52,11 +51,7 @@ def devices(
 
 
 def _show_table(specs: Sequence[DeviceSpec]) -> None:
-    from rich.console import Console
-
-    # A pipe has no width of its own; 80 columns would hide half of the table.
-    is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if is_fixed else 120, highlight=False)
+    console = result_console(highlight=False)
     for line in grid(list(_strips(specs)), console.width):
         if console.options.ascii_only:
             _echo(line.plain)

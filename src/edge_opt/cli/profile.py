@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from edge_opt.cli.inputs import GRAMMAR, Arguments, read_arguments, with_example
 from edge_opt.cli.measuring import measuring
 from edge_opt.cli.models import FORMS, Loaded, load_model
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
 from edge_opt.cli.targets import compare
 from edge_opt.errors import InvalidInput
 from edge_opt.report.columns import LEVELS
@@ -129,10 +128,6 @@ def _profiled(
 
 
 def _show(result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level) -> None:
-    from rich.console import Console
-
     from edge_opt.report.terminal import show
 
-    # A pipe has no width of its own; 80 columns would hide half of the table.
-    is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    show(result, Console(width=None if is_fixed else 120), depth=depth, sort=sort, top=top, level=level)
+    show(result, result_console(), depth=depth, sort=sort, top=top, level=level)

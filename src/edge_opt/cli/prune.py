@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from edge_opt import units
-from edge_opt.cli.inputs import GRAMMAR, Arguments, read_arguments
-from edge_opt.cli.models import FORMS, Loaded, load_model
+from edge_opt.cli.inputs import GRAMMAR, read_arguments, with_example
+from edge_opt.cli.models import FORMS, load_model
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.report.grid import Cell, Strip, grid
@@ -78,7 +78,7 @@ def prune(
         loaded = load_model(model)
         if weights is not None:
             compress.load_weights(loaded.model, weights)
-        positional, named = _call(loaded, arguments)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
         pruned = compress.prune(
             loaded.model,
             positional or None,
@@ -108,14 +108,6 @@ def prune(
     if fail_on_shortfall and (macs_target or latency_target) and pruned.shortfalls:
         talk("the target is missed by more than a tenth")
         raise typer.Exit(NOT_SATISFIED)
-
-
-def _call(loaded: Loaded, arguments: Arguments) -> tuple[list[Any], dict[str, Any]]:
-    if arguments.has_inputs:
-        return list(arguments.positional), arguments.named
-    if loaded.example is None:
-        raise InvalidInput(f"no --input given: {loaded.name} needs the shape of each of its inputs; write {GRAMMAR}")
-    return list(loaded.example[0]), dict(loaded.example[1])
 
 
 def _layer_ratio(text: str) -> tuple[str, float]:

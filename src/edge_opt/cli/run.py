@@ -13,7 +13,6 @@ import typer
 from typer.core import TyperCommand
 
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
-from edge_opt.errors import MissingExtra
 
 if TYPE_CHECKING:
     from edge_opt.config import RunConfig
@@ -86,10 +85,8 @@ def run(
 
 
 def _config(path: Path | None, settings: Sequence[str]) -> RunConfig:
-    try:
-        from edge_opt.config import read_config
-    except ImportError as error:
-        raise MissingExtra(f"a run needs {error.name}; install with `pip install edge-opt[run]`") from error
+    from edge_opt.config import read_config
+
     return read_config(path, settings)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from edge_opt.errors import EdgeOptError, first_line
 
-__all__ = ["NOT_SATISFIED", "Debug", "Shell", "first_line", "talk"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["NOT_SATISFIED", "Debug", "Shell", "first_line", "result_console", "talk"]
 
 NOT_SATISFIED = 1
 
@@ -37,6 +42,14 @@ class Shell(TyperGroup):
                 traceback.print_exc()
             talk(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
+
+
+def result_console(**options: Any) -> Console:
+    """Where a result is printed; a pipe has no width of its own, and 80 columns would hide half of a table."""
+    from rich.console import Console
+
+    is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_fixed else 120, **options)
 
 
 def talk(sentence: str) -> None:

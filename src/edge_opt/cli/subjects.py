@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from edge_opt.cli.inputs import GRAMMAR, read_arguments
+from edge_opt.cli.inputs import read_arguments, with_example
 from edge_opt.cli.models import load_model
-from edge_opt.errors import InvalidInput
 
 if TYPE_CHECKING:
     from edge_opt.records import ModelProfile
@@ -36,12 +35,5 @@ def read_profile(
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs, kwargs, batch)
         loaded = load_model(reference)
-        positional: list[Any] = list(arguments.positional)
-        named = arguments.named
-        if not arguments.has_inputs:
-            if loaded.example is None:
-                raise InvalidInput(
-                    f"no --input given: {loaded.name} needs the shape of each of its inputs; write {GRAMMAR}"
-                )
-            positional, named = list(loaded.example[0]), {**loaded.example[1], **named}
+        positional, named = with_example(arguments, loaded.example, loaded.name)
         return eo.profile(loaded.model, positional or None, kwargs=named, name=loaded.name, measure=measure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -13,6 +12,7 @@ import typer
 
 from edge_opt.cli.inputs import Arguments, with_example
 from edge_opt.cli.models import load_model
+from edge_opt.cli.shell import result_console
 from edge_opt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ def compare(
 
 
 def _show(found: TargetComparison) -> None:
-    from rich.console import Console
-
     from edge_opt.report.targets import show
 
-    # A pipe has no width of its own; 80 columns would hide half of the table.
-    is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    show(found, Console(width=None if is_fixed else 120))
+    show(found, result_console())

@@ -9,6 +9,7 @@ def layer_figures(profile: ModelProfile) -> tuple[LayerFigures, ...]:
     """Every leaf call in order of execution, and every other call that works or holds parameters itself."""
     measured = profile.measurement.layers.layers if profile.measurement and profile.measurement.layers else ()
     seconds = {layer.module: layer.seconds for layer in measured}
+    predicted = {layer.module: layer.seconds for layer in profile.prediction.layers} if profile.prediction else {}
     return tuple(
         LayerFigures(
             path=layer.call.path,
@@ -25,6 +26,7 @@ def layer_figures(profile: ModelProfile) -> tuple[LayerFigures, ...]:
             peak_live_bytes=layer.peak_live_bytes,
             unpriced=layer.unpriced,
             measured_s=seconds.get(layer.call.index),
+            predicted_s=predicted.get(layer.call.index),
         )
         for layer in profile.layers
         if layer.call.is_leaf or layer.operators or layer.call.params or layer.activation_bytes

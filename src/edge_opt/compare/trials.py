@@ -11,10 +11,13 @@ from edge_opt.records import (
     FigureUnit,
     Interval,
     ModelComparison,
+    SweepResult,
     Trial,
     TrialMetrics,
     Verdict,
 )
+
+_NAMED_AT_MOST = 12
 
 _TOTALS: tuple[tuple[str, str, FigureUnit, bool, Callable[[TrialMetrics], float | None]], ...] = (
     ("accuracy", "Accuracy", "share", False, lambda trial: trial.accuracy),
@@ -46,6 +49,25 @@ def compare_trials(trials: Sequence[Trial]) -> ModelComparison:
         is_lower_bound=(False,) * len(trials),
         remarks=(f"latencies are of batches of {sorted(batches)}",) if len(batches) > 1 else (),
     )
+
+
+def find_trial(result: SweepResult, name: str) -> Trial:
+    """A candidate by its key or the beginning of it, by its label, or as "baseline" or "best"."""
+    if name == "baseline":
+        return result.baseline
+    if name == "best":
+        if result.best is None:
+            raise InvalidInput(f"the sweep {result.name!r} has no best candidate, for none was accepted; name another")
+        return result.trial(result.best)
+    labels = {trial.candidate.key: trial.candidate.label for trial in (result.baseline, *result.trials)}
+    wanted = " ".join(name.split())
+    found = [key for key, label in labels.items() if wanted in (key, label)]
+    found = found or [key for key in labels if wanted and key.startswith(wanted)]
+    if len(found) == 1:
+        return result.trial(found[0])
+    known = "; ".join(f"{key} ({labels[key]})" for key in (found or list(labels))[:_NAMED_AT_MOST])
+    problem = "may be any of several" if found else "is no candidate"
+    raise InvalidInput(f"{name!r} {problem} of the sweep {result.name!r}; write baseline, best, or one of: {known}")
 
 
 def _metrics(trial: Trial) -> TrialMetrics:

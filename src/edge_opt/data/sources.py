@@ -85,7 +85,7 @@ def digits() -> Raw:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingExtra("the dataset 'digits' needs scikit-learn; run `pip install edge-opt[run]`") from error
+        raise MissingExtra("the dataset 'digits' needs scikit-learn; run `pip install 'edge-opt[run]'`") from error
     import torch
 
     bunch = load_digits()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt.files import write_whole
 from edge_opt.hardware import precision_tradeoff_table, save_hardware_artifacts
-from edge_opt.records import ModelProfile, SweepResult
+from edge_opt.records import ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.page import write_page
 from edge_opt.report.plots import write_sweep_plots
 from edge_opt.report.sweeps import frontier_keys, sweep_csv, sweep_dataframe, sweep_document
@@ -29,7 +29,7 @@ class Findings:
     hardware: Mapping[str, Any]
     summary: Mapping[str, Any]
     reproducibility: Mapping[str, Any]
-    sensitivity: Mapping[str, Any] | None = None
+    sensitivity: Sensitivity | None = None
 
 
 def write_sweep(result: SweepResult, folder: Path) -> list[Path]:
@@ -65,7 +65,7 @@ def write_artifacts(found: Findings, folder: Path) -> list[Path]:
         write_json(folder / "reproducibility.json", found.reproducibility),
     ]
     if found.sensitivity is not None:
-        written.append(write_json(folder / "sensitivity.json", found.sensitivity))
+        written.append(write_json(folder / "sensitivity.json", found.sensitivity.to_dict()))
     page = write_page(
         folder / "report.html",
         profile=found.profile,

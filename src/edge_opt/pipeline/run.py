@@ -38,7 +38,7 @@ from edge_opt.pipeline.subject import Subject, absolute
 from edge_opt.pipeline.summary import deployment_summary, memory_budgets, trial_summary
 from edge_opt.pipeline.threads import computing_with
 from edge_opt.pipeline.training import Trained, baseline
-from edge_opt.records import ModelProfile, SweepResult
+from edge_opt.records import ModelProfile, Sensitivity, SweepResult
 from edge_opt.search.events import Listener, Notice
 from edge_opt.search.locks import folder_lock
 from edge_opt.search.store import Store
@@ -184,19 +184,13 @@ def _findings(
     return Findings(result, profile, layerwise, hardware, summary, repeated, found)
 
 
-def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> dict[str, Any]:
-    """What each layer alone costs on validation, with the losses as rows that the page shows."""
+def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensitivity:
+    """What each layer alone costs on validation."""
     levels = [level for level in config.pruning_levels if level > 0]
     precisions = [name for name in config.precisions if name != "fp32"]
-    found = sensitivity(
+    return sensitivity(
         trained.model, splits.validation, prune=levels, precisions=precisions, importance=config.importance
     )
-    rows = [
-        {"path": row.path, "accuracy_drop": 0.0 - row.score_change}
-        | ({"pruning": float(row.amount)} if row.change == "prune" else {"precision": row.amount})
-        for row in found.rows
-    ]
-    return {**found.to_dict(), "layers": rows}
 
 
 def _on_target(profile: ModelProfile, name: str) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def safetensors() -> Any:
     try:
         from safetensors import torch as library
     except ImportError as error:
-        raise MissingExtra("a run needs safetensors; install with `pip install edge-opt[run]`") from error
+        raise MissingExtra("a run needs safetensors; install with `pip install 'edge-opt[run]'`") from error
     return library
 
 

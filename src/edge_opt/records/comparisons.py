@@ -33,6 +33,7 @@ class LayerFigures:
     peak_live_bytes: int
     unpriced: int = 0
     measured_s: float | None = None
+    predicted_s: float | None = None
 
     @property
     def label(self) -> str:

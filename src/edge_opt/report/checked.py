@@ -65,7 +65,9 @@ def _figure(found: CheckedBudget) -> str:
         return "not known"
     shown = number(found.value)
     if found.low is not None and found.high is not None:
-        shown += " or more" if found.high == float("inf") else f" ({number(found.low)} to {number(found.high)})"
+        if found.high < float("inf"):
+            return f"{shown} ({number(found.low)} to {number(found.high)})"
+        shown += " or more" if found.low == found.value else f" ({number(found.low)} or more)"
     return shown
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, UnreadableProfile
+from edge_opt.records import LayerSensitivity, Sensitivity
+from edge_opt.report.codec import from_plain
 
-_PATHS = ("path", "layer", "module")
-_CHANGES = ("change", "precision", "method", "kind")
-_LOSSES = (
-    ("accuracy_drop", "Accuracy lost"),
-    ("output_error", "Relative error of the output"),
-    ("drop", "Accuracy lost"),
-    ("error", "Error"),
-)
 _NAMED = 3
 
 
@@ -41,62 +35,35 @@ class Sensitivities:
         return f"{self.measure} is largest at {named}." if named else "Nothing is known."
 
 
-def sensitivities(found: Mapping[str, Any]) -> Sensitivities:
-    """Read a sensitivity: rows under "layers", or a mapping of layers to a loss or to losses by change.
+def sensitivities(found: Sensitivity) -> Sensitivities:
+    """What each layer loses under each change; a score that rose is a loss below zero.
 
-    >>> sensitivities({"layers": [{"path": "conv1", "precision": "int8", "accuracy_drop": 0.02}]}).losses
-    ((0.02,),)
-    >>> sensitivities({"conv1": {"prune 0.5": 0.1}, "fc": {"int8": 0.2}}).losses
-    ((0.1, None), (None, 0.2))
+    >>> from edge_opt.records import LayerSensitivity, Sensitivity
+    >>> row = LayerSensitivity("conv1", "Conv2d", "prune", "0.5", 0.75, -0.125, 0.1, None, 0.5, "")
+    >>> sensitivities(Sensitivity("accuracy", 0.875, 64, (row,), ())).losses
+    ((0.125,),)
     """
-    rows = next((found[key] for key in ("layers", "rows") if isinstance(found.get(key), list)), None)
-    measure, cells = _from_rows(rows) if rows is not None else ("Accuracy lost", _from_mapping(found))
-    layers = tuple(dict.fromkeys(layer for layer, _ in cells))
+    cells = {(row.path, change_of(row)): _loss(row) for row in found.rows}
+    layers = tuple(dict.fromkeys(path for path, _ in cells))
     changes = tuple(dict.fromkeys(change for _, change in cells))
-    return Sensitivities(
-        measure, layers, changes, tuple(tuple(cells.get((layer, change)) for change in changes) for layer in layers)
-    )
+    losses = tuple(tuple(cells.get((layer, change)) for change in changes) for layer in layers)
+    return Sensitivities(f"{found.metric[:1].upper()}{found.metric[1:]} lost", layers, changes, losses)
 
 
-def _from_rows(rows: Sequence[Any]) -> tuple[str, dict[tuple[str, str], float | None]]:
-    measured = [(name, title) for name, title in _LOSSES if any(isinstance(row, dict) and name in row for row in rows)]
-    if rows and not measured:
-        raise _unreadable(f"no row has {' or '.join(name for name, _ in _LOSSES)}")
-    name, title = measured[0] if measured else _LOSSES[0]
-    cells = {}
-    for row in rows:
-        path = next((row[key] for key in _PATHS if key in row), None) if isinstance(row, dict) else None
-        if not isinstance(path, str):
-            raise _unreadable(f"{str(row)[:60]!r} has no path")
-        cells[path, _change(row)] = _number(row.get(name))
-    return title, cells
+def read_sensitivity(plain: Mapping[str, Any], source: str = "the document") -> Sensitivity:
+    """The sensitivity whose `to_dict()` this is; `source` is what errors call it, such as a file's name."""
+    try:
+        return from_plain(Sensitivity, plain)
+    except UnreadableProfile as error:
+        raise InvalidInput(
+            f"{source} is no sensitivity: {error}; expected what eo.sensitivity(...).to_dict() gives"
+        ) from error
 
 
-def _change(row: Mapping[str, Any]) -> str:
-    pruning = row.get("pruning")
-    named = [str(row[key]) for key in _CHANGES if row.get(key) not in (None, "")]
-    if isinstance(pruning, (int, float)) and pruning:
-        return f"prune {pruning:g}"
-    return named[0] if named else "changed"
+def change_of(row: LayerSensitivity) -> str:
+    """As people call it: `prune 0.5`, `int8`."""
+    return f"prune {row.amount}" if row.change == "prune" else row.amount
 
 
-def _from_mapping(found: Mapping[str, Any]) -> dict[tuple[str, str], float | None]:
-    cells = {}
-    for layer, losses in found.items():
-        for change, loss in (losses if isinstance(losses, Mapping) else {"changed": losses}).items():
-            cells[str(layer), str(change)] = _number(loss)
-    return cells
-
-
-def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _unreadable(f"{str(value)[:60]!r} is no number")
-    return float(value) if math.isfinite(value) else None
-
-
-def _unreadable(problem: str) -> InvalidInput:
-    return InvalidInput(
-        f'this is no sensitivity: {problem}; expected {{"layers": [{{"path": …, "precision": …, "accuracy_drop": …}}]}}'
-    )
+def _loss(row: LayerSensitivity) -> float | None:
+    return 0.0 - row.score_change if math.isfinite(row.score_change) else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from edge_opt import units
 from edge_opt.records import LayerSensitivity, Sensitivity
 from edge_opt.report.grid import Cell, Strip, grid
+from edge_opt.report.sensitivities import change_of
 from edge_opt.report.text import printable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def sensitivity_text(found: Sensitivity) -> str:
     strips = [
         Strip("Layer", tuple(Cell(printable(row.path)) for row in rows), "left", floor=12),
         Strip("Kind", tuple(Cell(row.kind) for row in rows), "left", rank=2),
-        Strip("Change", tuple(Cell(_change(row)) for row in rows), "left"),
+        Strip("Change", tuple(Cell(change_of(row)) for row in rows), "left"),
         Strip(_unit(found.metric), tuple(Cell(points(row)) for row in rows)),
         Strip("Output error", tuple(Cell(f"{row.output_error:.2g}") for row in rows)),
         Strip("Other answers", tuple(Cell(_share(row.disagreement)) for row in rows), rank=1),
@@ -62,10 +63,6 @@ def spare_sentence(found: Sensitivity) -> str:
 
 def _unit(metric: str) -> str:
     return "Points" if metric == "accuracy" else printable(metric)
-
-
-def _change(row: LayerSensitivity) -> str:
-    return f"prune {row.amount}" if row.change == "prune" else row.amount
 
 
 def _share(value: float | None) -> str:

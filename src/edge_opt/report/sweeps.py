@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
@@ -63,6 +65,17 @@ def read_sweep(text: str, source: str = "the text") -> SweepResult:
         return from_plain(SweepResult, {key: value for key, value in data.items() if key != "format"})
     except UnreadableProfile as error:
         raise UnreadableSweep(f"{source} is damaged: {error}; run the sweep again") from error
+
+
+def load_sweep(path: str | os.PathLike[str]) -> SweepResult:
+    """The sweep of a run: its folder, or the `sweep.json` in it."""
+    file = Path(path) / "sweep.json" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise UnreadableSweep(f"no file {str(file)!r}; `edge-opt run` and `edge-opt sweep` write it")
+    try:
+        return read_sweep(file.read_text(encoding="utf-8"), repr(str(file)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableSweep(f"cannot read {str(file)!r}: {error}") from error
 
 
 def frontier_keys(result: SweepResult, objective: str) -> frozenset[str]:

@@ -198,7 +198,7 @@ def _psutil() -> Any:
     try:
         import psutil
     except ImportError as error:
-        raise MissingExtra("a memory limit needs psutil; run `pip install edge-opt[run]`") from error
+        raise MissingExtra("a memory limit needs psutil; run `pip install 'edge-opt[run]'`") from error
     return psutil
 
 

@@ -137,7 +137,7 @@ def _study(sampler: SamplerName, seed: int, objectives: int) -> optuna.Study:
     try:
         import optuna
     except ImportError as error:
-        raise MissingExtra(f"the sampler {sampler} needs optuna; run `pip install edge-opt[run]`") from error
+        raise MissingExtra(f"the sampler {sampler} needs optuna; run `pip install 'edge-opt[run]'`") from error
 
     def constraints(frozen: Any) -> list[float]:
         return list(frozen.user_attrs["excesses"])

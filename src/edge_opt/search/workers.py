@@ -219,5 +219,5 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError as error:
-        raise MissingExtra("workers need Dask; run `pip install edge-opt[distributed]`") from error
+        raise MissingExtra("workers need Dask; run `pip install 'edge-opt[distributed]'`") from error
     return distributed

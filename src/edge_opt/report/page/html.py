@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_opt.errors import InvalidInput, MissingExtra
 from edge_opt.files import write_whole
-from edge_opt.records import ModelProfile, SweepResult
+from edge_opt.records import ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.page.payload import payload
 
 _STYLES = ("style.css", "parts.css")
@@ -29,7 +29,7 @@ def write_page(
     *,
     profile: ModelProfile | None = None,
     sweep: SweepResult | None = None,
-    sensitivity: Mapping[str, Any] | None = None,
+    sensitivity: Sensitivity | None = None,
     reproducibility: Mapping[str, Any] | None = None,
     summary: Mapping[str, Any] | None = None,
     extra_profiles: Sequence[ModelProfile] = (),

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_opt.records import Level, ModelProfile, SweepResult
+from edge_opt.records import Level, ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.clouds import AXES, frontiers, precision_means
 from edge_opt.report.codec import to_plain
 from edge_opt.report.page.cards import cards
 from edge_opt.report.page.verdict import advice, verdict
 from edge_opt.report.roofs import DeviceRoofs, device_roofs
-from edge_opt.report.sensitivities import sensitivities as read_sensitivities
+from edge_opt.report.sensitivities import sensitivities
 from edge_opt.report.series import agreements, layer_bars, timeline
 from edge_opt.report.sweeps import sweep_rows
 from edge_opt.report.tables import table
@@ -26,7 +26,7 @@ def payload(
     *,
     profile: ModelProfile | None = None,
     sweep: SweepResult | None = None,
-    sensitivity: Mapping[str, Any] | None = None,
+    sensitivity: Sensitivity | None = None,
     reproducibility: Mapping[str, Any] | None = None,
     summary: Mapping[str, Any] | None = None,
     extra_profiles: Sequence[ModelProfile] = (),
@@ -37,7 +37,7 @@ def payload(
     from edge_opt import __version__
 
     roofs = device_roofs(profile, devices) if profile else ()
-    losses = read_sensitivities(sensitivity) if sensitivity else None
+    losses = sensitivities(sensitivity) if sensitivity else None
     measurement = profile.measurement if profile else None
     return {
         "format": FORMAT,

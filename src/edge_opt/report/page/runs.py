@@ -10,7 +10,8 @@ from typing import Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.report.page.html import write_page
-from edge_opt.report.sweeps import read_sweep
+from edge_opt.report.sensitivities import read_sensitivity
+from edge_opt.report.sweeps import load_sweep
 from edge_opt.report.writers import load
 
 _PARTS = ("sensitivity", "reproducibility", "summary")
@@ -35,10 +36,12 @@ def write_report(
     else:
         raise InvalidInput(f"no folder or file {str(source)!r}; `edge-opt run` and `edge-opt profile -o` write them")
     parts: dict[str, Any] = {name: _object(found[name]) for name in _PARTS if name in found}
+    if "sensitivity" in parts:
+        parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(found["sensitivity"])))
     if "profile" in found:
         parts["profile"] = load(found["profile"])
     if "sweep" in found:
-        parts["sweep"] = read_sweep(_text(found["sweep"]), repr(str(found["sweep"])))
+        parts["sweep"] = load_sweep(found["sweep"])
     return write_page(path or target, devices=devices, title=title, **parts)
 
 
