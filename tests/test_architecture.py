@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,24 @@ def test_modules_stay_short(path: Path) -> None:
 def test_these_do_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Folders that the map describes as a whole: one file per record, command, tool or meter.
+AS_A_WHOLE = {"records", "cli", "conventions", "energy", "metrics", "page"}
+
+
+@pytest.mark.parametrize("path", modules("edge_opt"), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_map_names_every_module(path: Path) -> None:
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folder = path.parent.name
+    if path.name in ("__init__.py", "__main__.py") or folder in AS_A_WHOLE:
+        assert folder == "edge_opt" or f"{folder}/ " in page
+    else:
+        assert re.search(rf"(?<![\w.]){re.escape(path.name)}", page)
+
+
+def test_the_map_names_nothing_else() -> None:
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = page[page.index("    src/edge_opt/") : page.index("**Import law.**")]
+    named = set(re.findall(r"(?<![\w.:`])(\w+\.py)\b", tree)) - {"file.py"}
+    assert named <= {path.name for package in ("edge_opt", "rasp") for path in modules(package)}
