@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 if TYPE_CHECKING:
     from browser import Browser

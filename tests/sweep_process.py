@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ CONSTRAINTS = ("latency_ms <= 3", "accuracy_drop <= 2%")
 
 if __name__ == "__main__":
     folder, log, pause, workers = sys.argv[1:]
+    # A shell that runs tests in the background has its children ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with progress("plain") as listener:
             run_sweep(

@@ -38,7 +38,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_model_beyond_its_budget_fails_its_test_with_all_there_is_to_know(tmp_path: Path) -> None:
-    done = run(tmp_path, "-p", "edge_opt.pytest_plugin", "-q", "-rA")
+    done = run(tmp_path, "-q", "-rA")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 2 passed" in done.stdout, done.stdout
     for shown in (

@@ -30,13 +30,13 @@ def test_a_sweep_finishes_with_a_row_for_each_way_to_fail(tmp_path: Path) -> Non
         Space(levels, ("fp32",), ("torch",)),
         folder=tmp_path,
         memory_limit_bytes=250 * MIB,
-        time_limit_s=2,
+        time_limit_s=6,
     )
     assert [(trial.failure, trial.reason) for trial in result.trials] == [
         (None, ""),
         ("raised", "build: ValueError: channels must be divisible by 8"),
         ("out of memory", "build used more memory than the limit of 250 MiB"),
-        ("timed out", "build took longer than the limit of 2 s"),
+        ("timed out", "build took longer than the limit of 6 s"),
         ("no result", "accuracy is nan"),
         ("crashed", "build was ended by SIGABRT; see build.log"),
         ("crashed", "build was over without a result; see build.log"),
