@@ -81,7 +81,7 @@ class DaskBuilders:
         running: dict[Any, Candidate] = {}
         while waiting or running:
             # No more than can run: what is begun is then what really runs.
-            while waiting and len(running) < max(1, sum(client.nthreads().values())):
+            while waiting and len(running) < max(1, sum(_answer(client.nthreads).values())):
                 candidate = waiting.pop()
                 begin(candidate)
                 running[client.submit(build_here, self._order, candidate, pure=False)] = candidate
@@ -139,7 +139,7 @@ class DaskBuilders:
             try:
                 return list(distributed.wait(futures, timeout=_PATIENCE_S, return_when="FIRST_COMPLETED").done)
             except TimeoutError:
-                if not client.nthreads():
+                if not _answer(client.nthreads):
                     self._tell(Notice("no worker is left; waiting for one to join"))
 
     def _received(self, future: Any, candidate: Candidate) -> Outcome:
@@ -173,9 +173,19 @@ def _hushed() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def _answer(question: Callable[[], Any]) -> Any:
+    """What the scheduler says; one that is gone also shows as a connection that nobody takes."""
+    from distributed.comm.core import CommClosedError
+
+    try:
+        return question()
+    except OSError as error:
+        raise CommClosedError(str(error)) from error
+
+
 def _losses(client: Any, future: Any) -> int:
     """How many workers were lost while they built this: Dask gives their work to others by itself."""
-    losses = int(client.run_on_scheduler(_suspicions, key=future.key))
+    losses = int(_answer(lambda: client.run_on_scheduler(_suspicions, key=future.key)))
     return max(0, losses - int(future.status == "error"))
 
 
