@@ -108,11 +108,11 @@ function precisionFigure(sweep) {
     id: "precision-chart", title: "Means by precision and runtime", provenance: "measured", isFixed: true,
     draw: () => ({
       data: panels.map((item, place) => ({
-        type: "bar", orientation: "h", name: item.title, xaxis: place ? `x${place + 1}` : "x", yaxis: "y", y: known.map(named), x: known.map((row) => row[item.name]),
+        type: "bar", orientation: "h", name: item.title, xaxis: place ? `x${place + 1}` : "x", yaxis: "y", y: known.map((row) => `${row.precision}<br>${row.runtime}`), x: known.map((row) => row[item.name]),
         marker: { color: color(item.tone) }, text: known.map((row) => item.text(row[item.name])), textposition: "auto", textangle: 0, constraintext: "none", hovertemplate: `%{y}: %{text}<extra>${item.title}</extra>`,
       })),
       layout: {
-        height: 110 + 42 * known.length, showlegend: false, bargap: 0.35, margin: { l: 130, r: 12, t: 6, b: 44 },
+        height: 110 + 42 * known.length, showlegend: false, bargap: 0.35, margin: { l: 90, r: 12, t: 6, b: 44 },
         xaxis: { domain: [0, 0.31], title: { text: panels[0].title }, fixedrange: true, nticks: 4 },
         xaxis2: { domain: [0.345, 0.655], title: { text: panels[1].title }, fixedrange: true, tickformat: ".0%", nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
         xaxis3: { domain: [0.69, 1], title: { text: panels[2].title }, fixedrange: true, nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
