@@ -138,3 +138,15 @@ def test_a_terminal_without_unicode_is_served(folder: Path) -> None:
     result = run("profile", "net.py:Net", "-i", "2x4", cwd=folder, PYTHONIOENCODING="ascii")
     assert result.returncode == 0
     assert "` layer" in result.stdout
+
+
+def test_commands_complete_in_a_shell() -> None:
+    request = {"_EDGE_OPT_COMPLETE": "complete_bash", "COMP_WORDS": "edge-opt pr", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from edge_opt.cli import main; main()"],
+        env={**os.environ, **request},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["profile", "prune"]
