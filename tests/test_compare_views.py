@@ -84,16 +84,18 @@ def test_measured_latencies_are_compared_with_their_noise(measured: ModelProfile
     assert found.latencies[0] is not None and found.latencies[0].verdict == "equal"
     assert found.is_empty
     assert all(row.any.measured_s is not None for row in found.layers if row.any.macs)
-    measurement = measured.measurement
-    assert measurement is not None
-    samples = tuple(10 * sample for sample in measurement.latency.samples_s)
-    times = tuple(10 * sample for sample in measurement.latency.cpu_samples_s)
-    latency = replace(measurement.latency, samples_s=samples, cpu_samples_s=times)
-    slower = replace(measured, measurement=replace(measurement, latency=latency))
-    found = eo.compare(measured, slower)
+    found = eo.compare(steady(measured, 0.001), steady(measured, 0.010))
     assert found.latencies[0] is not None and found.latencies[0].verdict == "slower"
     assert not found.is_empty
     assert "slower than the first" in str(found)
+
+
+def steady(profile: ModelProfile, seconds: float) -> ModelProfile:
+    """The profile as a machine without noise would have measured it."""
+    measurement = profile.measurement
+    assert measurement is not None
+    latency = replace(measurement.latency, samples_s=(seconds,) * 30, cpu_samples_s=(seconds,) * 30)
+    return replace(profile, measurement=replace(measurement, latency=latency))
 
 
 def trial(pruning: float, **changes: object) -> Trial:

@@ -19,6 +19,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
@@ -124,6 +125,8 @@ def _work(request: bytes, parent: int) -> NoReturn:
         number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(number, 1)
         os.dup2(number, 2)
+        # A child that is killed flushes nothing; line by line, its last words are in the log.
+        cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
         faulthandler.enable(2)
         Path(result).write_text(json.dumps(_outcome(payload)), encoding="utf-8")
     except BaseException:
