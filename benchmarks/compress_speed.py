@@ -9,8 +9,6 @@ Prints tables and explanations, writes benchmarks/results/compress_speed.json.
 
 from __future__ import annotations
 
-import gzip
-import subprocess
 import sys
 import tempfile
 from math import comb
@@ -27,6 +25,8 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt import compress
+from edge_opt.data.idx import read_idx
+from edge_opt.data.sources import find_files
 from edge_opt.measure.environment import read_environment
 from edge_opt.model import SmallCNN
 
@@ -44,12 +44,11 @@ KEPT = Path(tempfile.gettempdir()) / "edge-opt-compress-speed"
 
 def images(part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Fashion-MNIST as Debian packages it, scaled to mean 0 and deviation 1 of its training part."""
-    listed = subprocess.run(["dpkg", "-L", "dataset-fashion-mnist"], capture_output=True, text=True, check=True).stdout
-    files = {Path(line).name: line for line in listed.splitlines() if line.endswith(".gz")}
-    with gzip.open(files[f"{part}-images-idx3-ubyte.gz"]) as file:
-        pixels = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
-    with gzip.open(files[f"{part}-labels-idx1-ubyte.gz"]) as file:
-        labels = np.frombuffer(file.read(), np.uint8, offset=8)
+    files = find_files("fashion-mnist", None)
+    if files is None:
+        raise SystemExit("Fashion-MNIST is not here; as root: apt-get install dataset-fashion-mnist")
+    pictures, answers = (file for file in files if file.name.startswith(part))
+    pixels, labels = read_idx(pictures, 3).reshape(-1, 1, 28, 28), read_idx(answers, 1)
     return (torch.tensor(pixels) / 255 - 0.286) / 0.353, torch.tensor(labels).long()
 
 

@@ -86,6 +86,7 @@ def _signature_seconds(trace: Trace) -> list[float]:
             try:
                 copies[signature] = [Runnable(trace.signatures[signature], is_warm) for _ in range(wanted)]
                 copies[signature][0].run()
+            # Arguments are made from shapes alone; what an operator says to values it cannot use is its own choice.
             except (Unrunnable, RuntimeError, IndexError, TypeError, NotImplementedError) as error:
                 op = trace.signatures[signature].op
                 raise MeasurementFailed(
