@@ -1,8 +1,13 @@
-# Everything runs in .venv, which is made from requirements.lock on first use.
-PYTHON ?= python3
+# Everything runs in .venv, which is made on first use: from requirements/run.lock for the demo, with requirements/dev.lock
+# on top for all else. `make clean` and `make PYTHON=/usr/bin/python3.12 demo` make it with another Python.
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+PYTHON ?= $(or $(wildcard $(BIN)/python),python3)
+RUN_READY := $(VENV)/.run
+DEV_READY := $(VENV)/.dev
+
+# Packages are installed without bytecode. Unless Python may write it, every process would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick check docs bench clean
 
@@ -10,20 +15,22 @@ READY := $(VENV)/.ready
 SYSTEM := chromium dataset-fashion-mnist
 SYSTEM_READY := $(VENV)/.system
 
-$(READY): requirements.lock pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+$(RUN_READY): requirements/run.lock pyproject.toml
+	@$(PYTHON) scripts/install.py $(VENV) requirements/run.lock --project .
 	@touch $@
 
-$(SYSTEM_READY): $(READY)
+$(DEV_READY): $(RUN_READY) requirements/dev.lock
+	@$(BIN)/python scripts/install.py $(VENV) requirements/dev.lock
+	@touch $@
+
+$(SYSTEM_READY): $(DEV_READY)
 	@dpkg -s $(SYSTEM) >/dev/null 2>&1 \
 	  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM) >/dev/null; } \
 	  || echo "could not install $(SYSTEM); as root: apt-get update && apt-get install $(SYSTEM)" >&2
 	@touch $@
 
 ## demo: train, prune, quantise and measure a small network on bundled digits, and say where the report is
-demo: $(READY)
+demo: $(RUN_READY)
 	$(BIN)/edge-opt run configs/default.yaml --output out/demo
 
 ## test: style, types and the whole suite
@@ -35,17 +42,17 @@ quick: $(SYSTEM_READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 ## check: ruff and mypy
-check: $(READY)
+check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 ## docs: the documentation site, in build/site
-docs: $(READY)
+docs: $(DEV_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 ## bench: ratios against other tools in one run; writes benchmarks/results/*.json
-bench: $(READY)
+bench: $(DEV_READY)
 	$(BIN)/python benchmarks/run.py
 
 clean:

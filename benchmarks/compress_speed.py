@@ -25,9 +25,8 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt import compress
-from edge_opt.data.idx import read_idx
-from edge_opt.data.sources import find_files
-from edge_opt.measure.environment import read_environment
+from edge_opt.data.sources import find_files, read_idx
+from edge_opt.measuring.machine import read_environment
 from edge_opt.model import SmallCNN
 
 CANDIDATES = [

@@ -20,13 +20,11 @@ from timing import save
 from torch import nn
 
 import edge_opt
-from edge_opt.measure.device import CPU
-from edge_opt.measure.environment import read_environment
-from edge_opt.measure.latency import interleaved
-from edge_opt.measure.layers import layer_latencies
-from edge_opt.measure.recorder import Recorder, recording_cost
-from edge_opt.measure.session import Caller, call_on, ready
-from edge_opt.measure.statistics import compare_latencies
+from edge_opt.measuring.latency import interleaved
+from edge_opt.measuring.layers import Recorder, layer_latencies, recording_cost
+from edge_opt.measuring.machine import CPU, read_environment
+from edge_opt.measuring.session import Caller, call_on, ready
+from edge_opt.measuring.statistics import compare_latencies
 from edge_opt.model import SmallCNN
 
 ALLOWED = 1.10

@@ -29,7 +29,7 @@ from timing import save
 from unseen import UNSEEN
 
 import edge_opt as eo
-from edge_opt.devices.calibration.heap import kept_heap
+from edge_opt.calibration.operator_bench import kept_heap
 from edge_opt.records import Calibration, ModelProfile
 
 BATCHES = (1, 8)

@@ -1,6 +1,6 @@
 """Record how this machine disturbs a latency: the same model against itself, for the tests of `compare_latencies`.
 
-    python benchmarks/record_noise.py tests/data/latency_noise.json
+    python benchmarks/record_noise.py tests/recordings/latency_noise.json
 
 Each session measures one model twice, a block of each in turn. Times are kept in microseconds, wall and CPU.
 """
@@ -15,10 +15,8 @@ from pathlib import Path
 
 import torch
 
-from edge_opt.measure.device import CPU
-from edge_opt.measure.environment import read_environment
-from edge_opt.measure.latency import interleaved
-from edge_opt.measure.stopwatch import Clock, Stopwatch, cores_of_others
+from edge_opt.measuring.latency import Clock, Stopwatch, cores_of_others, interleaved
+from edge_opt.measuring.machine import CPU, read_environment
 from edge_opt.model import SmallCNN
 
 SESSIONS = 100

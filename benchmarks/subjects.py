@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 # The tests' helper declares what a CPU build of torchvision lacks.
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from zoo import torchvision_models
 
 Call = dict[str, Any]

@@ -5,162 +5,103 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from edge_opt import compress
-    from edge_opt.checking import check
-    from edge_opt.comparing import compare
-    from edge_opt.compress.explaining import explain
-    from edge_opt.compress.sensitivity import sensitivity
-    from edge_opt.cost.conventions import reconcile
-    from edge_opt.cost.registry import Work, cost_rule, free_operators
-    from edge_opt.devices.calibrate import calibrate
-    from edge_opt.devices.calibrated import calibrated_device
-    from edge_opt.devices.calibration_files import load_calibration
-    from edge_opt.devices.catalog import device, devices
-    from edge_opt.devices.estimate import estimate
-    from edge_opt.devices.predict import predict
-    from edge_opt.devices.roofline import roofline
-    from edge_opt.devices.timed import time_operators
-    from edge_opt.devices.utilization import explain_utilization, layer_utilizations, utilization
-    from edge_opt.errors import EdgeOptError
-    from edge_opt.fitting.batches import fit_batch
-    from edge_opt.fitting.targets import compare_targets
-    from edge_opt.measure.api import measure
-    from edge_opt.pipeline.sweeping import sweep
-    from edge_opt.profiling import clear_caches, profile
-    from edge_opt.records import ModelProfile, OpCost, TensorInfo
-    from edge_opt.report.drawing import bar_chart
-    from edge_opt.report.writers import load
-    from edge_opt.search.space import Space
-    from edge_opt.search.sweep import run_sweep
-    from edge_opt.stream import (
-        HardwareProfile,
-        PrecisionAdvice,
-        auto_adjust_batch_size,
-        build_hardware_profile_table,
-        compute_utilization,
-        estimate_batch_memory_mb,
-        find_bottleneck,
-        recommend_precision,
-        stream_advice,
-        utilization_advice,
-        write_hardware_profile_artifacts,
-    )
-    from edge_opt.trace.inputs import InputSpec
-
 __version__ = "0.1.0"
 
-__all__ = [
-    "EdgeOptError",
-    "HardwareProfile",
-    "InputSpec",
-    "ModelProfile",
-    "OpCost",
-    "PrecisionAdvice",
-    "Space",
-    "TensorInfo",
-    "Work",
-    "auto_adjust_batch_size",
-    "bar_chart",
-    "build_hardware_profile_table",
-    "calibrate",
-    "calibrated_device",
-    "check",
-    "clear_caches",
-    "compare",
-    "compare_targets",
-    "compress",
-    "compute_utilization",
-    "cost_rule",
-    "device",
-    "devices",
-    "estimate",
-    "estimate_batch_memory_mb",
-    "explain",
-    "explain_utilization",
-    "find_bottleneck",
-    "fit_batch",
-    "free_operators",
-    "layer_utilizations",
-    "load",
-    "load_calibration",
-    "measure",
-    "predict",
-    "profile",
-    "recommend_precision",
-    "reconcile",
-    "roofline",
-    "run_sweep",
-    "sensitivity",
-    "stream_advice",
-    "sweep",
-    "time_operators",
-    "utilization",
-    "utilization_advice",
-    "write_hardware_profile_artifacts",
-]
-
-# Where each public name lives. Nothing is imported until it is asked for, so that `import edge_opt` costs nothing.
+# Every public name, by the module it lives in. Nothing is imported before it is asked for: `import edge_opt` costs
+# nothing, and the command line starts without torch.
 _HOMES = {
-    "EdgeOptError": "errors",
-    "HardwareProfile": "stream",
-    "InputSpec": "trace.inputs",
-    "ModelProfile": "records",
-    "OpCost": "records",
-    "PrecisionAdvice": "stream",
-    "Space": "search.space",
-    "TensorInfo": "records",
-    "Work": "cost.registry",
-    "auto_adjust_batch_size": "stream",
-    "bar_chart": "report.drawing",
-    "build_hardware_profile_table": "stream",
-    "check": "checking",
-    "calibrate": "devices.calibrate",
-    "calibrated_device": "devices.calibrated",
-    "clear_caches": "profiling",
-    "compare": "comparing",
-    "compare_targets": "fitting.targets",
-    "compute_utilization": "stream",
-    "cost_rule": "cost",
-    "device": "devices.catalog",
-    "devices": "devices",
-    "estimate": "devices.estimate",
-    "estimate_batch_memory_mb": "stream",
-    "explain": "compress.explaining",
-    "explain_utilization": "devices.utilization",
-    "find_bottleneck": "stream",
-    "fit_batch": "fitting.batches",
-    "free_operators": "cost",
-    "layer_utilizations": "devices.utilization",
-    "load": "report.writers",
-    "load_calibration": "devices.calibration_files",
-    "measure": "measure.api",
-    "predict": "devices.predict",
-    "profile": "profiling",
-    "recommend_precision": "stream",
-    "reconcile": "cost.conventions",
-    "roofline": "devices.roofline",
-    "sensitivity": "compress.sensitivity",
-    "run_sweep": "search.sweep",
-    "stream_advice": "stream",
-    "time_operators": "devices.timed",
-    "sweep": "pipeline.sweeping",
-    "utilization": "devices.utilization",
-    "utilization_advice": "stream",
-    "write_hardware_profile_artifacts": "stream",
-}
+    "budgets.check": ("check",),
+    "calibration.calibrate": ("calibrate",),
+    "calibration.predict": ("predict", "time_operators"),
+    "comparing": ("compare",),
+    "compress.explanation": ("explain",),
+    "compress.sensitivity": ("sensitivity",),
+    "cost": ("Work", "cost_rule", "free_operators"),
+    "cost.conventions": ("reconcile",),
+    "errors": ("EdgeOptError",),
+    "fitting": ("compare_targets", "fit_batch"),
+    "measuring.session": ("measure",),
+    "platforms.calibration_file": ("calibrated_device", "load_calibration"),
+    "platforms.capacity": ("peak_memory",),
+    "platforms.catalog": ("device", "devices"),
+    "platforms.estimate": ("estimate",),
+    "platforms.fitted": ("transfer",),
+    "platforms.known_platforms": ("known_platforms",),
+    "platforms.own_board": ("fit_platform",),
+    "platforms.roofline": ("explain_utilization", "layer_utilizations", "roofline", "utilization"),
+    "profiling": ("clear_caches", "profile"),
+    "records": ("ModelProfile", "OpCost", "TensorInfo"),
+    "report.png": ("bar_chart",),
+    "report.save": ("load",),
+    "run.sweep": ("sweep",),
+    "search.space": ("Space",),
+    "search.sweep": ("run_sweep",),
+    "serving.llm_report": ("llm",),
+    "stream": (
+        "HardwareProfile", "PrecisionAdvice", "auto_adjust_batch_size", "build_hardware_profile_table",
+        "compute_utilization", "estimate_batch_memory_mb", "find_bottleneck", "recommend_precision", "stream_advice",
+        "utilization_advice", "write_hardware_profile_artifacts",
+    ),
+    "trace.inputs": ("InputSpec",),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+# A package that is used by its own name, as in `eo.compress.prune`.
+_PACKAGE = "compress"
 
-# Packages that are used by their own name, as in `eo.compress.prune`.
-_PACKAGES = ("compress",)
+# The older API of streams is found here as it always was, and is listed where it lives.
+__all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream"), _PACKAGE])
+
+if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
+    from edge_opt import compress as compress
+    from edge_opt.budgets.check import check as check
+    from edge_opt.calibration.calibrate import calibrate as calibrate
+    from edge_opt.calibration.predict import predict as predict
+    from edge_opt.calibration.predict import time_operators as time_operators
+    from edge_opt.comparing import compare as compare
+    from edge_opt.compress.explanation import explain as explain
+    from edge_opt.compress.sensitivity import sensitivity as sensitivity
+    from edge_opt.cost import Work as Work
+    from edge_opt.cost import cost_rule as cost_rule
+    from edge_opt.cost import free_operators as free_operators
+    from edge_opt.cost.conventions import reconcile as reconcile
+    from edge_opt.errors import EdgeOptError as EdgeOptError
+    from edge_opt.fitting import compare_targets as compare_targets
+    from edge_opt.fitting import fit_batch as fit_batch
+    from edge_opt.measuring.session import measure as measure
+    from edge_opt.platforms.calibration_file import calibrated_device as calibrated_device
+    from edge_opt.platforms.calibration_file import load_calibration as load_calibration
+    from edge_opt.platforms.capacity import peak_memory as peak_memory
+    from edge_opt.platforms.catalog import device as device
+    from edge_opt.platforms.catalog import devices as devices
+    from edge_opt.platforms.estimate import estimate as estimate
+    from edge_opt.platforms.fitted import transfer as transfer
+    from edge_opt.platforms.known_platforms import known_platforms as known_platforms
+    from edge_opt.platforms.own_board import fit_platform as fit_platform
+    from edge_opt.platforms.roofline import explain_utilization as explain_utilization
+    from edge_opt.platforms.roofline import layer_utilizations as layer_utilizations
+    from edge_opt.platforms.roofline import roofline as roofline
+    from edge_opt.platforms.roofline import utilization as utilization
+    from edge_opt.profiling import clear_caches as clear_caches
+    from edge_opt.profiling import profile as profile
+    from edge_opt.records import ModelProfile as ModelProfile
+    from edge_opt.records import OpCost as OpCost
+    from edge_opt.records import TensorInfo as TensorInfo
+    from edge_opt.report.png import bar_chart as bar_chart
+    from edge_opt.report.save import load as load
+    from edge_opt.run.sweep import sweep as sweep
+    from edge_opt.search.space import Space as Space
+    from edge_opt.search.sweep import run_sweep as run_sweep
+    from edge_opt.serving.llm_report import llm as llm
+    from edge_opt.trace.inputs import InputSpec as InputSpec
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES and name not in _PACKAGES:
-        raise AttributeError(f"module 'edge_opt' has no attribute {name!r}")
-    if name in _PACKAGES:
+    if name == _PACKAGE:
         return import_module(f"edge_opt.{name}")
-    value = getattr(import_module(f"edge_opt.{_HOMES[name]}"), name)
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'edge_opt' has no attribute {name!r}")
+    value = getattr(import_module(f"edge_opt.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -61,10 +61,15 @@ class DataNotFound(EdgeOptError):
     """Data that is not where it was looked for, is damaged, or is something else; names the file and the cure."""
 
 
+def message_of(error: BaseException) -> str:
+    """The first line of an error's message; its type where there is none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def first_line(error: BaseException) -> str:
-    """What was raised, in one line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """What was raised, in one line: the type and the first line of its message."""
+    kind, message = type(error).__name__, message_of(error)
+    return kind if message == kind else f"{kind}: {message}"
 
 
 class BudgetError(InvalidInput):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import edge_opt as eo
 from edge_opt import explain_utilization
+from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.files import write_whole
 from edge_opt.text import spreadsheet
 
 if TYPE_CHECKING:
@@ -27,9 +27,18 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen and without slots: the published one can be changed, and taken apart with vars().
+@dataclass
 class LayerEstimate:
-    """One layer that computes: its outputs, the bytes of its parameters and outputs, its multiply-accumulates."""
+    """One layer that computes, with its size and its work for the whole batch.
+
+    Attributes:
+        layer: Path of the module; the name of the model where the model itself computes.
+        output_elements: Numbers in its outputs.
+        parameter_bytes: Bytes of its parameters; 0 in the later rows of a layer that is called more than once.
+        activation_bytes: Bytes of its outputs.
+        macs: Multiply-accumulates.
+    """
 
     layer: str
     output_elements: int
@@ -47,7 +56,14 @@ def estimate_layerwise_stats(
     """One row per layer that multiplies and accumulates, for any model, in order of execution.
 
     Functional products stand under the module that calls them; a layer that is called twice has two rows, its
-    parameters in the first. Bytes follow the tensors' own dtypes unless `activation_bytes_per_value` is given.
+    parameters in the first.
+
+    Args:
+        model: Any model; it is left as it was.
+        batch_size: Samples in one forward, at least 1.
+        input_shape: Shape of one sample, without the batch; the default is SmallCNN's.
+        activation_bytes_per_value: Bytes of one number of an output, such as 1 for int8; None, the default, takes the
+            width of the tensors themselves.
 
     >>> from edge_opt.model import SmallCNN
     >>> estimate_layerwise_stats(SmallCNN(), batch_size=1)[["layer", "macs"]].values.tolist()
@@ -63,7 +79,12 @@ def estimate_layerwise_stats(
 
 
 def layer_estimates(profile: eo.ModelProfile, bytes_per_value: int | None = None) -> list[LayerEstimate]:
-    """The layers of a profile that multiply and accumulate, in order of execution."""
+    """The layers of a profile that multiply and accumulate, in order of execution.
+
+    Args:
+        profile: The model and its inputs.
+        bytes_per_value: Bytes of one number of an output; None, the default, takes the width of the tensors themselves.
+    """
     outputs: dict[int, list[eo.TensorInfo]] = {}
     for call in profile.trace.ops:
         if profile.prices[call.signature].cost.macs:
@@ -98,8 +119,13 @@ def summarize_hardware(
 ) -> dict[str, Any]:
     """Bandwidth and compute that a model achieves at a measured latency, and their share of what the device offers.
 
-    With a peak, also the knee of the roofline (MACs per byte at which compute becomes the limit) and the side of it
-    on which the model stands.
+    Args:
+        layerwise_df: What `estimate_layerwise_stats` returned.
+        latency_ms: Measured milliseconds of one forward on the same batch.
+        memory_bandwidth_gbps: What the device's memory can move, in GB (10⁹ bytes) per second.
+        peak_compute_gmacs: What the device can compute, in 10⁹ MACs per second. With it the result has the knee of
+            the roofline (MACs per byte at which compute becomes the limit), and the side of it on which the model
+            stands; None, the default, leaves both out.
 
     >>> from edge_opt.model import SmallCNN
     >>> summary = summarize_hardware(estimate_layerwise_stats(SmallCNN(), 1), latency_ms=1.0, memory_bandwidth_gbps=4.3)
@@ -129,7 +155,12 @@ def summarize_hardware(
 
 
 def precision_tradeoff_table(sweep_df: pd.DataFrame) -> pd.DataFrame:
-    """Means of a sweep by precision, fastest first, with the share of accepted configurations."""
+    """Means of a sweep by precision, fastest first, with the share of accepted configurations.
+
+    Args:
+        sweep_df: One row per variant, such as `sweep_results.csv`, with the columns `precision`, `accuracy`,
+            `latency_ms`, `memory_mb`, `energy_proxy_j` and `accepted`.
+    """
     grouped = sweep_df.groupby("precision", sort=False)
     table = grouped.agg(
         accuracy_mean=("accuracy", "mean"),
@@ -144,7 +175,14 @@ def precision_tradeoff_table(sweep_df: pd.DataFrame) -> pd.DataFrame:
 def save_hardware_artifacts(
     output_dir: str | Path, layerwise_df: pd.DataFrame, precision_df: pd.DataFrame, summary: Mapping[str, Any]
 ) -> list[Path]:
-    """Write the three tables (UTF-8 CSV) and two bar charts (PNG, 180 DPI); the folder is created."""
+    """Write the three tables (UTF-8 CSV) and two bar charts (PNG, 180 DPI), and return their paths.
+
+    Args:
+        output_dir: The folder; it is made where it is not there.
+        layerwise_df: What `estimate_layerwise_stats` returned; a table, and both charts.
+        precision_df: What `precision_tradeoff_table` returned.
+        summary: What `summarize_hardware` returned; a table of one row.
+    """
     import pandas as pd
 
     folder = Path(output_dir)

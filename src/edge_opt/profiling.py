@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from edge_opt.cost.layers import layer_costs, total_costs, unpriced_operators
-from edge_opt.cost.liveness import peak_memory
-from edge_opt.cost.registry import clear_prices, price
-from edge_opt.devices.roofline import PRECISIONS
+from edge_opt._support.checks import check_one_of
+from edge_opt.cost.rules import clear_prices, price
+from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unpriced_operators
 from edge_opt.errors import InvalidInput
+from edge_opt.platforms.roofline import PRECISIONS
 from edge_opt.records import ModelProfile, Precision
-from edge_opt.trace import clear_memo, trace
+from edge_opt.trace import called, clear_memo, trace
 
 if TYPE_CHECKING:
-    from edge_opt.devices.targets import Found, Target
+    from edge_opt.platforms.targets import Found, Target
 
 
 def profile(
@@ -31,24 +31,35 @@ def profile(
     measure: bool | Mapping[str, Any] = False,
     target: Target | Sequence[Target] | None = None,
     precision: Precision = "fp32",
+    runtime: str | None = None,
+    threads: int | None = None,
     time_operators: bool = False,
 ) -> ModelProfile:
-    """What `model` costs on these inputs: per operator, per layer and as a whole, without running it.
+    """What a model costs on these inputs: per operator, per layer and as a whole, without running it.
 
-    `inputs` is a shape, a tensor, a list with one entry per argument, or a mapping of arguments by name. Under another
-    `convention` (fvcore, thop, ptflops, torch, rasp) MACs and FLOPs are what that tool would print. With `measure` it
-    is run, too: True, or the options of `edge_opt.measure`; what that finds stands in `measurement`, beside the
-    estimates. A `target` is a device of the catalogue, a device file or a `DeviceSpec`, "host", a calibration or its
-    file, or a list of them: what the model would take there, at a `precision`, stands in `predictions`. With
-    `time_operators` the host times each distinct operator once, for the last few per cent.
+    Args:
+        model: The model; it is left as it was.
+        inputs: A shape, a tensor, a list with one entry per argument, or a mapping of arguments by name.
+        kwargs: More arguments by name; a tensor is a tensor, an `InputSpec` or a (shape, dtype) pair.
+        mode: "eval" for inference, or "train" for the forward of training.
+        convention: "edge_opt", or fvcore, thop, ptflops, torch or rasp: MACs and FLOPs are what that tool would print.
+        name: Name of the model in tables; its class unless given.
+        measure: Run it, too: True, or the options of `edge_opt.measure`. The result stands in `measurement`.
+        target: A device of the catalogue, its file or `DeviceSpec`, a platform or its file, "host", a calibration or
+            its file, or a list of these. What the model would take there stands in `predictions`.
+        precision: Type of the numbers on the target.
+        runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
+        threads: Threads of the runtime on the target; those of its best-known platform unless given. For threads to
+            measure with here, see `measure`.
+        time_operators: On the target "host": time each distinct operator once, for the last few per cent.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
     True
     """
-    if mode not in ("eval", "train"):
-        raise InvalidInput(f"mode is {mode!r}; it must be 'eval' or 'train'")
-    targets = _targets(target, precision, time_operators)
+    check_one_of("mode", mode, ("eval", "train"))
+    targets = _targets(target, precision, time_operators, runtime, threads)
+    model, inputs, kwargs = called(model, inputs, kwargs)
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)
@@ -60,19 +71,20 @@ def profile(
         prices=prices,
         layers=layers,
         totals=total_costs(recorded, layers),
-        peak=peak_memory(recorded),
+        peak=peak_activations(recorded),
         unpriced=unpriced_operators(recorded, prices),
     )
     if targets:
-        from edge_opt.devices.predictions import predictions
+        from edge_opt.calibration.predict import predictions
 
-        profiled = replace(profiled, predictions=predictions(profiled, targets, precision))
+        found = predictions(profiled, targets, precision, runtime=runtime, threads=threads)
+        profiled = replace(profiled, predictions=found)
     if time_operators:
-        from edge_opt.devices.predictions import timed_prediction
+        from edge_opt.calibration.predict import timed_prediction
 
         profiled = replace(profiled, predictions=(timed_prediction(profiled),))
     if measure is not False:
-        from edge_opt.measure.api import measure as measured_now
+        from edge_opt.measuring.session import measure as measured_now
 
         options = {} if measure is True else dict(measure)
         measurement = measured_now(model, inputs, kwargs=kwargs, mode=mode, profile=profiled, **options)
@@ -86,15 +98,23 @@ def profile(
 
 def with_predictions(profile: ModelProfile, target: Target, precision: Precision = "fp32") -> ModelProfile:
     """The profile with what the model would take on a target, in place of earlier predictions."""
-    from edge_opt.devices.predictions import predictions
+    from edge_opt.calibration.predict import predictions
 
     return replace(profile, predictions=predictions(profile, _targets(target, precision, False), precision))
 
 
-def _targets(target: Target | Sequence[Target] | None, precision: str, is_timed: bool) -> tuple[Found, ...]:
+def _targets(
+    target: Target | Sequence[Target] | None,
+    precision: str,
+    is_timed: bool,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> tuple[Found, ...]:
     """The targets, found before any work is done."""
-    if precision not in PRECISIONS:
-        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    check_one_of("precision", precision, PRECISIONS)
+    asked = next((name for name, value in (("runtime", runtime), ("threads", threads)) if value is not None), None)
+    if asked and (target is None or is_timed):
+        raise InvalidInput(f"{asked} is of a target, and there is none to predict for; add target=, or drop {asked}")
     if is_timed:
         if target not in ("host", ["host"], ("host",)) or precision != "fp32":
             raise InvalidInput(
@@ -103,7 +123,7 @@ def _targets(target: Target | Sequence[Target] | None, precision: str, is_timed:
             )
         return ()  # what is timed needs no calibration
     if target is not None:
-        from edge_opt.devices.targets import find_targets
+        from edge_opt.platforms.targets import find_targets
 
         return find_targets(target)
     if precision != "fp32":

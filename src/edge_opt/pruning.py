@@ -10,9 +10,13 @@ import edge_opt as eo
 def structured_channel_prune(
     model: nn.Module, level: float, input_shape: tuple[int, ...] = (1, 1, 28, 28), round_to: int = 1
 ) -> nn.Module:
-    """A copy of the model without the share `level` of its channels, those with the smallest weights.
+    """A copy of the model without a share of its channels, those with the smallest weights.
 
-    `input_shape` is what the model takes, batch included; the default is SmallCNN's.
+    Args:
+        model: Any model; it is left as it was.
+        level: Share of every layer's channels that goes, from 0 to below 1.
+        input_shape: What the model takes, batch included; the default is SmallCNN's.
+        round_to: Kept channels are a multiple of this; 1, as published, comes nearest to the share.
 
     >>> from edge_opt.model import SmallCNN
     >>> structured_channel_prune(SmallCNN(16, 32), 0.25).conv2

@@ -13,7 +13,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def model_budget() -> Callable[..., CheckResult]:
-    """A function `model_budget(model, shape, macs="<= 600M", peak_memory_mb="<= 64")` that fails the test."""
+    """A function that fails the test when a model costs more than it may.
+
+    Call it as `model_budget(model, shape, macs="<= 600M", peak_memory_mb="<= 64")`. It returns the `CheckResult`.
+
+    Args:
+        model: A model, a profile, or the path of a saved one.
+        inputs: As in `edge_opt.profile`, for a model.
+        budgets: Limits such as "macs <= 600M".
+        kwargs: Arguments of the model by name.
+        baseline: A profile, or the path of a saved one, to compare with.
+        max_increase: How much figures may grow over the baseline: `{"peak_memory": "5%"}`; a number is a share.
+        on_undecided: Whether budgets that are undecided "pass" or "fail".
+        limits: Limits by the name of the figure: `macs="<= 600M"`.
+    """
     return _check
 
 
@@ -28,9 +41,9 @@ def _check(
     **limits: str,
 ) -> CheckResult:
     # Nothing of edge_opt or torch is loaded before a test asks for it.
-    from edge_opt.checking import check
+    from edge_opt.budgets.check import check
     from edge_opt.errors import BudgetError
-    from edge_opt.report.checked import render
+    from edge_opt.report.checks import render
 
     __tracebackhide__ = True
     wanted = [*budgets, *(f"{metric} {limit}" for metric, limit in limits.items())]

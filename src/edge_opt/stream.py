@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
+from edge_opt._support.checks import check_positive, check_whole, is_number
 from edge_opt.errors import InvalidInput
 
-# Invented by the earlier tool, not measured anywhere: kept so that its tables come out the same, and labelled so.
+if TYPE_CHECKING:
+    from torch import nn
+
+# Invented by the earlier tool, not measured anywhere: kept so that its tables can be had again, and labelled so.
 FALLBACK_MS_PER_ROW = {
     "input_normalization": 0.01,
     "linear_projection": 0.03,
     "activation": 0.008,
     "decision_head": 0.012,
 }
-FALLBACK_SOURCE = (
-    "fallback: invented constants of the earlier tool, not measured; pass latency_ms_per_row= with your own"
-)
+PUBLISHED = "published"
+FALLBACK_SOURCE = "published: invented constants of the earlier tool, not measured anywhere"
 _BYTES_PER_FEATURE = {"input_normalization": 8, "linear_projection": 12, "activation": 4}
 _HEAD_BYTES_PER_ROW = 8
 _KIB = 1024
@@ -31,9 +37,15 @@ _SMALL_BATCH = 4
 StreamPrecision = Literal["fp32", "fp16", "int8"]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen and without slots: the published one can be changed, and taken apart with vars().
+@dataclass
 class HardwareProfile:
-    """What a device grants a stream: memory in MiB, and operations per interval."""
+    """What a device grants a stream.
+
+    Attributes:
+        memory_limit_mb: Most memory that a batch may take, in MiB; above zero.
+        compute_budget: Operations that the device can do in one interval; above zero.
+    """
 
     memory_limit_mb: float
     compute_budget: float
@@ -41,7 +53,13 @@ class HardwareProfile:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionAdvice:
-    """The widest precision that fits the memory, or None where not even int8 does, and why."""
+    """The widest precision that fits the memory, and why.
+
+    Attributes:
+        precision: The precision; None where not even int8 fits.
+        memory_kb: KiB of a batch in it; None where none fits.
+        reason: One sentence with the figures: what fits, and what does not.
+    """
 
     precision: StreamPrecision | None
     memory_kb: float | None
@@ -53,25 +71,32 @@ def build_hardware_profile_table(
     batch_size: int,
     stream_interval_ms: float,
     *,
-    latency_ms_per_row: Mapping[str, float] | None = None,
+    latency_ms_per_row: Mapping[str, float] | Literal["published"] | None = None,
     latency_source: str | None = None,
 ) -> dict[str, Any]:
     """Latency and memory of each operator of a batch, their totals, and what they say about precision and cache.
 
-    Without `latency_ms_per_row` the latencies are predicted from this host's calibration (`edge-opt calibrate`), or
-    where there is none, invented constants; `estimate_source` says which. Give a figure for each of the four operators
-    to use your own, and `latency_source` for where they are from. KiB and MiB are meant by kb and mb.
+    KiB and MiB are meant by kb and mb. `estimate_source` in the result says where the latencies are from, and
+    `remarks` what was changed of the arguments.
 
-    >>> table = build_hardware_profile_table(feature_count=64, batch_size=32, stream_interval_ms=10)
+    Args:
+        feature_count: Features of a row; 0 is taken as 1, as it was published, with a remark.
+        batch_size: Rows of a batch; 0 is taken as 1, likewise.
+        stream_interval_ms: Milliseconds between two batches.
+        latency_ms_per_row: Milliseconds that each of the four operators takes for a row. None, the default: predicted
+            from this host's calibration (`edge-opt calibrate`), or where there is none, timed here in a few
+            milliseconds. "published": the invented constants of the earlier tool.
+        latency_source: Where your own figures are from; said in the result. None says "given by the caller".
+
+    >>> table = build_hardware_profile_table(64, 32, stream_interval_ms=10, latency_ms_per_row="published")
     >>> table["totals"]["memory_kb"], round(table["totals"]["latency_ms"], 3)
     (48.25, 1.92)
     """
-    _whole("feature_count", feature_count)
-    _whole("batch_size", batch_size)
-    _positive("stream_interval_ms", stream_interval_ms)
-    if latency_ms_per_row is None:
-        latency_ms_per_row, latency_source = _calibrated(feature_count, batch_size)
-    per_row, source = _latencies(latency_ms_per_row, latency_source)
+    remarks: list[str] = []
+    feature_count = _at_least_one("feature_count", feature_count, remarks)
+    batch_size = _at_least_one("batch_size", batch_size, remarks)
+    check_positive("stream_interval_ms", stream_interval_ms)
+    per_row, source = _latencies(latency_ms_per_row, latency_source, feature_count, batch_size)
     rows: list[dict[str, Any]] = [
         {
             "operator": operator,
@@ -102,11 +127,20 @@ def build_hardware_profile_table(
             "bottleneck": _bottleneck(rows, latency_ms, memory_kb),
         },
         "estimate_source": source,
+        "remarks": remarks,
     }
 
 
-def write_hardware_profile_artifacts(profile: Mapping[str, Any], output_dir: str | Path) -> dict[str, Path]:
-    """Write `operator_profile.csv` and `hardware_totals.csv` (UTF-8) and return their paths by name."""
+def write_hardware_profile_artifacts(profile: Mapping[str, Any], output_dir: str | Path) -> dict[str, Any]:
+    """Write `operator_profile.csv` and `hardware_totals.csv` (UTF-8) and return where they are.
+
+    The paths stand as text under `operator_profile_csv` and `hardware_totals_csv`, as published, and as `Path` under
+    `operator_profile` and `hardware_totals`.
+
+    Args:
+        profile: What `build_hardware_profile_table` returned.
+        output_dir: The folder; it is made where it is not there.
+    """
     folder = Path(output_dir)
     tables = {
         "operator_profile": list(_section(profile, "operator_profile")),
@@ -119,28 +153,38 @@ def write_hardware_profile_artifacts(profile: Mapping[str, Any], output_dir: str
             _write(paths[name], rows)
     except OSError as error:
         raise InvalidInput(f"cannot write to {str(output_dir)!r}: {error.strerror or error}") from error
-    return paths
+    return {**{f"{name}_csv": str(path) for name, path in paths.items()}, **paths}
 
 
 def estimate_batch_memory_mb(batch_size: int, feature_count: int, bytes_per_feature: int = 8) -> float:
-    """MiB of a batch of features; 8 bytes each (float64) unless told otherwise.
+    """MiB of a batch of features.
+
+    Args:
+        batch_size: Rows of the batch, at least 1.
+        feature_count: Features of a row, at least 1.
+        bytes_per_feature: Bytes of one feature; 8, as NumPy's float64 has.
 
     >>> estimate_batch_memory_mb(1024, 128)
     1.0
     """
-    _whole("batch_size", batch_size)
-    _whole("feature_count", feature_count)
-    _whole("bytes_per_feature", bytes_per_feature)
+    check_whole("batch_size", batch_size)
+    check_whole("feature_count", feature_count)
+    check_whole("bytes_per_feature", bytes_per_feature)
     return batch_size * feature_count * bytes_per_feature / _MIB
 
 
 def auto_adjust_batch_size(initial_batch: int, feature_count: int, profile: HardwareProfile) -> int:
     """The batch, halved until its memory fits the limit; never below 1, also where one row does not fit.
 
+    Args:
+        initial_batch: Rows of the batch to begin with, at least 1.
+        feature_count: Features of a row, 8 bytes each; at least 1.
+        profile: What the device grants; its memory limit counts.
+
     >>> auto_adjust_batch_size(1024, 128, HardwareProfile(memory_limit_mb=0.3, compute_budget=1e6))
     256
     """
-    _positive("memory_limit_mb", profile.memory_limit_mb)
+    check_positive("memory_limit_mb", profile.memory_limit_mb)
     batch = initial_batch
     while estimate_batch_memory_mb(batch, feature_count) > profile.memory_limit_mb and batch > 1:
         batch //= 2
@@ -150,28 +194,40 @@ def auto_adjust_batch_size(initial_batch: int, feature_count: int, profile: Hard
 def compute_utilization(operations: float, profile: HardwareProfile) -> float:
     """Share of the compute budget that the operations take, at most 1.0.
 
+    Args:
+        operations: Operations of one interval, zero or more.
+        profile: What the device grants; its compute budget counts.
+
     >>> compute_utilization(250, HardwareProfile(memory_limit_mb=64, compute_budget=1000))
     0.25
     """
-    _positive("compute_budget", profile.compute_budget)
-    if not _is_number(operations) or operations < 0:
+    check_positive("compute_budget", profile.compute_budget)
+    if not is_number(operations) or operations < 0:
         raise InvalidInput(f"operations is {operations!r}; it must be a number, zero or more")
     return min(1.0, operations / profile.compute_budget)
 
 
 def find_bottleneck(profile: Mapping[str, Any]) -> str:
-    """What limits the stream: the second step of the workflow, after profiling the baseline."""
+    """What limits the stream: the second step of the workflow, after profiling the baseline.
+
+    Args:
+        profile: What `build_hardware_profile_table` returned.
+    """
     return str(_section(profile, "edge_constraints")["bottleneck"])
 
 
 def recommend_precision(profile: Mapping[str, Any], memory_limit_kb: float) -> PrecisionAdvice:
     """The widest precision whose memory fits, with the reason; `precision` is None where not even int8 does.
 
-    >>> table = build_hardware_profile_table(feature_count=64, batch_size=32, stream_interval_ms=10)
+    Args:
+        profile: What `build_hardware_profile_table` returned.
+        memory_limit_kb: Most memory that a batch may take, in KiB; above zero.
+
+    >>> table = build_hardware_profile_table(64, 32, stream_interval_ms=10, latency_ms_per_row="published")
     >>> recommend_precision(table, memory_limit_kb=30).precision
     'fp16'
     """
-    _positive("memory_limit_kb", memory_limit_kb)
+    check_positive("memory_limit_kb", memory_limit_kb)
     sizes = _section(profile, "precision_tradeoffs")
     precisions: tuple[StreamPrecision, ...] = ("fp32", "fp16", "int8")
     too_large: list[str] = []
@@ -192,10 +248,14 @@ def recommend_precision(profile: Mapping[str, Any], memory_limit_kb: float) -> P
 def utilization_advice(utilization: float) -> str:
     """What a utilisation of the interval or of the compute budget calls for: the last step of the workflow.
 
+    Args:
+        utilization: The share in use, zero or more; 1.0 is all of it. Below 0.2 is over-provisioned, above 0.8 close
+            to the limit, from 1.0 on too much.
+
     >>> utilization_advice(0.05)
     '5.0 % used: over-provisioned; a smaller or slower device would do, or a larger model'
     """
-    if not _is_number(utilization) or utilization < 0:
+    if not is_number(utilization) or utilization < 0:
         raise InvalidInput(f"utilization is {utilization!r}; it must be a share, zero or more")
     if utilization >= 1:
         text = "under-provisioned: the work does not fit; reduce the batch or the precision, or lengthen the interval"
@@ -209,7 +269,11 @@ def utilization_advice(utilization: float) -> str:
 
 
 def stream_advice(profile: Mapping[str, Any]) -> tuple[str, ...]:
-    """The advice for edge devices, each with the figure of this profile that it follows from."""
+    """The advice for edge devices, each with the figure of this profile that it follows from.
+
+    Args:
+        profile: What `build_hardware_profile_table` returned.
+    """
     totals, sizes = _section(profile, "totals"), _section(profile, "precision_tradeoffs")
     constraints = _section(profile, "edge_constraints")
     return (
@@ -223,43 +287,94 @@ def stream_advice(profile: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _calibrated(feature_count: int, batch_size: int) -> tuple[dict[str, float] | None, str | None]:
-    """Milliseconds per row of each operator as this host's calibration has them; nothing where there is none."""
+def _calibrated(feature_count: int, batch_size: int) -> tuple[dict[str, float], str] | None:
+    """Milliseconds per row of each operator as this host's calibration has them; None where there is none."""
     import edge_opt as eo
     from edge_opt.errors import CalibrationMissing
 
     try:
         calibration = eo.load_calibration()
     except CalibrationMissing:
-        return None, None
-    from torch import nn
-
-    layers: dict[str, nn.Module] = {
-        "input_normalization": nn.BatchNorm1d(feature_count),
-        "linear_projection": nn.Linear(feature_count, feature_count),
-        "activation": nn.ReLU(),
-        "decision_head": nn.Linear(feature_count, 1),
-    }
-    model = nn.Sequential()
-    for name, layer in layers.items():
-        model.add_module(name, layer)
-    found = eo.predict(eo.profile(model, (batch_size, feature_count)), calibration)
+        return None
+    layers = _layers(feature_count)
+    found = eo.predict(eo.profile(layers, (batch_size, feature_count)), calibration)
     seconds = {layer.path: layer.seconds for layer in found.layers if layer.seconds is not None}
     source = f"predicted from the calibration of {calibration.name} on {calibration.created[:10]}"
-    return {name: 1000 * seconds[name] / batch_size for name in layers}, source
+    return {name: 1000 * seconds[name] / batch_size for name in FALLBACK_MS_PER_ROW}, source
 
 
-def _latencies(given: Mapping[str, float] | None, source: str | None) -> tuple[dict[str, float], str]:
+def _layers(feature_count: int) -> nn.Sequential:
+    """The four operators as layers, by name."""
+    from torch import nn
+
+    return nn.Sequential(
+        OrderedDict(
+            input_normalization=nn.BatchNorm1d(feature_count),
+            linear_projection=nn.Linear(feature_count, feature_count),
+            activation=nn.ReLU(),
+            decision_head=nn.Linear(feature_count, 1),
+        )
+    ).eval()
+
+
+# Calls of one operator that are timed: enough for a median, and at most two milliseconds of them.
+_CALLS = 25
+_TIMED_S = 2e-3
+
+
+def _timed(feature_count: int, batch_size: int) -> tuple[dict[str, float], str]:
+    """Milliseconds per row of each operator, timed here and now: the median of some calls after two untimed ones."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        value = torch.zeros(batch_size, feature_count)
+        found: dict[str, float] = {}
+        for name, layer in _layers(feature_count).named_children():
+            for _ in range(2):
+                result = layer(value)
+            found[name] = 1000 * _median_s(lambda layer=layer, given=value: layer(given)) / batch_size  # type: ignore[misc]
+            value = result
+    threads = torch.get_num_threads()
+    source = f"timed here: the median of up to {_CALLS} calls of each operator in torch, {threads} threads"
+    return found, source
+
+
+def _median_s(call: Callable[[], Any]) -> float:
+    seconds: list[float] = []
+    while len(seconds) < _CALLS and (len(seconds) < 3 or math.fsum(seconds) < _TIMED_S):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    # A clock that did not move between two readings still leaves a time above zero to divide by.
+    return max(median(seconds), 1e-9)
+
+
+def _latencies(
+    given: Mapping[str, float] | str | None, source: str | None, feature_count: int, batch_size: int
+) -> tuple[dict[str, float], str]:
+    """Milliseconds per row of each operator, and where they are from."""
     if given is None:
+        return _calibrated(feature_count, batch_size) or _timed(feature_count, batch_size)
+    if given == PUBLISHED:
         return dict(FALLBACK_MS_PER_ROW), FALLBACK_SOURCE
-    if set(given) != set(FALLBACK_MS_PER_ROW):
+    if not isinstance(given, Mapping) or set(given) != set(FALLBACK_MS_PER_ROW):
+        names = ", ".join(sorted(given)) if isinstance(given, Mapping) else repr(given)
         raise InvalidInput(
-            f"latency_ms_per_row has {', '.join(sorted(given)) or 'nothing'}; it must have one figure for each of "
-            f"{', '.join(FALLBACK_MS_PER_ROW)}"
+            f"latency_ms_per_row has {names or 'nothing'}; it must have one figure for each of "
+            f"{', '.join(FALLBACK_MS_PER_ROW)}, or be {PUBLISHED!r}"
         )
     for operator, ms in given.items():
-        _positive(f"latency_ms_per_row[{operator!r}]", ms)
+        check_positive(f"latency_ms_per_row[{operator!r}]", ms)
     return {operator: float(given[operator]) for operator in FALLBACK_MS_PER_ROW}, source or "given by the caller"
+
+
+def _at_least_one(name: str, value: Any, remarks: list[str]) -> int:
+    """The value, or 1 with a remark where it is zero."""
+    if value == 0 and isinstance(value, int) and not isinstance(value, bool):
+        remarks.append(f"{name} is 0 and was taken as 1, as in the earlier tool")
+        return 1
+    check_whole(name, value)
+    return int(value)
 
 
 def _bytes_per_row(operator: str, feature_count: int) -> int:
@@ -292,17 +407,3 @@ def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         lines = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         lines.writeheader()
         lines.writerows(rows)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _positive(name: str, value: Any) -> None:
-    if not _is_number(value) or value <= 0:
-        raise InvalidInput(f"{name} is {value!r}; it must be a number above zero")
-
-
-def _whole(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least 1")

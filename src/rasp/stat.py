@@ -1,4 +1,4 @@
-"""stat(): a model and its inputs in, a table of what each module costs out."""
+"""stat(): the whole."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from torch import nn
 
 import edge_opt
 from edge_opt.errors import InvalidInput
-from rasp.columns import Need, choose_columns, split_names
 from rasp.config import CFG
-from rasp.measuring import measured
-from rasp.report import REPORT_TYPES, build_report
-from rasp.table import check_save_path, dataframe, render_text, save, total_values
-from rasp.tree import build_tree
+from rasp.table import (
+    REPORT_TYPES,
+    Need,
+    build_report,
+    check_save_path,
+    choose_columns,
+    dataframe,
+    render_text,
+    save,
+    split_names,
+    total_values,
+)
+from rasp.tree import build_tree, measured
 
-_RESULTS = ("data", "tree", "sum")
+_RESULTS = ("data", "tree", "sum", "totals")
 _UNBATCHED_DIMS = 3
 
 
@@ -43,54 +51,75 @@ def stat(
 ) -> Any:
     """Print what each module of `model` costs, and return what `returns` asks for.
 
-    `input_shape` of at most three numbers is one sample: `CFG.profile.batch_size` is put in front. `inputs` are your
-    own: a tensor, a list with one entry per argument, or a mapping by name. Figures are of inference, whatever the
-    model's mode. `rasp.report.build_report` explains `report_type`; None: no report.
+    Figures are of inference, whatever the model's mode. `rasp.table.build_report` explains the rows.
 
-    `timing` runs the model `CFG.profile.num_batches` times on `device`, after `warmup_batches` untimed runs, and adds
-    `lat` (ms, the median), `net_lat` (ms from the start of the forward to the end of the module), `lat[%]` and `FLOPS`.
-    `memory` adds device memory in bytes, weights and inputs apart: `net_dev_mem` in use before the module,
-    `dev_mem_alloc` allocated by it and kept, `dev_max_mem_alloc` most in use during it.
+    Args:
+        model: Any module; it is as found afterwards.
+        input_shape: The shape of its input; of at most three numbers it is one sample, and `CFG.profile.batch_size`
+            is put in front.
+        inputs: Your own instead of a shape: a tensor, a list with one entry per argument, or a mapping by name.
+        device: Where it runs, "cpu" (the default) or "cuda". Without CUDA the CPU is timed, with a warning, and CUDA's
+            memory is simulated, which the notes say.
+        compute: Whether flops, macc and memory traffic are counted; on, as nothing need be run for it.
+        timing: Whether to run it `CFG.profile.num_batches` times after `warmup_batches` untimed runs; off, as that
+            takes a while. It gives the columns `lat` (ms, the median, of a module with its children), `net_lat`
+            (without them), `lat[%]` and `FLOPS` (both of `net_lat`), and on request `end_lat` (ms from the start of
+            the forward to the end of the module).
+        memory: Whether to add device memory in bytes, weights and inputs apart: `net_dev_mem` in use before the
+            module, `dev_mem_alloc` allocated by it and kept, `dev_max_mem_alloc` most in use during it. Off, unless
+            `CFG.frontend.stat_mem` is on.
+        print_stat: Whether the table is printed; on, as most callers want to read it.
+        returns: Any of `data` (the table as a DataFrame), `tree` (the module calls, nested), `sum` (the printed text)
+            and `totals` (the figures of the last row by column); several come as a list. None, the default: nothing.
+        report_type: "tape" (the default: calls of leaf modules in order of execution), "leaves", "all", "nodes",
+            "node", "root", or None for no report.
+        include_root: Whether a line for the model itself stands in front; off, as the last row has its totals.
+        report_fields: The columns, instead of the usual ones.
+        includes: Columns to add, such as macc; they stand where the published table has them.
+        excludes: Columns to leave out; it wins over the other two.
+        save_path: A .csv, .json, .md or .txt file, or a folder; None: nothing is saved.
+        keep_tree: Whether the DataFrame has the tree in `.attrs["tree"]`; off, as few ask for both.
 
-    `returns` is any of `data` (the table as a DataFrame), `tree` (the module calls, nested) and `sum` (the figures of
-    the last row by column; of the whole model where there is no report), several as a tuple in that order.
-    With `keep_tree` the DataFrame has the tree in `.attrs["tree"]`.
-
-    `report_fields` replaces the columns, `includes` adds some, `excludes` takes some away and wins. `compute=False`
-    leaves out flops, macc and memory traffic. `save_path` is a .csv, .json, .md or .txt file, or a folder.
-
-    >>> stat(nn.Linear(3, 2), (4, 3, 3), print_stat=False, returns="sum")["params"]
+    >>> stat(nn.Linear(3, 2), (4, 3, 3), print_stat=False, returns="totals")["params"]
     8
     """
-    wanted = _allowed("returns", split_names(returns), _RESULTS)
-    if report_type is not None:
-        _allowed("report_type", (report_type,), REPORT_TYPES, " or None")
-    elif save_path is not None or "data" in wanted:
-        raise InvalidInput("report_type=None makes no report to save or return as data; choose a report_type")
+    wanted = _wanted_results(returns, report_type, is_saved=save_path is not None)
+    memory = memory or CFG.frontend.stat_mem
     switches: tuple[tuple[Need, bool], ...] = (("compute", compute), ("timing", timing), ("memory", memory))
     on = {need for need, is_on in switches if is_on}
     columns = choose_columns(on, report_fields, includes, excludes)
     if save_path is not None:
         check_save_path(save_path)
-    place = _usable_device(device)
+    wants_cuda, place = _usable_device(device, is_warned=timing or not memory)
 
     given = _model_inputs(input_shape, inputs)
     profile = edge_opt.profile(model, given)
-    found = measured(model, given, profile, place, timing, memory)
+    found = measured(model, given, profile, place, timing, memory, simulated=wants_cuda and place.type != "cuda")
     tree = build_tree(profile, found)
-    report = build_report(profile, tree, report_type, include_root, found.whole_s)
+    report = build_report(profile, tree, report_type, include_root, found)
 
     if save_path is not None:
         save(report, columns, save_path)
+    text = render_text(report, columns)
     if print_stat and report_type is not None:
-        print(render_text(report, columns))
-    results: dict[str, Any] = {"tree": tree, "sum": total_values(report, columns)}
+        print(text)
+    results: dict[str, Any] = {"tree": tree, "sum": text, "totals": total_values(report, columns)}
     if "data" in wanted:
         results["data"] = dataframe(report, columns)
         if keep_tree:
             results["data"].attrs["tree"] = tree
-    asked = tuple(results[name] for name in wanted)
+    asked = [results[name] for name in wanted]
     return None if not asked else asked[0] if len(asked) == 1 else asked
+
+
+def _wanted_results(returns: str | Iterable[str] | None, report_type: str | None, is_saved: bool) -> tuple[str, ...]:
+    """The names in `returns`, after making sure that the report type is known and has what they need."""
+    wanted = _allowed("returns", split_names(returns), _RESULTS)
+    if report_type is not None:
+        _allowed("report_type", (report_type,), REPORT_TYPES, " or None")
+    elif is_saved or "data" in wanted:
+        raise InvalidInput("report_type=None makes no report to save or return as data; choose a report_type")
+    return wanted
 
 
 def _allowed(argument: str, names: tuple[str, ...], allowed: tuple[str, ...], more: str = "") -> tuple[str, ...]:
@@ -112,8 +141,11 @@ def _model_inputs(input_shape: Sequence[int] | None, inputs: Any) -> Any:
     return dims if len(dims) > _UNBATCHED_DIMS else (CFG.profile.batch_size, *dims)
 
 
-def _usable_device(device: str | torch.device | None) -> torch.device:
-    """The device that was asked for; the CPU, with a warning, where CUDA is asked for and absent."""
+def _usable_device(device: str | torch.device | None, is_warned: bool) -> tuple[bool, torch.device]:
+    """Whether CUDA was asked for, and where to run: the CPU where it is absent.
+
+    `is_warned`: what runs there is more than memory, which is simulated and says so itself.
+    """
     try:
         wanted = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
@@ -121,6 +153,7 @@ def _usable_device(device: str | torch.device | None) -> torch.device:
     if wanted.type not in ("cpu", "cuda"):
         raise InvalidInput(f"device is {device!r}; it must be 'cpu' or 'cuda'")
     if wanted.type == "cuda" and not torch.cuda.is_available():
-        warnings.warn(f"device {str(device)!r} is not available here; the CPU is used", stacklevel=3)
-        return torch.device("cpu")
-    return wanted
+        if is_warned:
+            warnings.warn(f"device {str(device)!r} is not available here; the CPU is used", stacklevel=3)
+        return True, torch.device("cpu")
+    return wanted.type == "cuda", wanted

@@ -1,34 +1,365 @@
-"""The table of a report: as a DataFrame, as text, as a file."""
+"""Columns, rows and their printed form."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
+from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.files import write_whole
 from edge_opt.text import markdown, printable, spreadsheet
-from rasp.columns import Column
-from rasp.report import Report, Row
+from rasp.tree import NOTHING, Measured, Node, Shapes
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from edge_opt import ModelProfile
+    from edge_opt.records import ModuleMemory
+
+
+Need = Literal["compute", "timing", "memory"]
+
+# The published order; columns of add-ons follow.
+_ORDER = (
+    "name", "type", "in_shape", "out_shape", "params", "lat", "net_lat", "lat[%]", "end_lat", "flops", "FLOPS", "mem_r",
+    "mem_w", "mem_rw", "macc", "net_dev_mem", "dev_mem_alloc", "dev_max_mem_alloc",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: how its value follows from a row, and which argument of `stat` it needs to be on."""
+
+    name: str
+    value: Callable[[Row], Any]
+    needs: Need | None = None
+    is_default: bool = True
+    is_label: bool = False
+
+
+_columns: dict[str, Column] = {}
+
+
+def add_column(column: Column) -> None:
+    """Make a column known. The same one again, as when its module is reloaded, takes its own place."""
+    known = _columns.get(column.name)
+    if known is not None and _origin(known) != _origin(column):
+        raise InvalidInput(f"column {column.name!r} is defined twice: {_origin(known)} and {_origin(column)}")
+    _columns[column.name] = column
+
+
+def columns() -> Mapping[str, Column]:
+    """Every known column by name; read-only."""
+    return MappingProxyType(_columns)
+
+
+def _origin(column: Column) -> str:
+    return f"{column.value.__module__}.{column.value.__qualname__}"
+
+
+def split_names(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Names as the caller wrote them: a sequence, or one comma-separated string.
+
+    >>> split_names("data, sum"), split_names(["macc"]), split_names(None)
+    (('data', 'sum'), ('macc',), ())
+    """
+    if value is None:
+        return ()
+    names = value.split(",") if isinstance(value, str) else list(value)
+    if any(not isinstance(name, str) for name in names):
+        raise InvalidInput(f"names must be strings, and these are {names!r}")
+    return tuple(name.strip() for name in names)
+
+
+def choose_columns(
+    on: set[Need],
+    report_fields: str | Iterable[str] | None = None,
+    includes: str | Iterable[str] | None = None,
+    excludes: str | Iterable[str] | None = None,
+) -> tuple[Column, ...]:
+    """The columns of one report: `report_fields` and then `includes`, without `excludes`.
+
+    Without `report_fields` they are the defaults, and `includes` stand among them where the published table has them.
+    """
+    asked = dict.fromkeys((*split_names(report_fields), *split_names(includes)))
+    unwanted = {_known(name, "excludes").name for name in split_names(excludes)}
+    for name in asked:
+        column = _known(name, "report_fields and includes")
+        if column.needs is not None and column.needs not in on:
+            raise InvalidInput(f"column {name!r} needs {column.needs}=True; turn it on, or leave the column out")
+    if report_fields is None:
+        defaults = [c.name for c in _columns.values() if c.is_default and (c.needs is None or c.needs in on)]
+        ranked = sorted((*defaults, *asked), key=lambda name: _rank(_columns[name]))
+        asked = dict.fromkeys(ranked)
+    chosen = tuple(_columns[name] for name in asked if name not in unwanted)
+    if not chosen:
+        raise InvalidInput("no column is left: report_fields and includes name none that excludes keeps")
+    return chosen
+
+
+def _rank(column: Column) -> int:
+    return _ORDER.index(column.name) if column.name in _ORDER else len(_ORDER)
+
+
+def _known(name: str, argument: str) -> Column:
+    if name in _columns:
+        return _columns[name]
+    cure = "; `import rasp.addons.energy` adds it" if name == "energy" else ""
+    raise InvalidInput(f"{argument} has the unknown column {name!r}{cure}; known are {', '.join(_columns)}")
+
+
+def _params(row: Row) -> int:
+    return sum(node.params for node in row.parts)
+
+
+def _flops(row: Row) -> int:
+    return sum(node.own.flops for node in row.parts)
+
+
+def _macc(row: Row) -> int:
+    return sum(node.own.macc for node in row.parts)
+
+
+def _bytes_read(row: Row) -> int:
+    return sum(node.own.bytes_read for node in row.parts)
+
+
+def _bytes_written(row: Row) -> int:
+    return sum(node.own.bytes_written for node in row.parts)
+
+
+def _bytes_moved(row: Row) -> int:
+    return _bytes_read(row) + _bytes_written(row)
+
+
+def _milliseconds(row: Row) -> float:
+    return row.seconds * 1e3
+
+
+def _net_milliseconds(row: Row) -> float:
+    return row.net_s * 1e3
+
+
+def _end_milliseconds(row: Row) -> float:
+    return row.end_s * 1e3
+
+
+def _percent(row: Row) -> float:
+    return row.share * 100
+
+
+def _flops_per_s(row: Row) -> float:
+    """Work over time of the calls themselves: children have time and work of their own."""
+    return sum(node.own.flops for node in row.heads) / row.net_s if row.net_s else math.nan
+
+
+def _bytes_before(row: Row) -> int | None:
+    return row.memory.before_bytes if row.memory is not None else None
+
+
+def _bytes_allocated(row: Row) -> int | None:
+    return row.memory.allocated_bytes if row.memory is not None else None
+
+
+def _bytes_peak(row: Row) -> int | None:
+    return row.memory.peak_bytes if row.memory is not None else None
+
+
+for _column in (
+    Column("name", lambda row: row.name, is_label=True),
+    Column("type", lambda row: row.type, is_label=True),
+    Column("in_shape", lambda row: row.in_shape, is_label=True),
+    Column("out_shape", lambda row: row.out_shape, is_label=True),
+    Column("params", _params),
+    Column("lat", _milliseconds, "timing"),
+    Column("net_lat", _net_milliseconds, "timing"),
+    Column("lat[%]", _percent, "timing"),
+    Column("end_lat", _end_milliseconds, "timing", is_default=False),
+    Column("FLOPS", _flops_per_s, "timing"),
+    Column("net_dev_mem", _bytes_before, "memory"),
+    Column("dev_mem_alloc", _bytes_allocated, "memory"),
+    Column("dev_max_mem_alloc", _bytes_peak, "memory"),
+    Column("flops", _flops, "compute"),
+    Column("mem_r", _bytes_read, "compute"),
+    Column("mem_w", _bytes_written, "compute"),
+    Column("mem_rw", _bytes_moved, "compute"),
+    Column("macc", _macc, "compute", is_default=False),
+):
+    add_column(_column)
+
+
+REPORT_TYPES = ("tape", "leaves", "all", "nodes", "node", "root")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a report: the calls whose own work it sums, labelled as the first of them.
+
+    `heads` are the calls of the module itself, `parts` also what lies beneath them. Where it was measured: the seconds
+    of the parts, those of the heads alone (`net_s`), when it was over, its share of all net seconds, and device memory.
+    """
+
+    name: str
+    type: str
+    in_shape: Shapes | None
+    out_shape: Shapes | None
+    parts: tuple[Node, ...]
+    heads: tuple[Node, ...]
+    seconds: float = math.nan
+    net_s: float = math.nan
+    end_s: float = math.nan
+    share: float = math.nan
+    memory: ModuleMemory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Rows with their total. The notes say what the rows do not show, `memory_source` where device memory is from."""
+
+    model: str
+    report_type: str | None
+    rows: tuple[Row, ...]
+    total: Row
+    notes: tuple[str, ...]
+    memory_source: str = ""
+
+
+def build_report(
+    profile: ModelProfile, root: Node, report_type: str | None, include_root: bool, found: Measured = NOTHING
+) -> Report:
+    """The rows of a report type, with what was measured.
+
+    `tape`: calls of leaf modules in order of execution. A module with children has a line here only for what it does
+    itself outside of them, where that is MACs (a functional matmul, attention) or parameters of its own; it stands
+    where the module was entered. Its element-wise work, such as a residual add, is in the rows of `all` and `nodes`.
+    `leaves`: the same, with calls of the same module merged.
+    `all`: every module that ran, in tree order, each with everything beneath it; calls of one module merged.
+    `nodes`: of these, the modules with children. `node` and `root`: the model alone, in one line.
+
+    The total of `tape` and `leaves` is the sum of their rows, and that of the others the whole model. A root row
+    that was asked for comes first, and is not summed again. `lat` of the total is that of the whole forward, also
+    where the rows are not all of it.
+    """
+    rows = _rows(root, report_type)
+    if include_root and report_type not in (None, "root", "node") and root.children:
+        rows = (_row(root, root.walk()), *rows)
+    is_by_leaves = report_type in ("tape", "leaves")
+    parts = tuple(_shown(root)) if is_by_leaves else tuple(root.walk())
+    net_s = _seconds(parts)
+    rows = tuple(_measured(row, root, found.whole_s, net_s) for row in rows)
+    total = Row("total", "", None, None, parts, parts, found.whole_s, net_s, found.whole_s, 1.0, root.memory)
+    notes = (*_notes(profile, root, total), *found.notes)
+    return Report(root.type, report_type, rows, total, notes, found.memory_source)
+
+
+def _measured(row: Row, root: Node, whole_s: float, all_net_s: float) -> Row:
+    """The row with its time and memory. The whole model takes what its forward takes, not the sum of its modules."""
+    is_whole = row.parts[0] is root and len(row.parts) == sum(1 for _ in root.walk())
+    net_s = _seconds(row.heads)
+    return replace(
+        row,
+        seconds=whole_s if is_whole else _seconds([node for head in row.heads for node in head.walk()]),
+        net_s=net_s,
+        end_s=whole_s if is_whole else max(node.end_s for node in row.parts),
+        share=net_s / all_net_s if all_net_s else math.nan,
+        memory=_memory(row.parts),
+    )
+
+
+def _seconds(nodes: Iterable[Node]) -> float:
+    """Their own seconds in all; calls too deep to be timed are part of one above. Unknown where none was timed."""
+    known = [node.own_s for node in {node.index: node for node in nodes}.values() if not math.isnan(node.own_s)]
+    return math.fsum(known) if known else math.nan
+
+
+def _memory(parts: tuple[Node, ...]) -> ModuleMemory | None:
+    """Memory around the calls of a row; what a call shows includes its children, so only the outermost ones count."""
+    inside = {child.index for node in parts for child in node.children}
+    known = [node.memory for node in parts if node.memory is not None and node.index not in inside]
+    if not known:
+        return None
+    return replace(
+        known[0],
+        allocated_bytes=sum(memory.allocated_bytes for memory in known),
+        peak_bytes=max(memory.peak_bytes for memory in known),
+    )
+
+
+def _rows(root: Node, report_type: str | None) -> tuple[Row, ...]:
+    if report_type == "tape":
+        return tuple(_row(node, [node]) for node in _shown(root))
+    if report_type == "leaves":
+        return tuple(_row(calls[0], calls, calls) for calls in _by_module(_shown(root)))
+    if report_type in ("root", "node"):
+        return (_row(root, root.walk()),)
+    modules = _by_module(node for child in root.children for node in child.walk())
+    if report_type == "all":
+        return tuple(_subtree_row(calls) for calls in modules)
+    if report_type == "nodes":
+        return tuple(_subtree_row(calls) for calls in modules if any(call.children for call in calls))
+    return ()
+
+
+def _shown(root: Node) -> list[Node]:
+    """The calls that have a line in a tape."""
+    return [node for node in root.walk() if node.is_leaf or node.own.macc or node.params]
+
+
+def _by_module(nodes: Iterable[Node]) -> list[list[Node]]:
+    modules: dict[str, list[Node]] = {}
+    for node in nodes:
+        modules.setdefault(node.name, []).append(node)
+    return list(modules.values())
+
+
+def _row(first: Node, parts: Iterable[Node], heads: Sequence[Node] | None = None) -> Row:
+    return Row(first.name, first.type, first.in_shape, first.out_shape, tuple(parts), tuple(heads or (first,)))
+
+
+def _subtree_row(calls: list[Node]) -> Row:
+    # By index: a module that calls itself must not count the inner call twice.
+    parts = {node.index: node for call in calls for node in call.walk()}
+    return _row(calls[0], parts.values(), calls)
+
+
+def _notes(profile: ModelProfile, root: Node, total: Row) -> tuple[str, ...]:
+    notes = list(profile.trace.notes)
+    if profile.unpriced:
+        names = ", ".join(sorted({item.op for item in profile.unpriced}))
+        notes.append(f"operators without a price: {names}; the figures are lower bounds")
+    shown = {node.index for node in total.parts}
+    hidden = [node for node in root.walk() if node.index not in shown and (node.own.flops or node.own.bytes_read)]
+    if hidden:
+        flops = sum(node.own.flops for node in hidden)
+        moved = sum(node.own.bytes_read + node.own.bytes_written for node in hidden)
+        notes.append(
+            f"functional work of modules with children that has no row here: {flops} flops, {moved} bytes in "
+            f"{len(hidden)} calls; report_type='all' includes it"
+        )
+    idle = profile.trace.params - sum(node.params for node in root.walk())
+    if idle > 0:
+        notes.append(f"{idle} parameters were not read in this run, and are not counted")
+    return tuple(notes)
+
 
 SUFFIXES = (".csv", ".json", ".md", ".txt")
 
 
 def dataframe(report: Report, columns: Sequence[Column]) -> pd.DataFrame:
-    """One line per row, and the last one, labelled `total`; the notes are in `.attrs["notes"]`."""
+    """One line per row, and the last one, labelled `total`; `.attrs` has the notes and where device memory is from."""
     import pandas as pd
 
     rows = (*report.rows, report.total)
     index = pd.Index([*range(len(report.rows)), "total"], dtype=object, name="index")
     table = pd.DataFrame({column.name: [column.value(row) for row in rows] for column in columns}, index=index)
     table.attrs["notes"] = report.notes
+    table.attrs["device_memory"] = report.memory_source
     return table
 
 
@@ -37,8 +368,45 @@ def total_values(report: Report, columns: Sequence[Column]) -> dict[str, Any]:
     return {column.name: column.value(report.total) for column in columns if not column.is_label}
 
 
+_BINARY = ("mem_r", "mem_w", "mem_rw", "net_dev_mem", "dev_mem_alloc", "dev_max_mem_alloc")
+_NOT_A_SUM = ("lat[%]", "end_lat", "net_dev_mem")
+
+
+def round_value(value: float, binary: bool = False, prec: int = 2) -> str:
+    """A number with the prefix K, M, G or T.
+
+    Args:
+        value: The number.
+        binary: Prefixes are powers of 1024 instead of 1000, as for bytes; off, as for counts.
+        prec: How many decimals are kept; 2, as in the published tables.
+
+    >>> round_value(327_140_000), round_value(2048, binary=True), round_value(7)
+    ('327.14M', '2.0K', '7')
+    """
+    step = 1024 if binary else 1000
+    for power, prefix in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
+        if value >= step**power:
+            return f"{round(value / step**power, prec)}{prefix}"
+    return str(round(value, prec))
+
+
+def total_lines(report: Report, columns: Sequence[Column]) -> list[str]:
+    """The figures of the total in words: "Total params: 3.5M"."""
+    lines = []
+    for column in columns:
+        value = None if column.is_label or column.name in _NOT_A_SUM else column.value(report.total)
+        if value is None or _is_unknown(value):
+            continue
+        unit = "Byte" if "mem" in column.name else "ms" if "lat" in column.name else ""
+        lines.append(f"Total {column.name}: {round_value(value, column.name in _BINARY)} {unit}".rstrip())
+    return lines
+
+
 def render_text(report: Report, columns: Sequence[Column]) -> str:
-    """The table in aligned columns, with its notes beneath."""
+    """The table in aligned columns, the totals in words beneath it, and the notes."""
+    notes = [f"note: {printable(note)}" for note in report.notes]
+    if report.report_type is None:
+        return "\n".join([*total_lines(report, columns), *notes])
     header, *lines = ([printable(cell) for cell in line] for line in _cells(report, columns))
     widths = [max(len(line[place]) for line in (header, *lines)) for place in range(len(header))]
     is_left = [False, *(column.is_label for column in columns)]
@@ -49,7 +417,8 @@ def render_text(report: Report, columns: Sequence[Column]) -> str:
         ).rstrip()
         for line in (header, *lines)
     ]
-    return "\n".join([*aligned, *(f"note: {printable(note)}" for note in report.notes)])
+    rule = "=" * len(aligned[0])
+    return "\n".join([*aligned, rule, *total_lines(report, columns), *notes])
 
 
 def render_markdown(report: Report, columns: Sequence[Column]) -> str:
@@ -73,6 +442,7 @@ def render_json(report: Report, columns: Sequence[Column]) -> str:
         "rows": [plain(row) for row in report.rows],
         "total": plain(report.total),
         "notes": report.notes,
+        "device_memory": report.memory_source,
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -102,6 +472,47 @@ def save(report: Report, columns: Sequence[Column], save_path: str | os.PathLike
     else:
         text = render_text(report, columns) + "\n"
     return write_whole(path, text)
+
+
+def save_report(report: pd.DataFrame, save_path: str | os.PathLike[str]) -> Path:
+    """Write a table that `stat` returned as CSV, and return its path; folders are made.
+
+    Args:
+        report: What `stat(..., returns="data")` gave.
+        save_path: The file; without a suffix a folder, in which it is called report.csv.
+    """
+    path = check_save_path(save_path)
+    if path.is_dir() or not path.suffix:
+        path = path / "report.csv"
+    if path.suffix.lower() != ".csv":
+        raise InvalidInput(f"save_path is {str(path)!r}; a table is saved as .csv (stat(save_path=) writes the others)")
+    return write_whole(path, report.map(_safe).to_csv(lineterminator="\n"))
+
+
+def load_report(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """A saved table; shapes are text in it, as in the file.
+
+    Args:
+        path: A .csv or .json file that `stat(save_path=)` or `save_report` wrote.
+    """
+    import pandas as pd
+
+    file = Path(path)
+    try:
+        if file.suffix.lower() == ".json":
+            content = json.loads(file.read_text(encoding="utf-8"))
+            table = pd.DataFrame([*content["rows"], content["total"]])
+            table.index = pd.Index([*range(len(content["rows"])), "total"], dtype=object, name="index")
+            return table
+        converters: dict[str, Callable[[str], Any]] = {"name": str, "index": _index_of}
+        table = pd.read_csv(file, converters=converters)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{str(path)!r} is not a report of rasp: {error}") from error
+    return table.set_index("index") if "index" in table.columns else table
+
+
+def _index_of(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
 def _cells(report: Report, columns: Sequence[Column]) -> list[list[str]]:

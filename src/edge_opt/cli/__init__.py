@@ -9,21 +9,14 @@ from typing import Annotated
 
 import typer
 
-from edge_opt.cli.calibrate import calibrate
-from edge_opt.cli.check import check
-from edge_opt.cli.compare import compare
-from edge_opt.cli.devices import devices
-from edge_opt.cli.doctor import doctor
-from edge_opt.cli.export import export
-from edge_opt.cli.init import init
-from edge_opt.cli.profile import profile
-from edge_opt.cli.prune import prune
-from edge_opt.cli.quantize import quantize
-from edge_opt.cli.report import report
-from edge_opt.cli.run import SeveralSeeds, run
+from edge_opt.cli.board_command import board
+from edge_opt.cli.compare_commands import check, compare
+from edge_opt.cli.compress_commands import export, prune, quantize
+from edge_opt.cli.device_commands import calibrate, devices, doctor
+from edge_opt.cli.llm_command import llm
+from edge_opt.cli.profile_command import profile
+from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
 from edge_opt.cli.shell import Debug, Shell
-from edge_opt.cli.status import status
-from edge_opt.cli.sweep import sweep
 
 app = typer.Typer(
     cls=Shell,
@@ -54,6 +47,7 @@ def edge_opt(
     \b
     edge-opt profile torchvision:resnet50 -i 1x3x224x224
     edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --target jetson-nano
+    edge-opt llm hf:Qwen/Qwen3-4B --target raspberry-pi-5 --weights q4_k_m
     edge-opt check net.py:Net -i 1x3x32x32 --budget "macs <= 600M"
     edge-opt prune net.py:Net -i 1x3x32x32 --macs-target 0.5 -o pruned/
     edge-opt init run.yaml && edge-opt run run.yaml
@@ -68,9 +62,11 @@ app.command("sweep", short_help="Try pruning, precisions and runtimes on a train
 app.command("status", short_help="How far a sweep is, and the best so far.")(status)
 app.command("report", short_help="One self-contained HTML page of a run or a profile.")(report)
 app.command("profile", short_help="What each layer costs, from shapes alone.")(profile)
+app.command("llm", short_help="Will a language model fit, and how many tokens a second.")(llm)
 app.command("compare", short_help="What differs between models, layer by layer.")(compare)
 app.command("check", short_help="Whether a model keeps its budgets, as an exit code.")(check)
 app.command("devices", short_help="The catalogue, every figure with its source.")(devices)
+app.command("board", short_help="A board of your own, from a few times measured there.")(board)
 app.command("calibrate", short_help="Measure this machine, to predict any model on it.")(calibrate)
 app.command("prune", short_help="Remove channels and heads, and prove the result.")(prune)
 app.command("quantize", short_help="int8, with what really runs in it.")(quantize)

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from edge_opt.errors import EdgeOptError, first_line
+from edge_opt.errors import EdgeOptError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["NOT_SATISFIED", "Debug", "Shell", "first_line", "result_console", "talk"]
 
 NOT_SATISFIED = 1
 

@@ -18,6 +18,9 @@ class PrunedAttention(nn.Module):
     """`nn.MultiheadAttention` after pruning: the same calls and the same names of tensors, any number of heads.
 
     Query, key and value are one width, `embed_dim`; the heads' joint width is `num_heads * head_dim`.
+
+    Args:
+        original: The module to stand in for; its tensors are used, not copied.
     """
 
     # nn.TransformerEncoderLayer reads it: its fused path cannot run this one.
@@ -46,7 +49,18 @@ class PrunedAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The attended values and, if wanted, the weights: averaged over heads or one per head."""
+        """The attended values and, if wanted, the weights. Shapes are those of `nn.MultiheadAttention`.
+
+        Args:
+            query: What looks.
+            key: What is looked at.
+            value: What is taken from there.
+            key_padding_mask: Which keys are padding and are left out.
+            need_weights: Whether to return the weights.
+            attn_mask: Which keys a query may not see, or numbers to add to the scores.
+            average_attn_weights: Whether weights are averaged over the heads; else there is one row per head.
+            is_causal: Whether a query sees no later keys; counts where no weights are wanted and there is no mask.
+        """
         is_batched = query.dim() == 3
         if not is_batched:
             query, key, value = (each.unsqueeze(0 if self.batch_first else 1) for each in (query, key, value))

@@ -1,14 +1,239 @@
-"""Channels of a whole model: units of those that go together, and who owns which entry of which tensor."""
+"""Which channels hang together, and where each kind of layer keeps them."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
-from edge_opt.compress.attention import Heads
-from edge_opt.compress.layers import Side
+from edge_opt._support.extras import optional
+from edge_opt.compress.attention import Heads, split_heads
+from edge_opt.errors import PruningFailed
+from edge_opt.trace.inputs import CallArguments
+
+Side = Literal["in", "out", "both"]
+NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm)
+# Layers whose output channels a user can ask to prune.
+PRUNABLE = (_ConvNd, nn.Linear, nn.MultiheadAttention)
+
+
+class Place(NamedTuple):
+    """A dimension of a tensor that holds channels; `where[c]` is where channel c stands in it."""
+
+    tensor: str
+    dim: int
+    where: np.ndarray
+
+
+def is_depthwise(conv: _ConvNd) -> bool:
+    """Whether every input channel has filters of its own, one or several."""
+    return conv.groups > 1 and conv.groups == conv.in_channels
+
+
+def channels(module: nn.Module, side: Side) -> int:
+    """How many channels a layer has on one side; 0 for a module that has none of its own."""
+    if isinstance(module, _ConvNd):
+        return module.in_channels if side == "in" else module.out_channels
+    if isinstance(module, nn.Linear):
+        return module.in_features if side == "in" else module.out_features
+    if isinstance(module, (_BatchNorm, _InstanceNorm)):
+        return module.num_features
+    if isinstance(module, nn.LayerNorm):
+        return int(module.normalized_shape[-1])
+    if isinstance(module, nn.GroupNorm):
+        return module.num_channels
+    if isinstance(module, nn.PReLU):
+        return module.num_parameters if module.num_parameters > 1 else 0
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    return module.embed_dim if isinstance(module, nn.MultiheadAttention) else 0
+
+
+def places(module: nn.Module, side: Side) -> list[Place]:
+    """The tensors of a layer that lose an entry when it loses a channel on that side."""
+    count = channels(module, side)
+    every = np.arange(count)
+    if isinstance(module, _ConvNd):
+        return _conv_places(module, side, every)
+    if isinstance(module, nn.Linear):
+        return [Place("weight", 1, every)] if side == "in" else _present(module, ("weight", "bias"), 0, every)
+    if isinstance(module, nn.Embedding):
+        return [Place("weight", 1, every)]
+    if isinstance(module, nn.MultiheadAttention):
+        names = ("in_proj_weight",) if side == "in" else ("out_proj.weight", "out_proj.bias")
+        return _present(module, names, 1 if side == "in" else 0, every)
+    return _present(module, ("weight", "bias", "running_mean", "running_var"), 0, every) if count else []
+
+
+def _conv_places(conv: _ConvNd, side: Side, every: np.ndarray) -> list[Place]:
+    # A transposed convolution keeps (in, out / groups, ...), any other (out, in / groups, ...).
+    first: Side = "in" if conv.transposed else "out"
+    found: list[Place] = []
+    if is_depthwise(conv):
+        outputs = conv.out_channels // conv.groups
+        if side == "in" and not conv.transposed and outputs > 1:
+            return []
+        found = [Place("weight", 0, every // outputs if conv.transposed and side != "in" else every)]
+    elif side == first:
+        found = [Place("weight", 0, every)]
+    else:
+        found = [Place("weight", 1, every % (len(every) // conv.groups))]
+    return found + (_present(conv, ("bias",), 0, every) if side != "in" else [])
+
+
+def _present(module: nn.Module, names: tuple[str, ...], dim: int, every: np.ndarray) -> list[Place]:
+    """The tensors among `names` that the module has."""
+    found = []
+    for name in names:
+        holder, _, leaf = name.rpartition(".")
+        tensor = getattr(module.get_submodule(holder) if holder else module, leaf, None)
+        if isinstance(tensor, torch.Tensor):
+            found.append(Place(name, dim, every))
+    return found
+
+
+def ties(module: nn.Module, side: Side) -> np.ndarray | None:
+    """A label per channel: those of one label can only go together. None where each can go alone.
+
+    Groups of a convolution or norm must stay equally large, so each loses the channel at the same position.
+    """
+    if isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module):
+        count = channels(module, side)
+        return np.arange(count) % (count // module.groups)
+    if isinstance(module, nn.GroupNorm) and module.num_groups > 1:
+        return np.arange(module.num_channels) % (module.num_channels // module.num_groups)
+    return None
+
+
+def crossed(module: nn.Module, side: Side) -> int:
+    """Outputs per input of a depthwise convolution with several, where losing one side's channel costs the other's."""
+    if isinstance(module, _ConvNd) and is_depthwise(module) and side != "both":
+        return module.out_channels // module.groups
+    return 0
+
+
+def refusal(module: nn.Module) -> str | None:
+    """Why the channels of a layer cannot be pruned, if they cannot."""
+    kind = type(module).__name__
+    if isinstance(module, nn.RNNBase):
+        return f"{kind}: recurrent layers are not pruned"
+    if parametrize.is_parametrized(module) or hasattr(module, "weight_g"):
+        return f"{kind}: its weight is computed from other parameters"
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) != 1:
+        return f"{kind} normalizes over {len(module.normalized_shape)} dimensions"
+    if isinstance(module, nn.MultiheadAttention):
+        has_one_source = module.in_proj_weight is not None and module.bias_k is None and not module.add_zero_attn
+        return None if has_one_source else f"{kind} with key, value or bias of its own size"
+    return None
+
+
+def counted_attributes(module: nn.Module, kept_in: int, kept_out: int) -> dict[str, Any]:
+    """The attributes that count channels, as they are with so many left on each side."""
+    if isinstance(module, _ConvNd):
+        groups = kept_in if is_depthwise(module) else module.groups
+        return {"in_channels": kept_in, "out_channels": kept_out, "groups": groups}
+    if isinstance(module, nn.Linear):
+        return {"in_features": kept_in, "out_features": kept_out}
+    if isinstance(module, (_BatchNorm, _InstanceNorm)):
+        return {"num_features": kept_out}
+    if isinstance(module, nn.LayerNorm):
+        return {"normalized_shape": (kept_out,)}
+    if isinstance(module, nn.GroupNorm):
+        return {"num_channels": kept_out}
+    if isinstance(module, nn.PReLU):
+        return {"num_parameters": kept_out}
+    if isinstance(module, nn.MultiheadAttention):
+        return {"embed_dim": kept_in}
+    return {"embedding_dim": kept_out} if isinstance(module, nn.Embedding) else {}
+
+
+def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
+    pruning = optional("torch_pruning", "pruning needs", "compress", "torch-pruning")
+
+    base: Any = pruning.pruner.function.MultiheadAttentionPruner
+
+    class Attention(base):  # type: ignore[misc]
+        """What goes in and what comes out are channels of their own; by default they are taken for the same."""
+
+        def prune_in_channels(self, layer: Any, idxs: Any) -> Any:
+            return layer
+
+    # The graph is read off autograd's, which leaves out what needs no gradient.
+    for tensor in model.parameters():
+        if tensor.is_floating_point():
+            tensor.requires_grad_(True)
+    graph = pruning.DependencyGraph()
+    # Not as a customized layer: those hide their inner modules from the trace, and tuples of outputs are not unpacked.
+    graph.REGISTERED_PRUNERS[pruning.ops.OPTYPE.MHA] = Attention()
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        try:
+            graph.build_dependency(
+                model,
+                arguments,
+                forward_fn=lambda net, call: net(*call.args, **call.kwargs),
+                output_transform=_differentiable,
+                verbose=False,
+            )
+            _follow_pixel_shuffles(graph)
+            return graph
+        except Exception as error:
+            raise PruningFailed(
+                f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _differentiable(output: Any) -> list[torch.Tensor]:
+    """The tensors in whatever a model returns from which autograd can go back."""
+    tensors = [leaf for leaf in tree_leaves(_opened(output)) if isinstance(leaf, torch.Tensor)]
+    found = [tensor for tensor in tensors if tensor.grad_fn is not None]
+    if not found:
+        raise PruningFailed("no output of the model depends on a parameter, so there is nothing to prune")
+    return found
+
+
+def _opened(output: Any) -> Any:
+    return dict(output) if hasattr(output, "items") else output
+
+
+class _Shuffled:
+    """Channels through a pixel shuffle: r x r neighbors of its input make one of its output."""
+
+    def __init__(self, block: int, is_inward: bool) -> None:
+        self.block = block
+        self.is_inward = is_inward
+
+    def __call__(self, indices: list[Any]) -> list[Any]:
+        if self.is_inward:
+            return [type(each)(each.idx * self.block + k, each.root_idx) for each in indices for k in range(self.block)]
+        return [type(each)(each.idx // self.block, each.root_idx) for each in indices]
+
+
+def _follow_pixel_shuffles(graph: Any) -> None:
+    """Put in the mapping of pixel shuffles, which the graph takes for element-wise."""
+    for node in graph.module2node.values():
+        name = type(node.grad_fn).__name__
+        if not name.startswith("PixelShuffle"):
+            continue
+        block = node.grad_fn._saved_upscale_factor**2
+        for source in node.inputs:
+            for dependency in (*source.dependencies, *node.dependencies):
+                # The mapping belongs to the way into the shuffle; what lies behind it has the output's channels.
+                if dependency.source is source and dependency.target is node:
+                    dependency.index_mapping[0] = _Shuffled(block, is_inward=False)
+                elif dependency.source is node and dependency.target is source:
+                    dependency.index_mapping[0] = _Shuffled(block, is_inward=True)
+
 
 NONE = -1
 
@@ -52,3 +277,284 @@ class ChannelMap:
         for number, group in enumerate(self.groups):
             numbers[group.units] = number
         return numbers
+
+
+class _Index(NamedTuple):
+    """A channel of a layer and the unit it belongs to, under the names that torch-pruning's mappings read."""
+
+    idx: int
+    root_idx: int
+
+
+def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[str]) -> ChannelMap:
+    """Every channel of the model with what must go when it goes. The model is a copy, in eval mode, to be traced."""
+    graph = dependency_graph(model, arguments)
+    survey = _Survey(model, graph, set(ignored))
+    survey.follow()
+    survey.tie_heads()
+    survey.tie_shared_tensors()
+    return survey.result()
+
+
+class _Survey:
+    """The walk over the graph: each channel is reached once, and channels reached from two units make them one."""
+
+    def __init__(self, model: nn.Module, graph: Any, ignored: set[str]) -> None:
+        self.model = model
+        self.graph = graph
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.ignored = ignored
+        self.first_names = _first_names(model)
+        # No layer has more channels than this; a walk that counts beyond has lost its way in reshapes.
+        self.most = max((size for tensor in model.state_dict().values() for size in tensor.shape), default=0)
+        self.parents: list[int] = []
+        self.roots: list[tuple[str, range, int]] = []
+        self.seen: dict[tuple[Any, Side], dict[int, int]] = {}
+        self.refused: dict[int, str] = {}
+        self.heads: dict[str, list[int]] = {}
+        self.head_owners: dict[str, Heads] = {}
+
+    def new_units(self, root: str, count: int, size: int = 1) -> range:
+        units = range(len(self.parents), len(self.parents) + count)
+        self.parents.extend(units)
+        self.roots.append((root, units, size))
+        return units
+
+    def find(self, unit: int) -> int:
+        while self.parents[unit] != unit:
+            self.parents[unit] = self.parents[self.parents[unit]]
+            unit = self.parents[unit]
+        return unit
+
+    def unite(self, one: int, other: int) -> None:
+        one, other = self.find(one), self.find(other)
+        self.parents[max(one, other)] = min(one, other)
+
+    def follow(self) -> None:
+        """Start from the output channels of every layer that has weights of its own, as far as not reached yet."""
+        nodes = list(self.graph.module2node.items())
+        # The graph is read from the outputs backward; a group is named after its first layer in forward order.
+        for module, node in reversed(nodes):
+            path = self.path_of(module)
+            if path is None or isinstance(module, nn.Parameter) or not _is_root(module):
+                continue
+            handler = self.graph.get_pruner_of_module(module).prune_out_channels
+            seen = self.seen.get((node, self.side(node, handler)), {})
+            fresh = [index for index in range(channels(module, "out")) if index not in seen]
+            units = self.new_units(path, len(fresh))
+            self.spread(node, handler, [_Index(*pair) for pair in zip(fresh, units, strict=True)])
+
+    def path_of(self, module: Any) -> str | None:
+        if isinstance(module, nn.Parameter):
+            return str(self.graph._param_to_name.get(module, ""))
+        return self.paths.get(module)
+
+    def side(self, node: Any, handler: Any) -> Side:
+        pruner = self.graph.get_pruner_of_module(node.module)
+        if pruner.prune_in_channels == pruner.prune_out_channels:
+            return "both"
+        return "out" if handler == pruner.prune_out_channels else "in"
+
+    def spread(self, node: Any, handler: Any, reached: list[_Index]) -> None:
+        stack = [(node, handler, reached)]
+        while stack:
+            node, handler, reached = stack.pop()
+            side = self.side(node, handler)
+            fresh = self.register(node, side, reached)
+            if not fresh:
+                continue
+            for dependency in node.dependencies:
+                if not dependency.is_triggered_by(handler):
+                    continue
+                mapped: Any = fresh
+                for mapping in dependency.index_mapping:
+                    mapped = mapped if mapping is None else mapping(mapped)
+                if any(index.root_idx is None for index in mapped):
+                    self.refuse(fresh, "keys and values shared by several heads are not followed")
+                elif mapped:
+                    stack.append((dependency.target, dependency.handler, mapped))
+            stack.extend(self.across(node, side, fresh))
+
+    def register(self, node: Any, side: Side, reached: list[_Index]) -> list[_Index]:
+        """Note the channels; those that are new are returned, to be followed further."""
+        seen = self.seen.setdefault((node, side), {})
+        fresh = []
+        for index in reached:
+            if index.idx >= self.most:
+                self.refuse([index], "the channels could not be followed: a reshape mixes them")
+            elif index.idx in seen:
+                self.unite(seen[index.idx], index.root_idx)
+            else:
+                seen[index.idx] = index.root_idx
+                fresh.append(index)
+        reason = self.reason(node, side, fresh)
+        if reason:
+            self.refuse(fresh, reason)
+        labels = None if isinstance(node.module, nn.Parameter) else ties(node.module, side)
+        if labels is not None:
+            first: dict[int, int] = {}
+            for idx, unit in seen.items():
+                self.unite(first.setdefault(int(labels[idx % len(labels)]), unit), unit)
+        return fresh
+
+    def reason(self, node: Any, side: Side, fresh: list[_Index]) -> str | None:
+        path, module = self.path_of(node.module), node.module
+        name = f"{path} ({type(module).__name__})"
+        if side != "in" and not node.outputs:
+            return f"{path} is the model's output" if path else "its channels are the model's output"
+        if path is None:
+            return None
+        if side != "in" and self.is_ignored(path):
+            return f"{path} is ignored"
+        size = module.shape[node.pruning_dim] if isinstance(module, nn.Parameter) else channels(module, side)
+        if size and any(index.idx >= size for index in fresh):
+            return f"the channels could not be followed into {name}"
+        why = None if isinstance(module, nn.Parameter) else refusal(module)
+        return f"{path} is a {why}" if why else None
+
+    def is_ignored(self, path: str) -> bool:
+        return any(path == each or path.startswith(f"{each}.") for each in self.ignored)
+
+    def across(self, node: Any, side: Side, fresh: list[_Index]) -> Iterator[tuple[Any, Any, list[_Index]]]:
+        """A depthwise convolution with several outputs per input, which the graph takes for an ordinary one."""
+        outputs = 0 if isinstance(node.module, nn.Parameter) else crossed(node.module, side)
+        if not outputs:
+            return
+        pruner = self.graph.get_pruner_of_module(node.module)
+        if side == "in":
+            many = [_Index(i.idx * outputs + k, i.root_idx) for i in fresh for k in range(outputs)]
+            yield node, pruner.prune_out_channels, many
+        else:
+            yield node, pruner.prune_in_channels, [_Index(i.idx // outputs, i.root_idx) for i in fresh]
+
+    def refuse(self, reached: Iterable[_Index], reason: str) -> None:
+        for index in reached:
+            self.refused.setdefault(index.root_idx, reason)
+
+    def tie_heads(self) -> None:
+        """Attention loses whole heads: of `nn.MultiheadAttention`, and of projections that are split into heads."""
+        for module, path in self.paths.items():
+            is_traced = module in self.graph.module2node
+            if isinstance(module, nn.MultiheadAttention) and refusal(module) is None and is_traced:
+                units = self.new_units(path, module.num_heads, module.head_dim)
+                self.heads[path] = list(units)
+                if self.is_ignored(path):
+                    self.refuse([_Index(0, unit) for unit in units], f"{path} is ignored")
+        for heads in split_heads(self.model):
+            self._tie_projections(heads)
+
+    def _tie_projections(self, heads: Heads) -> None:
+        layers = [self.model.get_submodule(path) for path in heads.projections]
+        owners = [self.seen.get((self.graph.module2node.get(layer), "out"), {}) for layer in layers]
+        width = channels(layers[0], "out")
+        if any(len(owner) < width for owner in owners):
+            return
+        size = width // heads.heads
+        for channel in range(width):
+            for owner in owners:
+                self.unite(owners[0][channel // size * size], owner[channel])
+        self.head_owners[heads.owner] = heads
+
+    def tie_shared_tensors(self) -> None:
+        """A tensor that two layers share, as tied embeddings are, can only be cut once for both."""
+        owners: dict[tuple[TensorDim, int], int] = {}
+        for (node, side), seen in self.seen.items():
+            path = self.path_of(node.module)
+            if path is None or isinstance(node.module, nn.Parameter):
+                continue
+            for place in places(node.module, side):
+                at = TensorDim(self.first_name(path, place.tensor), place.dim)
+                for channel, unit in seen.items():
+                    if channel < len(place.where):
+                        self.unite(owners.setdefault((at, int(place.where[channel])), unit), unit)
+
+    def first_name(self, path: str, tensor: str) -> str:
+        """The name of a layer's tensor; of one with several, the first."""
+        name = f"{path}.{tensor}".lstrip(".")
+        return self.first_names.get(name, name)
+
+    def result(self) -> ChannelMap:
+        """The survey with units numbered anew, one number for those that became one."""
+        leaders = sorted({self.find(unit) for unit in range(len(self.parents))})
+        number = {leader: position for position, leader in enumerate(leaders)}
+        unit_of = np.array([number[self.find(unit)] for unit in range(len(self.parents))], dtype=np.int64)
+        layers, tensors, scored = self._owners(unit_of)
+        refused = {int(unit_of[unit]): reason for unit, reason in reversed(self.refused.items())}
+        return ChannelMap(
+            units=len(leaders),
+            groups=tuple(_groups(self.roots, unit_of, refused)),
+            layers=layers,
+            tensors=tensors,
+            scored=scored,
+            heads={path: unit_of[units] for path, units in self.heads.items()},
+            head_owners=self.head_owners,
+        )
+
+    def _owners(self, unit_of: np.ndarray) -> tuple[LayerOwners, TensorOwners, tuple[TensorDim, ...]]:
+        layers: LayerOwners = {}
+        tensors: TensorOwners = {}
+        scored: dict[TensorDim, None] = {}
+        sizes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
+
+        def own(place: TensorDim, index: np.ndarray, units: np.ndarray) -> None:
+            if place.tensor not in sizes:  # a weight that is computed; its layer is refused
+                return
+            owner = tensors.setdefault(place, np.full(sizes[place.tensor][place.dim], NONE))
+            owner[index[units != NONE]] = units[units != NONE]
+
+        for (node, side), seen in self.seen.items():
+            path, module = self.path_of(node.module), node.module
+            if path is None:
+                continue
+            if isinstance(module, nn.Parameter):
+                dim = node.pruning_dim % module.dim()
+                indices = np.array(sorted(seen))
+                if indices.max() < module.shape[dim]:
+                    own(TensorDim(path, dim), indices, unit_of[[seen[index] for index in sorted(seen)]])
+                continue
+            owner = np.full(channels(module, side), NONE)
+            for index, unit in seen.items():
+                if index < len(owner):
+                    owner[index] = unit_of[unit]
+            layers[path, side] = owner
+            for place in places(module, side):
+                at = TensorDim(self.first_name(path, place.tensor), place.dim)
+                own(at, place.where, owner)
+                if side != "in" and _is_root(module) and place.tensor.endswith("weight") and at in tensors:
+                    scored[at] = None
+        for path, units in self.heads.items():
+            module = self.model.get_submodule(path)
+            assert isinstance(module, nn.MultiheadAttention)
+            rows = np.repeat(unit_of[units], module.head_dim)
+            prefix = f"{path}." if path else ""
+            for at in (TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}in_proj_bias", 0)):
+                own(at, np.arange(3 * len(rows)), np.tile(rows, 3))
+            own(TensorDim(f"{prefix}out_proj.weight", 1), np.arange(len(rows)), rows)
+            scored |= dict.fromkeys((TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}out_proj.weight", 1)))
+        return layers, tensors, tuple(scored)
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """For each name of a parameter the first name of the same one."""
+    firsts: dict[int, str] = {}
+    return {
+        name: firsts.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def _is_root(module: nn.Module) -> bool:
+    return isinstance(module, (_ConvNd, nn.Linear, nn.Embedding, nn.MultiheadAttention))
+
+
+def _groups(roots: list[tuple[str, range, int]], unit_of: np.ndarray, refused: dict[int, str]) -> Iterator[Group]:
+    """Units of one root are ranked together; one that fell to an earlier root is ranked there."""
+    taken: set[int] = set()
+    for root, members, channels_each in roots:
+        numbers = [int(unit_of[unit]) for unit in members]
+        own = [number for number in dict.fromkeys(numbers) if number not in taken]
+        taken.update(own)
+        for reason in dict.fromkeys(refused.get(unit) for unit in own):
+            units = np.array([unit for unit in own if refused.get(unit) == reason])
+            size = int(np.isin(numbers, units).sum()) // len(units)
+            yield Group(root, units, max(size, 1) * channels_each, reason)

@@ -1,12 +1,14 @@
-"""Runtimes behind one interface: the same inputs, the same outputs, threads controlled, measured alike."""
+"""torch, ONNX Runtime and OpenVINO behind one Runner, and what this CPU computes fast."""
 
 from __future__ import annotations
 
 import copy
 import os
+import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -15,13 +17,66 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from edge_opt.compress.exporting import require
-from edge_opt.compress.subject import flat_tensors
+from edge_opt._support.checks import check_whole
+from edge_opt.compress.export import flat_tensors, require
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.measure.environment import read_environment
-from edge_opt.measure.latency import interleaved
-from edge_opt.measure.stopwatch import Runner as Repeats
+from edge_opt.measuring.latency import Runner as Repeats
+from edge_opt.measuring.latency import interleaved
+from edge_opt.measuring.machine import read_environment
 from edge_opt.records import Converted, Latency
+
+_FAST = {
+    "fp16": {"avx512_fp16", "amx_fp16", "fphp", "asimdhp"},
+    "bf16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "int8": {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"},
+}
+
+
+@cache
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The instruction sets as Linux names them; empty where the system does not say."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    words = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(words, []))
+
+
+def is_fast(precision: str, flags: frozenset[str] | None = None) -> bool | None:
+    """Whether the CPU multiplies this precision natively; None where its flags are not known."""
+    found = cpu_flags() if flags is None else flags
+    if precision == "fp32":
+        return True
+    return None if not found else bool(found & _FAST[precision])
+
+
+def needs_reduced_range(flags: frozenset[str] | None = None, machine: str | None = None) -> bool:
+    """Whether u8 x s8 products saturate: on x86 without VNNI, where pairs are added in 16 bits.
+
+    Seven-bit weights then keep pair sums in range. ARM adds in 32 bits, with and without its dot product.
+
+    >>> needs_reduced_range(frozenset({"avx2"}), "x86_64"), needs_reduced_range(frozenset({"avx_vnni"}), "x86_64")
+    (True, False)
+    >>> needs_reduced_range(frozenset(), "aarch64")
+    False
+    """
+    found = cpu_flags() if flags is None else flags
+    is_x86 = (machine or platform.machine()).lower() in ("x86_64", "amd64", "i386", "i686")
+    return is_x86 and not found & {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+
+def vector_bytes(flags: frozenset[str] | None = None, machine: str | None = None) -> int:
+    """Width of a vector register: channels beside a multiple of it leave lanes empty.
+
+    >>> vector_bytes(frozenset({"avx2"}), "x86_64"), vector_bytes(frozenset(), "aarch64")
+    (32, 16)
+    """
+    found = cpu_flags() if flags is None else flags
+    if "avx512f" in found:
+        return 64
+    return 32 if "avx2" in found or "avx" in found else 16
+
 
 # What OpenVINO is asked to compute in. int8 is in the file; what is not quantised stays in float32, unless told so.
 HINTS = MappingProxyType({"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"})
@@ -31,7 +86,10 @@ HINTS = MappingProxyType({"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": 
 class Runner(Protocol):
     """A loaded model: call it with tensors or arrays in the model's order, get a tuple of tensors in its order.
 
-    `effective_precision` is None where nobody has verified it: a runner of a bare file or module.
+    Attributes:
+        runtime: Who runs it: torch, onnxruntime or openvino.
+        threads: Threads that it uses.
+        effective_precision: What it runs in; None where nobody has verified it: a runner of a bare file or module.
     """
 
     runtime: str
@@ -41,7 +99,11 @@ class Runner(Protocol):
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]: ...
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
-        """A call with these inputs in the runtime's own form: what is timed."""
+        """A call with these inputs in the runtime's own form: what is timed.
+
+        Args:
+            inputs: Tensors or arrays in the model's order.
+        """
         ...
 
     def close(self) -> None: ...
@@ -203,7 +265,13 @@ def open_runner(
     threads: int = 1,
     precision: str = "fp32",
 ) -> Runner:
-    """Load a conversion, an ONNX file or a module into a runtime; `precision` is what OpenVINO is asked for of a file.
+    """Load a conversion, an ONNX file or a module into a runtime.
+
+    Args:
+        source: What `convert` returned, the path of an ONNX file, or a torch module.
+        runtime: Who runs it; None takes the conversion's own, torch for a module, onnxruntime for a file.
+        threads: Threads that the runtime uses; one is the quietest to measure.
+        precision: What OpenVINO is asked to compute a file in; a conversion knows its own.
 
     >>> from torch import nn
     >>> with open_runner(nn.Linear(4, 2)) as runner:
@@ -211,8 +279,7 @@ def open_runner(
     >>> runner.runtime, tuple(output.shape)
     ('torch', (3, 2))
     """
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
+    check_whole("threads", threads)
     effective = None
     if isinstance(source, Converted):
         effective = source.effective_precision if runtime in (None, source.runtime) else None
@@ -244,12 +311,24 @@ def open_runner(
 
 
 def measure_runner(runner: Runner, *inputs: Any, **options: Any) -> Latency:
-    """Latency of one runner on these inputs, wall and CPU; `options` are those of `edge_opt.measure.interleaved`."""
+    """Latency of one runner on these inputs, wall and CPU.
+
+    Args:
+        runner: What to time.
+        inputs: The tensors of one call.
+        options: Those of `edge_opt.measuring.interleaved`.
+    """
     return measure_runners({"": runner}, *inputs, **options)[""]
 
 
 def measure_runners(runners: Mapping[str, Runner], *inputs: Any, **options: Any) -> dict[str, Latency]:
-    """Latencies of several runners on the same inputs, a block of each in turn, so that they can be compared."""
+    """Latencies of several runners on the same inputs, a block of each in turn, so that they can be compared.
+
+    Args:
+        runners: What to time, by name.
+        inputs: The tensors of one call.
+        options: Those of `edge_opt.measuring.interleaved`.
+    """
     if not inputs:
         raise InvalidInput("no inputs given; pass the tensors of one call")
     first = torch.as_tensor(inputs[0])

@@ -1,25 +1,108 @@
-"""sensitivity(): what a model loses when one layer alone is pruned or quantized."""
+"""How much each layer can lose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
-from edge_opt.compress.batches import Batch, logits_of, read_batches
+from edge_opt._support.state import as_found
 from edge_opt.compress.channels import NONE
-from edge_opt.compress.outcome import askable_layers
-from edge_opt.compress.plan import Plan, make_plan, working_copy
-from edge_opt.compress.pruning import check_path, check_share
-from edge_opt.compress.simulation import PRECISIONS, at_precision, watching
-from edge_opt.compress.spec import apply_spec
+from edge_opt.compress.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
+from edge_opt.compress.recipe import apply_spec
+from edge_opt.compress.training import Batch, logits_of, read_batches
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Importance, LayerSensitivity, PruneRequest, Sensitivity
-from edge_opt.trace.guard import as_found
+
+PRECISIONS = ("int8", "fp16", "bf16")
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_RANGE = tuple[float, float]
+
+
+def quantized_weight(weight: torch.Tensor, channel_dim: int) -> torch.Tensor:
+    """Weights rounded to 8 bits, symmetric, with a scale for each channel.
+
+    >>> quantized_weight(torch.tensor([[127.0, 0.4], [1.27, 0.0]]), 0)
+    tensor([[127.0000,   0.0000],
+            [  1.2700,   0.0000]])
+    """
+    others = [dim for dim in range(weight.dim()) if dim != channel_dim]
+    scale = weight.abs().amax(others, keepdim=True) / 127
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return (weight / scale).round().clamp(-127, 127) * scale
+
+
+def quantized_activation(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Values rounded to the 256 steps between two bounds, of which 0 is one; what lies outside is cut off."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = (high - low) / 255 or 1.0
+    zero = round(-low / scale)
+    return ((x / scale).round().clamp(-zero, 255 - zero)) * scale
+
+
+@contextmanager
+def at_precision(layer: nn.Module, precision: str, bounds: _RANGE | None) -> Iterator[None]:
+    """The layer as if it ran at that precision: its weights rounded, and its input as it arrives."""
+    weights = [
+        parameter
+        for name, parameter in layer.named_parameters()
+        if name.endswith("weight") and parameter.is_floating_point() and parameter.dim() > 1
+    ]
+    kept = [weight.detach().clone() for weight in weights]
+    dim = 1 if isinstance(layer, _ConvNd) and layer.transposed else 0
+
+    def arriving(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(_rounded(value, precision, bounds) for value in args)
+
+    hook = layer.register_forward_pre_hook(arriving)
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                half = _HALVES.get(precision)
+                weight.copy_(quantized_weight(weight, dim) if half is None else weight.to(half).to(weight.dtype))
+        yield
+    finally:
+        hook.remove()
+        with torch.no_grad():
+            for weight, before in zip(weights, kept, strict=True):
+                weight.copy_(before)
+
+
+def _rounded(value: Any, precision: str, bounds: _RANGE | None) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    if precision in _HALVES:
+        return value.to(_HALVES[precision]).to(value.dtype)
+    return value if bounds is None else quantized_activation(value, *bounds)
+
+
+@contextmanager
+def watching(layers: dict[str, nn.Module], bounds: dict[str, _RANGE]) -> Iterator[None]:
+    """Note the smallest and largest value that arrives at each layer."""
+
+    def note(path: str) -> Any:
+        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+            for value in args:
+                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+                    low, high = (float(each) for each in value.aminmax())
+                    known = bounds.get(path, (low, high))
+                    bounds[path] = min(known[0], low), max(known[1], high)
+
+        return look
+
+    hooks = [layer.register_forward_pre_hook(note(path)) for path, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
 
 Metric = Callable[[nn.Module], float]
 
@@ -37,9 +120,18 @@ def sensitivity(
 ) -> Sensitivity:
     """What the model loses when one layer alone is pruned, or quantized: accuracy, and how far its outputs move.
 
-    Each layer in `layers` (all unless given) really loses the shares in `prune`, along with the layers it is coupled
-    with; quantization is simulated. `metric` is a function of the model, higher is better; without it, accuracy on
-    the loader's (inputs, labels). `batches` is how many to use, all unless given; they are kept in memory.
+    Pruning is real: the layer and those coupled with it lose their least important channels. Quantization is simulated
+    in floating point: weights per channel, inputs per tensor between their smallest and largest value.
+
+    Args:
+        model: The model; it is left as it was.
+        loader: Batches of (inputs, labels); they are kept in memory.
+        layers: Paths of the layers to change, with everything inside them; all unless given.
+        prune: Shares of channels to remove.
+        precisions: Types of the numbers to simulate.
+        metric: A function of the model, higher is better; accuracy on the loader unless given.
+        batches: How many batches to use; all unless given.
+        importance: How channels are ranked, as in `prune`.
 
     >>> from edge_opt.model import SmallCNN
     >>> batch = torch.randn(8, 1, 28, 28), torch.zeros(8, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Dense products: convolutions, linear layers and matrix products. A bias add is not a MAC; it is other work."""
+"""Rules for multiply-accumulate work: convolutions, products, attention, recurrent layers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,42 @@ from typing import Any
 
 import torch
 
-from edge_opt.cost.registry import Work, cost_rule
-from edge_opt.records import TensorInfo
+from edge_opt.cost.complex_numbers import ADD, MACS_PER_PRODUCT, is_complex
+from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
+from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.records import SparseInfo, TensorInfo
 
 aten = torch.ops.aten
 
 
+def products(x: TensorInfo, macs: int, additions: int = 0) -> Work:
+    """So many multiply-accumulates and additions of x's type, in real ones."""
+    if is_complex(x):
+        return Work(macs=MACS_PER_PRODUCT * macs, other_ops=ADD * additions)
+    return Work(macs=macs, other_ops=additions)
+
+
+def any_product(out: TensorInfo, x: TensorInfo, y: TensorInfo, additions: int = 0) -> Work | None:
+    """x @ y. A sparse operand multiplies what it stores with each row or column of the other.
+
+    Of two sparse ones it depends on which places meet, so that is not known.
+    """
+    if isinstance(x, SparseInfo) and isinstance(y, SparseInfo):
+        return None
+    if isinstance(x, SparseInfo):
+        columns = y.shape[-1] if len(y.shape) > 1 else 1
+        return products(x, x.stored * columns, additions)
+    if isinstance(y, SparseInfo):
+        return products(x, y.stored * x.shape[-2], additions)
+    return products(x, out.elements * x.shape[-1], additions)
+
+
 @cost_rule(aten.linear, aten.mkldnn_linear, kind="matmul")
 def linear(out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: TensorInfo | None = None) -> Work:
-    """x @ weight.T: one MAC per (row, in, out)."""
-    return Work(macs=out.elements * weight.shape[-1], other_ops=out.elements if bias else 0)
+    """x @ weight.T: one MAC per (row, in, out); per row and stored weight where the weights are sparse."""
+    if isinstance(weight, SparseInfo):
+        return products(x, prod(x.shape[:-1]) * weight.stored, out.elements if bias else 0)
+    return products(x, out.elements * weight.shape[-1], out.elements if bias else 0)
 
 
 @cost_rule(
@@ -27,46 +53,46 @@ def linear(out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: TensorInfo 
 def convolution(out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: Any = None, *_: Any) -> Work:
     """One MAC per output and tap, taps on the padding included; weight is (out, in / groups, *kernel)."""
     has_bias = isinstance(bias, TensorInfo)
-    return Work(macs=out.elements * prod(weight.shape[1:]), other_ops=out.elements if has_bias else 0)
+    return products(x, out.elements * prod(weight.shape[1:]), out.elements if has_bias else 0)
 
 
 @cost_rule(aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d, kind="conv")
 def transposed_convolution(out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: Any = None, *_: Any) -> Work:
     """One MAC per input and tap, cropped outputs included; weight is (in, out / groups, *kernel)."""
-    return Work(macs=x.elements * prod(weight.shape[1:]), other_ops=out.elements if bias else 0)
+    return products(x, x.elements * prod(weight.shape[1:]), out.elements if bias else 0)
 
 
 @cost_rule(aten.convolution, aten._convolution, aten.convolution_overrideable, kind="conv")
 def any_convolution(
     out: TensorInfo, x: TensorInfo, weight: TensorInfo, bias: TensorInfo | None, stride: Any, padding: Any,
     dilation: Any, transposed: bool, *_: Any,
-) -> Work:  # fmt: skip
+) -> Work | None:  # fmt: skip
     """A convolution in torch's general form."""
     return transposed_convolution(out, x, weight, bias) if transposed else convolution(out, x, weight, bias)
 
 
 @cost_rule(aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten._int_mm, kind="matmul")
-def product(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+def product(out: TensorInfo, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work | None:
     """One MAC per output and inner element."""
-    return Work(macs=out.elements * x.shape[-1])
+    return any_product(out, x, y)
 
 
 @cost_rule(aten.addmm, aten.baddbmm, aten.addmv, aten._addmm_activation, kind="matmul")
-def product_plus(out: TensorInfo, bias: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+def product_plus(out: TensorInfo, bias: Any, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work | None:
     """A product added to a third operand: the add is other work."""
-    return Work(macs=out.elements * x.shape[-1], other_ops=out.elements)
+    return any_product(out, x, y, additions=out.stored)
 
 
 @cost_rule(aten.addbmm, kind="matmul")
 def summed_products(out: TensorInfo, bias: TensorInfo, x: TensorInfo, y: TensorInfo, **_: Any) -> Work:
     """Products of a batch, summed over it."""
-    return Work(macs=out.elements * x.shape[0] * x.shape[2], other_ops=out.elements)
+    return products(x, out.elements * x.shape[0] * x.shape[2], out.elements)
 
 
 @cost_rule(aten.addr, kind="matmul")
 def outer_plus(out: TensorInfo, *_: Any, **__: Any) -> Work:
     """An outer product added to a matrix."""
-    return Work(macs=out.elements)
+    return products(out, out.elements)
 
 
 @cost_rule("aten::_grouped_mm", kind="matmul")  # by name: older versions of torch do not have it
@@ -77,8 +103,8 @@ def grouped_product(out: TensorInfo, x: TensorInfo, y: TensorInfo, *_: Any, **__
 
 
 @cost_rule(
-    aten._scaled_mm, aten._weight_int8pack_mm, aten._weight_int4pack_mm, aten._weight_int4pack_mm_for_cpu,
-    kind="matmul",
+    aten._scaled_mm, "aten::_scaled_mm_v2", aten._weight_int8pack_mm, aten._weight_int4pack_mm,
+    aten._weight_int4pack_mm_for_cpu, kind="matmul",
 )  # fmt: skip
 def scaled_product(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
     """A product of quantised operands with scales."""
@@ -90,4 +116,134 @@ def scaled_product(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
 def bilinear(out: TensorInfo, x: TensorInfo, y: TensorInfo, weight: TensorInfo, bias: TensorInfo | None = None) -> Work:
     """x W_k y for each output k: |x|·|y| MACs for x W_k, then |y| for the product with y."""
     _, left, right = weight.shape
-    return Work(macs=out.elements * (left * right + right), other_ops=out.elements if bias else 0)
+    return products(x, out.elements * (left * right + right), out.elements if bias else 0)
+
+
+@cost_rule(
+    aten.scaled_dot_product_attention,
+    aten._scaled_dot_product_attention_math,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_fused_attention_overrideable,
+    kind="attention",
+)
+def attention(out: Any, query: TensorInfo, key: TensorInfo, value: TensorInfo, *rest: Any, **options: Any) -> Work:
+    """query @ key.T then weights @ value, for every query head; fewer key heads do not make it cheaper."""
+    mask = options.get("attn_mask") or (rest[0] if rest else None)
+    first = out[0] if isinstance(out, tuple) else out
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    return Work(
+        macs=scores * (query.shape[-1] + value.shape[-1]),
+        other_ops=scores * (1 + SOFTMAX_OPS + (1 if isinstance(mask, TensorInfo) else 0)),
+        bytes_written=first.nbytes,
+    )
+
+
+@cost_rule(aten._native_multi_head_attention, kind="attention")
+def multi_head_attention(
+    out: Any, query: TensorInfo, key: TensorInfo, value: TensorInfo, width: int, heads: int, *weights: Any, **_: Any
+) -> Work:
+    """Projections in, attention, projection out."""
+    rows, length = prod(query.shape[:-1]), key.shape[-2]
+    return Work(macs=_projected_attention(rows, length, width), other_ops=_attention_ops(rows, length, width, heads))
+
+
+@cost_rule(aten._transformer_encoder_layer_fwd, kind="attention")
+def encoder_layer(out: TensorInfo, x: TensorInfo, width: int, heads: int, *rest: Any, **_: Any) -> Work:
+    """The fused encoder layer: attention, two norms, two linears with an activation, two residual adds."""
+    rows, length = prod(x.shape[:-1]), x.shape[-2]
+    hidden = next(t.shape[0] for t in rest[10:] if isinstance(t, TensorInfo) and len(t.shape) == 2)
+    return Work(
+        macs=_projected_attention(rows, length, width) + 2 * rows * width * hidden,
+        other_ops=_attention_ops(rows, length, width, heads)
+        + 2 * rows * width * (norm_ops(affine=2) + 1)
+        + rows * (2 * hidden + width),
+    )
+
+
+def _projected_attention(rows: int, length: int, width: int) -> int:
+    return 4 * rows * width * width + 2 * rows * length * width
+
+
+def _attention_ops(rows: int, length: int, width: int, heads: int) -> int:
+    return 4 * rows * width + rows * heads * length * (1 + SOFTMAX_OPS)
+
+
+# Element-wise work per hidden unit and step, beside the gates' own sums: activations (sigmoid 4, tanh 1) and updates.
+_LSTM_OPS = 3 * 4 + 1 + 1 + 3 + 1  # three sigmoids, two tanhs, c = f·c + i·g, h = o·tanh(c)
+_GRU_OPS = 2 * 4 + 1 + 1 + 4  # two sigmoids, tanh, r·n, h = (1 − z)·n + z·h
+_RNN_OPS = 1
+
+
+def _gated(rows: int, weights: tuple[TensorInfo, ...], ops_per_unit: int) -> Work:
+    """`rows` steps of a layer stack; each matrix is a MAC per element, each gate sum and bias one operation."""
+    matrices = [weight for weight in weights if len(weight.shape) == 2]
+    biases = [weight for weight in weights if len(weight.shape) == 1]
+    # Matrices come as input and hidden weights, then a projection if there is one; gate rows are 4, 3 or 1 per unit.
+    gates = {_LSTM_OPS: 4, _GRU_OPS: 3, _RNN_OPS: 1}[ops_per_unit]
+    hidden = [matrix for matrix in matrices if not _is_projection(matrix, matrices, gates)]
+    cells = len(hidden) // 2
+    units = hidden[0].shape[0] // gates
+    sums = sum(matrix.shape[0] for matrix in hidden) // 2 + sum(bias.elements for bias in biases)
+    return Work(
+        macs=rows * sum(prod(matrix.shape) for matrix in matrices),
+        other_ops=rows * (sums + cells * units * ops_per_unit),
+    )
+
+
+def _is_projection(matrix: TensorInfo, matrices: list[TensorInfo], gates: int) -> bool:
+    """Whether a matrix is an LSTM's hidden projection: its columns, not its rows, are the hidden units."""
+    return matrix.shape[0] != matrices[0].shape[0] and matrix.shape[1] * gates == matrices[0].shape[0]
+
+
+def _rows(x: TensorInfo) -> int:
+    """Steps times batch; packed data are already flat."""
+    return prod(x.shape[:-1])
+
+
+def _weights(args: tuple[Any, ...]) -> tuple[TensorInfo, ...]:
+    """The layer's parameters: the last list of tensors among the arguments, after input, lengths and state."""
+    lists = [value for value in args if isinstance(value, tuple) and value and isinstance(value[0], TensorInfo)]
+    return lists[-1]
+
+
+@cost_rule(aten.lstm, kind="recurrent")
+def lstm(out: Any, x: TensorInfo, *args: Any) -> Work:
+    """All layers and directions, with projections."""
+    return _gated(_rows(x), _weights(args), _LSTM_OPS)
+
+
+@cost_rule(aten.gru, kind="recurrent")
+def gru(out: Any, x: TensorInfo, *args: Any) -> Work:
+    """All layers and directions."""
+    return _gated(_rows(x), _weights(args), _GRU_OPS)
+
+
+@cost_rule(aten.rnn_tanh, aten.rnn_relu, kind="recurrent")
+def rnn(out: Any, x: TensorInfo, *args: Any) -> Work:
+    """All layers and directions."""
+    return _gated(_rows(x), _weights(args), _RNN_OPS)
+
+
+@cost_rule(aten.lstm_cell, kind="recurrent")
+def lstm_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
+    """One step."""
+    return _gated(_rows(x), _given(weights), _LSTM_OPS)
+
+
+@cost_rule(aten.gru_cell, kind="recurrent")
+def gru_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
+    """One step."""
+    return _gated(_rows(x), _given(weights), _GRU_OPS)
+
+
+@cost_rule(aten.rnn_tanh_cell, aten.rnn_relu_cell, kind="recurrent")
+def rnn_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
+    """One step."""
+    return _gated(_rows(x), _given(weights), _RNN_OPS)
+
+
+def _given(weights: tuple[Any, ...]) -> tuple[TensorInfo, ...]:
+    return tuple(weight for weight in weights if isinstance(weight, TensorInfo))

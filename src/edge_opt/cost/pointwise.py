@@ -1,4 +1,4 @@
-"""Element-wise work: activations, norms, softmax, pooling, reductions, interpolation.
+"""Element-wise work: activations, norms, softmax, pooling, reductions, Fourier transforms.
 
 Counted by the textbook formula, one per arithmetic operation or comparison; exp, log, tanh, erf, sqrt and their like
 are one each. docs/counting.md has the table.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from edge_opt.cost.registry import Rule, Work, cost_rule
+from edge_opt.cost.rules import Rule, Work, cost_rule, operator_name, per_input, per_output
 from edge_opt.records import TensorInfo
 
 aten = torch.ops.aten
@@ -26,50 +26,41 @@ _ACTIVATIONS = {
     aten.glu: 5,
 }  # fmt: skip
 
+# `a &= b` and its like: operators of their own, without torch's mark for element-wise work.
+_IN_PLACE_WORDS = ("and", "or", "xor", "iand", "ior", "ixor", "lshift", "rshift", "ilshift", "irshift")
+
 _ELEMENTWISE = {
     aten.square: 1, aten.addcmul: 3, aten.addcdiv: 3, aten.lerp: 3, aten.clamp: 2, aten.clip: 2, aten.rsqrt: 2,
     aten.dropout: 2, aten.native_dropout: 2, aten.feature_dropout: 2, aten.alpha_dropout: 3,
     aten.feature_alpha_dropout: 3, aten.bernoulli: 1, aten.where: 1, aten.masked_fill: 1,
-    aten.floor_divide: 1, aten.bucketize: 1, aten.mse_loss: 3, aten.huber_loss: 4, aten.smooth_l1_loss: 4,
+    aten.floor_divide: 1, aten.mse_loss: 3, aten.huber_loss: 4, aten.smooth_l1_loss: 4,
     aten.binary_cross_entropy: 5, aten.binary_cross_entropy_with_logits: 6, aten.soft_margin_loss: 4,
     aten.affine_grid_generator: 6, aten.multinomial: 1, aten.max_unpool2d: 0, aten.max_unpool3d: 0,
     aten._fused_dropout: 2, aten._weight_norm: 4, aten._weight_norm_interface: 4,
-    aten.complex: 0, aten.polar: 4, aten.isin: 1, aten.searchsorted: 1,
+    aten.complex: 0, aten.polar: 4, aten.linalg_cross: 3,
+    "aten::hash_tensor": 1,
+    **{getattr(aten, f"__{name}__"): 1 for name in _IN_PLACE_WORDS},
 }  # fmt: skip
 
 _REDUCTIONS = {
     aten.sum: 1, aten.mean: 1, aten.prod: 1, aten.amax: 1, aten.amin: 1, aten.max: 1, aten.min: 1, aten.argmax: 1,
     aten.argmin: 1, aten.any: 1, aten.all: 1, aten.cumsum: 1, aten.cumprod: 1, aten.cummax: 1, aten.logsumexp: 4,
     aten.var: 4, aten.std: 4, aten.var_mean: 4, aten.std_mean: 4, aten.norm: 2, aten.linalg_vector_norm: 2,
-    aten.cummin: 1, aten.logcumsumexp: 4, aten.histc: 1, aten.mode: 1, aten.equal: 1, aten.allclose: 3,
-    aten._is_all_true: 1, aten._is_any_true: 1, aten.nanmedian: 1, aten.dist: 3, aten.nll_loss_forward: 1,
+    aten.cummin: 1, aten.logcumsumexp: 4, aten.equal: 1, aten.allclose: 3,
+    aten._is_all_true: 1, aten._is_any_true: 1, aten.dist: 3, aten.renorm: 4, aten.nll_loss_forward: 1,
     aten.nll_loss2d_forward: 1, aten.segment_reduce: 1,
-    aten.aminmax: 2, aten.nansum: 1, aten.median: 1, aten.count_nonzero: 1, aten.trace: 1, aten.bincount: 1,
+    aten.aminmax: 2, aten.nansum: 1, aten.count_nonzero: 1, aten.trace: 1,
     aten._log_softmax: SOFTMAX_OPS, aten._softmax: SOFTMAX_OPS, aten._safe_softmax: SOFTMAX_OPS,
 }  # fmt: skip
 
 
-def _per_output(ops: int) -> Rule:
-    def rule(out: Any, *_: Any, **__: Any) -> Work:
-        return Work(other_ops=ops * (out[0] if isinstance(out, tuple) else out).elements)
-
-    return rule
-
-
-def _per_input(ops: int) -> Rule:
-    def rule(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-        return Work(other_ops=ops * x.elements)
-
-    return rule
-
-
 for _table, _kind, _make in (
-    (_ACTIVATIONS, "activation", _per_output),
-    (_ELEMENTWISE, "elementwise", _per_output),
-    (_REDUCTIONS, "reduction", _per_input),
+    (_ACTIVATIONS, "activation", per_output),
+    (_ELEMENTWISE, "elementwise", per_output),
+    (_REDUCTIONS, "reduction", per_input),
 ):
     for _operator, _ops in _table.items():
-        cost_rule(_operator, kind=_kind)(_make(_ops))
+        cost_rule(_operator, kind=_kind)(_make(operator_name(_operator), _ops))
 
 
 @cost_rule(aten.softmax, aten.log_softmax, kind="softmax")
@@ -144,6 +135,8 @@ for _dims, _is_average, _operators in (
     (1, False, (aten.max_pool1d, aten.max_pool1d_with_indices)),
     (2, False, (aten.max_pool2d, aten.max_pool2d_with_indices)),
     (3, False, (aten.max_pool3d, aten.max_pool3d_with_indices)),
+    (2, False, (aten.fractional_max_pool2d,)),
+    (3, False, (aten.fractional_max_pool3d,)),
     (1, True, (aten.avg_pool1d,)),
     (2, True, (aten.avg_pool2d,)),
     (3, True, (aten.avg_pool3d,)),
@@ -177,18 +170,6 @@ for _dims, _is_average, _operators in (
     cost_rule(*_operators, kind="pooling")(_adaptive(_dims, _is_average))
 
 
-def _interpolation(taps: int) -> Rule:
-    return _per_output(2 * taps - 1)
-
-
-for _operator, _taps in (
-    (aten.upsample_linear1d, 2), (aten.upsample_bilinear2d, 4), (aten._upsample_bilinear2d_aa, 4),
-    (aten.upsample_trilinear3d, 8), (aten.upsample_bicubic2d, 16), (aten._upsample_bicubic2d_aa, 16),
-    (aten.grid_sampler_2d, 4), (aten.grid_sampler_3d, 8),
-):  # fmt: skip
-    cost_rule(_operator, kind="interpolation")(_interpolation(_taps))
-
-
 @cost_rule(aten._fft_r2c, aten._fft_c2r, aten._fft_c2c, kind="fft")
 def fourier(out: TensorInfo, x: TensorInfo, dims: tuple[int, ...], *_: Any) -> Work:
     """5 n log2 n per transform of n points, half of it where one side is real."""
@@ -197,15 +178,3 @@ def fourier(out: TensorInfo, x: TensorInfo, dims: tuple[int, ...], *_: Any) -> W
     is_half = ("complex" in x.dtype) != ("complex" in out.dtype)
     whole = 5 * larger.elements * log2(max(points, 2))
     return Work(other_ops=ceil(whole / 2 if is_half else whole))
-
-
-@cost_rule(aten.sort, aten.argsort, aten.topk, aten.msort, aten.kthvalue, kind="sorting")
-def sorting(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """n log2 n comparisons, over the last dimension."""
-    return Work(other_ops=ceil(x.elements * log2(max(x.shape[-1] if x.shape else 1, 2))))
-
-
-@cost_rule(aten._cdist_forward, aten.cdist, kind="reduction")
-def distances(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Subtract, square, add for each pair and coordinate."""
-    return Work(other_ops=3 * out.elements * x.shape[-1])

@@ -1,21 +1,99 @@
-"""load_splits(): a dataset by name or reference, as four loaders."""
+"""Datasets by name or of one's own, in four parts that share no sample."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from edge_opt.data.own import own_splits
-from edge_opt.data.seeding import seeded
-from edge_opt.data.sources import SOURCES, Raw, digits, idx_dataset
-from edge_opt.data.splits import Indices, Splits, part_indices
+from edge_opt.data.sources import SOURCES, Indices, Raw, Splits, digits, idx_dataset, part_indices
+from edge_opt.errors import DataNotFound, EdgeOptError, InvalidInput, first_line
+from edge_opt.loading import find_object, parse_reference
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy and torch, and restore the three afterwards, also after an error.
+
+    >>> with seeded(3):
+    ...     first = random.random()
+    >>> with seeded(3):
+    ...     first == random.random()
+    True
+    """
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+_FORM = "a mapping or an object with `train` and `validation`, and if you like `calibration` and `test`"
+
+
+class First:
+    """The first batches of a loader, at each pass."""
+
+    def __init__(self, loader: Iterable[Any], batches: int) -> None:
+        self.loader, self.batches = loader, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.loader), self.batches)
+
+
+def own_splits(reference: str, calibration_batches: int, **offered: Any) -> Splits:
+    """The parts that a user's function returns; it is given those of `offered` that it has parameters for."""
+    parsed = parse_reference(reference)
+    if parsed is None:
+        raise DataNotFound(f"dataset is {reference!r}; it must be a known name or file.py:loaders")
+    function = find_object(parsed)
+    if not callable(function):
+        return splits_of(function, reference, calibration_batches)
+    wanted = inspect.signature(function).parameters
+    given = {key: value for key, value in offered.items() if key in wanted} | parsed.arguments
+    try:
+        returned = function(**given)
+    except EdgeOptError:
+        raise
+    except Exception as error:
+        raise DataNotFound(f"{reference!r} raised {first_line(error)}") from error
+    return splits_of(returned, reference, calibration_batches)
+
+
+def splits_of(returned: Any, name: str, calibration_batches: int) -> Splits:
+    """What a user's function returned, as the four parts; without `calibration`, the first batches of `train`."""
+    if isinstance(returned, Splits):
+        return returned
+    read: Any = returned.get if isinstance(returned, Mapping) else lambda part: getattr(returned, part, None)
+    parts: dict[str, Any] = {part: read(part) for part in ("train", "calibration", "validation", "test")}
+    for part in ("train", "validation"):
+        if parts[part] is None:
+            raise InvalidInput(f"{name!r} has no {part!r} part; it must return {_FORM}")
+    for part, loader in parts.items():
+        if loader is not None and (not isinstance(loader, Iterable) or iter(loader) is loader):
+            kind = type(loader).__name__
+            raise InvalidInput(
+                f"{part} of {name!r} is a {kind}; it must be a DataLoader or a list of (inputs, labels) batches, "
+                "which can be read more than once"
+            )
+    calibration = parts["calibration"] if parts["calibration"] is not None else parts["train"]
+    return Splits(name, parts["train"], First(calibration, calibration_batches), parts["validation"], parts["test"])
+
 
 DATASETS = ("digits", *SOURCES)
 
@@ -27,7 +105,7 @@ def load_splits(
     seed: int = 0,
     dataloader_seed: int | None = None,
     train_subset: int | None = None,
-    val_subset: int = 300,
+    val_subset: int | None = 300,
     calibration_batches: int = 4,
     num_workers: int = 0,
     data_dir: str | Path | None = None,
@@ -35,7 +113,17 @@ def load_splits(
 ) -> Splits:
     """Train, calibration, validation and test parts that share no sample, the same for the same seed.
 
-    `dataset` is `digits`, `mnist`, `fashion-mnist`, or a function of your own as `file.py:loaders`.
+    Args:
+        dataset: `digits`, `mnist`, `fashion-mnist`, or a function of your own as `file.py:loaders`.
+        batch_size: Samples per batch.
+        seed: Decides which samples are in which part.
+        dataloader_seed: Decides the order of training samples; `seed` unless given.
+        train_subset: Training samples; None is all that are left.
+        val_subset: Validation samples; None is as many as the test part has.
+        calibration_batches: Batches for the ranges of int8.
+        num_workers: Processes that load data; 0 loads in this one.
+        data_dir: Folder of idx files; None looks where packages put them.
+        download: Whether to fetch mnist or fashion-mnist where it is not here.
 
     >>> splits = load_splits("digits", train_subset=500)
     >>> splits.sizes()
@@ -57,7 +145,11 @@ def load_splits(
             return own_splits(dataset, calibration_batches, **offered)
     raw = digits() if dataset == "digits" else idx_dataset(dataset, folder, download)
     chosen = part_indices(
-        raw.labels, seed=seed, validation=val_subset, calibration=calibration_batches * batch_size, train=train_subset
+        raw.labels,
+        seed=seed,
+        validation=len(raw.test_labels) if val_subset is None else val_subset,
+        calibration=calibration_batches * batch_size,
+        train=train_subset,
     )
     return _loaders(dataset, raw, chosen, batch_size, shuffle_seed, num_workers)
 

@@ -1,22 +1,165 @@
-"""Where the images of the named datasets come from: scikit-learn, a folder, Debian's package, or the network."""
+"""Where data come from, and how they are parted: bundled, a folder, a package, a download."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
+import struct
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from edge_opt.data.idx import content_of, parse_idx
-from edge_opt.data.splits import stratified_order
-from edge_opt.errors import DataNotFound, MissingExtra
-from edge_opt.files import write_whole
+from edge_opt._support.extras import optional
+from edge_opt._support.files import write_whole
+from edge_opt.errors import DataNotFound, InvalidInput
+
+
+def fingerprint(loader: Iterable[Any]) -> str:
+    """SHA-256 of every tensor of a loader, in order."""
+    digest = hashlib.sha256()
+    for batch in loader:
+        _feed(digest, batch)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            digest.update(str(key).encode())
+            _feed(digest, value[key])
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _feed(digest, item)
+    else:
+        digest.update(repr(value).encode())
+
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Four loaders of (inputs, labels) batches.
+
+    Attributes:
+        name: Name of the dataset.
+        train: What models learn from.
+        calibration: What decides the ranges of int8.
+        validation: What candidates are chosen on.
+        test: What the chosen one is reported on; None where there is none.
+        checksums: Files of the source with their SHA-256; empty where none are known.
+        indices: Which samples of the source are in which part; empty where we did not make the parts.
+    """
+
+    name: str
+    train: Iterable[Any]
+    calibration: Iterable[Any]
+    validation: Iterable[Any]
+    test: Iterable[Any] | None
+    checksums: tuple[tuple[str, str], ...] = ()
+    indices: Mapping[str, Indices] = field(default_factory=dict)
+
+    def sizes(self) -> dict[str, int]:
+        """Samples by part, where we made the parts."""
+        return {part: len(chosen) for part, chosen in self.indices.items()}
+
+    def fingerprints(self) -> tuple[tuple[str, str], ...]:
+        """SHA-256 of the source's files, or else of the batches of validation and test: a pass over each."""
+        if self.checksums:
+            return self.checksums
+        parts = {"validation": self.validation, "test": self.test}
+        return tuple((f"batches of {name}", fingerprint(part)) for name, part in parts.items() if part is not None)
+
+
+def stratified_order(labels: npt.NDArray[Any], seed: int) -> Indices:
+    """Every index once, shuffled by `seed`, so that each stretch of the order holds the classes in their shares.
+
+    >>> order = stratified_order(np.array([0] * 6 + [1] * 3), seed=0)
+    >>> sorted(order.tolist()), np.bincount(np.array([0] * 6 + [1] * 3)[order[:3]]).tolist()
+    ([0, 1, 2, 3, 4, 5, 6, 7, 8], [2, 1])
+    """
+    generator = np.random.default_rng(seed)
+    shuffled = generator.permutation(len(labels))
+    places = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = shuffled[labels[shuffled] == label]
+        # A class stands at even distances from 0 to 1; the offset keeps classes of one size from taking turns.
+        places[members] = (np.arange(len(members)) + generator.random()) / len(members)
+    return np.argsort(places, kind="stable").astype(np.int64)
+
+
+def part_indices(
+    labels: npt.NDArray[Any], *, seed: int, validation: int, calibration: int, train: int | None
+) -> dict[str, Indices]:
+    """Disjoint, stratified parts of what is not for testing; `train` None is all that is left.
+
+    Validation is taken first: it is the same whatever the size of the others.
+    """
+    available = len(labels)
+    least_train = 1 if train is None else train
+    if validation + calibration + least_train > available:
+        asked = f"val_subset {validation}, calibration {calibration} and train_subset {train}"
+        raise InvalidInput(f"{asked} are more than the {available} samples there are; make one of them smaller")
+    order = stratified_order(labels, seed)
+    after = validation + calibration
+    end = available if train is None else after + train
+    return {"train": order[after:end], "calibration": order[validation:after], "validation": order[:validation]}
+
+
+Bytes = npt.NDArray[np.uint8]
+_UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """The array of unsigned bytes in an idx file; a damaged or foreign file is named with what is wrong with it."""
+    return parse_idx(content_of(path), dimensions, path)
+
+
+def content_of(path: Path) -> bytes:
+    """The bytes of a file, unpacked if its name ends in .gz."""
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except OSError as error:  # gzip.BadGzipFile is one, too
+        raise DataNotFound(f"{path} cannot be read: {error}; get the file again") from error
+    except (EOFError, zlib.error) as error:
+        raise DataNotFound(f"{path} is damaged or cut short ({error}); get the file again") from error
+
+
+def parse_idx(content: bytes, dimensions: int, path: Path) -> Bytes:
+    """The array that the bytes of an idx file describe; `path` is for the error.
+
+    >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), 1, Path("labels")).tolist()
+    [7, 9]
+    """
+    header = 4 * (1 + dimensions)
+    if len(content) < header or content[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or content[3] != dimensions:
+        found = content[:4].hex() or "nothing"
+        raise DataNotFound(
+            f"{path} is not an idx file of bytes in {dimensions} dimensions: it starts with {found}, "
+            f"and 0000080{dimensions} was expected"
+        )
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    wanted: Any = int(np.prod(shape, dtype=np.int64))
+    if len(content) - header != wanted:
+        raise DataNotFound(
+            f"{path} should hold {wanted} values ({' x '.join(map(str, shape))}) and holds {len(content) - header}; "
+            "get the file again"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
 
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -82,13 +225,9 @@ def digits() -> Raw:
     >>> raw.images.shape, raw.test_images.shape
     ((1438, 1, 28, 28), (359, 1, 28, 28))
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtra("the dataset 'digits' needs scikit-learn; run `pip install 'edge-opt[run]'`") from error
     import torch
 
-    bunch = load_digits()
+    bunch = optional("sklearn.datasets", "the dataset 'digits' needs", "run", "scikit-learn").load_digits()
     small = torch.from_numpy(bunch.images.astype(np.float32) / 16)[:, None]
     images = torch.nn.functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False).numpy()
     labels = bunch.target.astype(np.int64)

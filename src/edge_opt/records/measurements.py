@@ -11,7 +11,12 @@ Verdict = Literal["equal", "faster", "slower"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A 95 % bootstrap interval."""
+    """A 95 % bootstrap interval.
+
+    Attributes:
+        low: Its lower end, in the unit of the figure.
+        high: Its upper end.
+    """
 
     low: float
     high: float
@@ -19,7 +24,26 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds per forward. Samples are kept in the order they were taken, wall and CPU time side by side."""
+    """Seconds per forward.
+
+    Attributes:
+        samples_s: Seconds on the wall clock, in the order they were taken.
+        cpu_samples_s: Seconds of CPU time of the same samples, all threads together.
+        minimum_s: The shortest sample.
+        median_s: The middle sample: the figure to quote.
+        mean_s: The mean of the samples.
+        std_s: Their standard deviation.
+        p90_s: Nine samples in ten are not longer.
+        p95_s: 95 in 100 samples are not longer.
+        p99_s: 99 in 100 samples are not longer.
+        median_interval_s: How well the median is known.
+        cpu_minimum_s: The shortest sample in CPU time.
+        cpu_median_s: The middle sample in CPU time.
+        batch_size: Samples in one forward.
+        is_noisy: Whether the samples scatter much, or the median is not known as well as was asked.
+        is_contended: Whether other programs used the CPU meanwhile.
+        remarks: What a reader should know before trusting the figures.
+    """
 
     samples_s: tuple[float, ...]
     cpu_samples_s: tuple[float, ...]
@@ -46,11 +70,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One latency against a baseline. `ratio` is new over old: 0.9 takes 10 % less time.
+    """One latency against a baseline.
 
-    The interval allows for what samples cannot show, such as a machine that differs from session to session; where it
-    holds 1, no difference was shown and the verdict is `equal`. `clock` says which samples were compared: CPU time
-    where the wall clock was disturbed by other programs.
+    Attributes:
+        verdict: "equal" means that no difference could be shown, because the interval holds 1.
+        ratio: New over old: 0.9 takes 10 % less time.
+        ratio_interval: Where the ratio lies. It allows for what samples cannot show: machines differ from session to
+            session.
+        clock: Which samples were compared; CPU time where other programs disturbed the wall clock.
     """
 
     verdict: Verdict
@@ -61,7 +88,18 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class LayerLatency:
-    """Time that one module call spends itself, children apart; `module` is its index in the trace."""
+    """Time that one module call spends itself, children apart.
+
+    Attributes:
+        module: Place of the module call in the trace.
+        path: Path of the module.
+        kind: Class of the module, such as "Conv2d".
+        seconds: Its part of one forward.
+        interval_s: How well that is known.
+        share: Its part as a share of the whole forward.
+        macs_per_s: MACs per second; None where an operator of it has no price.
+        bytes_per_s: Bytes moved per second; None where an operator of it has no price.
+    """
 
     module: int
     path: str
@@ -77,9 +115,13 @@ class LayerLatency:
 class LayerLatencies:
     """Layers and what lies between them; together they are `whole_s` exactly.
 
-    `overhead_s` is what recording added to a forward, measured against the same forward without it, and taken out; it
-    may be below zero where noise is larger. `recorded_s` is what the parts came to where nothing held them up, before
-    they were scaled to the whole.
+    Attributes:
+        layers: The calls that run operators or have no children.
+        between_layers_s: Seconds spent in containers, in calling modules and outside of layers.
+        whole_s: Seconds of the whole forward: the median of `Measurement.latency`.
+        overhead_s: Seconds that recording added to a forward, taken out again. Below zero where the noise is larger.
+        recorded_s: Sum of the parts where nothing held them up, before they were scaled to the whole; None in older
+            files.
     """
 
     layers: tuple[LayerLatency, ...]
@@ -91,7 +133,15 @@ class LayerLatencies:
 
 @dataclass(frozen=True, slots=True)
 class ModuleMemory:
-    """Device memory around one module call: in use before it, allocated by it, most in use during it."""
+    """Device memory around one module call.
+
+    Attributes:
+        module: Place of the module call in the trace.
+        path: Path of the module.
+        before_bytes: Bytes in use before it.
+        allocated_bytes: Bytes that it took and kept; below zero where it gave back more.
+        peak_bytes: Most bytes in use during it.
+    """
 
     module: int
     path: str
@@ -102,10 +152,18 @@ class ModuleMemory:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
-    """The allocator's peak during a forward, weights and inputs apart, and at which operator it stands.
+    """The allocator's peak during a forward, weights and inputs apart, and where it is.
 
-    `scratch_bytes` is what operators held only while they ran, at the peak; `activation_bytes` is the rest of the peak.
-    `tensor_peak_bytes` is the peak of tensors alone, without any scratch.
+    Attributes:
+        peak_bytes: The peak in bytes.
+        activation_bytes: The part of the peak that is tensors.
+        scratch_bytes: The part of the peak that operators held only while they ran.
+        tensor_peak_bytes: The peak of tensors alone, without any scratch.
+        peak_op: The operator at the peak.
+        peak_module: Path of the module at the peak.
+        param_bytes: Bytes of the weights, which are not in the peak.
+        modules: Memory around each module call.
+        source: Who counted: events or statistics of the allocator.
     """
 
     peak_bytes: int
@@ -121,7 +179,14 @@ class MeasuredMemory:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Joules per forward, and where the figure comes from; a proxy or a model is never a measurement."""
+    """Joules per forward, and where the figure comes from; a proxy or a model is never a measurement.
+
+    Attributes:
+        joules: Joules per forward.
+        source: The meter, or "proxy" (watts times time), or "model" (joules per operation and byte).
+        note: What the figure includes, in words.
+        idle_watts: Watts at rest that were subtracted; None where nothing was.
+    """
 
     joules: float
     source: EnergySource
@@ -131,7 +196,12 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An energy meter that cannot be used here, and why."""
+    """An energy meter that cannot be used here.
+
+    Attributes:
+        meter: Name of the meter.
+        reason: Why it cannot be used.
+    """
 
     meter: str
     reason: str
@@ -139,7 +209,20 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The machine and the process a measurement was made in."""
+    """The machine and the process a measurement was made in.
+
+    Attributes:
+        cpu: Name of the processor.
+        cores: Cores that the process may use.
+        threads: Threads that torch uses.
+        governor: How Linux chooses the clock rate, such as "performance"; None where it does not say.
+        load_1min: Mean number of busy processes in the last minute; None where it is not known.
+        memory_bytes: Bytes of RAM.
+        system: Operating system, its version and the architecture.
+        python: Version of Python.
+        torch: Version of torch.
+        device: Where the model ran, such as "cpu".
+    """
 
     cpu: str
     cores: int
@@ -155,7 +238,16 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Everything measured in one go; what was not asked for is None."""
+    """Everything measured at one time; what was not asked for is None.
+
+    Attributes:
+        latency: Seconds per forward.
+        layers: Each layer's part of the latency.
+        memory: The peak of memory in one forward.
+        energy: Joules per forward; None also where no meter could be used.
+        energy_refusals: Meters that could not be used, and why.
+        environment: The machine and the process.
+    """
 
     latency: Latency
     layers: LayerLatencies | None
@@ -167,7 +259,12 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Facility:
-    """A device or an energy meter; `refusal` says why it cannot be used here, None that it can."""
+    """A device or an energy meter, and whether it can be used here.
+
+    Attributes:
+        name: Its name.
+        refusal: Why it cannot be used; None where it can.
+    """
 
     name: str
     refusal: str | None
@@ -177,8 +274,15 @@ class Facility:
 class Diagnosis:
     """What a measurement on this machine would rest on.
 
-    `noise` is the latency of a fixed matrix product, and `repetition` the same product, measured in turn with it,
-    against it: how far apart two measurements of one thing come out.
+    Attributes:
+        environment: The machine and the process.
+        interop_threads: Threads that torch uses to run operators side by side.
+        cpu_capability: The vector instructions that torch uses, such as "AVX2".
+        versions: Packages with their versions; None where one is not installed.
+        devices: Kinds of devices, and whether there is one.
+        meters: Energy meters, and whether they can be used.
+        noise: Latency of a fixed matrix product.
+        repetition: The same product measured again, in turn with it: how far apart two measurements of one thing are.
     """
 
     environment: Environment

@@ -1,19 +1,19 @@
-"""The profile of a model: every figure there is, and the views people ask for."""
+"""A profile, two compared, and one held against budgets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Totals, Unpriced
-from edge_opt.records.measurements import Measurement
-from edge_opt.records.predictions import Prediction
-from edge_opt.records.tracing import Trace
+from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Shape, Totals, Trace, Unpriced
+from edge_opt.records.measurements import Comparison, Measurement
+from edge_opt.records.predictions import DeviceMemory, Prediction
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+
 
 Level = Literal["leaves", "modules", "operators", "root"]
 
@@ -22,7 +22,22 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What a model costs: the trace, its prices, and the views people ask for."""
+    """What a model costs: the trace, its prices, and the views people ask for.
+
+    Attributes:
+        name: Name of the model.
+        mode: Whether it was traced for inference ("eval") or for training.
+        convention: Who counts MACs and FLOPs: "edge_opt", or another tool.
+        trace: What the model called, on which shapes.
+        prices: One price per signature in `trace.signatures`.
+        layers: One row per module call, with the work it does itself.
+        totals: The whole model.
+        peak: Most activation bytes alive at once, and where.
+        unpriced: Operators without a price, most frequent first.
+        measurement: What was measured here; None where the model was not run.
+        predictions: What it would take on each target that was asked for.
+        schema_version: Version of the file format.
+    """
 
     name: str
     mode: Literal["eval", "train"]
@@ -72,26 +87,55 @@ class ModelProfile:
             for call in trace.ops
         )
 
+    def device_memory(self, device: str = "cuda", settings: str = "") -> DeviceMemory:
+        """What the device's caching allocator would hold during this forward, simulated; no such device is needed.
+
+        Kernels' own workspaces (cuDNN, cuBLAS) and the CUDA context are not in it.
+
+        Args:
+            device: "cuda", the only allocator that is known.
+            settings: As in the variable PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; empty, the
+                default, is how torch behaves without it.
+        """
+        from edge_opt.platforms.device_memory import device_memory
+
+        return device_memory(self, device, settings)
+
     def to_dataframe(self, level: Level = "leaves") -> pd.DataFrame:
-        """The profile as a table: one row per leaf call, module, operator, or one for the whole model."""
-        from edge_opt.report.tables import dataframe
+        """The profile as a table.
+
+        Args:
+            level: One row per leaf call ("leaves"), per module call, per operator, or one for the whole model ("root").
+        """
+        from edge_opt.report.table import dataframe
 
         return dataframe(self, level)
 
     def save(self, path: str | Path, level: Level = "leaves") -> Path:
-        """Write the profile; the suffix chooses the format: .json (everything), .csv, .md, .txt, .html."""
-        from edge_opt.report.writers import save
+        """Write the profile and return its path.
+
+        Args:
+            path: The file; its suffix chooses the format: .json (everything), .csv, .md, .txt, .html.
+            level: The rows of a table, as in `to_dataframe`.
+        """
+        from edge_opt.report.save import save
 
         return save(self, path, level)
 
     def log_to(self, writer: Any, step: int = 0, prefix: str = "") -> None:
-        """Write the figures to a TensorBoard SummaryWriter, to the mlflow module, or to (MlflowClient(), run_id)."""
+        """Write the figures, and the table as text, to an experiment tracker.
+
+        Args:
+            writer: A TensorBoard SummaryWriter, the mlflow module, or (MlflowClient(), run_id).
+            step: The step that the figures belong to.
+            prefix: Text in front of every name, such as "pruned/".
+        """
         from edge_opt.report.trackers import log_to
 
         log_to(self, writer, step, prefix)
 
     def _repr_html_(self) -> str:
-        from edge_opt.report.notebook import profile_html
+        from edge_opt.report.html import profile_html
 
         return profile_html(self)
 
@@ -99,3 +143,369 @@ class ModelProfile:
         from edge_opt.report.terminal import render
 
         return render(self)
+
+
+Change = Literal["same", "changed", "renamed", "added", "removed", "absent"]
+FigureUnit = Literal["count", "bytes", "time", "energy", "share", "rate"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFigures:
+    """What one layer of one model costs itself.
+
+    Attributes:
+        path: Path of the module; "" for the model itself.
+        kind: Class of the module, such as "Conv2d".
+        call_number: 1 for the first call of this module, 2 for the second.
+        input_shapes: Shapes of its inputs.
+        output_shapes: Shapes of its outputs.
+        params: Parameters of its own.
+        param_bytes: Bytes of those parameters.
+        macs: Multiplications with an addition.
+        flops: Arithmetic operations, two per MAC.
+        bytes_moved: Bytes read and written.
+        activation_bytes: Bytes of the tensors that it makes.
+        peak_live_bytes: Most bytes of activations alive at once while it ran.
+        unpriced: Operators without a price; with any, its work is a lower bound.
+        measured_s: Seconds per forward, measured; None where they were not.
+        predicted_s: Seconds per forward on the first target; None where there is none.
+    """
+
+    path: str
+    kind: str
+    call_number: int
+    input_shapes: tuple[Shape, ...]
+    output_shapes: tuple[Shape, ...]
+    params: int
+    param_bytes: int
+    macs: int
+    flops: int
+    bytes_moved: int
+    activation_bytes: int
+    peak_live_bytes: int
+    unpriced: int = 0
+    measured_s: float | None = None
+    predicted_s: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The path; a later call of the same module says which."""
+        return self.path if self.call_number == 1 else f"{self.path} (call {self.call_number})"
+
+    def looks_like(self, other: LayerFigures) -> bool:
+        """Whether nothing differs except, perhaps, the name and the time.
+
+        Args:
+            other: The layer to compare with.
+        """
+        return self._exact() == other._exact()
+
+    def _exact(self) -> tuple[object, ...]:
+        # The shapes of the model itself are its interface, which its first and last layer show already.
+        shapes = (self.input_shapes, self.output_shapes) if self.path else ()
+        return (
+            self.kind, shapes, self.params, self.param_bytes, self.macs, self.flops, self.bytes_moved,
+            self.activation_bytes, self.peak_live_bytes, self.unpriced,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLayer:
+    """One layer in every model.
+
+    Attributes:
+        layers: Its figures in the models' order; None where a model does not have it.
+    """
+
+    layers: tuple[LayerFigures | None, ...]
+
+    @property
+    def any(self) -> LayerFigures:
+        """The baseline's layer, or that of the first model that has it."""
+        return next(layer for layer in self.layers if layer is not None)
+
+    def change(self, model: int = 1) -> Change:
+        """What became of the baseline's layer in a model; one that is renamed and changed counts as renamed.
+
+        Args:
+            model: Place of the model; 0 is the baseline.
+        """
+        old, new = self.layers[0], self.layers[model]
+        if old is None:
+            return "absent" if new is None else "added"
+        if new is None:
+            return "removed"
+        if (old.path, old.call_number) != (new.path, new.call_number):
+            return "renamed"
+        return "same" if old.looks_like(new) else "changed"
+
+    @property
+    def is_same(self) -> bool:
+        """No model differs from the baseline here."""
+        return all(self.change(model) == "same" for model in range(1, len(self.layers)))
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """One figure of the whole in every model.
+
+    Attributes:
+        name: Its name with its unit, such as "latency_s".
+        title: Its name for people.
+        unit: What kind of figure it is.
+        is_measured: Whether it was measured, and is noisy; else it is exact.
+        values: The figure in the models' order; None where it is not known.
+    """
+
+    name: str
+    title: str
+    unit: FigureUnit
+    is_measured: bool
+    values: tuple[float | None, ...]
+
+    def difference(self, model: int = 1) -> float | None:
+        """A model's figure minus the baseline's; None where one is not known.
+
+        Args:
+            model: Place of the model; 0 is the baseline.
+        """
+        old, new = self.values[0], self.values[model]
+        return None if old is None or new is None else new - old
+
+    def relative(self, model: int = 1) -> float | None:
+        """The difference as a share of the baseline's figure; None where that is zero or not known.
+
+        Args:
+            model: Place of the model; 0 is the baseline.
+        """
+        old, difference = self.values[0], self.difference(model)
+        return None if not old or difference is None else difference / old
+
+
+@dataclass(frozen=True, slots=True)
+class ModelComparison:
+    """Models against the first of them, the baseline.
+
+    Attributes:
+        names: Names of the models.
+        layers: The layers side by side; empty for sweep candidates, of which only totals are known.
+        totals: Figures of the whole models.
+        latencies: Verdict on each model after the first; None where one of the two was not measured.
+        is_lower_bound: By model: whether an operator has no price.
+        remarks: Where the models were not profiled alike.
+    """
+
+    names: tuple[str, ...]
+    layers: tuple[ComparedLayer, ...]
+    totals: tuple[ComparedFigure, ...]
+    latencies: tuple[Comparison | None, ...]
+    is_lower_bound: tuple[bool, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """No layer and no exact figure differs, and no difference in latency was shown."""
+        return (
+            all(row.is_same for row in self.layers)
+            and all(len(set(figure.values)) <= 1 for figure in self.totals if not figure.is_measured)
+            and all(found is None or found.verdict == "equal" for found in self.latencies)
+        )
+
+    def aligned(self, model: int = 1) -> int:
+        """How many layers the baseline and a model have in common.
+
+        Args:
+            model: Place of the model; 0 is the baseline.
+        """
+        return sum(row.layers[0] is not None and row.layers[model] is not None for row in self.layers)
+
+    def layer_count(self, model: int = 0) -> int:
+        """How many layers a model has.
+
+        Args:
+            model: Place of the model; 0 is the baseline.
+        """
+        return sum(row.layers[model] is not None for row in self.layers)
+
+    def aligned_share(self, model: int = 1) -> float | None:
+        """Aligned layers as a share of the larger model's; None where no layers are known.
+
+        Args:
+            model: Place of the model; 0 is the baseline.
+        """
+        largest = max(self.layer_count(0), self.layer_count(model))
+        return self.aligned(model) / largest if largest else None
+
+    def figure(self, name: str) -> ComparedFigure:
+        """A figure of the whole.
+
+        Args:
+            name: Its name, such as "macs".
+        """
+        return next(figure for figure in self.totals if figure.name == name)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the comparison and return its path.
+
+        Args:
+            path: The file; its suffix chooses the format: .json (everything), .csv, .md, .html or .txt.
+        """
+        from edge_opt.report.comparison import save
+
+        return save(self, path)
+
+    def __str__(self) -> str:
+        from edge_opt.report.comparison import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        from edge_opt.report.html import comparison_html
+
+        return comparison_html(self)
+
+
+Outcome = Literal["holds", "broken", "undecided", "unknown"]
+Relation = Literal["<=", "<", ">=", ">"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit on one figure.
+
+    Attributes:
+        metric: Name of the figure with its unit, such as "latency_ms".
+        relation: Whether the figure may not be above or below the limit, or not reach it.
+        limit: The limit in the unit of the metric.
+        text: How the budget was written.
+    """
+
+    metric: str
+    relation: Relation
+    limit: float
+    text: str
+
+    @property
+    def is_ceiling(self) -> bool:
+        """The figure may not be more; otherwise it may not be less."""
+        return self.relation in ("<=", "<")
+
+    def holds(self, value: float) -> bool:
+        """Whether a value keeps within the budget; NaN never does.
+
+        Args:
+            value: The figure in the metric's unit.
+        """
+        if self.relation == "<=":
+            return value <= self.limit
+        if self.relation == "<":
+            return value < self.limit
+        return value >= self.limit if self.relation == ">=" else value > self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Increase:
+    """By how much a figure may grow over a baseline: a share of it, or an amount.
+
+    Attributes:
+        metric: Name of the figure with its unit.
+        share: Share of the baseline's figure; None where an amount is given.
+        amount: Amount in the metric's unit; None where a share is given.
+        text: How it was written.
+    """
+
+    metric: str
+    share: float | None
+    amount: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One layer's part in a figure, in the metric's unit.
+
+    Attributes:
+        path: Path of the layer.
+        kind: Class of the layer, such as "Conv2d".
+        value: Its part now.
+        baseline: Its part in the baseline; None without one.
+    """
+
+    path: str
+    kind: str
+    value: float
+    baseline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBudget:
+    """One budget and what came of it.
+
+    Attributes:
+        budget: The budget.
+        outcome: "undecided" where the limit lies between `low` and `high`, "unknown" where there is no figure.
+        value: The figure in the metric's unit; None where it is not known.
+        low: The least that the figure may be; None where it is exact.
+        high: The most that the figure may be; None where it is exact.
+        baseline: The baseline's figure; None without one.
+        reason: Why it is undecided or unknown; "" otherwise.
+        layers: Layers that grew most over the baseline, else the largest; empty where the budget holds.
+    """
+
+    budget: Budget
+    outcome: Outcome
+    value: float | None
+    low: float | None
+    high: float | None
+    baseline: float | None
+    reason: str
+    layers: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Every budget with its outcome; one that is unknown fails.
+
+    Attributes:
+        name: Name of the model.
+        baseline_name: Name of the baseline; None without one.
+        budgets: The budgets, in the order given.
+        on_undecided: Whether budgets that are undecided pass or fail.
+        remarks: Where model and baseline were not profiled alike.
+    """
+
+    name: str
+    baseline_name: str | None
+    budgets: tuple[CheckedBudget, ...]
+    on_undecided: Literal["pass", "fail"]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> tuple[CheckedBudget, ...]:
+        """The budgets for which the check fails."""
+        failing = ("broken", "unknown", "undecided") if self.on_undecided == "fail" else ("broken", "unknown")
+        return tuple(found for found in self.budgets if found.outcome in failing)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def save(self, path: str | Path) -> Path:
+        """Write the result and return its path.
+
+        Args:
+            path: The file; its suffix chooses the format: .json (everything), .md, .xml (JUnit), .html or .txt.
+        """
+        from edge_opt.report.checks import save
+
+        return save(self, path)
+
+    def __str__(self) -> str:
+        from edge_opt.report.checks import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        from edge_opt.report.checks import check_html
+
+        return check_html(self)

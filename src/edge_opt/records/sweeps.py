@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from edge_opt.records.hardware import Precision
+from edge_opt.records.devices import Precision
+from edge_opt.records.predictions import MemoryKind
 
 TrialStatus = Literal["done", "failed"]
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
@@ -15,7 +16,14 @@ Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One variant to try: a share of channels to prune, overall or by layer, a precision, and who runs it."""
+    """One variant to try.
+
+    Attributes:
+        pruning: Share of the channels to remove of every layer, from 0 to below 1.
+        precision: Type of the numbers.
+        runtime: Who runs it, such as "onnxruntime".
+        layer_pruning: Shares for single layers, by path; there they stand in for `pruning`.
+    """
 
     pruning: float
     precision: Precision
@@ -39,8 +47,34 @@ class Candidate:
 class TrialMetrics:
     """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
 
-    `accuracy` is on the validation part, by which candidates are chosen; `test_accuracy` is only for those reported.
-    Latencies are measured; `energy_j` says in `energy_source` where it comes from.
+    Attributes:
+        accuracy: Accuracy on the validation part, by which candidates are chosen.
+        accuracy_low: Lower end of its 95 % interval.
+        accuracy_high: Upper end of its 95 % interval.
+        accuracy_drop: Accuracy of the eager baseline minus that of the candidate; below zero where it is better.
+        latency_s: Median seconds per batch, measured.
+        latency_low_s: Lower end of its 95 % interval.
+        latency_high_s: Upper end of its 95 % interval.
+        latency_std_s: Standard deviation of the samples, in seconds.
+        latency_p95_s: 95 in 100 batches take no longer, in seconds.
+        cpu_latency_s: Median seconds of CPU time per batch, all threads together.
+        batch_size: Samples in one batch.
+        throughput: Samples per second at the median latency.
+        model_bytes: Bytes of weights and buffers in memory.
+        size_bytes: Bytes of the file.
+        peak_memory_bytes: Bytes of weights, buffers, inputs and activations alive at once.
+        energy_j: Joules per batch.
+        energy_source: Where the energy comes from, in words.
+        macs: MACs of one batch.
+        params: Parameters.
+        macs_ratio: MACs over those of the baseline.
+        params_ratio: Parameters over those of the baseline.
+        effective_precision: What its layers really run in, such as "int8+fp32".
+        float_layers: Paths of layers that do not run in the precision that was asked for.
+        test_accuracy: Accuracy on the test part; found only for candidates that are reported.
+        single_latency_s: Median seconds for one sample, measured.
+        peak_memory_kind: Whose lifetimes `peak_memory_bytes` counts: an eager run's, or a planner's.
+        remarks: What a reader should know.
     """
 
     accuracy: float
@@ -68,12 +102,20 @@ class TrialMetrics:
     float_layers: tuple[str, ...] = ()
     test_accuracy: float | None = None
     single_latency_s: float | None = None
+    peak_memory_kind: MemoryKind | None = None
     remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A constraint that does not hold, value and limit in `metric`'s unit; a value of None is not known."""
+    """A constraint that does not hold.
+
+    Attributes:
+        constraint: The constraint as it was written.
+        metric: Name of the figure with its unit.
+        value: The figure in that unit; None where it is not known.
+        limit: The limit in that unit.
+    """
 
     constraint: str
     metric: str
@@ -88,7 +130,18 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one candidate: figures, or the reason why there are none."""
+    """What became of one candidate: figures, or the reason why there are none.
+
+    Attributes:
+        candidate: The candidate.
+        status: Whether it ran to its end.
+        metrics: What was found; None where it failed.
+        failure: How it failed; None where it did not.
+        reason: Why it failed, in words; "" where it did not.
+        violations: Constraints that do not hold.
+        seconds: How long building and measuring took.
+        attempts: How often it was tried.
+    """
 
     candidate: Candidate
     status: TrialStatus
@@ -107,7 +160,17 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """Every candidate with its fate. `frontiers` maps a pair or set of objectives to the keys of what is on it."""
+    """Every candidate with its result.
+
+    Attributes:
+        name: Name of the sweep.
+        baseline: What the others are compared with.
+        trials: What became of each candidate.
+        constraints: The constraints as they were written.
+        frontiers: Objectives with commas between, and the keys of the candidates that no other beats in all of them.
+        best: Key of the candidate to ship; None where none was accepted.
+        recommendation: Why that one, in a sentence.
+    """
 
     name: str
     baseline: Trial
@@ -130,18 +193,36 @@ class SweepResult:
         return tuple(trial for trial in self.trials if trial.status == "failed")
 
     def trial(self, key: str) -> Trial:
-        """The trial of a candidate by its key."""
+        """The trial of a candidate.
+
+        Args:
+            key: Its `Candidate.key`.
+        """
         return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
 
     def _repr_html_(self) -> str:
-        from edge_opt.report.notebook import sweep_html
+        from edge_opt.report.html import sweep_html
 
         return sweep_html(self)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepStatus:
-    """How far a sweep is. `total` is None until a run has planned it; `pid` and `host` are of the run going on."""
+    """How far a sweep is.
+
+    Attributes:
+        folder: Where the sweep is.
+        name: Name of the sweep.
+        total: Candidates to try; None until a run has planned it.
+        done: Candidates that have figures.
+        failed: Candidates that failed.
+        accepted: Candidates that keep every constraint.
+        pid: Process that runs it now; None where none does.
+        host: Machine of that process; None where none runs it.
+        unfinished: Labels of candidates that were begun and have no result.
+        best: Key of the best candidate so far; None where none was accepted.
+        recommendation: Why that one, in a sentence.
+    """
 
     folder: str
     name: str

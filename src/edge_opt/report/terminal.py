@@ -1,22 +1,270 @@
-"""The view for a terminal: a tree of modules or a sorted list, with a summary under it."""
+"""A profile as text that fits the terminal."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from edge_opt import units
-from edge_opt.records import Level, ModelProfile, OpCost, Shape
-from edge_opt.report.grid import LUXURY, Cell, Strip, grid
-from edge_opt.report.lines import SORT_KEYS, Line, View, view
-from edge_opt.report.predicted import NO_WORK
-from edge_opt.report.rows import Row, root_row
-from edge_opt.report.summary import summary_lines
-from edge_opt.report.text import printable
+from edge_opt.errors import InvalidInput
+from edge_opt.records import DeviceMemory, Level, ModelProfile, OpCost, Shape
+from edge_opt.report.summary import NO_WORK, summary_lines
+from edge_opt.report.table import (
+    Node,
+    Row,
+    columns,
+    combined,
+    cut,
+    deepest_that_fits,
+    heading,
+    module_tree,
+    root_row,
+    rows_of,
+    walk,
+)
+from edge_opt.text import printable
+
+_GAP = 2
+LUXURY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Text behind a fixed prefix, such as the guides of a tree; only the text is ever shortened."""
+
+    text: str
+    prefix: str = ""
+    style: str = ""
+
+    @property
+    def width(self) -> int:
+        return cell_len(self.prefix) + cell_len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One column. `floor` is how narrow it may get, None: not at all. The highest `rank` is left out first, 0 never;
+    from LUXURY on, it is left out rather than that another column gives way.
+    """
+
+    header: str
+    cells: tuple[Cell, ...]
+    justify: Literal["left", "right"] = "right"
+    floor: int | None = None
+    rank: int = 0
+
+    @property
+    def natural(self) -> int:
+        return max(cell_len(self.header), max((cell.width for cell in self.cells), default=0))
+
+    @property
+    def narrowest(self) -> int:
+        if self.floor is None:
+            return self.natural
+        # A few letters of a name must stay beside the deepest guides.
+        return min(self.natural, max(self.floor, max((cell_len(cell.prefix) + 6 for cell in self.cells), default=0)))
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in at most `width` columns of a terminal; what is left out stands in the middle.
+
+    >>> shortened("encoder.layers.11.self_attn", 15)
+    'encoder…lf_attn'
+    """
+    if cell_len(text) <= width:
+        return text
+    for kept in range(min(len(text), width) - 1, 0, -1):
+        short = f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+        if cell_len(short) <= width:
+            return short
+    return "…"[:width]
+
+
+def fitted(strips: Sequence[Strip], width: int) -> list[tuple[Strip, int]]:
+    """The columns that fit, with their widths: first the dispensable go, then the flexible give way."""
+    kept = list(strips)
+    while True:
+        last = max(kept, key=lambda strip: strip.rank)
+        wanted = [strip.natural if last.rank >= LUXURY else strip.narrowest for strip in kept]
+        if not last.rank or sum(wanted) + _GAP * (len(kept) - 1) <= width:
+            break
+        kept.remove(last)
+    widths = [strip.natural for strip in kept]
+    excess = sum(widths) + _GAP * (len(kept) - 1) - width
+    # From the right: what a row is called matters more than what it is.
+    for position in reversed(range(len(kept))):
+        give = min(max(excess, 0), widths[position] - kept[position].narrowest)
+        widths[position] -= give
+        excess -= give
+    return list(zip(kept, widths, strict=True))
+
+
+def grid(strips: Sequence[Strip], width: int) -> Iterator[Text]:
+    """The lines of the table, header first. Nothing in them is read as markup."""
+    columns = fitted(strips, width)
+    header = [_padded(Cell(strip.header, style="bold"), strip, room) for strip, room in columns]
+    yield _joined(header)
+    yield Text("─" * min(width, sum(room + _GAP for _, room in columns) - _GAP), style="dim")
+    for position in range(len(strips[0].cells)):
+        yield _joined([_padded(strip.cells[position], strip, room) for strip, room in columns])
+
+
+def _padded(cell: Cell, strip: Strip, width: int) -> Text:
+    text = Text.assemble((cell.prefix, "dim"), (shortened(cell.text, width - cell_len(cell.prefix)), cell.style))
+    blank = " " * (width - cell_len(text.plain))
+    return Text(blank).append_text(text) if strip.justify == "right" else text.append(blank)
+
+
+def _joined(cells: list[Text]) -> Text:
+    return Text(" " * _GAP).join(cells)
+
+
+_ROWS_AT_MOST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: a row under its label, behind the guides of a tree. The whole and the remainder are no parts."""
+
+    label: str
+    row: Row
+    guides: str = ""
+    is_part: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The lines to show, and one sentence about those that are not shown."""
+
+    lines: tuple[Line, ...]
+    remark: str | None
+
+
+def _of_cost(pick: Callable[[OpCost], float | None]) -> Callable[[Row], float]:
+    return lambda row: (pick(row.cost) or 0.0) if row.cost is not None else 0.0
+
+
+SORT_KEYS: dict[str, Callable[[Row], float]] = {
+    "macs": _of_cost(lambda cost: cost.macs),
+    "flops": _of_cost(lambda cost: cost.flops),
+    "params": lambda row: row.params,
+    "bytes": _of_cost(lambda cost: cost.bytes_moved),
+    "activations": lambda row: row.activation_bytes,
+    "peak": lambda row: row.peak_live_bytes,
+    "intensity": _of_cost(lambda cost: cost.intensity),
+    "time": lambda row: row.measured_s or 0.0,
+    "predicted": lambda row: (row.predicted.seconds if row.predicted else None) or 0.0,
+}
+
+
+def view(profile: ModelProfile, level: Level, depth: int | None, sort: str | None, top: int | None) -> View:
+    """What to show. `top` alone means the most MACs; a depth folds what lies deeper into its ancestor."""
+    check_view(level, depth, sort, top)
+    if sort == "time" and (profile.measurement is None or profile.measurement.layers is None):
+        raise InvalidInput("cannot sort by time: layers were not measured; profile with measure=True, or --measure")
+    if sort == "predicted" and (profile.prediction is None or level == "operators"):
+        cure = "choose another level" if profile.prediction else "profile with target=, or --target"
+        raise InvalidInput(f"cannot sort by predicted: there is no prediction of {level}; {cure}")
+    if level == "root":
+        return View((), None)
+    work = _own_work(profile)
+    if level == "modules":
+        tree = module_tree(profile)
+        if sort is None and top is None:
+            return _tree_view(tree, profile.name, depth, work)
+        rows = cut(tree, depth)
+    else:
+        rows = rows_of(profile, level)
+    if sort is not None or top is not None:
+        rows = sorted(rows, key=SORT_KEYS[sort or "macs"], reverse=True)
+    lines = [Line(_label(row, profile.name), row if row.is_leaf else _own(row, work)) for row in rows[:top]]
+    if top is not None and len(rows) > top:
+        others = replace(combined(rows[top:]), path="", type="", outputs=(), op="", calls=1)
+        lines.append(Line(f"… {len(rows) - top} more", others, is_part=False))
+    return View(tuple(lines), None)
+
+
+def check_view(level: str, depth: int | None, sort: str | None, top: int | None) -> None:
+    """Refuse what cannot be shown, before any work is done."""
+    columns(level)
+    if depth is not None and depth < 0:
+        raise InvalidInput(f"depth is {depth}; it must be 0 (the model alone) or more")
+    if depth is not None and level != "modules":
+        raise InvalidInput(f"depth folds the tree of modules, and the level is {level!r}; drop one of the two")
+    if top is not None and top < 1:
+        raise InvalidInput(f"top is {top}; it must be at least 1")
+    if sort is not None and sort not in SORT_KEYS:
+        raise InvalidInput(f"cannot sort by {sort!r}; use one of {', '.join(SORT_KEYS)}")
+
+
+def _label(row: Row, name: str) -> str:
+    if row.op:
+        return row.op.removeprefix("aten.")
+    label = row.path or name
+    if not row.is_leaf:
+        label += " (own work)"
+    if row.call_number > 1:
+        label += f" (call {row.call_number})"
+    return label if row.calls == 1 else f"{label} ({units.TIMES}{row.calls})"
+
+
+def _own_work(profile: ModelProfile) -> dict[str, str]:
+    """What each module does itself, by path: "attention", or where nothing is multiplied "elementwise, norm"."""
+    kinds: dict[str, dict[str, int]] = {}
+    for operator in profile.operators:
+        if operator.status != "free":
+            found = kinds.setdefault(operator.module, {})
+            found[operator.kind] = found.get(operator.kind, 0) + operator.cost.macs
+    return {
+        path: ", ".join(kind for kind, macs in found.items() if macs or not any(found.values()))
+        for path, found in kinds.items()
+    }
+
+
+def _own(row: Row, work: dict[str, str]) -> Row:
+    return replace(row, type=work.get(row.path, ""), outputs=())
+
+
+def _tree_view(tree: Node, name: str, depth: int | None, work: dict[str, str]) -> View:
+    deepest = max(node.row.depth for node in walk(tree))
+    shown = deepest_that_fits(tree, _ROWS_AT_MOST) if depth is None else depth
+    remark = None
+    if shown < deepest:
+        remark = f"Folded at depth {shown} of {deepest}; depth {deepest} shows every module."
+    return View(tuple(_branch(tree, name, "", "", shown, work)), remark)
+
+
+def _branch(node: Node, label: str, guides: str, below: str, depth: int, work: dict[str, str]) -> Iterator[Line]:
+    """The node's line and, down to `depth`, those of its children.
+
+    A module with MACs or parameters outside its children gets a line for them, or what stands below would not add up.
+    """
+    calls = f" ({units.TIMES}{node.row.calls})" if node.row.calls > 1 else ""
+    yield Line(label + calls, node.row, guides, is_part=bool(guides))
+    if node.row.depth >= depth or not node.children:
+        return
+    prefix = f"{node.row.path}." if node.row.path else ""
+    own = node.own.params > 0 or (node.own.cost is not None and node.own.cost.macs > 0)
+    for position, child in enumerate(node.children):
+        is_last = position == len(node.children) - 1 and not own
+        yield from _branch(
+            child,
+            child.row.path.removeprefix(prefix),
+            below + ("└ " if is_last else "├ "),
+            below + ("  " if is_last else "│ "),
+            depth,
+            work,
+        )
+    if own:
+        yield Line("(own work)", _own(node.own, work), below + "└ ")
+
 
 WIDTH = 100
 _BAR_WIDTH = 5
@@ -139,26 +387,27 @@ def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: st
             Strip("Operator", names, "left", floor=18),
             texts("Kind", lambda row: row.type, rank=2, floor=10),
             texts("Module", lambda row: row.path, rank=1, floor=18),
-            texts("Output", lambda row: _output(row.outputs), rank=3),
+            texts(heading("out_shape"), lambda row: _output(row.outputs), rank=3),
         ]
     else:
         head = [
             Strip("Module", names, "left", floor=20),
             texts("Type", lambda row: row.type, rank=2, floor=12),
-            texts("Output", lambda row: _output(row.outputs), rank=3),
-            known("Params", lambda row: row.params, units.count),
+            texts(heading("out_shape"), lambda row: _output(row.outputs), rank=3),
+            known(heading("params"), lambda row: row.params, units.count),
         ]
+    peak = heading("live_bytes" if level == "operators" else "peak_live_bytes")
     return [
         *head,
         *_times(profile, rows, level),
         *_predictions(profile, rows, level),
-        priced("MACs", lambda cost: cost.macs, units.count),
+        priced(heading("macs"), lambda cost: cost.macs, units.count),
         *_shares(profile, lines, sort or "macs"),
-        priced("FLOPs", lambda cost: cost.flops, units.count, rank["flops"]),
-        priced("Moved", lambda cost: cost.bytes_moved, units.size, rank["bytes"]),
-        known("Live" if level == "operators" else "Peak", lambda row: row.peak_live_bytes, units.size, rank["peak"]),
-        known("Activations", lambda row: row.activation_bytes, units.size, rank["activations"]),
-        Strip("FLOPs/byte", tuple(map(_intensity, rows)), rank=rank["intensity"]),
+        priced(heading("flops"), lambda cost: cost.flops, units.count, rank["flops"]),
+        priced(heading("bytes_moved"), lambda cost: cost.bytes_moved, units.size, rank["bytes"]),
+        known(peak, lambda row: row.peak_live_bytes, units.size, rank["peak"]),
+        known(heading("activation_bytes"), lambda row: row.activation_bytes, units.size, rank["activations"]),
+        Strip(heading("intensity"), tuple(map(_intensity, rows)), rank=rank["intensity"]),
     ]
 
 
@@ -167,7 +416,7 @@ def _times(profile: ModelProfile, rows: Sequence[Row], level: Level) -> list[Str
     if level == "operators" or profile.measurement is None or profile.measurement.layers is None:
         return []
     cells = (Cell("") if row.measured_s is None else _number(row.measured_s, units.duration) for row in rows)
-    return [Strip("Time", tuple(cells))]
+    return [Strip(heading("measured_s"), tuple(cells))]
 
 
 def _predictions(profile: ModelProfile, rows: Sequence[Row], level: Level) -> list[Strip]:
@@ -224,3 +473,16 @@ def _shares(profile: ModelProfile, lines: Sequence[Line], key: str) -> list[Stri
 def _bar(part: float) -> str:
     halves = round(part * 2 * _BAR_WIDTH)
     return "━" * (halves // 2) + "╸" * (halves % 2)
+
+
+def device_memory_text(found: DeviceMemory) -> str:
+    """Device memory in a few lines: the peaks, where they stand, and what is not in them."""
+    unasked = f"{found.fragmentation:.1%} of it asked for by no tensor"
+    lines = [
+        f"{found.device} memory, {found.source}",
+        f"  weights and inputs  {units.size(found.resident_bytes)}",
+        f"  requested           {units.size(found.requested_bytes)}",
+        f"  allocated           {units.size(found.allocated_bytes)}, at {found.peak_module or 'the forward itself'}",
+        f"  reserved            {units.size(found.reserved_bytes)}, {unasked}",
+    ]
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])

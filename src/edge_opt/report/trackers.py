@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edge_opt.budget.metrics import PROFILE_METRICS
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS
 from edge_opt.errors import InvalidInput
 from edge_opt.records import ModelProfile
 

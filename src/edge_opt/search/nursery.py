@@ -23,8 +23,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
+from edge_opt._support.json import to_plain
 from edge_opt.records import TrialMetrics
-from edge_opt.search.codec import plain_metrics
 
 _LENGTH = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1
@@ -145,7 +145,7 @@ def _outcome(payload: bytes) -> dict[str, Any]:
         wanted: type[Any] = TrialMetrics if phase == "measure" else Mapping
         if not isinstance(value, wanted):
             return {"missing": f"{phase} returned {type(value).__name__}, not {wanted.__name__}"}
-        plain = plain_metrics(value) if isinstance(value, TrialMetrics) else dict(cast(Any, value))
+        plain = to_plain(value) if isinstance(value, TrialMetrics) else dict(cast(Any, value))
         json.dumps(plain)
         return {"value": plain}
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Progress for people and for machines: a live view, plain lines, or JSON lines."""
+"""How far a sweep is, and how long it will take."""
 
 from __future__ import annotations
 
@@ -6,18 +6,141 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edge_opt import units
+from edge_opt._support.json import to_plain
+from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Trial
-from edge_opt.search.codec import plain_candidate, plain_trial
-from edge_opt.search.events import Event, Listener, Notice, PhaseStarted, SweepEnded, SweepStarted, TrialFinished
-from edge_opt.search.tally import Tally
+from edge_opt.records import SweepStatus, Trial
+from edge_opt.search.build import (
+    Event,
+    Listener,
+    Notice,
+    PhaseEnded,
+    PhaseStarted,
+    SweepEnded,
+    SweepStarted,
+    TrialFinished,
+)
+from edge_opt.search.choose import recommend
+from edge_opt.search.process import Phase
+from edge_opt.search.store import Store, owner, plain_trial
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Half a job that is going on, since a moment of the clock."""
+
+    key: str
+    label: str
+    phase: Phase
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The sum of all events so far. `spent` are the seconds of each half that has ended in this run."""
+
+    name: str = ""
+    total: int = 0
+    workers: int = 0
+    trials: tuple[Trial, ...] = ()
+    running: tuple[Running, ...] = ()
+    built: frozenset[str] = frozenset()
+    spent: tuple[tuple[Phase, float], ...] = ()
+
+    def after(self, event: Event, now_s: float) -> Tally:
+        """The tally with one event more."""
+        if isinstance(event, SweepStarted):
+            return Tally(event.name, event.total, event.workers, event.known)
+        if isinstance(event, PhaseStarted):
+            key, label = event.candidate.key, event.candidate.label
+            others = tuple(item for item in self.running if item.key != key)
+            return replace(self, running=(*others, Running(key, label, event.phase, now_s)))
+        if isinstance(event, PhaseEnded):
+            key = event.candidate.key
+            took = tuple((item.phase, now_s - item.since_s) for item in self.running if item.key == key)
+            others = tuple(item for item in self.running if item.key != key)
+            built = self.built | {key} if event.phase == "build" else self.built
+            return replace(self, running=others, built=built, spent=(*self.spent, *took))
+        if isinstance(event, TrialFinished):
+            key = event.trial.candidate.key
+            return replace(self, trials=(*self.trials, event.trial), built=self.built - {key})
+        return self
+
+    @property
+    def done(self) -> int:
+        return min(len(self.trials), self.total)
+
+    @property
+    def failed(self) -> int:
+        return sum(trial.status == "failed" for trial in self.trials)
+
+    @property
+    def accepted(self) -> int:
+        return sum(trial.is_accepted for trial in self.trials)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By the mean duration of each half so far; None before both are known. Builds go side by side."""
+        left = self.total - self.done
+        means = {phase: _mean([s for kind, s in self.spent if kind == phase]) for phase in ("build", "measure")}
+        build_s, measure_s = means["build"], means["measure"]
+        if left == 0:
+            return 0.0
+        if build_s is None or measure_s is None:
+            return None
+        return build_s * max(0, left - len(self.built)) / max(1, self.workers) + measure_s * left
+
+    @property
+    def best(self) -> Trial | None:
+        """The candidate that would be recommended now."""
+        key, _ = recommend(self.trials)
+        return next((trial for trial in self.trials if trial.candidate.key == key), None)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def status(folder: str | Path) -> SweepStatus:
+    """How far the sweep in a folder is, who runs it, and the best candidate so far; disturbs nobody."""
+    root = Path(folder)
+    with closing(Store.look(root)) as store:
+        plan = store.fact("plan") or {"name": "", "total": None, "constraints": []}
+        budgets = [parse_budget(text, TRIAL_METRICS) for text in plan["constraints"]]
+        unfinished = tuple(candidate.label for candidate in store.unfinished())
+        trials = [
+            trial if trial.metrics is None else replace(trial, violations=violations(trial.metrics, budgets))
+            for trial in store.trials().values()
+        ]
+    best, sentence = recommend(trials)
+    running = owner(root)
+    return SweepStatus(
+        folder=str(root),
+        name=plan["name"],
+        total=plan["total"],
+        done=_count(trials, "done"),
+        failed=_count(trials, "failed"),
+        accepted=sum(trial.is_accepted for trial in trials),
+        pid=None if running is None else running.pid,
+        host=None if running is None else running.host,
+        unfinished=unfinished,
+        best=best,
+        recommendation=sentence,
+    )
+
+
+def _count(trials: list[Trial], wanted: str) -> int:
+    return sum(trial.status == wanted for trial in trials)
+
 
 View = Literal["auto", "live", "plain", "json", "none"]
 Clock = Callable[[], float]
@@ -65,7 +188,7 @@ def as_json(event: Event) -> dict[str, Any]:
         **kind,
         "phase": event.phase,
         "key": event.candidate.key,
-        "candidate": plain_candidate(event.candidate),
+        "candidate": to_plain(event.candidate),
         **({"attempt": event.attempt} if isinstance(event, PhaseStarted) else {}),
     }
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
-from edge_opt.errors import InvalidInput, MissingExtra
+from edge_opt._support.extras import optional
+from edge_opt.errors import InvalidInput
 from edge_opt.records import Candidate, Trial
-from edge_opt.search.pareto import span
+from edge_opt.search.choose import span
 from edge_opt.search.space import SamplerName, Space
 
 if TYPE_CHECKING:
@@ -134,10 +135,8 @@ def _choose(proposal: optuna.Trial, space: Space) -> Candidate:
 
 
 def _study(sampler: SamplerName, seed: int, objectives: int) -> optuna.Study:
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingExtra(f"the sampler {sampler} needs optuna; run `pip install 'edge-opt[run]'`") from error
+    optional("optuna", f"the sampler {sampler} needs", "run")
+    import optuna
 
     def constraints(frozen: Any) -> list[float]:
         return list(frozen.user_attrs["excesses"])

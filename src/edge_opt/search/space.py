@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Candidate, Precision
 
 Pair = tuple[Precision, str]
+# What models can be converted to; int4 is of weights on paper, and no runtime here takes it.
+CONVERTIBLE: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
 
 IMPOSSIBLE: Mapping[Pair, str] = MappingProxyType(
     {("int8", "torch"): "eager torch runs no int8 network; int8 needs onnxruntime or openvino"}
@@ -31,7 +33,14 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Space:
-    """Levels of pruning × levels per layer × precisions × runtimes, without the pairs in `impossible`.
+    """Every candidate that levels of pruning, precisions and runtimes make, counted without being listed.
+
+    Attributes:
+        pruning_levels: Shares of the channels to remove, from 0 to below 1.
+        precisions: Types of the numbers: fp32, fp16, bf16, int8.
+        runtimes: Who runs a candidate: torch, onnxruntime, openvino.
+        layer_pruning: Shares to try for single layers, by path; there they stand in for `pruning_levels`.
+        impossible: Pairs of precision and runtime to leave out, each with the reason; int8 in eager torch by default.
 
     >>> space = Space((0.0, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"))
     >>> space.size, space[0].label, [item.reason for item in space.excluded]
@@ -54,9 +63,9 @@ class Space:
             for level in values:
                 if not 0 <= level < 1:
                     raise InvalidInput(f"{name} holds {level}; expected shares of the channels from 0 to below 1")
-        unknown = [precision for precision in self.precisions if precision not in get_args(Precision)]
+        unknown = [precision for precision in self.precisions if precision not in CONVERTIBLE]
         if unknown:
-            raise InvalidInput(f"unknown precision {unknown[0]!r}; expected one of {', '.join(get_args(Precision))}")
+            raise InvalidInput(f"unknown precision {unknown[0]!r}; expected one of {', '.join(CONVERTIBLE)}")
         if not self.pairs:
             raise InvalidInput("nothing to try: " + "; ".join(item.reason for item in self.excluded))
 
@@ -114,7 +123,11 @@ class Space:
         )
 
     def at(self, digits: Sequence[int]) -> Candidate:
-        """The candidate with these choices, one per axis in the order of `radices`."""
+        """The candidate with these choices.
+
+        Args:
+            digits: Number of the choice on each axis, in the order of `radices`.
+        """
         level, *layers, pair = digits
         levels = zip(self.layer_pruning.items(), layers, strict=True)
         return Candidate(
@@ -124,7 +137,11 @@ class Space:
         )
 
     def sample(self, count: int, seed: int) -> tuple[Candidate, ...]:
-        """So many different candidates, in the order of enumeration; the same for the same seed.
+        """Different candidates drawn at random, in the order of enumeration.
+
+        Args:
+            count: How many; all of them where there are no more.
+            seed: Decides which; the same seed gives the same candidates.
 
         >>> [c.pruning for c in Space([i / 1000 for i in range(1000)], ["fp32"], ["torch"]).sample(3, seed=0)]
         [0.394, 0.776, 0.864]

@@ -1,19 +1,132 @@
-"""The store: what became of each candidate, in one SQLite file that survives the end of its process at any moment."""
+"""What became of each candidate, in SQLite; one sweep per folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TextIO, cast
 
-from edge_opt.errors import OtherSettings, UnreadableStore
+from edge_opt._support.json import from_plain, to_plain
+from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
 from edge_opt.records import Candidate, Trial
-from edge_opt.search.codec import candidate_from, plain_candidate, plain_trial, trial_from
+
+
+def plain_trial(trial: Trial) -> dict[str, Any]:
+    """A trial as JSON holds it, without its violations: those follow from the constraints of the day."""
+    return {name: value for name, value in to_plain(trial).items() if name != "violations"}
+
+
+def trial_from(plain: dict[str, Any]) -> Trial:
+    """The trial that `plain_trial` took apart."""
+    return from_plain(Trial, {**plain, "violations": []})
+
+
+LOCK_NAME = "sweep.lock"
+# `owner` holds the lock for an instant when it looks; a run that starts just then tries again.
+_TRIES = 5
+_PAUSE_S = 0.1
+
+
+class Owner(NamedTuple):
+    """The process that sweeps in a folder."""
+
+    pid: int
+    host: str
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """The folder is ours until the end; one that another process sweeps in is refused with its process id.
+
+    The kernel drops the lock when its process ends, in whatever way, so a killed sweep is no obstacle.
+    """
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
+        for attempt in range(_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt + 1 < _TRIES:
+                    time.sleep(_PAUSE_S)
+                    continue
+                found = _read_owner(folder)
+                who = f"process {found.pid} on {found.host}" if found else "another process"
+                raise FolderInUse(
+                    f"{folder} is in use: {who} sweeps there; wait for it, end it, or choose another folder"
+                ) from None
+        file.truncate(0)
+        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def owner(folder: Path) -> Owner | None:
+    """The process that sweeps in a folder now; None when nobody does."""
+    import fcntl
+
+    try:
+        with (folder / LOCK_NAME).open("r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return _read_owner(folder)
+    return None
+
+
+def _read_owner(folder: Path) -> Owner | None:
+    try:
+        return Owner(**json.loads((folder / LOCK_NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[None]:
+    """This machine is busy with a build; nothing is timed on it meanwhile. Builds go side by side."""
+    import fcntl
+
+    with _machine_file("gate") as gate, _machine_file("work") as work:
+        # Whoever waits to time something holds the gate, so that builds cannot keep it out for ever.
+        fcntl.flock(gate, fcntl.LOCK_SH)
+        fcntl.flock(work, fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+
+
+@contextlib.contextmanager
+def alone(on_wait: Callable[[], None]) -> Iterator[None]:
+    """This machine is ours for timing: no build of any sweep of this user runs, and none starts."""
+    import fcntl
+
+    with _machine_file("gate") as gate, _machine_file("work") as work:
+        try:
+            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(work, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(work, fcntl.LOCK_EX)
+        yield
+
+
+def _machine_file(name: str) -> TextIO:
+    return (Path(tempfile.gettempdir()) / f"edge-opt-{os.getuid()}-{name}.lock").open("a", encoding="utf-8")
+
 
 STORE_NAME = "sweep.sqlite"
 SCHEMA = 1
@@ -110,7 +223,7 @@ class Store:
         with self._connection:
             self._connection.execute(
                 "INSERT INTO attempts VALUES (?, ?, 1) ON CONFLICT (key) DO UPDATE SET count = count + 1",
-                (candidate.key, json.dumps(plain_candidate(candidate))),
+                (candidate.key, json.dumps(to_plain(candidate))),
             )
         return self.attempts(candidate)
 
@@ -124,7 +237,7 @@ class Store:
         rows = self._connection.execute(
             "SELECT candidate FROM attempts WHERE key NOT IN (SELECT key FROM trials) ORDER BY rowid"
         )
-        return tuple(candidate_from(json.loads(text)) for (text,) in rows)
+        return tuple(from_plain(Candidate, json.loads(text)) for (text,) in rows)
 
     def forget_failed(self) -> int:
         """Drop the rows of failed candidates, so that they run again; returns how many there were."""

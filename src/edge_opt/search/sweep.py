@@ -9,28 +9,27 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from edge_opt.budget import TRIAL_METRICS, parse_budget, violations
+from edge_opt._support.json import from_plain
+from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records import Budget, Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus
-from edge_opt.search.building import Builders, LocalBuilder, Order
-from edge_opt.search.codec import metrics_from
-from edge_opt.search.events import (
+from edge_opt.search.build import (
+    Builders,
     Listener,
+    LocalBuilder,
     Notice,
+    Order,
     PhaseEnded,
     PhaseStarted,
     SweepEnded,
     SweepStarted,
     TrialFinished,
 )
-from edge_opt.search.isolation import Isolation, Outcome
-from edge_opt.search.jobs import Job, Limits, packed
-from edge_opt.search.locks import alone, folder_lock
-from edge_opt.search.pareto import check_objectives, frontiers
-from edge_opt.search.recommending import recommend
+from edge_opt.search.choose import check_objectives, frontiers, recommend
+from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Built, Store
+from edge_opt.search.store import Built, Store, alone, folder_lock
 
 
 def run_sweep(
@@ -57,19 +56,35 @@ def run_sweep(
     preload: Sequence[str] = (),
     on_event: Listener = lambda _: None,
 ) -> SweepResult:
-    """Try every candidate of a space, or `trials` of them, and say which to ship; run again, it goes on.
+    """Try every candidate of a space, or some of them, and say which to ship. Run again, it continues.
 
-    What finished is in `folder` before the next begins, and is not run again; `settings` are what results depend on,
-    and a folder with other settings is refused. Constraints and the space may change from run to run. Each half of
-    the job runs in a process of its own, forked from one with `preload` imported, within the limits; a candidate that
-    fails is a row with its reason. With `workers` processes, or those of a Dask `scheduler`, builds go side by side;
-    measuring is always done here, one at a time, with no build on this machine. `baseline` is a row if its candidate
-    belongs to the space; without one, the unpruned fp32 candidate is it.
+    A candidate that has finished is kept in the folder before the next begins, and is not run again. A candidate that
+    fails is a row with its reason. Constraints and the space may change from run to run.
+
+    Args:
+        job: How a candidate is built and measured. Each half runs in a process of its own.
+        space: The candidates.
+        folder: Where everything is kept.
+        constraints: What a candidate must keep, such as "latency_ms <= 5".
+        settings: What results depend on; a folder with other settings is refused.
+        baseline: What others are compared with; unpruned fp32 unless given. It is a row if it is of the space.
+        name: Name of the sweep.
+        sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
+        trials: Candidates to try; None is the whole space.
+        seed: Decides what the sampler chooses.
+        objectives: What nsga2 and tpe improve, two figures or more.
+        use_ci: Whether one candidate beats another only where their intervals do not overlap.
+        workers: Processes that build side by side; 0 builds one after the other. Measuring is always done here, alone.
+        scheduler: Address of a Dask scheduler whose workers build instead.
+        memory_limit_bytes: Resident bytes that one half of the job may take; None is no limit.
+        time_limit_s: Seconds that one half of the job may take; None is no limit.
+        retries: How often a half is tried again when its process crashes.
+        retry_failed: Try candidates again that failed in an earlier run.
+        fresh: Start over; the earlier table is kept aside.
+        preload: Modules that processes start with, so that they start faster.
+        on_event: Called with everything that happens, as it happens.
     """
-    budgets = tuple(parse_budget(item, TRIAL_METRICS) if isinstance(item, str) else item for item in constraints)
-    check_objectives(objectives)
-    if workers < 0 or retries < 0:
-        raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
+    budgets = _checked(constraints, objectives, workers, retries)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
     sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
     reference = _reference(space) if baseline is None else baseline.candidate
@@ -92,22 +107,42 @@ def run_sweep(
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
         except KeyboardInterrupt:
-            raise SweepInterrupted(
-                f"stopped: {len(sweep.done)} of {sampling.count} candidates are finished and kept in {root}; "
-                "run the same again to go on"
-            ) from None
-        chosen, sentence = recommend(rows)
-        result = SweepResult(
-            name=name,
-            baseline=sweep.known[reference.key],
-            trials=rows,
-            constraints=tuple(item.text for item in budgets),
-            frontiers=frontiers(rows, use_ci=use_ci),
-            best=chosen,
-            recommendation=sentence,
-        )
+            raise _interrupted(len(sweep.done), sampling.count, root) from None
+        result = _result(name, sweep.known[reference.key], rows, budgets, use_ci)
         on_event(SweepEnded(result))
         return result
+
+
+def _checked(
+    constraints: Sequence[str | Budget], objectives: Sequence[str], workers: int, retries: int
+) -> tuple[Budget, ...]:
+    """The constraints as budgets, once the other arguments make sense."""
+    budgets = tuple(parse_budget(item, TRIAL_METRICS) if isinstance(item, str) else item for item in constraints)
+    check_objectives(objectives)
+    if workers < 0 or retries < 0:
+        raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
+    return budgets
+
+
+def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
+    return SweepInterrupted(
+        f"stopped: {done} of {total} candidates are finished and kept in {root}; run the same again to go on"
+    )
+
+
+def _result(
+    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool
+) -> SweepResult:
+    chosen, sentence = recommend(rows)
+    return SweepResult(
+        name=name,
+        baseline=baseline,
+        trials=rows,
+        constraints=tuple(item.text for item in budgets),
+        frontiers=frontiers(rows, use_ci=use_ci),
+        best=chosen,
+        recommendation=sentence,
+    )
 
 
 def _reference(space: Space) -> Candidate:
@@ -266,7 +301,7 @@ def _figures(outcome: Outcome) -> tuple[TrialMetrics | None, Failure | None, str
     """The figures of a measurement; one that is not a number is no result."""
     if outcome.failure is not None:
         return None, outcome.failure, outcome.reason
-    metrics = metrics_from(outcome.value)
+    metrics = from_plain(TrialMetrics, outcome.value)
     values = ((field.name, getattr(metrics, field.name)) for field in fields(metrics))
     odd = [f"{name} is {value}" for name, value in values if isinstance(value, float) and not math.isfinite(value)]
     return (None, "no result", ", ".join(odd)) if odd else (metrics, None, "")

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from edge_opt import __version__
-from edge_opt.errors import EdgeOptError, MissingExtra
-from edge_opt.files import write_whole
+from edge_opt._support.extras import optional
+from edge_opt._support.files import write_whole
+from edge_opt.errors import EdgeOptError
 from edge_opt.records import Candidate
-from edge_opt.search.building import Order, emptied
-from edge_opt.search.events import Listener, Notice
-from edge_opt.search.isolation import Isolation, Outcome
-from edge_opt.search.locks import at_work
+from edge_opt.search.build import Listener, Notice, Order, emptied
+from edge_opt.search.process import Isolation, Outcome
+from edge_opt.search.store import at_work
 
 _PATIENCE_S = 30.0
 # Ctrl-C at the terminal reaches workers too; it is for the sweep, which closes them.
@@ -226,8 +226,4 @@ def _suspicions(key: str, dask_scheduler: Any = None) -> int:
 
 
 def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError as error:
-        raise MissingExtra("workers need Dask; run `pip install 'edge-opt[distributed]'`") from error
-    return distributed
+    return optional("distributed", "workers need", "distributed", "Dask")

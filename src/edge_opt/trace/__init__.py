@@ -1,7 +1,7 @@
 """A model and its inputs, turned into a record of what was called on which shapes."""
 
 from edge_opt.trace.inputs import InputSpec
-from edge_opt.trace.signatures import clear_memo
-from edge_opt.trace.tracer import trace
+from edge_opt.trace.operators import clear_memo
+from edge_opt.trace.tracer import called, trace
 
-__all__ = ["InputSpec", "clear_memo", "trace"]
+__all__ = ["InputSpec", "called", "clear_memo", "trace"]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
+from edge_opt._support.checks import is_whole
 from edge_opt.errors import InvalidInput
+from edge_opt.trace.shadow import Copier
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
     """A tensor described by its shape and dtype, to be made when it is needed.
+
+    Attributes:
+        shape: Its dimensions, batch included.
+        dtype: Its type by torch's name; None takes the type of the model's weights.
 
     >>> InputSpec((1, 128), "int64")
     InputSpec(shape=(1, 128), dtype='int64')
@@ -28,7 +33,7 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         for dim in self.shape:
-            if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            if not is_whole(dim):
                 raise InvalidInput(f"input shape {tuple(self.shape)} has the dimension {dim!r}; all must be at least 1")
         if self.dtype is not None and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise InvalidInput(f"unknown dtype {self.dtype!r}; use a torch name such as float32, float16 or int64")
@@ -46,11 +51,12 @@ def call_arguments(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | No
     """Read `inputs` the way users write them.
 
     A tuple of integers is one shape; a list or tuple of anything else is one entry per positional argument; a mapping
-    is passed by name where `forward` knows its keys, as one argument otherwise. In `kwargs` integers stay integers:
-    a tensor there is a tensor, an `InputSpec`, or a (shape, dtype) pair.
+    is passed by name where `forward` knows its keys, as one argument otherwise. Shapes may stand inside further lists,
+    tuples and dicts. In `kwargs` integers stay integers: a tensor there is a tensor, an `InputSpec`, or a pair of
+    shape and dtype.
     """
-    named = {key: value if _is_shape(value) else _described(value) for key, value in (kwargs or {}).items()}
-    if inputs is None:
+    named = {key: _described(value, has_shapes=False) for key, value in (kwargs or {}).items()}
+    if inputs is None or (isinstance(inputs, (tuple, list)) and not inputs and named):
         if not named:
             raise InvalidInput("no inputs given: pass a shape such as (1, 3, 224, 224), tensors, or kwargs={...}")
         return CallArguments((), named)
@@ -77,13 +83,20 @@ def _is_shape(value: Any) -> bool:
     )
 
 
-def _described(value: Any) -> Any:
-    """A shape, or a (shape, dtype) pair, as an `InputSpec`; anything else as it is."""
+def _described(value: Any, has_shapes: bool = True) -> Any:
+    """Shapes and (shape, dtype) pairs as `InputSpec`, at any depth; anything else as it is.
+
+    Without `has_shapes` a row of integers is just that, and only pairs are taken.
+    """
     if _is_shape(value):
-        return InputSpec(tuple(value))
+        return InputSpec(tuple(value)) if has_shapes else value
     is_pair = isinstance(value, tuple) and len(value) == 2 and _is_shape(value[0])
     if is_pair and isinstance(value[1], (str, torch.dtype)):
         return InputSpec(tuple(value[0]), str(value[1]).removeprefix("torch."))
+    if type(value) is dict:
+        return {key: _described(item, has_shapes) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_described(item, has_shapes) for item in value)
     return value
 
 
@@ -115,20 +128,10 @@ def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:
         return type(value)(*(_mapped(item, make) for item in value))
     if isinstance(value, (tuple, list)):
         return type(value)(_mapped(item, make) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        changed = {name: _mapped(getattr(value, name), make) for name in value.__dataclass_fields__}
-        return replace(value, **changed) if any(changed[k] is not getattr(value, k) for k in changed) else value
-    return _private(value)
-
-
-def _private(value: Any) -> Any:
-    """A copy of an object that forward might write to, such as a key-value cache."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, type, nn.Module)) or callable(value):
+    if isinstance(value, nn.Module):
         return value
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # whatever its own copying raises: an object that cannot be copied is passed as it is
-        return value
+    # Anything else that forward might write to, such as a key-value cache; the tensors in it are inputs too.
+    return Copier(make, leaf=InputSpec).copied(value)
 
 
 def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:
@@ -139,8 +142,8 @@ def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:
         return items
 
 
-# Token ids, masks and lengths up to this size keep their values, which models like to look at.
-SMALL = 1 << 16
+# Token ids, masks and lengths up to this size keep their values, which models like to look at: 2048 x 2048.
+SMALL = 1 << 22
 
 
 def meta_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from edge_opt.records import Role, StorageInfo
+from edge_opt.records import Role, Shape, StorageInfo
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and strides: it is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of what is stored: of a sparse tensor its values and indices, of a nested one its rows."""
+    if tensor.layout is torch.jagged:
+        return nbytes_of(tensor.values())
+    return int(tensor.untyped_storage().nbytes()) if tensor.is_nested else nbytes_of(tensor)
+
+
+def shape_of(tensor: torch.Tensor) -> Shape:
+    """A tensor's shape; that of a nested tensor has its rows one after the other."""
+    try:
+        shape: tuple[Any, ...] = tuple(tensor.shape)
+    except RuntimeError:  # nested
+        shape = (None,)
+    if all(size.__class__ is int for size in shape):
+        return shape
+    if tensor.layout is torch.jagged:
+        return tuple(tensor.values().shape)
+    with _disable_current_modes():  # our question is no part of the model
+        sizes = tensor._nested_tensor_size().tolist()
+    is_even = all(size[1:] == sizes[0][1:] for size in sizes)
+    return (sum(size[0] for size in sizes), *sizes[0][1:]) if sizes and is_even else (sum(map(prod, sizes)),)
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -17,6 +48,37 @@ class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     address: int
     nbytes: int
     number: int
+
+
+_STRIDED = torch.strided
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Whether a tensor keeps its values and their places apart, and so has no storage of its own."""
+    return tensor.layout is not _STRIDED and tensor.layout is not torch.jagged
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors behind a sparse one: its values, then its indices."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values(), tensor._indices()]
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (tensor.crow_indices, tensor.col_indices) if by_rows else (tensor.ccol_indices, tensor.row_indices)
+    return [tensor.values(), *(part() for part in indices)]
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    """The storage by which a tensor is known; that of its values for a sparse one."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return sparse_parts(tensor)[0].untyped_storage()
+
+
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; of the values and indices of a sparse one."""
+    parts = sparse_parts(tensor) if is_sparse(tensor) else [tensor]
+    return sum(part.numel() * part.itemsize for part in parts)
 
 
 class Lifetimes:
@@ -36,17 +98,28 @@ class Lifetimes:
         self._died: dict[int, int] = {}
         self._refs: dict[int, _StorageRef] = {}
         self._kept: list[torch.Tensor] = []
+        self._stand_ins: list[_StorageRef] = []
 
     def register(self, tensor: torch.Tensor, role: Role) -> int:
         """Number a tensor that exists before the run and outlives it."""
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         self._kept.append(tensor)
         self.numbers[storage._cdata] = number = self.number(storage.nbytes(), role, None)
+        if role == "input":
+            self.note_stand_in(storage, number)
         return number
 
     def alias(self, twin: torch.Tensor, number: int) -> None:
         """Let a meta twin stand for a registered tensor."""
-        self.numbers[twin.untyped_storage()._cdata] = number
+        storage = twin.untyped_storage()
+        self.numbers[storage._cdata] = number
+        self.note_stand_in(storage, number)
+
+    def note_stand_in(self, storage: Any, number: int) -> None:
+        """Remember a storage that stands for one of the caller's: it must not outlive the trace either."""
+        ref = _StorageRef(storage)
+        ref.address, ref.nbytes, ref.number = storage._cdata, storage.nbytes(), number
+        self._stand_ins.append(ref)
 
     def number(self, nbytes: int, role: Role, born: int | None) -> int:
         """The next free number, given to a storage of this size."""
@@ -57,12 +130,19 @@ class Lifetimes:
 
     def born(self, tensor: torch.Tensor) -> int | None:
         """Number the storage of an operator's output; None when it is not new."""
-        storage = tensor.untyped_storage()
+        try:
+            storage: Any = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # sparse
+            storage = storage_of(tensor)
         address = storage._cdata
         if address in self.numbers:
             return None
         nbytes: int = storage.nbytes()
-        self.numbers[address] = number = self.number(nbytes, "activation", self.time)
+        roles = self.roles
+        self.numbers[address] = number = len(roles)
+        roles.append("activation")
+        self._nbytes.append(nbytes)
+        self._born.append(self.time)
         ref = _StorageRef(storage, self._gone)
         ref.address, ref.nbytes, ref.number = address, nbytes, number
         self._refs[number] = ref
@@ -71,11 +151,20 @@ class Lifetimes:
 
     def finish(self) -> tuple[StorageInfo, ...]:
         """Every storage seen; what is still alive now has no end."""
-        self._refs.clear()
         return tuple(
             StorageInfo(nbytes, role, born, self._died.get(number))
             for number, (nbytes, role, born) in enumerate(zip(self._nbytes, self.roles, self._born, strict=True))
         )
+
+    def survivors(self, are_right: Callable[[int], bool]) -> set[int]:
+        """Addresses of storages that an operator made and that something still holds.
+
+        `are_right` says by number which may stay, because the model would compute the same values.
+        """
+        # The registered tensors are the model's and the caller's; holding them here would look like a leak.
+        self._kept.clear()
+        made = [ref for number, ref in list(self._refs.items()) if not are_right(number)]
+        return {ref.address for ref in (*made, *self._stand_ins) if ref() is not None}
 
     def _gone(self, ref: Any) -> None:
         self.live_bytes -= ref.nbytes

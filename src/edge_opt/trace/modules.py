@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from types import GeneratorType
 from typing import Any
 
 import torch
 from torch import nn
 
 from edge_opt.records import ModuleCall, Shape
+from edge_opt.trace.lifetimes import shape_of
 
 _Tensor = torch.Tensor
 
@@ -44,8 +46,8 @@ class ModuleStack:
         number = self._calls[module] = self._calls.get(module, 0) + 1
         parent = self.current
         frame = Frame(len(self.frames), parent, module, self.paths[module], number)
-        if len(args) == 1 and not kwargs and isinstance(args[0], _Tensor):
-            frame.inputs = (tuple(args[0].shape),)
+        if len(args) == 1 and not kwargs and args[0].__class__ is _Tensor:
+            frame.inputs = (tuple(args[0].shape) if not args[0].is_nested else shape_of(args[0]),)
         else:
             frame.inputs = tuple(tensor_shapes((args, kwargs)))
         if parent is not None:
@@ -55,7 +57,10 @@ class ModuleStack:
         return frame
 
     def leave(self, frame: Frame, result: Any) -> None:
-        frame.outputs = (tuple(result.shape),) if isinstance(result, _Tensor) else tuple(tensor_shapes(result))
+        if result.__class__ is _Tensor:
+            frame.outputs = (tuple(result.shape) if not result.is_nested else shape_of(result),)
+        else:
+            frame.outputs = tuple(tensor_shapes(result))
         self.current = frame.parent
 
     def fail(self, frame: Frame, error: BaseException) -> None:
@@ -65,9 +70,16 @@ class ModuleStack:
         self.current = frame.parent
 
     def watch(self, modules: list[nn.Module]) -> None:
-        """Put a recorder in front of each module's `forward`; the guard that copied their attributes takes it away."""
+        """Put a recorder in front of each module's `forward`: the modules are the trace's own twins."""
         for module in modules:
             module.__dict__["forward"] = self._watched(module, _plain_forward(module))
+
+    def end(self) -> None:
+        """Let go of every module."""
+        self.frames.clear()
+        self.paths = {}
+        self._calls.clear()
+        self.current = self.refused = self._refusal = None
 
     def _watched(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -78,13 +90,27 @@ class ModuleStack:
                 self.fail(frame, error)
                 raise
             self.leave(frame, result)
-            return result
+            return self._resumed(frame, result) if isinstance(result, GeneratorType) else result
 
         return call
+
+    def _resumed(self, frame: Frame, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """The generator of a forward with `yield`: what it does is its module's work, whoever draws from it."""
+        sent = None
+        while True:
+            outer, self.current = self.current, frame
+            try:
+                value = generator.send(sent)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.current = outer
+            sent = yield value
 
     def calls(self, owned: dict[nn.Module, Owned]) -> tuple[ModuleCall, ...]:
         """The finished calls. Parameters go to the first call of their owner, or of its nearest called ancestor."""
         nothing = Owned(0, 0, 0)
+        places = module_places(self.paths)
         totals = _settled(owned, self.paths, {frame.module for frame in self.frames})
         return tuple(
             ModuleCall(
@@ -99,6 +125,8 @@ class ModuleStack:
                 mine.params,
                 mine.param_bytes,
                 mine.trainable_params,
+                type(frame.module).__module__,
+                places.get(frame.module, 1),
             )
             for frame in self.frames
             for mine in (totals.get(frame.module, nothing) if frame.call_number == 1 else nothing,)
@@ -113,10 +141,30 @@ def _plain_forward(module: nn.Module) -> Callable[..., Any]:
     return module.forward
 
 
+def exported_module(program: Any) -> nn.Module:
+    """The module of an exported program, with the tree of the model it was made from where that can be had."""
+    try:
+        model: nn.Module = torch.export.unflatten(program)
+    except Exception:  # whatever it stumbles over: the flat graph is the same model without the tree
+        model = program.module()
+    for module in model.modules():
+        _show_original_type(module)
+    return model
+
+
+def _show_original_type(module: nn.Module) -> None:
+    """Give a restored module the name of the class it was exported from; all are InterpreterModule otherwise."""
+    type_name = getattr(module, "type_name", None)
+    original = type_name() if callable(type_name) else None
+    if original:
+        cls = type(module)
+        module.__class__ = type(original.rpartition(".")[2], (cls,), {"__module__": cls.__module__})
+
+
 def tensor_shapes(value: Any) -> Iterator[Shape]:
     """Shapes of every tensor in a nested value, in order."""
     if isinstance(value, _Tensor):
-        yield tuple(value.shape)
+        yield shape_of(value)
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensor_shapes(item)
@@ -141,6 +189,25 @@ def module_paths(root: nn.Module) -> dict[nn.Module, str]:
         children = [(prefix + name, child) for name, child in module._modules.items() if child is not None]
         pending.extend(reversed(children))
     return paths
+
+
+def module_places(paths: dict[nn.Module, str]) -> dict[nn.Module, int]:
+    """In how many places of the tree each module hangs, where that is more than one."""
+    if sum(len(module._modules) for module in paths) == len(paths) - 1:
+        return {}  # a tree
+    parents: dict[nn.Module, list[nn.Module]] = {}
+    for module in paths:
+        for child in dict.fromkeys(child for child in module._modules.values() if child is not None):
+            parents.setdefault(child, []).append(module)
+    counts: dict[nn.Module, int] = {}
+
+    def count(module: nn.Module, below: frozenset[nn.Module]) -> int:
+        if module not in counts:
+            above = [parent for parent in parents.get(module, ()) if parent not in below]
+            counts[module] = sum(count(parent, below | {module}) for parent in above) or 1
+        return counts[module]
+
+    return {module: count(module, frozenset()) for module in paths}
 
 
 class Owned:

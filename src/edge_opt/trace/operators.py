@@ -1,13 +1,19 @@
-"""How each operator is traced: kept whole, taken apart, replayed from memory, or in need of real data."""
+"""How each operator is traced, and one record for each operator and set of shapes."""
 
 from __future__ import annotations
 
 from enum import Enum
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
+
+from edge_opt.records import OpSignature, Shape, SparseInfo, TensorInfo
+from edge_opt.trace.control import steps_of
+from edge_opt.trace.lifetimes import is_dense, is_sparse, nbytes_of, shape_of, sparse_parts, stored_bytes
+from edge_opt.trace.shapes import Spec
 
 
 class Behavior(Enum):
@@ -18,6 +24,7 @@ class Behavior(Enum):
     RUN = "may alias its input, or has unusual outputs: run on the meta device each time"
     FACTORY = "makes a tensor from nothing"
     DATA = "its result depends on values, so it needs real tensors"
+    CONTROL = "a branch, a loop or a scan over Python functions: run step by step"
     DECOMPOSE = "made of other operators: taken apart and recorded piece by piece"
 
 
@@ -50,6 +57,9 @@ _DATA_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _known: dict[int, tuple[Behavior, Any]] = {}
 
 
+known_behavior = _known.get
+
+
 def behavior(func: Any) -> Behavior:
     """How to trace `func`; worked out once per operator."""
     found = _known.get(id(func))
@@ -59,6 +69,8 @@ def behavior(func: Any) -> Behavior:
 
 
 def _classified(func: Any) -> Behavior:
+    if isinstance(func, HigherOrderOperator):
+        return Behavior.RUN if steps_of(func) is None else Behavior.CONTROL
     if not isinstance(func, OpOverload):
         return Behavior.RUN
     schema = func._schema
@@ -69,7 +81,9 @@ def _classified(func: Any) -> Behavior:
     if not any("Tensor" in str(argument.type) for argument in schema.arguments):
         return Behavior.FACTORY
     if schema.is_mutable:
-        return Behavior.IN_PLACE if _returns_written_self(func) else Behavior.RUN
+        if _returns_written_self(func):
+            return Behavior.IN_PLACE
+        return Behavior.DECOMPOSE if is_composite(func) and schema.name not in WHOLE else Behavior.RUN
     if any(result.alias_info is not None for result in schema.returns):
         return Behavior.RUN
     if is_composite(func) and schema.name not in WHOLE:
@@ -107,3 +121,109 @@ def operator_name(func: Any) -> str:
     if not isinstance(func, OpOverload):
         return str(func)
     return func._schema.name.replace("::", ".")
+
+
+_LIMIT = 100_000
+
+
+class Entry:
+    """What is remembered of an operator: its signature, and how to make its outputs (None: run it again)."""
+
+    __slots__ = ("is_list", "signature", "specs")
+
+    def __init__(self, signature: OpSignature, specs: tuple[Spec, ...] | None, is_list: bool) -> None:
+        self.signature = signature
+        self.specs = specs
+        self.is_list = is_list
+
+
+_memo: dict[tuple[Any, ...], Entry] = {}
+recall = _memo.get
+
+
+def remember(key: tuple[Any, ...], entry: Entry) -> None:
+    """Keep an entry; a memory that has grown out of bounds starts afresh."""
+    if len(_memo) >= _LIMIT:
+        clear_memo()
+    _memo[key] = entry
+
+
+def clear_memo() -> None:
+    """Forget every remembered operator."""
+    _memo.clear()
+    _infos.clear()
+
+
+def signature_of(
+    func: Any, args: Any, kwargs: dict[str, Any], outputs: list[torch.Tensor], is_view: bool, scratch_bytes: int
+) -> OpSignature:
+    """The record of one call."""
+    strides: list[Shape | None] = []
+    names = _names.get(id(func))
+    if names is None:
+        names = _names[id(func)] = (operator_name(func), argument_names(func), func)
+    return OpSignature(
+        names[0],
+        names[1],
+        tuple([_plain(value, strides) for value in args]),
+        tuple([(name, _plain(value, strides)) for name, value in kwargs.items() if value is not None])
+        if kwargs
+        else (),
+        tuple([tensor_info(tensor) for tensor in outputs]),
+        is_view,
+        scratch_bytes,
+        tuple(strides) if any(strides) else (),
+    )
+
+
+_names: dict[int, tuple[str, tuple[str, ...], Any]] = {}  # by identity, with the operator itself
+_SIMPLE = frozenset((type(None), bool, int, float, str))
+
+
+def _plain(value: Any, strides: list[Shape | None]) -> Any:
+    """`plain`, and how each tensor lies in memory: None for a row-major one."""
+    if value.__class__ in _SIMPLE:
+        return value
+    if isinstance(value, torch.Tensor):
+        is_usual = is_dense(value) and not value.is_contiguous()
+        strides.append(tuple(value.stride()) if is_usual else None)
+        return tensor_info(value)
+    if isinstance(value, (list, tuple)):
+        return tuple([_plain(item, strides) for item in value])
+    return plain(value)
+
+
+_infos: dict[tuple[Any, ...], TensorInfo] = {}
+
+
+def tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    """Shape, dtype and distinct bytes; a dimension with stride 0 is stored, and counted, once."""
+    if is_sparse(tensor):
+        stored = sparse_parts(tensor)[0].numel()
+        return SparseInfo(tuple(tensor.shape), dtype_name(tensor.dtype), nbytes_of(tensor), stored)
+    if tensor.is_nested:
+        return TensorInfo(shape_of(tensor), dtype_name(tensor.dtype), stored_bytes(tensor))
+    key = (tensor.shape, tensor.stride(), tensor.dtype)
+    found = _infos.get(key)
+    if found is None:
+        shape, strides, dtype = tuple(key[0]), key[1], key[2]
+        distinct = shape if 0 not in strides else [size for size, step in zip(shape, strides, strict=True) if step]
+        found = _infos[key] = TensorInfo(shape, dtype_name(dtype), prod(distinct) * tensor.itemsize)
+    return found
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype as users write it, such as float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def plain(value: Any) -> Any:
+    """An operator's argument as a plain value: tensors described, dtypes and devices by name."""
+    if isinstance(value, torch.Tensor):
+        return tensor_info(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value).removeprefix("torch.")

@@ -1,17 +1,34 @@
-"""Output shapes of hot operators, so that torch's slow meta kernels need not be run.
-
-A rule returns None wherever it is not certain: odd layouts, mixed dtypes, arguments that do not fit. The meta kernel
-then decides, or refuses with torch's own message.
-"""
+"""Output shapes of hot operators, so that slow meta kernels are not run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from edge_opt.trace.attention import is_fused_attention
+
+def is_fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> bool:  # fmt: skip
+    """Whether the CPU runs attention as one flash kernel; otherwise it is taken apart into matrix products."""
+    # The conditions are those of use_flash_attention_cpp in torch's sdp_utils_cpp.cpp.
+    if any(tensor.dim() != 4 or tensor.stride(-1) != 1 for tensor in (query, key, value)) or dropout_p > 0:
+        return False
+    batch, heads, length, width = query.shape
+    if key.shape[0] != batch or key.shape[3] != width or key.shape != value.shape:
+        return False
+    if key.shape[1] != heads and not (enable_gqa and heads % key.shape[1] == 0):
+        return False
+    if attn_mask is None:
+        return True
+    if attn_mask.dim() not in (2, 4) or attn_mask.stride(-1) != 1 or attn_mask.requires_grad:
+        return False
+    wanted = (batch, heads, length, key.shape[2])[-attn_mask.dim() :]
+    return all(size in (1, full) for size, full in zip(attn_mask.shape, wanted, strict=True))
+
 
 aten = torch.ops.aten
 
@@ -19,11 +36,13 @@ Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Rule = Callable[..., "tuple[Spec, ...] | None"]
 
 _rules: dict[Any, Rule] = {}
+# By identity: an operator's own hash is a Python call, and this is looked up for every distinct operator.
+_by_id: dict[int, Rule] = {}
 
 
 def output_specs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Spec, ...] | None:
     """(shape, strides, dtype) of each output, or None where only the meta kernel knows."""
-    rule = _rules.get(func)
+    rule = _by_id.get(id(func))
     return rule(*args, **kwargs) if rule is not None else None
 
 
@@ -41,6 +60,7 @@ _REFUSE_BY_SHAPE = frozenset((
 def _rule(*funcs: Any) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
         _rules.update(dict.fromkeys(funcs, rule))
+        _by_id.update((id(func), rule) for func in funcs)
         return rule
 
     return register
@@ -59,6 +79,13 @@ def _alike(x: torch.Tensor) -> tuple[Spec, ...] | None:
     return (_dense(tuple(x.shape), x.dtype),)
 
 
+def _as_laid_out(x: torch.Tensor) -> tuple[Spec, ...] | None:
+    """Of a transposed or sliced input: elementwise kernels keep the order of its strides, and leave no gaps."""
+    if not x.is_floating_point():
+        return None
+    return ((tuple(x.shape), torch.empty_like(x, device="meta").stride(), x.dtype),)
+
+
 @_rule(
     aten.relu.default, aten.gelu.default, aten.silu.default, aten.sigmoid.default, aten.tanh.default,
     aten.hardswish.default, aten.hardsigmoid.default, aten.hardtanh.default, aten.relu6.default,
@@ -67,7 +94,7 @@ def _alike(x: torch.Tensor) -> tuple[Spec, ...] | None:
     aten.abs.default, aten.square.default,
 )  # fmt: skip
 def _elementwise(x: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
-    return _alike(x)
+    return _alike(x) or _as_laid_out(x)
 
 
 @_rule(aten.roll.default, aten.masked_fill.Scalar)
@@ -115,12 +142,16 @@ def _binary(x: Any, y: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
     if not isinstance(x, torch.Tensor) or kwargs.get("rounding_mode") is not None:
         return None
     if not isinstance(y, torch.Tensor):
-        return _alike(x) if isinstance(y, (int, float)) else None
+        return (_alike(x) or _as_laid_out(x)) if isinstance(y, (int, float)) else None
     if x.dtype != y.dtype or not x.is_floating_point() or not x.is_contiguous() or not y.is_contiguous():
         return None
     if _broadcasts(y, x):
         return _alike(x)
-    return _alike(y) if _broadcasts(x, y) else None
+    if _broadcasts(x, y):
+        return _alike(y)
+    if x.dim() != y.dim() or not all(a == b or 1 in (a, b) for a, b in zip(x.shape, y.shape, strict=True)):
+        return None
+    return (_dense(tuple(map(max, x.shape, y.shape)), x.dtype),)
 
 
 def _broadcasts(small: torch.Tensor, big: torch.Tensor) -> bool:
@@ -184,9 +215,14 @@ def _convolution(
 
 @_rule(aten.adaptive_avg_pool2d.default)
 def _adaptive_pool(x: torch.Tensor, output_size: list[int]) -> tuple[Spec, ...] | None:
-    if x.dim() not in (3, 4) or len(output_size) != 2 or not x.is_contiguous() or min(output_size) < 1:
+    if x.dim() not in (3, 4) or len(output_size) != 2 or min(output_size) < 1:
         return None
-    return (_dense((*x.shape[:-2], *output_size), x.dtype),)
+    if x.is_contiguous():
+        return (_dense((*x.shape[:-2], *output_size), x.dtype),)
+    if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
+        return None
+    (batch, channels), (height, width) = x.shape[:2], output_size
+    return (((batch, channels, height, width), (channels * height * width, 1, channels * width, channels), x.dtype),)
 
 
 @_rule(aten.max_pool2d.default)
@@ -223,10 +259,24 @@ def _grouped_product(
     return (_dense((*outer, x.shape[-2], y.shape[-1]), x.dtype),)
 
 
+def _is_row_major(x: torch.Tensor) -> bool:
+    """Whether dimensions lie in their order, with or without gaps between rows."""
+    strides = x.stride()
+    return x.is_contiguous() or (strides[-1] == 1 and all(a > b for a, b in pairwise(strides)))
+
+
+@_rule(aten.index.Tensor)
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Spec, ...] | None:
+    index = indices[0]
+    if len(indices) != 1 or index is None or index.dtype is not torch.int64 or not index.is_contiguous():
+        return None
+    return (_dense((*index.shape, *x.shape[1:]), x.dtype),) if x.is_contiguous() else None
+
+
 @_rule(aten.cat.default)
 def _cat(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
     first = tensors[0]
-    if not all(t.dim() == first.dim() and t.dtype == first.dtype and t.is_contiguous() for t in tensors):
+    if not all(t.dim() == first.dim() and t.dtype == first.dtype and _is_row_major(t) for t in tensors):
         return None
     if not -first.dim() <= dim < first.dim():
         return None

@@ -9,28 +9,50 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.records import OpCall, OpSignature, Role
+from edge_opt.trace.control import steps_of
 from edge_opt.trace.inputs import SMALL
-from edge_opt.trace.lifetimes import Lifetimes
+from edge_opt.trace.lifetimes import Lifetimes, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.modules import ModuleStack
-from edge_opt.trace.operators import INDEX, Behavior, behavior, operator_name
+from edge_opt.trace.operators import (
+    INDEX,
+    Behavior,
+    Entry,
+    behavior,
+    known_behavior,
+    operator_name,
+    recall,
+    remember,
+    signature_of,
+    tensor_info,
+)
 from edge_opt.trace.scratch import scratch_bytes
 from edge_opt.trace.shapes import changes_nothing, is_understood, output_specs
-from edge_opt.trace.signatures import Entry, recall, remember, signature_of
+from edge_opt.trace.spelling import SPELLED, spelling
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _Tensor = torch.Tensor
+_STRIDED = torch.strided
+_PLAIN = frozenset((type(None), bool, int, float, torch.dtype))
 _empty_strided = torch.empty_strided
 _MASKS = (torch.bool, torch.uint8)
 _lift_fresh = torch.ops.aten.lift_fresh.default
 
-# Tensors made inside forward (masks, position ids) stay real up to SMALL, so that code may look at their values.
+# Tensors made inside forward (masks, position ids) stay real up to SMALL: code may look at their values, and caches
+# that outlive the trace hold what they would hold anyway.
 _CONSTANT_WORK_LIMIT = 1 << 24
 
 
 class NeedsData(BaseException):
     """The model looked at a value, which a meta tensor does not have. Not an Exception: models must not swallow it."""
+
+
+class FastPathTaken(BaseException):
+    """An encoder layer ran as one operator, which hides its layers; to be traced again with that switched off."""
+
+
+_FAST_PATHS = frozenset(("aten._transformer_encoder_layer_fwd", "aten._native_multi_head_attention"))
 
 
 class _Operands:
@@ -52,20 +74,28 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, stack: ModuleStack, lifetimes: Lifetimes, roles: dict[int, Role], is_real: bool = False) -> None:
+    def __init__(
+        self, stack: ModuleStack, lifetimes: Lifetimes, tensors: list[tuple[torch.Tensor, Role]], is_real: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stack = stack
         self.lifetimes = lifetimes
+        self._numbers = lifetimes.numbers
         self.is_real = is_real
         self.ops: list[OpCall] = []
         self.signatures: list[OpSignature] = []
+        self.spelled: list[tuple[int, str]] = []
         self.has_read_values = False
+        self.strangers = 0
         self.shape_error: BaseException | None = None
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._roles = roles
+        self._roles = {id(tensor): role for tensor, role in tensors}
+        self._is_on_cpu = all(tensor.is_cpu for tensor, _ in tensors)
         self._own: dict[int, tuple[int, torch.Tensor]] = {}  # the tensor is kept, so that its id stays its own
         self._twins: dict[int, torch.Tensor] = {}
         self._written: set[int] = set()
+        self._right: set[int] = set()  # real, and computed from no input: what an eager run would hold
+        self._tainted: set[int] = set()  # real, but computed from an input
         self._signature_index: dict[int, int] = {}
 
     @classmethod
@@ -74,11 +104,21 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = behavior(func)
+        if types and (subclass := _wrapper_among(types)) is not None:
+            # A tensor made of tensors (jagged, quantized): its own class takes the operator apart.
+            with self:
+                return subclass.__torch_dispatch__(func, types, args, kwargs or {})
+        known = known_behavior(id(func))
+        kind = known[0] if known is not None else behavior(func)
         if kind is Behavior.DECOMPOSE:
             # The C++ kernel, as an eager run would take it apart; torch may have another in Python, and slower.
             with self:
                 return func._op_dk(_COMPOSITE, *args, **(kwargs or {}))
+        if kind is Behavior.CONTROL:
+            # Its eager implementation in Python: branches and loops run here, and what they call is recorded.
+            steps: Any = steps_of(func)
+            with self:
+                return steps(*args, **(kwargs or {}))
         if func is _lift_fresh:
             # `torch.tensor(...)` inside forward: it is new, and its values are known.
             self.lifetimes.born(args[0])
@@ -92,7 +132,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._describe(kwargs.values(), words, operands)
         else:
             kwargs = {}
-        if self.is_real or _is_small(kind, args, kwargs, operands):
+        if self.is_real or (not (operands.has_meta or operands.has_own) and _is_small(func, kind, args, operands)):
             self.has_read_values = self.has_read_values or kind is Behavior.DATA
             if operands.has_device and not self.is_real:
                 args, kwargs = _at(_CPU, args, kwargs)
@@ -115,8 +155,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _describe(self, values: Any, words: list[Any], operands: _Operands) -> None:
         """Add the arguments to a key (tensors by layout and dtype), and note what they are."""
         for value in values:
-            if isinstance(value, _Tensor):
-                words += (value.shape, value.stride(), value.dtype)
+            kind = value.__class__
+            if kind in _PLAIN:
+                words += (kind, value)
+            elif isinstance(value, _Tensor):
+                if value.layout is _STRIDED and not value.is_nested:
+                    words += (value.shape, value.stride(), value.dtype)
+                else:
+                    words += self._unusual(value)
                 own = self._own.get(id(value))
                 if own is not None:
                     operands.has_own = True
@@ -124,31 +170,47 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 else:
                     self._identify(value, operands)
             elif isinstance(value, (list, tuple)):
-                if any(isinstance(item, _Tensor) for item in value):
+                if value and value[0].__class__ is not int and any(isinstance(item, _Tensor) for item in value):
                     words.append(len(value))
                     self._describe(value, words, operands)
                 else:
                     words.append(tuple(value))
             else:
-                words += (value.__class__, value)
-                if value.__class__ is torch.device:
+                words += (kind, value)
+                if kind is torch.device:
                     operands.has_device = True
+
+    def _unusual(self, value: torch.Tensor) -> tuple[Any, ...]:
+        """A key for a sparse or nested tensor. There are few kernels for them on meta: they need real ones."""
+        if not self.is_real:
+            raise NeedsData("a nested tensor" if value.is_nested else "a sparse tensor")
+        return value.layout, value.is_nested, tensor_info(value), value.dtype
 
     def _identify(self, value: torch.Tensor, operands: _Operands) -> None:
         """Note a tensor that is not known yet as one of the model's own."""
+        is_meta = value.is_meta
         number = None
-        if value.is_meta or self.is_real or id(value) not in self._roles:
-            number = self.lifetimes.numbers.get(value.untyped_storage()._cdata)
+        if is_meta or self.is_real or id(value) not in self._roles:
+            try:
+                number = self._numbers.get(value.untyped_storage()._cdata)
+            except (NotImplementedError, RuntimeError):  # sparse
+                number = self._numbers.get(storage_of(value)._cdata)
+        if is_meta:
+            operands.has_meta = True
         if number is None:
-            # No operator made it, so it was there before.
+            # No operator made it, so it was there before; a model with real weights has no use for one without values.
+            self.strangers += is_meta and self._is_on_cpu
             number = self.lifetimes.register(value, self._roles.get(id(value), "buffer"))
-            if not value.is_meta:
+            if is_meta and self._is_on_cpu:
+                self.lifetimes.note_stand_in(value.untyped_storage(), number)
+            if not is_meta:
                 self._own[id(value)] = (number, value)
                 operands.has_own = True
-        elif not value.is_meta:
+        elif not is_meta:
             operands.has_constant = True
             operands.work *= max(value.numel(), 1)
-        operands.has_meta = operands.has_meta or value.is_meta
+            # Written with values that are not known: what stands in it is no longer what an eager run would see.
+            operands.has_meta = operands.has_meta or (number in self._written and not self.is_real)
         operands.reads.append(number)
 
     def _replay(
@@ -156,6 +218,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry: Entry | None, operands: _Operands,
     ) -> Any:  # fmt: skip
         """Outputs of an operator on meta tensors that memory alone cannot give: by a shape rule, or from torch."""
+        if entry is None and operator_name(func) in _FAST_PATHS and torch.backends.mha.get_fastpath_enabled():
+            raise FastPathTaken
         specs = output_specs(func, args, kwargs) if entry is None and kind is Behavior.PURE else None
         if specs is not None:
             made = tuple(_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in specs)
@@ -205,30 +269,51 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = self._called(func, args, kwargs)
         outputs = _tensors_in(result)
         # Values may decide the output's shape here, so it is part of the key.
-        key = (*words, tuple(tensor.shape for tensor in outputs))
+        key = (*words, tuple(shape_of(tensor) for tensor in outputs))
         entry = recall(key)
         if entry is None:
             entry = self._entry(func, Behavior.RUN, args, kwargs, result, outputs, operands.reads, is_run=True)
             remember(key, entry)
         self._record(entry.signature, outputs, operands.reads)
+        roles, numbers = self.lifetimes.roles, self.lifetimes.numbers
+        results = [numbers[storage_of(tensor)._cdata] for tensor in outputs if not tensor.is_meta]
+        if any(number in self._tainted or roles[number] == "input" for number in operands.reads):
+            self._tainted.update(results)
+        else:
+            self._right.update(results)
         return result
+
+    def is_right(self, number: int) -> bool:
+        """Whether a storage that outlives the trace holds what the model would compute: real, and of no input's."""
+        return self._is_on_cpu and number in self._right and not (number in self._tainted or number in self._written)
+
+    def end(self) -> None:
+        """Let go of every tensor."""
+        self._own.clear()
+        self._twins.clear()
+        self.saved.clear()
 
     def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except Exception as error:
             if is_understood(func):
                 self.shape_error = error
             raise
+        if not self.is_real and isinstance(result, _Tensor) and is_sparse(result):
+            raise NeedsData(operator_name(func))
+        return result
 
     def _entry(
         self, func: Any, kind: Behavior, args: Any, kwargs: dict[str, Any], result: Any,
         outputs: list[torch.Tensor], reads: list[int], is_run: bool = False,
     ) -> Entry:  # fmt: skip
-        numbers = [self.lifetimes.numbers.get(tensor.untyped_storage()._cdata) for tensor in outputs]
-        is_aliased = any(number is not None and number in reads for number in numbers)
+        known = self._numbers
+        is_aliased = any(known.get(storage_of(tensor)._cdata, -1) in reads for tensor in outputs)
         is_mutating = getattr(getattr(func, "_schema", None), "is_mutable", False)
-        scratch = scratch_bytes(func, args, kwargs, outputs)
+        # Sparse and nested tensors are met in real runs alone.
+        is_usual = not self.is_real or all(map(is_dense, _tensors_in([*args, *kwargs.values(), *outputs])))
+        scratch = scratch_bytes(func, args, kwargs, outputs) if is_usual else 0
         signature = signature_of(func, args, kwargs, outputs, is_aliased and not is_mutating, scratch)
         whole = result if isinstance(result, (tuple, list)) else (result,)
         is_fresh = kind in (Behavior.PURE, Behavior.RUN) and not (is_aliased or is_mutating or is_run)
@@ -239,40 +324,62 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, signature: OpSignature, outputs: list[torch.Tensor], reads: list[int]) -> None:
         lifetimes = self.lifetimes
-        index = len(self.ops)
-        creates = []
+        ops = self.ops
+        index = len(ops)
+        creates: tuple[int, ...] = ()
         for tensor in outputs:
             number = lifetimes.born(tensor)
             if number is not None:
-                creates.append(number)
+                creates += (number,)
         position = self._signature_index.get(id(signature))
         if position is None:
             position = self._signature_index[id(signature)] = len(self.signatures)
             self.signatures.append(signature)
         frame = self.stack.current
         live = lifetimes.live_bytes + signature.scratch_bytes
-        self.ops.append(OpCall(index, frame.index if frame else 0, position, tuple(reads), tuple(creates), live))
+        if signature.op in SPELLED:
+            self.spelled.append((index, spelling(__file__)))
+        ops.append(OpCall(index, frame.index if frame else 0, position, tuple(reads), creates, live))
         lifetimes.time = index + 1
 
     def _save(self, args: Any) -> None:
         """Keep a copy of each of the model's own tensors before an operator may write to it."""
         for value in args:
             if isinstance(value, _Tensor):
-                number = self.lifetimes.numbers[value.untyped_storage()._cdata]
+                number = self.lifetimes.numbers[storage_of(value)._cdata]
                 if self.lifetimes.roles[number] != "activation" and number not in self._written:
                     self._written.add(number)
                     self.saved.append((value, value.detach().clone()))
 
 
-def _is_small(kind: Behavior, args: Any, kwargs: dict[str, Any], operands: _Operands) -> bool:
-    """Whether an operator makes, or works on, small tensors of forward's own alone, and may run for real."""
-    if operands.has_meta or operands.has_own:
-        return False
+def _is_small(func: Any, kind: Behavior, args: Any, operands: _Operands) -> bool:
+    """Whether an operator makes, or works on, tensors of forward's own alone that are not too large to be real."""
     if kind is not Behavior.FACTORY:
-        return operands.has_constant and (kind is Behavior.RUN or operands.work <= _CONSTANT_WORK_LIMIT)
+        return operands.has_constant and (kind is Behavior.RUN or _is_little_work(func, args, operands.work))
     sizes: list[float] = [prod(value) for value in args if isinstance(value, (list, tuple))]
     sizes += [abs(value) for value in args if isinstance(value, (int, float))]
     return all(size <= SMALL for size in sizes)
+
+
+def _is_little_work(func: Any, args: Any, product: int) -> bool:
+    """Whether an operator on real tensors is done in milliseconds; `product` is that of their sizes."""
+    if func in _REPEATS:
+        return bool(product * prod(args[1]) <= SMALL)
+    if product <= _CONSTANT_WORK_LIMIT:
+        return True
+    if torch.Tag.pointwise not in getattr(func, "tags", ()):
+        return False
+    shapes = [value.shape for value in args if isinstance(value, _Tensor)]
+    return prod(torch.broadcast_shapes(*shapes)) <= SMALL  # type: ignore[no-untyped-call]
+
+
+_REPEATS = (torch.ops.aten.repeat.default, torch.ops.aten.tile.default)
+
+
+def _wrapper_among(types: Any) -> Any:
+    """The first class of tensor that implements operators itself."""
+    disabled = torch._C._disabled_torch_dispatch_impl
+    return next((cls for cls in types if cls.__torch_dispatch__ is not disabled), None)
 
 
 def _at(device: torch.device, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

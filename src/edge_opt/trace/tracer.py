@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from edge_opt._support.state import TensorStates, as_found, random_numbers_kept, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
-from edge_opt.records import Role, Trace
-from edge_opt.trace.guard import as_found
+from edge_opt.records import Role, StorageInfo, Trace
+from edge_opt.trace.handoffs import Handoffs, watched
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, meta_tensor, real_tensor
-from edge_opt.trace.lifetimes import Lifetimes
-from edge_opt.trace.modules import Frame, ModuleStack, module_paths, owned_parameters
-from edge_opt.trace.tape import NeedsData, Tape
+from edge_opt.trace.leftovers import forget_frames, put_away
+from edge_opt.trace.lifetimes import Lifetimes, is_sparse, nbytes_of
+from edge_opt.trace.modules import Frame, ModuleStack, exported_module, module_paths, owned_parameters
+from edge_opt.trace.reach import Reach, reach_of
+from edge_opt.trace.shadow import Copier, shadow_of
+from edge_opt.trace.tape import FastPathTaken, NeedsData, Tape
 
 
 class _Subject(NamedTuple):
@@ -25,26 +35,89 @@ class _Subject(NamedTuple):
     paths: dict[nn.Module, str]
     tensors: list[tuple[torch.Tensor, Role]]
     training: bool
+    results: list[Any] | None
 
 
-def trace(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None, training: bool = False) -> Trace:
-    """What `model` calls on these inputs, recorded on meta tensors; on real ones where the model looks at values."""
+# Globals, class attributes, caches and random numbers belong to the process: one trace at a time may put them back.
+_lock = threading.RLock()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    # A child forked while another thread traces would wait for that thread, which it does not have.
+    os.register_at_fork(after_in_child=_new_lock)
+
+
+def trace(
+    model: nn.Module,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    training: bool = False,
+    results: list[Any] | None = None,
+) -> Trace:
+    """What `model` calls on these inputs, recorded on meta tensors; on real ones where the model looks at values.
+
+    Forward runs on twins of the modules that share the model's tensors, so the model itself is not written to, and
+    other threads may run it meanwhile. Two traces in two threads take turns. What forward returns is added to
+    `results`, with tensors that have a shape and no values.
+    """
     model = _original(model)
     paths = module_paths(model)
     tensors = _own_tensors(paths)
     _check(model, paths, tensors)
-    subject = _Subject(model, paths, tensors, training)
+    subject = _Subject(model, paths, tensors, training, results)
     arguments = call_arguments(model, inputs, kwargs)
-    if any(isinstance(module, torch.jit.ScriptModule) for module in paths):
+    with _lock:
+        return _first_that_works(subject, arguments)
+
+
+def _first_that_works(subject: _Subject, arguments: CallArguments) -> Trace:
+    """The trace on meta tensors, or on real ones where those do not do."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in subject.paths):
         return _real_trace(subject, arguments, "a script module runs inside TorchScript", None)
-    try:
-        return _run(subject, arguments, is_real=False)
-    except NeedsData as signal:
-        return _real_trace(subject, arguments, f"the model looks at values ({signal})", None)
-    except _Refused as refused:
-        if refused.is_certain:
-            raise _explained(refused) from refused.__cause__
-        return _real_trace(subject, arguments, f"{type(refused.__cause__).__name__} on meta tensors", refused)
+    if _has_sparse(subject, arguments):
+        return _real_trace(subject, arguments, "the work of a sparse tensor follows from what it stores", None)
+    with ExitStack() as settings:
+        had_compiler = _without_compiler(settings)
+        for _ in range(3):
+            try:
+                return _run(subject, arguments, is_real=False)
+            except FastPathTaken:
+                settings.enter_context(without_fast_path())
+            except NeedsData as signal:
+                why, refused = f"the model looks at values ({signal})", None
+                break
+            except _Refused as error:
+                if not had_compiler and _without_compiler(settings):
+                    had_compiler = True
+                    continue
+                if error.is_certain:
+                    raise _explained(error, arguments) from error.__cause__
+                why, refused = f"{type(error.__cause__).__name__} on meta tensors", error
+                break
+        return _real_trace(subject, arguments, why, refused)
+
+
+def _without_compiler(settings: ExitStack) -> bool:
+    """Run functions as they are that torch would compile first: `torch.cond` and its like do so on their own.
+
+    False where the compiler is not even imported, which takes seconds: a model that needs it imports it.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    settings.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]
+    return True
+
+
+def _has_sparse(subject: _Subject, arguments: CallArguments) -> bool:
+    """Whether a tensor of the model or of its inputs is sparse; on the meta device it would store nothing."""
+    given = [value for value in tree_leaves((arguments.args, arguments.kwargs)) if isinstance(value, torch.Tensor)]
+    unusual = [tensor for tensor, _ in subject.tensors if tensor.layout is not torch.strided]
+    return any(is_sparse(tensor) for tensor in given + unusual)
 
 
 class _Refused(Exception):
@@ -53,7 +126,7 @@ class _Refused(Exception):
     def __init__(self, is_certain: bool, frame: Frame | None) -> None:
         super().__init__()
         self.is_certain = is_certain
-        self.frame = frame
+        self.place = None if frame is None else (frame.path, type(frame.module).__name__, frame.inputs)
 
 
 def _original(model: Any) -> nn.Module:
@@ -65,6 +138,24 @@ def _original(model: Any) -> nn.Module:
     if eval_frame is not None and isinstance(model, eval_frame.OptimizedModule):
         return _original(model._orig_mod)
     return model
+
+
+def called(
+    model: Any, inputs: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[nn.Module, Any, Mapping[str, Any] | None]:
+    """A module and its inputs: those of an exported program are the ones it was exported with, unless others are given.
+
+    >>> program = torch.export.export(nn.Linear(4, 2), (torch.zeros(3, 4),))
+    >>> trace(*called(program, None, None)).input_bytes
+    48
+    """
+    exported = sys.modules.get("torch.export")
+    if exported is None or not isinstance(model, exported.ExportedProgram):
+        return model, inputs, kwargs
+    module = exported_module(model)
+    if inputs is None and not kwargs and model.example_inputs is not None:
+        return module, list(model.example_inputs[0]) or None, dict(model.example_inputs[1])
+    return module, inputs, kwargs
 
 
 def _own_tensors(modules: Iterable[nn.Module]) -> list[tuple[torch.Tensor, Role]]:
@@ -87,55 +178,145 @@ def _real_trace(subject: _Subject, arguments: CallArguments, why: str, refused: 
     """Record a real forward, because shapes alone were not enough."""
     if any(tensor.is_meta for tensor, _ in subject.tensors):
         if refused is not None:
-            raise _explained(refused) from refused.__cause__
+            raise _explained(refused, arguments) from refused.__cause__
         raise TraceFailed(f"{why}, and its weights are on the meta device; build it with real weights to profile it")
     try:
         return _run(subject, arguments, is_real=True, note=f"traced with real tensors: {why}")
     except _Refused as again:
-        raise _explained(again) from again.__cause__
+        raise _explained(again, arguments) from again.__cause__
 
 
 def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str | None = None) -> Trace:
-    modules = list(subject.paths)
-    stack = ModuleStack(subject.paths)
+    """One forward on twins of the modules; then nothing of it is left."""
+    twins, copier = shadow_of(list(subject.paths))
+    paths = dict(zip(twins, subject.paths.values(), strict=True))
+    stack = ModuleStack(paths)
     lifetimes = Lifetimes()
-    tape = Tape(stack, lifetimes, {id(tensor): role for tensor, role in subject.tensors}, is_real)
+    tape = Tape(stack, lifetimes, subject.tensors, is_real)
+    owned = owned_parameters(twins)
+    tensors = TensorStates(tensor for tensor, _ in subject.tensors)
+    reach = reach_of(copier.classes, copier.functions)
+    outside = reach.snapshot()
+    hooked = reach_of(set(), copier.hooks).snapshot()
+    scripts: list[nn.Module] = [module for module in twins if isinstance(module, torch.jit.ScriptModule)]
+    has_failed = False
+    try:
+        with random_numbers_kept(), as_found(scripts, subject.training) if is_real else nullcontext():
+            storages, input_bytes, invented = _forward(subject, arguments, twins, tape, stack, reach)
+        calls = stack.calls(owned)
+        mine = list(owned.values())
+    except BaseException as error:
+        forget_frames(error)
+        has_failed = True
+        raise
+    finally:
+        hooked.restore(tensors_only=True)
+        outside.restore()
+        tensors.restore()
+        stack.end()
+        tape.end()
+        for attributes in [twin.__dict__ for twin in twins if not isinstance(twin, torch.jit.ScriptModule)]:
+            attributes.clear()
+        del copier, paths, owned, scripts
+        put_away(partial(lifetimes.survivors, tape.is_right), [] if has_failed else twins, reach.caches, has_failed)
+    buffer_sizes = {id(t): nbytes_of(t) for t, role in subject.tensors if role == "buffer"}
+    return Trace(
+        calls,
+        tuple(tape.signatures),
+        tuple(tape.ops),
+        storages,
+        params=sum(one.params for one in mine),
+        param_bytes=sum(one.param_bytes for one in mine),
+        trainable_params=sum(one.trainable_params for one in mine),
+        buffer_bytes=sum(buffer_sizes.values()),
+        input_bytes=input_bytes,
+        used_real_tensors=is_real,
+        spelled=tuple(tape.spelled),
+        notes=tuple(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
+        resident=_moved_bytes(subject.model),
+    )
+
+
+def _forward(
+    subject: _Subject, arguments: CallArguments, twins: list[nn.Module], tape: Tape, stack: ModuleStack, reach: Reach
+) -> tuple[tuple[StorageInfo, ...], int, bool]:
+    """Run forward under the tape: the storages it made, the bytes it was given, and whether values were invented."""
+    is_real, lifetimes = tape.is_real, tape.lifetimes
     # Below autograd's layers of the dispatcher, composite operators reach the tape before they come apart.
     whole_operators = torch._C._AutoDispatchBelowADInplaceOrView()
-    with as_found(modules, subject.training), torch.no_grad(), whole_operators:
+    with torch.no_grad(), whole_operators, without_fast_path() if is_real else nullcontext():
         call, inputs, invented = _made(subject, arguments, is_real)
         for tensor in inputs:
             lifetimes.register(tensor, "input")
         buffers = [(tensor, tensor.clone()) for tensor, role in subject.tensors if is_real and role == "buffer"]
-        stack.watch(modules)
+        for module in twins:
+            module.__dict__["training"] = subject.training
+        stack.watch(twins)
+        handoffs = Handoffs()
         try:
-            with tape:
-                result = subject.model(*call.args, **call.kwargs)
-        except NeedsData:
+            with watched() as handoffs, tape:
+                result = twins[0](*call.args, **call.kwargs)
+                _finish(result)
+            if tape.strangers and threading.active_count() > 1 and reach.names.isdisjoint(_MAKERS):
+                handoffs.reasons.append("uses tensors that another thread computed")
+            handoffs.check()
+        except (NeedsData, FastPathTaken, EdgeOptError):
             raise
         except Exception as error:
-            is_certain = error is tape.shape_error
-            raise _Refused(is_certain, stack.refused) from error
+            handoffs.check()
+            raise _Refused(error is tape.shape_error, stack.refused) from error
         finally:
             for tensor, before in [*tape.saved, *buffers]:
                 tensor.copy_(before)
         storages = lifetimes.finish()
+        if subject.results is not None:
+            subject.results.append(Copier(_hollow).copied(result))
         del result
-    owned = owned_parameters(modules)
-    buffer_sizes = {id(t): t.numel() * t.itemsize for t, role in subject.tensors if role == "buffer"}
-    return Trace(
-        stack.calls(owned),
-        tuple(tape.signatures),
-        tuple(tape.ops),
-        storages,
-        params=sum(mine.params for mine in owned.values()),
-        param_bytes=sum(mine.param_bytes for mine in owned.values()),
-        trainable_params=sum(mine.trainable_params for mine in owned.values()),
-        buffer_bytes=sum(buffer_sizes.values()),
-        input_bytes=sum(tensor.numel() * tensor.itemsize for tensor in inputs),
-        used_real_tensors=is_real,
-        notes=tuple(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
-    )
+    return storages, sum(map(nbytes_of, inputs)), bool(invented)
+
+
+# They make a tensor from Python's numbers on the device of an input, past the tape.
+_MAKERS = frozenset("tensor as_tensor asarray Tensor FloatTensor LongTensor IntTensor BoolTensor new_tensor".split())
+
+
+def _hollow(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _finish(result: Any, most: int = 100_000) -> None:
+    """Draw everything from a result that is computed step by step, such as a generator: it is forward's work, too."""
+    if inspect.iscoroutine(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TraceFailed("forward is asynchronous (async def), and nothing of it runs until it is awaited; wrap it")
+    if isinstance(result, Iterator):
+        for count, _ in enumerate(result):
+            if count >= most:
+                raise TraceFailed(
+                    f"forward returns a generator that goes on after {most:,} values; bound it to profile"
+                )
+    elif isinstance(result, Mapping):
+        for item in result.values():
+            _finish(item)
+    elif isinstance(result, (tuple, list)):
+        for item in result:
+            _finish(item)
+
+
+def _moved_bytes(model: nn.Module) -> tuple[int, ...]:
+    """Bytes of the model's own tensors as `model.to(device)` moves them: children first, then parameters, buffers."""
+    found: dict[int, int] = {}
+
+    def visit(module: nn.Module) -> None:
+        for child in module._modules.values():
+            if child is not None:
+                visit(child)
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                found.setdefault(id(tensor), tensor.numel() * tensor.itemsize)
+
+    visit(model)
+    return tuple(found.values())
 
 
 _INVENTED = "the model looks at values, and an input given by its shape alone was taken as zeros; pass real tensors"
@@ -160,12 +341,31 @@ def _made(
     return materialize(arguments, make), made, invented
 
 
-def _explained(refused: _Refused) -> EdgeOptError:
+def _explained(refused: _Refused, arguments: CallArguments) -> EdgeOptError:
     """The refusal as one sentence: which module, what it got, what it said."""
-    error, frame = refused.__cause__, refused.frame
+    error, place = refused.__cause__, refused.place
     first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    if frame is None:
+    if place is None:
         return TraceFailed(f"the model could not be called: {first_line}")
-    where = f"module {frame.path!r} ({type(frame.module).__name__})" if frame.path else "the model's own forward"
-    shapes = ", ".join(str(tuple(shape)) for shape in frame.inputs) or "no tensors"
-    return TraceFailed(f"{where} refused its input {shapes}: {first_line}")
+    path, kind, inputs = place
+    where = f"module {path!r} ({kind})" if path else "the model's own forward"
+    shapes = ", ".join(str(tuple(shape)) for shape in inputs) or "no tensors"
+    return TraceFailed(f"{where} refused its input {shapes}: {first_line}{_dtype_hint(first_line, arguments)}")
+
+
+_ABOUT_DTYPES = ("scalar type", "dtype", "LongTensor", "IntTensor", "must be long", "data type")
+
+
+def _dtype_hint(complaint: str, arguments: CallArguments) -> str:
+    """What to write where an input without a dtype was taken for floating, and forward wants another."""
+    if not any(words in complaint for words in _ABOUT_DTYPES):
+        return ""
+    given = [*(("", value) for value in arguments.args), *arguments.kwargs.items()]
+    for name, value in given:
+        if isinstance(value, InputSpec) and value.dtype is None:
+            wanted = "int64" if any(word in complaint for word in ("Long", "Int", "long", "indices")) else "DTYPE"
+            shape = "x".join(map(str, value.shape))
+            pair = (value.shape, wanted)
+            text = f"{name or 'ids'}:{shape}:{wanted}"
+            return f". An input given by its shape alone is floating; name its dtype: {text}, in Python {pair}"
+    return ""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edge_opt.cost.conventions.ledger import Entry, subject_of
-from edge_opt.cost.conventions.reading import Layer, Op
-from edge_opt.cost.conventions.registry import convention
-from edge_opt.cost.conventions.structures import RECURRENT_OPS, recurrent_cells
+from edge_opt.cost.conventions.ledger import RECURRENT_OPS, Entry, Layer, Op, recurrent_cells, subject_of
+from edge_opt.cost.conventions.reconciliation import convention
 from edge_opt.records import TensorInfo
 
 _ATTENTION = "aten.scaled_dot_product_attention"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import floor, prod
 
-from edge_opt.cost.conventions.ledger import INTERPOLATION, NORM, POOLING, RECURRENT, Entry, subject_of
-from edge_opt.cost.conventions.reading import Layer, Op
-from edge_opt.cost.conventions.registry import convention
+from edge_opt.cost.conventions.ledger import INTERPOLATION, NORM, POOLING, RECURRENT, Entry, Layer, Op, subject_of
+from edge_opt.cost.conventions.reconciliation import convention
 
 # The two einsums fvcore knows itself, abc,abd->acd and abc,adc->adb, by the order torch brings their axes into.
 _KNOWN_EINSUMS = (((0, 2, 3, 1), (0, 3, 2, 1)), ((0, 3, 1, 2), (0, 1, 3, 2)))

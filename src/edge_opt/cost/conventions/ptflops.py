@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from math import prod
 
 from edge_opt.cost.conventions.ledger import (
@@ -17,13 +18,18 @@ from edge_opt.cost.conventions.ledger import (
     NORM,
     POOLING,
     RECURRENT,
+    RECURRENT_OPS,
     SOFTMAX,
     Entry,
+    Layer,
+    Op,
+    attention_in,
+    recurrent_cells,
+    recurrent_rows,
     subject_of,
 )
-from edge_opt.cost.conventions.reading import Layer, Op
-from edge_opt.cost.conventions.registry import convention
-from edge_opt.cost.conventions.structures import RECURRENT_OPS, attention_in, recurrent_cells, recurrent_rows
+from edge_opt.cost.conventions.reconciliation import convention
+from edge_opt.records import TensorInfo
 
 Counted = Iterator[tuple[str, int]]
 
@@ -130,11 +136,20 @@ _MODULES: dict[str, Callable[[Layer], Counted]] = {
 }
 
 
+# Where the class lives that ptflops imports as timm.models.vision_transformer.Attention: now, and in older versions.
+_TIMM_ATTENTION = ("timm.layers.attention", "timm.models.vision_transformer")
+
+
 def _module_rule(layer: Layer, children: frozenset[str]) -> Callable[[Layer], Counted] | None:
-    """The rule of a class it knows. torch's layers call no others, which tells them from namesakes."""
+    """The rule of a class it knows, which is the very class of torch or timm: not a namesake, and not a subclass.
+
+    Older files do not tell where a class is from; there, torch's layers are known by calling no others.
+    """
+    home = layer.call.defined_in
     if layer.kind == "Attention" and {"qkv", "q_norm", "k_norm", "proj"} <= children:
-        return _timm_attention
-    return _MODULES.get(layer.kind) if layer.call.is_leaf else None
+        return _timm_attention if home in ("", *_TIMM_ATTENTION) else None
+    is_torchs = home.startswith("torch.nn.") if home else layer.call.is_leaf
+    return _MODULES.get(layer.kind) if is_torchs else None
 
 
 def _macs(op: Op) -> int:
@@ -146,9 +161,9 @@ def _elements_in(op: Op) -> int:
 
 
 def _product(op: Op) -> int:
-    """By the left operand as it was written; an einsum is not patched."""
+    """By the left operand as it was written."""
     left, right = op.operands
-    return 0 if op.written == "einsum" else prod(left) * right[-1]
+    return prod(left) * right[-1]
 
 
 def _matrix_vector(op: Op) -> int:
@@ -185,25 +200,55 @@ _FUNCTIONS: dict[str, tuple[str | None, Callable[[Op], int]]] = {
     **{f"aten._upsample_nearest_exact{dims}": (INTERPOLATION, _interpolate) for dims in _DIMS},
     "aten.mm": (None, _macs),
     "aten.mv": (None, _matrix_vector),
+    "aten.dot": (None, _matrix_vector),
     "aten.bmm": (None, _product),
     "aten.addmm": (None, _product_plus),
     "aten.baddbmm": (None, _product_plus),
 }
 
-# They keep the function they got when they were built, or call a method of the tensor: the patch does not reach them.
-_UNPATCHED = frozenset(("TransformerEncoderLayer", "TransformerDecoderLayer", "GELUActivation", "Softmin"))
+# Names of the functions that it replaces. Those not here are functions that torch.nn.functional has in Python.
+_NAMES = {
+    "aten.mm": ("matmul", "mm"),
+    "aten.bmm": ("matmul", "bmm"),
+    "aten.mv": ("matmul",),
+    "aten.dot": ("matmul",),
+    **{f"aten.{name}": (name,) for name in ("addmm", "baddbmm", "gelu", "prelu", "adaptive_avg_pool1d")},
+    **{f"aten.avg_pool{dims}": (f"avg_pool{dims}",) for dims in _DIMS},
+}
+
+
+def _is_replaced(op: Op, layer: Layer) -> bool:
+    """Whether the call went through the function that ptflops replaces.
+
+    Where the trace does not tell, it is assumed, but for classes that keep their function from when they were built.
+    """
+    if op.called is None:
+        return layer.kind not in _KEEPS_ITS_FUNCTION and op.written != "einsum"
+    if "upsample" in op.name:
+        return op.called == "F.interpolate"
+    own = op.name.removeprefix("aten.").removesuffix("_with_indices")
+    return op.called in _NAMES.get(op.name, (f"F.{own}",))
+
+
+_KEEPS_ITS_FUNCTION = frozenset(("TransformerEncoderLayer", "TransformerDecoderLayer", "GELUActivation", "Softmin"))
+
+
+def _elementwise(op: Op) -> int:
+    """It lines shapes up from the left, where torch does so from the right; the larger side counts."""
+    shapes = [value.shape for value in op.signature.args[:2] if isinstance(value, TensorInfo)]
+    return prod(max(sizes) for sizes in zip_longest(*shapes, fillvalue=1))
 
 
 def _functional(layer: Layer) -> Counted:
-    if layer.kind in _UNPATCHED:
-        return
     for op in layer.ops:
-        if op.name in _FUNCTIONS:
+        if op.name in ("aten.mul", "aten.add"):
+            # Arithmetic is mostly written with signs, which are not replaced.
+            known = op.called if op.called is not None or layer.kind != "LocalResponseNorm" else op.name[5:]
+            if known == op.name.removeprefix("aten.") and not op.signature.op.endswith("_"):
+                yield ELEMENTWISE, _elementwise(op)
+        elif op.name in _FUNCTIONS and _is_replaced(op, layer):
             subject, rule = _FUNCTIONS[op.name]
             yield subject or subject_of(op, layer), rule(op)
-        elif layer.kind == "LocalResponseNorm" and op.name in ("aten.mul", "aten.add"):
-            # It calls the tensor's methods, which are patched; arithmetic is mostly written with signs, which are not.
-            yield ELEMENTWISE, op.out.elements
     if layer.kind == "Upsample" and layer.call.is_leaf and not any("upsample" in op.name for op in layer.ops):
         # A mode that the trace takes apart is still one call of F.interpolate.
         for shape in layer.call.output_shapes[:1]:
@@ -225,7 +270,8 @@ def _by_module(layers: Sequence[Layer]) -> Iterator[Entry]:
         has_rule.append(rule is not None)
         if rule is not None and not is_hidden[-1]:
             for subject, amount in rule(layer):
-                yield Entry(layer.call.index, subject, amount)
+                # The sum goes down the tree, and meets a module once in every place where it hangs.
+                yield Entry(layer.call.index, subject, amount * layer.call.places)
 
 
 @convention(
@@ -237,10 +283,9 @@ def _by_module(layers: Sequence[Layer]) -> Iterator[Entry]:
 def entries(layers: Sequence[Layer]) -> Iterator[Entry]:
     """Modules per sample, functions for the whole batch; an activation or pooling module is counted as both.
 
-    A trace does not tell `F.relu` from `torch.relu`, nor `torch.matmul` from `@`: the patched function is assumed,
-    except for `+` and `*`, where the sign is. Classes go by name, so a class of the same name as one of torch's
-    (`timm.layers.LayerNorm`) passes for it. The model's first input is taken to be positional, and its first axis
-    the batch. A module that hangs in the tree twice counts once here.
+    Functions count when they are called by the name that ptflops replaces: `torch.matmul(a, b)` and not `a @ b`,
+    `F.softmax(x)` and not `x.softmax()`. The model's first input is taken to be positional, and its first axis the
+    batch.
     """
     by_module = list(_by_module(layers))
     yield from by_module

@@ -1,9 +1,20 @@
-"""How rasp counts: multiplications and additions apart, layer by layer, in the rows of its table."""
+"""How rasp counts: multiplications and additions apart, layer by layer, in the rows of its table.
+
+`rasp.stat` takes its columns from here. Work grows with the batch of N samples, and so does the reading of weights:
+each sample reads them again. Operators outside the convention (attention, recurrent layers, other norms, element-wise
+arithmetic) keep our own costs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
+from typing import Literal, NamedTuple
+
+import torch
 
 from edge_opt.cost.conventions.ledger import (
     ACTIVATION,
@@ -13,56 +24,190 @@ from edge_opt.cost.conventions.ledger import (
     NORM,
     POOLING,
     Entry,
+    Layer,
+    Op,
+    layers_of,
     our_entries,
+    per_axis,
     subject_of,
 )
-from edge_opt.cost.conventions.reading import Layer, Op
-from edge_opt.cost.conventions.registry import convention
-from edge_opt.cost.conventions.structures import per_axis
+from edge_opt.cost.conventions.reconciliation import convention
+from edge_opt.records import ModelProfile, TensorInfo
 
-Counted = Iterator[tuple[str, int]]
-Rule = Callable[[Layer, Op], Counted]
+Release = Literal["latest", "2020"]
+RELEASES: tuple[Release, ...] = ("latest", "2020")
 
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Work in rasp's terms: `macc` and `flops` are counts of their own, neither is twice the other."""
+
+    macc: int = 0
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(
+            self.macc + other.macc,
+            self.flops + other.flops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+        )
+
+
+class LayerCount(NamedTuple):
+    """What one module call costs without its children, and the type of most of its arithmetic (None: it has none)."""
+
+    own: Count
+    dtype: str | None
+
+
+def count_layers(profile: ModelProfile, release: Release = "latest") -> tuple[LayerCount, ...]:
+    """Each module call of the profile by rasp's convention, in the order of `profile.layers`.
+
+    `release`: "2020" is the rule of its first release, which its published table of 34 models follows.
+    """
+    return tuple(LayerCount(_count(layer, release), _main_dtype(layer)) for layer in layers_of(profile))
+
+
+# pJ at 45 nm. Every operation is priced as a multiplication; four words in five come from the cache.
+MULTIPLY_PJ = {"float32": 4.5, "float16": 1.1, "int32": 3.1, "int16": 0.8}
+SRAM_PJ = 5
+DRAM_PJ = 640
+WORD_PJ = 0.8 * SRAM_PJ + 0.2 * DRAM_PJ
+WORD_BYTES = 4
+
+
+def energy_pj(count: Count, dtype: str | None) -> float:
+    """Energy of work in this type; NaN where it computes in a type that has no figure.
+
+    >>> energy_pj(Count(flops=2, bytes_read=4), "float32") == 2 * 4.5 + 132
+    True
+    """
+    words = (count.bytes_read + count.bytes_written) / WORD_BYTES
+    operations = MULTIPLY_PJ.get(dtype or "", math.nan) * count.flops if count.flops else 0.0
+    return operations + words * WORD_PJ
+
+
+class _Counted(NamedTuple):
+    """One operator by its rule; flops under headings, so that a difference can be explained."""
+
+    macc: int
+    flops: tuple[tuple[str, int], ...]
+    bytes_read: int
+    bytes_written: int
+
+
+_Rule = Callable[[Layer, Op, Release], _Counted]
 _DIMS = ("1d", "2d", "3d")
 
 
-def _sums(layer: Layer, op: Op) -> Counted:
-    """A sum of K products per output: K multiplications, K - 1 additions, and one for the bias."""
-    yield subject_of(op, layer), 2 * op.macs
-    yield FIRST_ADDITION, -op.out.elements
-    yield BIAS, op.out.elements if op.has("bias") else 0
+def _nbytes(*tensors: TensorInfo) -> int:
+    """Bytes of all elements; unlike `TensorInfo.nbytes`, an expanded dimension counts in full."""
+    return sum(tensor.elements * _itemsize(tensor) for tensor in tensors)
 
 
-def _transposed(layer: Layer, op: Op) -> Counted:
-    """Every product is added to an output that starts at zero."""
-    yield CONVOLUTION, 2 * op.macs
-    yield BIAS, op.out.elements if op.has("bias") else 0
+def _itemsize(tensor: TensorInfo) -> int:
+    return int(getattr(torch, tensor.dtype).itemsize)
 
 
-def _batch_norm(layer: Layer, op: Op) -> Counted:
-    yield NORM, op.x.elements * (4 if op.has("weight") else 2)
+def _parameters(op: Op) -> list[TensorInfo]:
+    given = (op.argument(name) for name in ("weight", "bias"))
+    return [tensor for tensor in given if isinstance(tensor, TensorInfo)]
 
 
-def _pool(layer: Layer, op: Op) -> Counted:
+def _samples(x: TensorInfo, batched_dims: int) -> int:
+    """N: the first dimension, or 1 where the input has no batch dimension."""
+    return x.shape[0] if len(x.shape) >= batched_dims else 1
+
+
+def _read(op: Op) -> int:
+    """The input once, the weights once for each sample."""
+    parameters = _parameters(op)
+    return _nbytes(op.x) + _samples(op.x, len(parameters[0].shape)) * _nbytes(*parameters)
+
+
+def _sums(layer: Layer, op: Op, release: Release) -> _Counted:
+    """K products per output need K - 1 additions; a bias is one more addition, and one more MACC."""
+    outputs, taps, bias = op.out.elements, prod(op.argument("weight").shape[1:]), int(op.has("bias"))
+    macc = outputs * (taps + bias)
+    if release == "2020":
+        # One operation a product, less the first addition; a convolution's outputs are not rounded down.
+        size = outputs if op.name == "aten.linear" else _unrounded(op)
+        work = round(size * (taps - 1 + bias))
+        return _Counted(macc, ((subject_of(op, layer), work),), _read(op), round(size * _itemsize(op.out)))
+    parts = ((subject_of(op, layer), 2 * outputs * taps), (FIRST_ADDITION, -outputs), (BIAS, bias * outputs))
+    return _Counted(macc, parts, _read(op), _nbytes(op.out))
+
+
+def _unrounded(op: Op) -> Fraction:
+    """Outputs of a convolution, were a stride that does not fit to leave a fraction of an output."""
+    kernel = op.argument("weight").shape[2:]
+    if isinstance(op.argument("padding"), str):
+        return Fraction(op.out.elements)
+    sizes = [
+        Fraction(size + 2 * pad - spread * (taps - 1) - 1, step) + 1
+        for size, taps, step, pad, spread in zip(
+            op.x.shape[-len(kernel) :],
+            kernel,
+            per_axis(op.argument("stride", 1), len(kernel)),
+            per_axis(op.argument("padding", 0), len(kernel)),
+            per_axis(op.argument("dilation", 1), len(kernel)),
+            strict=True,
+        )
+    ]
+    return prod(op.out.shape[: -len(kernel)]) * prod(sizes, start=Fraction(1))
+
+
+def _transposed(layer: Layer, op: Op, release: Release) -> _Counted:
+    """K products per input, each added to an output that starts at zero, so no addition is saved."""
+    products, biases = op.macs, op.out.elements if op.has("bias") else 0
+    parts = ((CONVOLUTION, 2 * products), (BIAS, biases))
+    return _Counted(products + biases, parts, _read(op), _nbytes(op.out))
+
+
+def _batch_norm(layer: Layer, op: Op, release: Release) -> _Counted:
+    """One MACC per element to normalise, one more where there is a scale and a shift."""
+    parameters = _parameters(op)
+    macc = (2 if parameters else 1) * op.x.elements
+    flops = (4 if parameters else 3) * op.x.elements if release == "2020" else 2 * macc
+    read = _nbytes(op.x) + op.x.shape[0] * _nbytes(*parameters)
+    return _Counted(macc, ((NORM, flops),), read, _nbytes(op.x))
+
+
+def _pool(layer: Layer, op: Op, release: Release) -> _Counted:
     """K - 1 additions or comparisons per output; an average multiplies each tap too. The last window stands for all."""
     dims = int(op.name.removesuffix("_with_indices")[-2])
+    is_average = "avg" in op.name
     if "adaptive" in op.name:
+        # The last window starts at floor((out - 1) * in / out) and ends at the border.
         sizes = zip(op.x.shape[-dims:], op.out.shape[-dims:], strict=True)
-        taps = prod(size - (windows - 1) * size // windows for size, windows in sizes)
+        kernel = tuple(size - (windows - 1) * size // windows for size, windows in sizes)
     else:
-        taps = prod(per_axis(op.argument("kernel_size"), dims))
-    yield POOLING, op.out.elements * (taps - 1 + (taps if "avg" in op.name else 0))
+        kernel = per_axis(op.argument("kernel_size"), dims)
+    taps = prod(kernel)
+    if release == "2020":
+        # A kernel given as one number was taken as that many taps; a trace sees a pair, so equal sides pass for it.
+        counted = kernel[0] if "adaptive" not in op.name and len(set(kernel)) == 1 else taps
+        flops = op.out.elements * (counted - 1 + is_average)
+    else:
+        flops = op.out.elements * (taps - 1 + (taps if is_average else 0))
+    return _Counted(op.out.elements * taps, ((POOLING, flops),), _nbytes(op.x), _nbytes(op.out))
 
 
-def _activation(layer: Layer, op: Op) -> Counted:
-    yield ACTIVATION, op.x.elements
+def _activation(layer: Layer, op: Op, release: Release) -> _Counted:
+    """One operation per element, whatever the function; learned slopes are read and written with it."""
+    moved = _nbytes(op.x) + _samples(op.x, 2) * _nbytes(*_parameters(op))
+    return _Counted(op.x.elements, ((ACTIVATION, op.x.elements),), moved, moved)
 
 
-def _nothing(layer: Layer, op: Op) -> Counted:
-    yield from ()
+def _nothing(layer: Layer, op: Op, release: Release) -> _Counted:
+    """A dropout does nothing in inference."""
+    return _Counted(0, (), 0, 0)
 
 
-_RULES: dict[str, Rule] = {
+_RULES: dict[str, _Rule] = {
     **{f"aten.conv{dims}": _sums for dims in _DIMS},
     "aten._convolution_mode": _sums,
     "aten.linear": _sums,
@@ -77,20 +222,50 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def _rule(op: Op) -> Rule | None:
+def _rule(op: Op) -> _Rule | None:
     return _RULES.get(op.name) or (_activation if op.price.kind == "activation" else None)
 
 
-def _by_convention(layer: Layer) -> Counted | None:
-    """The layer by rasp's own formulas, if it is one operator they know with nothing else that computes."""
+def _by_convention(layer: Layer, release: Release) -> tuple[_Counted, list[Op]] | None:
+    """The layer by rasp's formulas, and its other operators, if it is one operator they know with nothing else that
+    computes. With a parametrized weight the layer itself is no leaf, and still the layer it was.
+    """
     if not layer.call.is_leaf and not layer.kind.startswith("Parametrized"):
         return None
     ruled = [(rule, op) for op in layer.ops if (rule := _rule(op)) is not None]
-    rest = [op.price for op in layer.ops if _rule(op) is None]
-    if len(ruled) != 1 or any(price.cost.flops or price.status == "unpriced" for price in rest):
+    rest = [op for op in layer.ops if _rule(op) is None]
+    if len(ruled) != 1 or any(op.price.cost.flops or op.price.status == "unpriced" for op in rest):
         return None
     rule, op = ruled[0]
-    return rule(layer, op)
+    return rule(layer, op, release), rest
+
+
+def _count(layer: Layer, release: Release) -> Count:
+    """What only moves data around the operator, such as a circular padding, is added with the bytes it moves."""
+    found = _by_convention(layer, release)
+    if found is None:
+        return _own_costs(layer.ops)
+    counted, rest = found
+    flops = sum(amount for _, amount in counted.flops)
+    return Count(counted.macc, flops, counted.bytes_read, counted.bytes_written) + _own_costs(rest)
+
+
+def _own_costs(ops: Sequence[Op]) -> Count:
+    """The operators by our rules: a bias is no MAC, and bytes are read once for the whole batch."""
+    costs = [op.price.cost for op in ops]
+    return Count(
+        sum(cost.macs for cost in costs),
+        sum(cost.flops for cost in costs),
+        sum(cost.bytes_read for cost in costs),
+        sum(cost.bytes_written for cost in costs),
+    )
+
+
+def _main_dtype(layer: Layer) -> str | None:
+    computing = [op for op in layer.ops if op.price.cost.flops and op.signature.inputs]
+    if not computing:
+        return None
+    return max(computing, key=lambda op: op.price.cost.flops).x.dtype
 
 
 def _has_row(layer: Layer) -> bool:
@@ -112,9 +287,9 @@ def entries(layers: Sequence[Layer]) -> Iterator[Entry]:
     for layer in layers:
         if not _has_row(layer):
             continue
-        counted = _by_convention(layer)
-        if counted is None:
+        found = _by_convention(layer, "latest")
+        if found is None:
             yield from our_entries((layer,), "flops")
         else:
-            for subject, amount in counted:
+            for subject, amount in found[0].flops:
                 yield Entry(layer.call.index, subject, amount)

@@ -12,19 +12,18 @@ from edge_opt.cost.conventions.ledger import (
     NORM,
     POOLING,
     RECURRENT,
+    RECURRENT_OPS,
     SOFTMAX,
     Entry,
-    subject_of,
-)
-from edge_opt.cost.conventions.reading import Layer, Op
-from edge_opt.cost.conventions.registry import convention
-from edge_opt.cost.conventions.structures import (
-    RECURRENT_OPS,
+    Layer,
+    Op,
     attention_in,
     per_axis,
     recurrent_cells,
     recurrent_rows,
+    subject_of,
 )
+from edge_opt.cost.conventions.reconciliation import convention
 from edge_opt.cost.pointwise import adaptive_taps
 
 Counted = tuple[str, int]

@@ -1,21 +1,137 @@
-"""The data of a page: everything it shows, as one JSON value."""
+"""The one JSON value that a page draws from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from edge_opt.records import Level, ModelProfile, Sensitivity, SweepResult
-from edge_opt.report.clouds import AXES, frontiers, precision_means
-from edge_opt.report.codec import to_plain
-from edge_opt.report.page.cards import cards
+from edge_opt import units
+from edge_opt._support.json import to_plain
+from edge_opt.records import Energy, Level, Measurement, ModelProfile, Sensitivity, SweepResult
+from edge_opt.report.figures import (
+    AXES,
+    DeviceRoofs,
+    Provenance,
+    agreements,
+    device_roofs,
+    frontiers,
+    layer_bars,
+    precision_means,
+    sensitivities,
+    timeline,
+)
 from edge_opt.report.page.verdict import advice, verdict
-from edge_opt.report.roofs import DeviceRoofs, device_roofs
-from edge_opt.report.sensitivities import sensitivities
-from edge_opt.report.series import agreements, layer_bars, timeline
-from edge_opt.report.sweeps import sweep_rows
-from edge_opt.report.tables import table
+from edge_opt.report.sweep_files import sweep_rows
+from edge_opt.report.table import table
+
+_MODEL, _HERE, _ELSEWHERE, _SWEEP = "The model", "Measured here", "Elsewhere", "The sweep"
+Format = Literal["count", "bytes", "time", "share", "energy", "number"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One figure of a group, unscaled. `note` is the small print under it; `is_lower_bound` puts a ≥ before it."""
+
+    group: str
+    label: str
+    value: float
+    format: Format
+    provenance: Provenance
+    note: str
+    is_lower_bound: bool = False
+
+
+def cards(profile: ModelProfile | None, sweep: SweepResult | None, roofs: Sequence[DeviceRoofs]) -> list[Card]:
+    """The figures of a page, those of the model first."""
+    found: list[Card] = []
+    if profile is not None:
+        found += _counted(profile)
+        if profile.measurement is not None:
+            found += _measured(profile.measurement)
+        found += _elsewhere(profile, roofs)
+    if sweep is not None:
+        found += _swept(sweep)
+    return found
+
+
+def _counted(profile: ModelProfile) -> Iterable[Card]:
+    totals, peak = profile.totals, profile.peak
+    is_bound = totals.is_lower_bound
+    moved = totals.bytes_read + totals.bytes_written
+    dense = "" if totals.intensity is None or is_bound else f"{units.ratio(totals.intensity)} FLOPs per byte"
+    yield Card(_MODEL, "MACs", totals.macs, "count", "counted", f"{units.count(totals.flops)} FLOPs", is_bound)
+    yield Card(_MODEL, "Parameters", totals.params, "count", "counted", units.size(totals.param_bytes))
+    yield Card(_MODEL, "Memory traffic", moved, "bytes", "estimated", dense, is_bound)
+    yield Card(
+        _MODEL,
+        "Peak activations",
+        peak.live_bytes,
+        "bytes",
+        "estimated",
+        f"{units.size(peak.planner_bytes)} with a planner; without scratch",
+    )
+
+
+def _measured(found: Measurement) -> Iterable[Card]:
+    latency = found.latency
+    low, high = units.duration(latency.median_interval_s.low), units.duration(latency.median_interval_s.high)
+    yield Card(_HERE, "Latency", latency.median_s, "time", "measured", f"{low} to {high}, batch {latency.batch_size}")
+    yield Card(_HERE, "Throughput", latency.throughput, "number", "measured", "samples per second, at the median")
+    if found.memory is not None:
+        scratch = f"{units.size(found.memory.scratch_bytes)} of it scratch"
+        yield Card(_HERE, "Peak memory", found.memory.peak_bytes, "bytes", "measured", scratch)
+    if found.energy is not None:
+        yield _energy(_HERE, "Energy per forward", found.energy)
+
+
+def _energy(group: str, label: str, energy: Energy) -> Card:
+    kinds: dict[str, Provenance] = {"proxy": "proxy", "model": "estimated"}
+    return Card(group, label, energy.joules, "energy", kinds.get(energy.source, "measured"), energy.note)
+
+
+def _elsewhere(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Card]:
+    for prediction in profile.predictions:
+        if prediction.seconds is not None:
+            low, high = prediction.low, prediction.high
+            upper = "open above" if high is None else f"to {units.duration(high)}"
+            between = "" if low is None else f"{units.duration(low)} {upper}, "
+            note = f"{between}{prediction.precision}, {prediction.basis}"
+            yield Card(_ELSEWHERE, f"On {prediction.target}", prediction.seconds, "time", "predicted", note)
+        for energy in prediction.energies[:1]:
+            yield _energy(_ELSEWHERE, f"Energy on {prediction.target}", energy)
+    if roofs and not profile.predictions:
+        roof = roofs[0].main
+        if roof.total.seconds is not None:
+            note = f"at best, {roof.precision}, {roof.total.bound}-bound"
+            yield Card(_ELSEWHERE, f"On {roofs[0].spec.title}", roof.total.seconds, "time", "estimated", note)
+
+
+def _swept(sweep: SweepResult) -> Iterable[Card]:
+    note = f"of {len(sweep.trials)}; {len(sweep.rejected)} rejected, {len(sweep.failed)} failed"
+    yield Card(_SWEEP, "Accepted candidates", len(sweep.accepted), "count", "counted", note)
+    best = sweep.trial(sweep.best).metrics if sweep.best else None
+    if sweep.best is None or best is None:
+        return
+    label = sweep.trial(sweep.best).candidate.label
+    between = f"{units.percent(best.accuracy_low)} to {units.percent(best.accuracy_high)}, {label}"
+    yield Card(_SWEEP, "Best: accuracy", best.accuracy, "share", "measured", between)
+    interval = f"{units.duration(best.latency_low_s)} to {units.duration(best.latency_high_s)}, batch {best.batch_size}"
+    yield Card(_SWEEP, "Best: latency", best.latency_s, "time", "measured", interval)
+    yield Card(
+        _SWEEP,
+        "Best: size",
+        best.size_bytes,
+        "bytes",
+        "measured",
+        f"{units.percent(best.params_ratio)} of the parameters",
+    )
+    if best.energy_j is not None:
+        source = best.energy_source
+        kind: Provenance = "proxy" if source.startswith("proxy") else "estimated" if source == "model" else "measured"
+        yield Card(_SWEEP, "Best: energy", best.energy_j, "energy", kind, source)
+
 
 FORMAT = "edge_opt.page"
 SCHEMA_VERSION = 1

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from edge_opt import units
 from edge_opt.records import ModelProfile, SweepResult, Trial
-from edge_opt.report.roofs import DeviceRoofs
-from edge_opt.report.rows import leaf_rows
-from edge_opt.report.sensitivities import Sensitivities
-from edge_opt.report.series import layer_name
+from edge_opt.report.figures import DeviceRoofs, Sensitivities, layer_name
+from edge_opt.report.table import leaf_rows
 
 Advice = tuple[str, str]
 _NAMED = 3

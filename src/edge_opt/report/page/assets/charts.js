@@ -59,11 +59,14 @@ function memoryFigure(line) {
           { type: "scatter", mode: "lines", name: "with weights and inputs", visible: "legendonly", x: line.steps,
             y: line.live_bytes.map((value) => (value + line.resident_bytes) / divisor), line: { shape: "hv", width: 1, color: color("orange") },
             hovertemplate: `%{y:.4g} ${unit} in all<extra></extra>` },
+          ...[["allocated", line.cuda_allocated_bytes, "violet"], ["reserved", line.cuda_reserved_bytes, "grey"]].map(([what, values, tone]) => (
+            { type: "scatter", mode: "lines", name: `CUDA ${what} (simulated)`, visible: "legendonly", x: line.steps, y: values.map((value) => value / divisor),
+              line: { shape: "hv", width: 1, color: color(tone) }, hovertemplate: `%{y:.4g} ${unit} ${what} by CUDA's caching allocator (simulated)<extra></extra>` })),
         ],
         layout: { height: 380, xaxis: { title: { text: "operator" }, showgrid: false }, yaxis: { title: { text: unit }, rangemode: "tozero", autorangeoptions: { include: (1.15 * line.peak_bytes) / divisor } } },
-        caption: `The peak of ${size(line.peak_bytes)} stands at ${short(where, 60)}, operator ${line.peak_step}. A runtime that drops each tensor after its last use could do with ${size(line.planner_bytes)}. Weights, buffers and inputs, ${size(line.resident_bytes)}, are apart.${line.stride > 1 ? ` Each point is the highest of ${line.stride} operators.` : ""}`,
-        rows: { headers: ["Operator", "Name", "Module", "Alive"], kinds: ["number", "text", "text", "bytes"],
-          rows: line.steps.slice(0, 2000).map((step, place) => [step, line.operators[place], line.modules[place], line.live_bytes[place]]) },
+        caption: `The peak of ${size(line.peak_bytes)} stands at ${short(where, 60)}, operator ${line.peak_step}. A runtime that drops each tensor after its last use could do with ${size(line.planner_bytes)}. Weights, buffers and inputs, ${size(line.resident_bytes)}, are apart. With them a GPU's caching allocator would hold ${size(Math.max(...line.cuda_allocated_bytes))} in blocks and ${size(Math.max(...line.cuda_reserved_bytes))} of the device (simulated; ${line.cuda_note}).${line.stride > 1 ? ` Each point is the highest of ${line.stride} operators.` : ""}`,
+        rows: { headers: ["Operator", "Name", "Module", "Alive", "CUDA allocated (simulated)", "CUDA reserved (simulated)"], kinds: ["number", "text", "text", "bytes", "bytes", "bytes"],
+          rows: line.steps.slice(0, 2000).map((step, place) => [step, line.operators[place], line.modules[place], line.live_bytes[place], line.cuda_allocated_bytes[place], line.cuda_reserved_bytes[place]]) },
       };
     },
   });

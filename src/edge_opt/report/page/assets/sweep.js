@@ -74,7 +74,7 @@ function drawPareto(sweep, x, y) {
 
 const CANDIDATE_COLUMNS = [
   ["label", "Candidate", "text"], ["state", "Verdict", "text"], ["accuracy", "Accuracy", "share"], ["accuracy_drop", "Lost", "share"], ["test_accuracy", "On test", "share"],
-  ["latency_ms", "Latency, ms", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["memory_mb", "Memory, MiB", "number"],
+  ["latency_ms", "Latency, ms", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
   ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "energy"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
   ["effective_precision", "Runs as", "text"], ["violations", "Breaks", "text"], ["remarks", "Remarks", "text"], ["key", "Key", "text"],
 ];
@@ -85,7 +85,7 @@ function candidateTable(sweep) {
   return new DataTable({
     id: "candidates-table", caption: "Candidates", label: "label", filter: "state",
     columns: columns.map(([name, header, kind]) => ({ name, header, kind })), values: columns.map(([name]) => rows.map((row) => row[name])),
-    visible: ["state", "accuracy", "latency_ms", "throughput_sps", "memory_mb", "size_mb", "energy_j", "macs", "violations"],
+    visible: ["state", "accuracy", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
     cells: { state: (state) => el("td", {}, badge(state)) },
   });
 }
@@ -120,7 +120,7 @@ function precisionFigure(sweep) {
       },
       caption: `Fastest on average: ${named(known[0])}, ${plain(known[0].latency_ms)} ms and ${percent(known[0].accuracy)} accurate. Means over pruning levels that ran.`,
       rows: { headers: ["Precision", "Runtime", "Candidates", "Accepted", "Failed", "Accuracy", "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "text", "number", "number", "number", "share", "number", "number", "number", "energy"],
-        rows: sweep.precisions.map((row) => [row.precision, row.runtime, row.candidates, row.accepted, row.failed, row.accuracy, row.latency_ms, row.memory_mb, row.size_mb, row.energy_j]) },
+        rows: sweep.precisions.map((row) => [row.precision, row.runtime, row.candidates, row.accepted, row.failed, row.accuracy, row.latency_ms, row.peak_memory_mb, row.size_mb, row.energy_j]) },
     }),
   });
 }

@@ -1,0 +1,222 @@
+"""Estimates against published times that they never saw: nets held out by family, boards by chip.
+
+    python benchmarks/boards.py ../shared/published [--timm-every 4]
+
+Every row is predicted from a prior that saw neither the net's family nor the board's chip, and from what a user would
+know: all other nets of the board, a few typed times, or only its core. Intervals are calibrated on one half of the
+families and tested on the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "platform_fit"))
+
+from fit_platforms import carried_share, declare_operators, groups, same_run, timm_group
+from held_out import (
+    Trial,
+    calibrated,
+    hold_out,
+    hold_out_alone,
+    hold_out_relative,
+    newest,
+    noise_ratio,
+)
+from published_tables import Board, ncnn_nets, read_tables
+
+from edge_opt.platforms.class_costs import CLASSES, Habits, workload
+from edge_opt.platforms.class_fit import Costs, fit_costs, fit_prior
+
+COUNTS = (8, 5, 3, 1)
+# torchvision's nets, and what ncnn calls the same.
+ALIKE = {
+    "efficientnet_b0": "efficientnet_b0",
+    "mnasnet1_0": "mnasnet",
+    "regnet_y_400mf": "regnety_400m",
+    "vgg16": "vgg16",
+    "shufflenet_v2_x1_0": "shufflenet_v2",
+}
+NAMED = ("raspberry-pi-zero-2-w", "raspberry-pi-4", "raspberry-pi-5", "rk3588")
+
+
+def line(label: str, trials: Sequence[Trial], holds: float | None = None) -> None:
+    """Print one row of the table: rows, median error, share within 20 %, 90 % factor, share that intervals hold."""
+    inside = [trial for trial in trials if not trial.is_outside]
+    if not inside:
+        print(f"{label:58} none inside the fit")
+        return
+    errors = np.array([trial.log_error for trial in inside])
+    relative = np.abs(np.expm1(-errors))
+    held = "" if holds is None else f"{holds:7.1%}"
+    print(
+        f"{label:58} {len(errors):5} {np.median(relative):7.1%} {np.mean(relative <= 0.2):7.1%} "
+        f"{np.exp(np.quantile(np.abs(errors), 0.9)):6.2f} {held}"
+    )
+
+
+def coverage(trials: Sequence[Trial], has_boards: bool = True) -> float:
+    """Share of rows within intervals that were calibrated, board by board, on the other half of the families."""
+    kept = [trial for trial in trials if not trial.is_outside]
+    found: list[bool] = []
+    half_of = {family: number % 2 for number, family in enumerate(sorted({trial.family for trial in kept}))}
+    for half in (0, 1):
+        known = [trial for trial in kept if half_of[trial.family] == half]
+        asked = [trial for trial in kept if half_of[trial.family] != half]
+        if not known or not asked:
+            continue
+        spread = calibrated(known)
+        for board in {trial.board for trial in asked}:
+            own = [trial for trial in known if trial.board == board] if has_boards else []
+            ratio = noise_ratio(own, known, spread) if own else 1.0
+            found += [
+                abs(trial.log_error) <= spread.width(trial.variance, ratio) for trial in asked if trial.board == board
+            ]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def ncnn_cpu(boards: Sequence[Board]) -> None:
+    """ncnn on CPUs with up to four threads: every kind of knowledge, and the boards that people ask for."""
+    trials = hold_out(boards, Habits(), counts=COUNTS, has_cores=True)
+    by = {
+        label: [trial for trial in trials if trial.known == label] for label in dict.fromkeys(t.known for t in trials)
+    }
+    line("ncnn CPU, up to 4 threads, all other nets timed", by["all"], coverage(by["all"]))
+    for count in COUNTS:
+        line(f"  {count} typed times", by[str(count)], coverage(by[str(count)], False))
+    for count in COUNTS:
+        line(f"  {count} typed times and its core", by[f"core+{count}"], coverage(by[f"core+{count}"], False))
+    current = {id(board) for board, _ in newest([(board, _nothing()) for board in boards])}
+    for label in ("core", "core of another chip"):
+        rows = [trial for trial in by[label] if id(boards[trial.board]) in current]
+        line(f"  no time, the {label} (newest runtimes)", rows, coverage(rows, False))
+        line(f"  no time, the {label} (all runtimes)", by[label], coverage(by[label], False))
+    for device in NAMED:
+        rows = [trial for trial in by["all"] if boards[trial.board].device == device]
+        line(f"  {device}", rows)
+    outside = [trial for trial in by["all"] if trial.is_outside]
+    errors = np.abs([trial.log_error for trial in outside])
+    print(f"  outside the fit: {len(outside)} rows of {sorted({trial.net for trial in outside})}, "
+          f"nine in ten within {np.exp(np.quantile(errors, 0.9)) if len(errors) else 1:.1f}")  # fmt: skip
+    per_board = [[trial for trial in by["all"] if trial.board == number] for number in range(len(boards))]
+    share, noise = carried_share(boards, per_board)
+    print(
+        f"  known on another chip: {share:.2f} of a net's error is carried over, {np.expm1(0.6745 * noise):.1%} remain"
+    )
+
+
+def _nothing() -> Costs:
+    return Costs(np.zeros(0), np.zeros((0, 0)), np.zeros(0))
+
+
+def nasbench(boards: Sequence[Board], ncnn: Sequence[Board]) -> None:
+    """NAS-Bench-201 nets: from other cells, and from ncnn's costs of the same board with and without typed times."""
+    habits = Habits(0.0, False)
+    group = next(group for group in groups(boards) if group.name == "tflite")
+    for board in group.boards:
+        trials = hold_out_alone(board, habits, group.base or _nothing())
+        line(f"NAS-Bench-201, {board.key}, other cells timed", trials, coverage(trials, False))
+    pi = next((board for board in group.boards if board.device == "raspberry-pi-4"), None)
+    same = [board for board in ncnn if board.device == "raspberry-pi-4" and board.threads == 1]
+    if pi is None or not same:
+        return
+    known = {net.name: net.workload.quantities(Habits()) for net, _ in pi.times}
+    rows = [(np.array([net.workload.quantities(Habits()) for net, _ in board.times]),
+             np.array([time for _, time in board.times])) for board in ncnn]  # fmt: skip
+    prior, fits = fit_prior(rows)
+    base = fits[list(ncnn).index(same[-1])]
+    order = np.random.default_rng(0).permutation(len(pi.times))
+    for count in (0, 1, 5):
+        chosen = [pi.times[number] for number in order[:count]]
+        like = Costs(base.mean, base.covariance + 0.3 * prior.covariance, base.seen)
+        costs = like
+        if chosen:
+            costs = fit_costs(np.array([known[net.name] for net, _ in chosen]), np.array([t for _, t in chosen]), like)
+        trials = [
+            Trial(0, net.name, net.name, "typed", float(np.log(time)) - costs.log_time(known[net.name]),
+                  costs.variance(known[net.name]), False)
+            for net, time in (pi.times[number] for number in order[5:])
+        ]  # fmt: skip
+        line(f"  from ncnn's costs of the Pi 4, 1 thread, and {count} times", trials)
+
+
+def by_net(board: Board) -> Board:
+    """The board with nets held out one by one; the same net in two trainings is one."""
+    return replace(
+        board,
+        times=tuple(
+            (replace(net, family=re.sub("_fft|_tfs|_int8.*?tflite", "", net.name)), t) for net, t in board.times
+        ),
+    )
+
+
+def others(tables: Sequence[Board], folder: Path, every: int) -> None:
+    """Every other group of the tables, held out alike."""
+    found = {group.name: group for group in groups(tables)}
+    int8 = {same_run(board): board for board in found["ncnn-cpu-int8"].boards}
+    bases = [board for board in found["ncnn-cpu"].boards if same_run(board) in int8]
+    trials = hold_out_relative([int8[same_run(board)] for board in bases], bases, Habits())
+    line(f"ncnn-cpu-int8, {len(bases)} boards, their float times known", trials, coverage(trials))
+    for name in ("ncnn-cpu-many-threads", "ncnn-cpu-int8", "ncnn-vulkan"):
+        trials = hold_out(found[name].boards, found[name].habits)
+        line(f"{name}, {len(found[name].boards)} boards", trials, coverage(trials))
+    for name in ("st-mcu-int8", "tflite-int8", "st-npu-int8"):
+        for board in found[name].boards:
+            base = found[name].base or _nothing()
+            line(f"{board.key}, by net", hold_out_alone(by_net(board), found[name].habits, base, 99))
+            line(f"{board.key}, by family", hold_out_alone(board, found[name].habits, base))
+    ncnn = found["ncnn-cpu"].boards
+    rows = [(np.array([net.workload.quantities(Habits()) for net, _ in board.times]),
+             np.array([time for _, time in board.times])) for board in ncnn]  # fmt: skip
+    prior, _ = fit_prior(rows)
+    trials = [trial for board in found["xnnpack"].boards for trial in hold_out_alone(board, Habits(), prior)]
+    line("XNNPACK's boards, by family", trials)
+    timm = timm_group(folder, every) if every else None
+    if timm is not None:
+        trials = list(hold_out_alone(timm.boards[0], timm.habits, timm.base or _nothing()))
+        line("i7-12700H, torch compiled, timm's nets by family", trials, coverage(trials, False))
+
+
+def count_alike(folder: Path) -> None:
+    """Nets that ncnn and torchvision have alike must have the same quantities; stop where one has not."""
+    declare_operators()
+    from torchvision import models
+
+    import edge_opt
+
+    theirs = ncnn_nets(folder)
+    for name, other in ALIKE.items():
+        model = getattr(models, name)()
+        ours = workload(edge_opt.profile(model, (1, 3, 224, 224))).quantities(Habits())
+        for class_name, one, two in zip(CLASSES, ours, theirs[other].workload.quantities(Habits()), strict=True):
+            # ncnn ends in a softmax of 1000 elements: one layer, and nothing to speak of
+            if abs(one - two) > max(0.005 * two, 1.0 if class_name == "layers" else 0.01):
+                sys.exit(f"{name} has {one:g} of {class_name}, and ncnn's {other} has {two:g}")
+    print(f"{len(ALIKE)} nets that ncnn and torchvision have alike count alike")
+
+
+def main() -> None:
+    """Print every held-out error."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, help="folder of the published tables")
+    parser.add_argument("--timm-every", type=int, default=0, help="also trace one in so many of timm's nets")
+    options = parser.parse_args()
+    count_alike(options.tables)
+    tables = read_tables(options.tables)
+    print(f"{'':58} {'rows':>5} {'median':>7} {'in 20 %':>7} {'90 %':>6} {'holds':>7}")
+    ncnn = next(group.boards for group in groups(tables) if group.name == "ncnn-cpu")
+    ncnn_cpu(ncnn)
+    nasbench(tables, ncnn)
+    others(tables, options.tables, options.timm_every)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Fit class costs to published tables of times, and write one small file per platform and one of priors.
+
+    python scripts/fit_platforms.py ../shared/published
+
+Tables are other people's measurements and stay where they are; what is written are fitted figures, with their source.
+Without timm, or with --timm-every 0, the platform of timm's table is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "platform_fit"))
+
+from held_out import (
+    FEW_TRIALS,
+    Trial,
+    calibrated,
+    hold_out,
+    hold_out_alone,
+    hold_out_relative,
+    newest,
+    noise_ratio,
+    relative_rows,
+    within_core,
+)
+from published_tables import Board, Net, named, read_tables, timm_rows
+
+from edge_opt.platforms.class_costs import Habits, Vector, Workload, workload
+from edge_opt.platforms.class_fit import Costs, broad_prior, fit_costs, fit_prior
+from edge_opt.platforms.fitted import FOLDER, PRIORS, Kind, Platform, costs_lines, matrix_lines, platform_text
+
+# Cores with arithmetic in fp16, which ncnn uses for "float" unless told otherwise.
+FP16_CORES = (
+    "cortex-a55", "cortex-a75", "cortex-a76", "cortex-a78", "cortex-x1", "cortex-a720", "neoverse-n2", "oryon",
+    "firestorm", "carmel", "taishan-v110",
+)  # fmt: skip
+# Numbers of typed times that the intervals of own boards are tested with.
+TYPED = (8, 5, 3, 1)
+SAME_CHIP = "another board with this chip may differ by one common factor of 4 to 30 %; one typed time corrects it"
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Boards that are fitted together: `base` is their prior, None to find it from themselves."""
+
+    name: str
+    boards: tuple[Board, ...]
+    habits: Habits
+    base: Costs | None
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A group with its kind, and each board's costs and held-out trials."""
+
+    group: Group
+    kind: Kind
+    costs: tuple[Costs, ...]
+    trials: tuple[tuple[Trial, ...], ...]
+
+
+def groups(tables: Sequence[Board]) -> list[Group]:
+    """The boards of all tables, by what they have in common; XNNPACK's start from ncnn's prior (`fit_all`)."""
+
+    def some(runtime: str, precision: str, engine: str, rows: int, least: int = 1, most: int = 4) -> tuple[Board, ...]:
+        return tuple(
+            board
+            for board in tables
+            if (board.runtime, board.precision, board.engine) == (runtime, precision, engine)
+            and len(board.times) >= rows
+            and least <= (board.threads or 1) <= most
+        )
+
+    ncnn = "ncnn's benchmark table"
+    broad = broad_prior(class_sd=0.5)
+    return [
+        Group("ncnn-cpu", some("ncnn", "fp32", "cpu", 10), Habits(), None, ncnn),
+        Group("ncnn-cpu-many-threads", some("ncnn", "fp32", "cpu", 10, 5, 16), Habits(), None, ncnn),
+        Group("ncnn-cpu-int8", some("ncnn", "int8", "cpu", 5), Habits(), None, ncnn),
+        Group("ncnn-vulkan", some("ncnn-vulkan", "fp32", "gpu", 10, 1, 99), Habits(), None, ncnn),
+        Group("xnnpack", some("xnnpack", "fp32", "cpu", 3), Habits(), broad, "XNNPACK's table"),
+        Group("xnnpack-int8", some("xnnpack", "int8", "cpu", 2), Habits(), broad, "XNNPACK's table"),
+        Group("tflite", some("tflite", "fp32", "cpu", 10), Habits(0.0, False), broad, "HW-NAS-Bench"),
+        Group("st-mcu-int8", some("st-edge-ai", "int8", "cpu", 10), Habits(0.0, False), broad, "ST's model zoo"),
+        Group("tflite-int8", some("tflite", "int8", "cpu", 10), Habits(0.0, False), broad, "ST's model zoo"),
+        Group(
+            "st-npu-int8",
+            some("st-edge-ai", "int8", "npu", 10) + some("openvx", "int8", "npu", 10),
+            Habits(0.0, False),
+            broad,
+            "ST's model zoo",
+        ),
+    ]
+
+
+def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) -> Fitted:
+    """Costs of every board of a group, and how far held-out times lie from predictions.
+
+    With `partners`, the same boards in float, costs are ratios to theirs: ncnn times seven nets in int8, too few to
+    tell twenty costs, and 23 in float.
+    """
+    rows = [_rows(board, group.habits) for board in group.boards]
+    if partners is not None:
+        group, prior, costs, trials = _relative(group, partners)
+    elif base is None:
+        prior, costs = fit_prior(rows)
+        found = hold_out(group.boards, group.habits, counts=TYPED)
+        trials = tuple(tuple(trial for trial in found if trial.board == number) for number in range(len(group.boards)))
+    else:
+        prior = base
+        costs = tuple(fit_costs(*pair, prior) for pair in rows)
+        trials = tuple(hold_out_alone(board, group.habits, prior) for board in group.boards)
+    typed = [trial for board in trials for trial in board if trial.known != "all"]
+    trials = tuple(tuple(trial for trial in board if trial.known == "all") for board in trials)
+    spread = calibrated([trial for board in trials for trial in board])
+    carried, noise = carried_share(group.boards, trials)
+    kind = Kind(
+        name=group.name,
+        habits=group.habits,
+        prior=Costs(prior.mean, prior.covariance, families_seen(group, costs)),
+        same_core=within_core(list(zip(group.boards, costs, strict=True))),
+        spread=spread,
+        typed_spread=calibrated(typed) if len(typed) >= FEW_TRIALS else spread,
+        boards=len(group.boards),
+        carried=carried,
+        carried_noise=noise if carried else spread.noise,
+        source=group.source,
+    )
+    return Fitted(group, kind, costs, trials)
+
+
+def _relative(group: Group, partners: Fitted) -> tuple[Group, Costs, tuple[Costs, ...], tuple[tuple[Trial, ...], ...]]:
+    """Boards that have a partner in float, their prior and costs, and their trials."""
+    known = {same_run(board): number for number, board in enumerate(partners.group.boards)}
+    boards = tuple(board for board in group.boards if same_run(board) in known)
+    numbers = [known[same_run(board)] for board in boards]
+    bases = [partners.costs[number] for number in numbers]
+    rows = [relative_rows(board, base, group.habits) for board, base in zip(boards, bases, strict=True)]
+    ratio, ratios = fit_prior(rows, start=np.zeros(len(bases[0].mean)))
+    float_prior = partners.kind.prior
+    prior = Costs(float_prior.mean + ratio.mean, float_prior.covariance + ratio.covariance, ratio.seen)
+    costs = tuple(
+        Costs(base.mean + own.mean, own.covariance, own.seen) for base, own in zip(bases, ratios, strict=True)
+    )
+    found = hold_out_relative(boards, [partners.group.boards[number] for number in numbers], group.habits)
+    trials = tuple(tuple(trial for trial in found if trial.board == number) for number in range(len(boards)))
+    return replace(group, boards=boards), prior, costs, trials
+
+
+def families_seen(group: Group, costs: Sequence[Costs]) -> Vector:
+    """How many families have at least 3 % of the time of one of their nets in each class, on any board."""
+    found: dict[str, NDArray[np.bool_]] = {}
+    for board, own in zip(group.boards, costs, strict=True):
+        for net, _ in board.times:
+            has = own.shares(net.workload.quantities(group.habits)) >= 0.03
+            found[net.family] = found.get(net.family, np.zeros(len(has), bool)) | has
+    counts: Vector = np.sum(list(found.values()), axis=0).astype(float)
+    return counts
+
+
+def same_run(board: Board) -> tuple[object, ...]:
+    """What two precisions of one run have in common."""
+    return board.title, board.device, board.threads, board.cores, board.day
+
+
+def _rows(board: Board, habits: Habits) -> tuple[Vector, Vector]:
+    rows = np.array([net.workload.quantities(habits) for net, _ in board.times])
+    return rows, np.array([time for _, time in board.times])
+
+
+def carried_share(boards: Sequence[Board], trials: Sequence[Sequence[Trial]]) -> tuple[float, float]:
+    """How much of a net's error on one chip it has on another, and the noise of what remains."""
+    errors = [{trial.net: trial.log_error for trial in board if not trial.is_outside} for board in trials]
+    generator = np.random.default_rng(0)
+    pairs: list[tuple[float, float]] = []
+    for _ in range(20 * len(boards)):
+        one, other = generator.integers(len(boards), size=2)
+        if boards[one].soc != boards[other].soc:
+            pairs += [(errors[one][net], errors[other][net]) for net in errors[one] if net in errors[other]]
+    if len(pairs) < 200:
+        return 0.0, 0.0
+    x, y = np.clip(np.array(pairs).T, -1.0, 1.0)
+    slope = float(np.clip((x @ y) / (x @ x), 0.0, 1.0))
+    return slope, float(1.4826 * np.median(np.abs(y - slope * x)))
+
+
+def platforms(fitted: Fitted) -> list[Platform]:
+    """The platforms of a group that are worth a file: the newest run of each."""
+    pairs = newest(list(zip(fitted.group.boards, fitted.costs, strict=True)))
+    numbers = {id(board): number for number, board in enumerate(fitted.group.boards)}
+    return [
+        _platform(fitted, board, costs, fitted.trials[numbers[id(board)]])
+        for board, costs in pairs
+        if "-run-" not in board.device and "llvmpipe" not in board.device
+    ]
+
+
+def _platform(fitted: Fitted, board: Board, costs: Costs, trials: Sequence[Trial]) -> Platform:
+    inside = [trial for trial in trials if not trial.is_outside]
+    everything = [trial for found in fitted.trials for trial in found]
+    errors = np.array([trial.log_error for trial in inside])
+    is_fp16 = board.runtime == "ncnn" and board.precision == "fp32" and board.core in FP16_CORES
+    notes = [SAME_CHIP] if board.engine == "cpu" else []
+    if fitted.kind.name == "ncnn-cpu-int8":
+        notes.append("ratios to this board's costs in float, from seven nets: convolutions and linear layers only")
+    if is_fp16:
+        notes.insert(0, "ncnn computes in fp16 on this core unless told otherwise")
+    return Platform(
+        name=board.key, device=board.device, title=board.title, engine=board.engine, cores=board.cores,
+        runtime=board.runtime, day=board.day, precision=board.precision, threads=board.threads, core=board.core,
+        ghz=board.ghz, kind=fitted.kind.name, costs=costs, rows=len(board.times),
+        error=float(np.median(np.abs(np.expm1(-errors)))) if len(errors) >= 5 else None,
+        factor=float(np.exp(np.quantile(np.abs(errors), 0.9))) if len(errors) >= 5 else None,
+        noise_ratio=noise_ratio(inside, everything, fitted.kind.spread), source=board.source, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def timm_group(folder: Path, every: int) -> Group | None:
+    """timm's nets on one laptop, traced; None where timm cannot be had."""
+    try:
+        import torch
+
+        declare_operators()
+        import timm
+    except Exception as error:  # a broken torchvision raises anything
+        print(f"timm is left out: {error}", file=sys.stderr)
+        return None
+    import edge_opt
+
+    times: list[tuple[Net, float]] = []
+    for name, size, time_ms in timm_rows(folder, every):
+        try:
+            with torch.device("meta"):
+                model = timm.create_model(name).eval()
+            found: Workload = workload(edge_opt.profile(model, (1, 3, size, size)))
+        except Exception as error:  # one net less of some hundreds
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        times.append((Net(name, re.split(r"[_\d]", name)[0], found), time_ms))
+    board = replace(
+        named("i7_12700h"), title="Intel Core i7-12700H", runtime="torch-compile", day="2024 (torch 2.4)",
+        source="huggingface/pytorch-image-models results, Apache-2.0", times=tuple(times),
+    )  # fmt: skip
+    return Group("torch-compile", (board,), Habits(0.0, False), broad_prior(class_sd=0.7), "timm's results")
+
+
+def declare_operators() -> None:
+    """Name the two operators that torchvision's import asks for, where its compiled ones do not fit this torch."""
+    import torch
+
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _LIBRARIES.append(library)
+
+
+# A library that is collected takes its operators away again.
+_LIBRARIES: list[object] = []
+
+
+def kind_lines(kind: Kind) -> list[str]:
+    """A kind's entry in the file of priors."""
+    return [
+        f"[{kind.name}]",
+        f"boards = {kind.boards}",
+        f"carried = {kind.carried:.3f}",
+        f"carried_noise = {kind.carried_noise:.3f}",
+        f'source = "{kind.source}"',
+        f"habits = {{ cache_elements = {kind.habits.cache_elements:g}, "
+        f"splits_groups = {str(kind.habits.splits_groups).lower()} }}",
+        f"spread = {{ noise = {kind.spread.noise:.4f}, trust = {kind.spread.trust:g}, "
+        f"quantile = {kind.spread.quantile:.4f} }}",
+        f"typed_spread = {{ noise = {kind.typed_spread.noise:.4f}, trust = {kind.typed_spread.trust:g}, "
+        f"quantile = {kind.typed_spread.quantile:.4f} }}",
+        *matrix_lines("same_core", kind.same_core),
+        *costs_lines(kind.prior, f"{kind.name}."),
+        "",
+    ]
+
+
+def write(out: Path, fitted: Sequence[Fitted]) -> int:
+    """Write every platform and the priors; files of platforms that are no longer there are removed."""
+    out.mkdir(parents=True, exist_ok=True)
+    found = [platform for group in fitted for platform in platforms(group)]
+    names = {platform.name.replace("/", "_") + ".toml": platform for platform in found}
+    for path in out.glob("*.toml"):
+        if path.name != PRIORS and path.name not in names:
+            path.unlink()
+    for name, platform in names.items():
+        (out / name).write_text(platform_text(platform), encoding="utf-8")
+    head = "# What platforms of one kind have in common, and how far times lie from predictions.\n"
+    lines = [line for group in fitted for line in kind_lines(group.kind)]
+    (out / PRIORS).write_text(head + "\n".join(lines), encoding="utf-8")
+    return len(names)
+
+
+def fit_all(folder: Path, every: int = 0) -> list[Fitted]:
+    """Every group of the tables in a folder; timm's, which has to be traced, with `every` so many rows only."""
+    tables = read_tables(folder)
+    done: dict[str, Fitted] = {}
+    for group in groups(tables):
+        base = group.base
+        if group.name.startswith("xnnpack"):
+            base = done["ncnn-cpu-int8" if group.name.endswith("int8") else "ncnn-cpu"].kind.prior
+        if group.boards:
+            partners = done["ncnn-cpu"] if group.name == "ncnn-cpu-int8" else None
+            done[group.name] = fit_group(group, base, partners)
+            print(f"{group.name}: {len(group.boards)} boards, {done[group.name].kind.spread}", file=sys.stderr)
+    timm = timm_group(folder, every) if every else None
+    if timm is not None:
+        done[timm.name] = fit_group(timm, timm.base)
+    return list(done.values())
+
+
+def main() -> None:
+    """Read the tables, fit, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, help="folder of the published tables")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where to write the files")
+    parser.add_argument("--timm-every", type=int, default=4, help="trace one in so many of timm's nets; 0 for none")
+    options = parser.parse_args()
+    count = write(options.out, fit_all(options.tables, options.timm_every))
+    print(f"{count} platforms in {options.out}")
+
+
+if __name__ == "__main__":
+    main()

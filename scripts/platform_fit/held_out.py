@@ -1,0 +1,335 @@
+"""Held-out tests of class costs: every net predicted without its family, every board without its chip.
+
+A net is predicted from a prior that never saw its family nor the board's chip, and from what a user would know of the
+board: all other nets, a few typed times, or only which core it has. The errors make the intervals that are stated.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from published_tables import Board
+
+from edge_opt.platforms.class_costs import Habits, Vector
+from edge_opt.platforms.class_fit import (
+    NOISE,
+    OUTSIDE_SHARE,
+    Costs,
+    Spread,
+    fit_costs,
+    fit_prior,
+    outside_share,
+    shrunk,
+)
+
+# A time may lie outside its interval one time in ten.
+LEVEL = 0.9
+# With fewer held-out rows than these, noise and quantile are at least the usual ones.
+FEW_TRIALS = 100
+FEW_FAMILIES = 8
+USUAL_QUANTILE = 1.8
+# Runtimes further apart than this have other kernels: ncnn's for x86 of 2021 take three times those of 2024.
+RUNTIME_YEARS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One net on one board, predicted without its family and the board's chip.
+
+    `known` is what was known of the board: "all" other nets, a number of them, or "core". `log_error` is the
+    logarithm of true over predicted time, `variance` what the fit believes of its own part in it.
+    """
+
+    board: int
+    net: str
+    family: str
+    known: str
+    log_error: float
+    variance: float
+    is_outside: bool
+
+
+def hold_out(
+    boards: Sequence[Board], habits: Habits, folds: int = 4, counts: Sequence[int] = (), has_cores: bool = False
+) -> tuple[Trial, ...]:
+    """Every row of every board, predicted without its net's family and the board's chip.
+
+    Args:
+        boards: at least three of different chips; those with fewer than two families are only for the prior.
+        habits: how their runtime runs layers.
+        folds: parts that chips are divided into; a chip's prior is from the other parts.
+        counts: also predict from so many nets of other families, drawn at random but always alike.
+        has_cores: also predict from other boards with the same core alone.
+    """
+    known = {net.name: net.workload.quantities(habits) for board in boards for net, _ in board.times}
+    fold = [zlib.crc32(board.soc.encode()) % folds for board in boards]
+    found: list[Trial] = []
+    for family in dict.fromkeys(net.family for board in boards for net, _ in board.times):
+        rows = [_rows(board, known, family) for board in boards]
+        for part in range(folds):
+            asked = [
+                number
+                for number, board in enumerate(boards)
+                if fold[number] == part and any(net.family == family for net, _ in board.times)
+            ]
+            others = [number for number in range(len(boards)) if fold[number] != part and len(rows[number][1])]
+            if asked and len(others) >= 3:
+                prior, fits = fit_prior([rows[number] for number in others])
+                fitted = dict(zip(others, fits, strict=True))
+                fitted |= {n: fit_costs(*rows[n], prior) for n in range(len(boards)) if fold[n] == part}
+                for number in asked:
+                    for label, costs in _knowledge(boards, number, rows[number], prior, fitted, counts, has_cores):
+                        found.extend(_trials(boards[number], number, family, known, label, costs, prior))
+    return tuple(found)
+
+
+def hold_out_alone(board: Board, habits: Habits, prior: Costs, folds: int = 10) -> tuple[Trial, ...]:
+    """Every row of a board that has no others of its kind, predicted without its net's family.
+
+    Args:
+        board: its rows.
+        habits: how its runtime runs layers.
+        prior: costs that are likely before any time is known; it must not come from this board.
+        folds: parts that families are divided into where there are more of them.
+    """
+    known = {net.name: net.workload.quantities(habits) for net, _ in board.times}
+    families = list(dict.fromkeys(net.family for net, _ in board.times))
+    part = {family: number % folds for number, family in enumerate(families)}
+    found: list[Trial] = []
+    for fold in range(min(folds, len(families))):
+        kept = [(known[net.name], time) for net, time in board.times if part[net.family] != fold]
+        asked = [(net, time) for net, time in board.times if part[net.family] == fold]
+        if kept:
+            costs = fit_costs(np.array([row for row, _ in kept]), np.array([time for _, time in kept]), prior)
+            for net, time in asked:
+                row = known[net.name]
+                error = float(np.log(time)) - costs.log_time(row)
+                is_outside = outside_share(costs, row) >= OUTSIDE_SHARE
+                found.append(Trial(0, net.name, net.family, "all", error, costs.variance(row), is_outside))
+    return tuple(found)
+
+
+def relative_rows(board: Board, base: Costs, habits: Habits, left_out: str = "") -> tuple[Vector, Vector]:
+    """A board's rows with quantities in the time they take at other costs, so that its costs become ratios to these.
+
+    Args:
+        board: in one precision, say int8.
+        base: costs of the same board in another.
+        habits: how layers are run.
+        left_out: a family whose nets are left out; none unless given.
+    """
+    known = {net.name: net.workload.quantities(habits) for net, _ in board.times}
+    rows, times = _rows(board, known, left_out)
+    return rows * np.exp(base.mean), times
+
+
+def hold_out_relative(
+    boards: Sequence[Board], bases: Sequence[Board], habits: Habits, folds: int = 4
+) -> tuple[Trial, ...]:
+    """Every row of every board, from its costs in another precision and the ratios that other chips have.
+
+    Args:
+        boards: in the precision that is asked for, say int8.
+        bases: the same boards, one by one, in the precision that is known, with more nets.
+        habits: how layers are run.
+        folds: parts that chips are divided into.
+    """
+    fold = [zlib.crc32(board.soc.encode()) % folds for board in boards]
+    found: list[Trial] = []
+    for family in dict.fromkeys(net.family for board in boards for net, _ in board.times):
+        known = {net.name: net.workload.quantities(habits) for board in (*boards, *bases) for net, _ in board.times}
+        _, costs = fit_prior([_rows(base, known, family) for base in bases])
+        rows = [relative_rows(board, base, habits, family) for board, base in zip(boards, costs, strict=True)]
+        for part in range(folds):
+            others = [pair for pair, number in zip(rows, fold, strict=True) if number != part and len(pair[1])]
+            if len(others) < 3:
+                continue
+            prior, _ = fit_prior(others, start=np.zeros(len(costs[0].mean)))
+            for number, board in enumerate(boards):
+                if fold[number] == part:
+                    ratios = fit_costs(*rows[number], prior)
+                    scaled = {name: row * np.exp(costs[number].mean) for name, row in known.items()}
+                    found.extend(_trials(board, number, family, scaled, "all", ratios, prior))
+    return tuple(found)
+
+
+def _rows(board: Board, known: Mapping[str, Vector], left_out: str) -> tuple[Vector, Vector]:
+    kept = [(known[net.name], time) for net, time in board.times if net.family != left_out]
+    size = len(next(iter(known.values())))
+    return np.array([row for row, _ in kept]).reshape(-1, size), np.array([time for _, time in kept])
+
+
+def _knowledge(
+    boards: Sequence[Board],
+    number: int,
+    rows: tuple[Vector, Vector],
+    prior: Costs,
+    fitted: Mapping[int, Costs],
+    counts: Sequence[int],
+    has_cores: bool,
+) -> Iterator[tuple[str, Costs]]:
+    """What may be known of a board, and its costs then."""
+    quantities, times = rows
+    if len(times):
+        yield "all", fitted[number]
+    order = np.random.default_rng(number).permutation(len(times))
+    for count in counts:
+        if count < len(times):
+            yield str(count), fit_costs(quantities[order[:count]], times[order[:count]], prior)
+    board = boards[number]
+    pairs = [(boards[other], fit) for other, fit in fitted.items() if boards[other].device != board.device]
+    if not has_cores:
+        return
+    for label, found in (
+        ("core", pairs),
+        ("core of another chip", [pair for pair in pairs if pair[0].soc != board.soc]),
+    ):
+        costs = core_costs(board, found)
+        if costs is not None:
+            yield label, costs
+            for count in counts if label == "core" else ():
+                if count < len(times):
+                    chosen = order[:count]
+                    yield f"core+{count}", fit_costs(quantities[chosen], times[chosen], costs)
+
+
+def _trials(
+    board: Board, number: int, family: str, known: Mapping[str, Vector], label: str, costs: Costs, prior: Costs
+) -> Iterator[Trial]:
+    for net, time in board.times:
+        if net.family == family:
+            row = known[net.name]
+            is_outside = outside_share(prior, row) >= OUTSIDE_SHARE
+            error = float(np.log(time)) - costs.log_time(row)
+            yield Trial(number, net.name, family, label, error, costs.variance(row), is_outside)
+
+
+def core_costs(board: Board, others: Sequence[tuple[Board, Costs]]) -> Costs | None:
+    """Costs of a board of which only the core and its clock are known, from boards with that core; None without any.
+
+    Times are taken to go with the inverse of the clock. Devices count once, with their newest record, and only
+    where the runtime is of about the same age. Boards with the same chip, where there are any, are the only ones that
+    count.
+
+    Args:
+        board: its core, clock, threads and engine, and the day of its runtime.
+        others: boards with their costs; those with another core, engine or number of threads are left out.
+    """
+    alike = [
+        (other, costs)
+        for other, costs in newest(others)
+        if _core_key(other) is not None
+        and _core_key(other) == _core_key(board)
+        and abs(_year(other) - _year(board)) <= RUNTIME_YEARS
+    ]
+    # The same chip on another board says more than the same core in another chip: it has the same memory, too.
+    alike = [pair for pair in alike if pair[0].soc == board.soc] or alike
+    if not alike:
+        return None
+    groups: dict[str, list[Vector]] = {}
+    for other, costs in alike:
+        groups.setdefault(other.device, []).append(costs.mean + np.log(_ghz(other) / _ghz(board)))
+    means = np.array([np.median(found, axis=0) for found in groups.values()])
+    spread = np.mean([costs.covariance for _, costs in alike], axis=0) + within_core(others) * (1 + 1 / len(means))
+    return Costs(np.median(means, axis=0), spread, np.ones(means.shape[1]))
+
+
+def newest(others: Sequence[tuple[Board, Costs]]) -> list[tuple[Board, Costs]]:
+    """Of runs of the same platform the newest; of two on one day the later in the table.
+
+    Args:
+        others: boards with whatever goes with them.
+    """
+    found: dict[str, tuple[Board, Costs]] = {}
+    for board, costs in others:
+        if board.key not in found or board.day >= found[board.key][0].day:
+            found[board.key] = (board, costs)
+    return list(found.values())
+
+
+def within_core(others: Sequence[tuple[Board, Costs]]) -> Vector:
+    """Covariance of the costs of chips that have one core and number of threads in common, clocks made equal.
+
+    Args:
+        others: boards with their costs.
+    """
+    groups: dict[tuple[object, ...], dict[str, list[Vector]]] = {}
+    for board, costs in newest(others):
+        key = _core_key(board)
+        if key is not None:
+            groups.setdefault(key, {}).setdefault(board.soc, []).append(costs.mean + np.log(_ghz(board)))
+    size = len(others[0][1].mean)
+    total, freedom = np.zeros((size, size)), 0
+    for group in groups.values():
+        means = np.array([np.mean(found, axis=0) for found in group.values()])
+        away = means - means.mean(axis=0)
+        total, freedom = total + away.T @ away, freedom + len(means) - 1
+    return shrunk(total / max(freedom, 1), freedom) if freedom else np.full((size, size), 0.1) + 0.1 * np.eye(size)
+
+
+def _core_key(board: Board) -> tuple[object, ...] | None:
+    if board.core is None or board.ghz is None:
+        return None
+    return board.core, board.threads, board.engine, board.precision
+
+
+def _ghz(board: Board) -> float:
+    return board.ghz or 1.0
+
+
+def _year(board: Board) -> float:
+    year, _, rest = board.day.partition("-")
+    return float(year) + (int(rest[:2]) - 1) / 12 if rest[:2].isdigit() else float(year or 0)
+
+
+def calibrated(trials: Sequence[Trial]) -> Spread:
+    """The spread that makes intervals hold nine times in ten.
+
+    `noise` and `trust` are those under which the errors, taken as Student t with four degrees of freedom, are most
+    likely; the quantile is then read off the errors.
+
+    Args:
+        trials: held-out predictions; those outside the fit are left out.
+    """
+    kept = [trial for trial in trials if not trial.is_outside]
+    errors = np.array([trial.log_error for trial in kept])
+    variances = np.array([trial.variance for trial in kept])
+    best, chosen = -np.inf, (NOISE, 1.0)
+    for noise in np.geomspace(0.05, 0.5, 20):
+        for trust in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0):
+            sd = np.sqrt(noise**2 + trust * variances)
+            likelihood = float(np.sum(-np.log(sd) - 2.5 * np.log1p((errors / sd) ** 2 / 4)))
+            if likelihood > best:
+                best, chosen = likelihood, (float(noise), trust)
+    if len({trial.family for trial in kept}) < FEW_FAMILIES:
+        # The fit's own variance shrinks when all are known, and nothing tells how much of the errors it was.
+        chosen = max(chosen[0], float(np.median(np.abs(errors)))), chosen[1]
+    if len(kept) < FEW_TRIALS:  # too few, and too much alike, to promise less than usual
+        chosen = max(chosen[0], NOISE), max(chosen[1], 1.0)
+    sd = np.sqrt(chosen[0] ** 2 + chosen[1] * variances)
+    quantile = float(np.quantile(np.abs(errors) / sd, LEVEL))
+    return Spread(*chosen, quantile=max(quantile, USUAL_QUANTILE) if len(kept) < FEW_TRIALS else quantile)
+
+
+def noise_ratio(trials: Sequence[Trial], everything: Sequence[Trial], spread: Spread, strength: float = 10.0) -> float:
+    """How much noisier one board is than all: its own errors, pulled towards 1 by so many rows.
+
+    Args:
+        trials: of one board.
+        everything: of all boards of its kind.
+        spread: of all boards.
+        strength: rows that count for the common noise; ten, as half of what a board usually has.
+    """
+    usual = float(np.mean(_squares(everything, spread))) if everything else 1.0
+    own = _squares(trials, spread) / usual
+    return float(np.sqrt((strength + own.sum()) / (strength + len(own))))
+
+
+def _squares(trials: Sequence[Trial], spread: Spread) -> Vector:
+    """Squared errors in units of their intervals; one that is far off counts as twice the interval."""
+    ratios = [trial.log_error / spread.width(trial.variance) for trial in trials if not trial.is_outside]
+    squares: Vector = np.minimum(np.array(ratios) ** 2, 4.0)
+    return squares

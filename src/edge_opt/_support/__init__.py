@@ -1,0 +1,1 @@
+"""Helpers that several rooms need: checks, extras, files, JSON, state."""

@@ -1,0 +1,51 @@
+"""Arguments held against what they must be: one sentence for each mistake, the same everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, TypeGuard
+
+from edge_opt.errors import InvalidInput
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a finite real number; True and False are none.
+
+    >>> is_number(0.5), is_number(float("inf")), is_number(True), is_number("1")
+    (True, False, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any, least: int = 1) -> TypeGuard[int]:
+    """Whether a value is an integer of at least `least`; True and False are none.
+
+    >>> is_whole(3), is_whole(0), is_whole(0, least=0), is_whole(True)
+    (True, False, True, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    if not is_whole(value, least):
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
+
+
+def check_positive(name: str, value: Any, of: str = "a number", bound: str = "above 0") -> None:
+    """Refuse what is not a finite number above zero; `of` and `bound` are its words, such as "a number of MiB"."""
+    if not is_number(value) or value <= 0:
+        raise InvalidInput(f"{name} is {value!r}; it must be {of} {bound}")
+
+
+def check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """Refuse what is none of the allowed words.
+
+    >>> check_one_of("mode", "evil", ("eval", "train"))
+    Traceback (most recent call last):
+    edge_opt.errors.InvalidInput: mode is 'evil'; it must be one of eval, train
+    """
+    words = tuple(allowed)
+    if not isinstance(value, str) or value not in words:
+        raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(words)}")

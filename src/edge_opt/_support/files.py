@@ -1,0 +1,62 @@
+"""Files that appear whole, or not at all."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge_opt.errors import ConversionFailed
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
+    """Put a file in place, folders included; after an error the old file, if any, is as it was."""
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
+    try:
+        data = content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content
+        draft.write_bytes(data)
+        draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    return Path(path)
+
+
+@contextlib.contextmanager
+def staging(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder beside the target, on the same disk, that is gone afterwards, whatever happened."""
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target, prefix=".edge-opt-", ignore_cleanup_errors=True) as aside:
+            yield Path(aside)
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise ConversionFailed(
+            f"cannot write to {str(target)!r}: {what}; free some space or choose another folder. Nothing was left there"
+        ) from error
+
+
+def publish(files: list[Path], folder: str | os.PathLike[str]) -> list[Path]:
+    """Move finished files into place; the last one is the one that names the others."""
+    placed = []
+    for file in files:
+        target = Path(folder) / file.name
+        file.replace(target)
+        placed.append(target)
+    return placed
+
+
+def own_folder() -> Path:
+    """A folder for files that nobody asked to keep; it goes when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="edge-opt-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

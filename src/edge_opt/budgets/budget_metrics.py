@@ -1,0 +1,190 @@
+"""The figures that a budget can speak of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, Literal, TypeVar
+
+from edge_opt import units
+from edge_opt.platforms.capacity import peak_memory
+from edge_opt.records import Interval, Latency, ModelProfile, TrialMetrics
+
+Kind = Literal["count", "bytes", "time", "energy", "share", "rate"]
+S = TypeVar("S")
+
+# As everywhere here, a MB is 2**20 bytes.
+_UNITS: Mapping[Kind, Mapping[str, float]] = {
+    "bytes": {"bytes": 1, "kb": 2**10, "mb": units.MIB, "gb": 2**30},
+    "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
+    "energy": {"j": 1.0, "mj": 1e-3, "kj": 1e3},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[S]):
+    """One figure of a profile or of a trial. `read` gives it in bytes, seconds, joules; None where it is not known.
+
+    `family` is the name without its unit, and `unit` is that unit, "" for counts and shares. `interval` is how well a
+    figure is known: a measured or predicted one, or one that is only a lower bound. `is_signed` says that
+    it can be below zero.
+    """
+
+    name: str
+    family: str
+    kind: Kind
+    unit: str
+    scale: float
+    read: Callable[[S], float | None]
+    interval: Callable[[S], Interval | None]
+    is_signed: bool = False
+    is_measured: bool = False
+    is_predicted: bool = False
+
+    def value(self, subject: S) -> float | None:
+        """The figure in the metric's own unit."""
+        found = self.read(subject)
+        return None if found is None else found / self.scale
+
+    def bounds(self, subject: S) -> Interval | None:
+        """Where the figure lies, in the metric's own unit; None for one that is exact or whose noise is not known."""
+        found = self.interval(subject)
+        return None if found is None else Interval(found.low / self.scale, found.high / self.scale)
+
+
+def _family(
+    name: str,
+    kind: Kind,
+    read: Callable[[S], float | None],
+    interval: Callable[[S], Interval | None] = lambda _: None,
+    *,
+    is_signed: bool = False,
+    is_measured: bool = False,
+    is_predicted: bool = False,
+) -> Iterator[Metric[S]]:
+    """The metric in each unit of its kind: latency_s, latency_ms, latency_us."""
+    if kind not in _UNITS:
+        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed, is_measured, is_predicted)
+        return
+    for unit, scale in _UNITS[kind].items():
+        # `bytes_moved` has its unit in front.
+        full = name if name.startswith("bytes") and unit == "bytes" else f"{name}_{unit}"
+        yield Metric(full, name, kind, unit, scale, read, interval, is_signed, is_measured, is_predicted)
+
+
+def _table(*families: Iterator[Metric[S]]) -> Mapping[str, Metric[S]]:
+    return MappingProxyType({metric.name: metric for family in families for metric in family})
+
+
+def _priced(name: str, kind: Kind, read: Callable[[ModelProfile], float]) -> Iterator[Metric[ModelProfile]]:
+    """A metric that is only a lower bound where an operator has no price."""
+
+    def interval(profile: ModelProfile) -> Interval | None:
+        return Interval(read(profile), math.inf) if profile.totals.is_lower_bound else None
+
+    return _family(name, kind, read, interval)
+
+
+def _measured(
+    name: str,
+    kind: Kind,
+    read: Callable[[ModelProfile], float | None],
+    interval: Callable[[ModelProfile], Interval | None] = lambda _: None,
+) -> Iterator[Metric[ModelProfile]]:
+    return _family(name, kind, read, interval, is_measured=True)
+
+
+def _latency(pick: Callable[[Latency], float]) -> Callable[[ModelProfile], float | None]:
+    return lambda profile: None if profile.measurement is None else pick(profile.measurement.latency)
+
+
+def _latency_interval(profile: ModelProfile) -> Interval | None:
+    return None if profile.measurement is None else profile.measurement.latency.median_interval_s
+
+
+def _measured_memory(profile: ModelProfile) -> float | None:
+    if profile.measurement is None or profile.measurement.memory is None:
+        return None
+    return profile.measurement.memory.peak_bytes
+
+
+def _energy(profile: ModelProfile) -> float | None:
+    if profile.measurement is None or profile.measurement.energy is None:
+        return None
+    return profile.measurement.energy.joules
+
+
+def _predicted(profile: ModelProfile) -> float | None:
+    return None if profile.prediction is None else profile.prediction.seconds
+
+
+def _predicted_interval(profile: ModelProfile) -> Interval | None:
+    found = profile.prediction
+    if found is None or found.seconds is None:
+        return None
+    # An end that is not known is open.
+    return Interval(found.low or 0.0, math.inf if found.high is None else found.high)
+
+
+PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
+    _priced("macs", "count", lambda profile: profile.totals.macs),
+    _priced("flops", "count", lambda profile: profile.totals.flops),
+    _priced("other_ops", "count", lambda profile: profile.totals.other_ops),
+    _family("params", "count", lambda profile: profile.totals.params),
+    _family("trainable_params", "count", lambda profile: profile.totals.trainable_params),
+    _family("layers", "count", lambda profile: sum(layer.call.is_leaf for layer in profile.layers)),
+    _family("operators", "count", lambda profile: len(profile.trace.ops)),
+    _family("unpriced", "count", lambda profile: sum(item.count for item in profile.unpriced)),
+    _family("coverage", "share", lambda profile: profile.coverage),
+    _family("param", "bytes", lambda profile: profile.totals.param_bytes),
+    _family("size", "bytes", lambda profile: profile.totals.param_bytes + profile.totals.buffer_bytes),
+    _family("model", "bytes", lambda profile: profile.totals.param_bytes + profile.totals.buffer_bytes),
+    _family("input", "bytes", lambda profile: profile.totals.input_bytes),
+    _family("activation", "bytes", lambda profile: profile.totals.activation_bytes),
+    _family("peak_activation", "bytes", lambda profile: profile.peak.live_bytes),
+    _family("peak_memory", "bytes", lambda profile: peak_memory(profile).total_bytes),
+    _family("planned_memory", "bytes", lambda profile: peak_memory(profile, lifetimes="planner").total_bytes),
+    _priced("bytes_read", "bytes", lambda profile: profile.totals.bytes_read),
+    _priced("bytes_written", "bytes", lambda profile: profile.totals.bytes_written),
+    _priced("bytes_moved", "bytes", lambda profile: profile.totals.bytes_read + profile.totals.bytes_written),
+    _measured("latency", "time", _latency(lambda latency: latency.median_s), _latency_interval),
+    _measured("latency_min", "time", _latency(lambda latency: latency.minimum_s)),
+    _measured("latency_p95", "time", _latency(lambda latency: latency.p95_s)),
+    _measured("latency_p99", "time", _latency(lambda latency: latency.p99_s)),
+    _measured("throughput", "rate", _latency(lambda latency: latency.throughput)),
+    _measured("measured_memory", "bytes", _measured_memory),
+    _measured("energy", "energy", _energy),
+    # No energy: a prediction has no interval for it, so a limit next to it would pass for kept.
+    _family("predicted", "time", _predicted, _predicted_interval, is_predicted=True),
+)
+
+TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
+    _family(
+        "accuracy",
+        "share",
+        lambda trial: trial.accuracy,
+        lambda trial: Interval(trial.accuracy_low, trial.accuracy_high),
+    ),
+    _family("accuracy_drop", "share", lambda trial: trial.accuracy_drop, is_signed=True),
+    _family("test_accuracy", "share", lambda trial: trial.test_accuracy),
+    _family(
+        "latency",
+        "time",
+        lambda trial: trial.latency_s,
+        lambda trial: Interval(trial.latency_low_s, trial.latency_high_s),
+    ),
+    _family("latency_p95", "time", lambda trial: trial.latency_p95_s),
+    _family("cpu_latency", "time", lambda trial: trial.cpu_latency_s),
+    _family("single_latency", "time", lambda trial: trial.single_latency_s),
+    _family("throughput", "rate", lambda trial: trial.throughput),
+    _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
+    _family("model", "bytes", lambda trial: trial.model_bytes),
+    _family("size", "bytes", lambda trial: trial.size_bytes),
+    _family("energy", "energy", lambda trial: trial.energy_j),
+    _family("macs", "count", lambda trial: trial.macs),
+    _family("params", "count", lambda trial: trial.params),
+    _family("macs_ratio", "share", lambda trial: trial.macs_ratio),
+    _family("params_ratio", "share", lambda trial: trial.params_ratio),
+)

@@ -1,0 +1,1 @@
+"""This machine sampled into a file, and a model's time predicted from it."""

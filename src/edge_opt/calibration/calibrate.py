@@ -1,0 +1,287 @@
+"""calibrate(): this machine measured into a file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from edge_opt._support.checks import check_whole, is_number
+from edge_opt.calibration.in_situ import Visit, closed, measured_overheads, operator_samples, visit_reference
+from edge_opt.calibration.operator_bench import Runnable, best_seconds, kept_heap, rounds, undisturbed
+from edge_opt.calibration.operator_draws import is_warm, plan
+from edge_opt.calibration.operator_times import GROUPS, OperatorTimes, describe
+from edge_opt.calibration.reference_networks import REFERENCES
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring.machine import crash_of, read_environment
+from edge_opt.platforms.calibration_file import host_file, save_calibration
+from edge_opt.records import (
+    Calibration,
+    FreshOutput,
+    GroupDeviation,
+    MeasuredBandwidth,
+    MeasuredPeak,
+    OperatorSample,
+    ReferenceRun,
+)
+from edge_opt.records.devices import Precision
+from edge_opt.records.predictions import PeakClass
+
+_WORKING_SETS = tuple(1 << power for power in range(15, 28))  # 32 KiB to 128 MiB
+_FRESH = tuple(1 << power for power in range(18, 27, 2))  # 256 KiB to 64 MiB
+_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SIDE, _WIDTH = 28, 128
+
+
+def bandwidths() -> tuple[MeasuredBandwidth, ...]:
+    """What a copy reaches, from working sets that fit the smallest cache to those that fit none."""
+    found = []
+    for size in _WORKING_SETS:
+        source, target = torch.ones(size // 8), torch.ones(size // 8)
+        inner = max(1, (1 << 20) // size)
+
+        def copy(source: torch.Tensor = source, target: torch.Tensor = target, inner: int = inner) -> None:
+            for _ in range(inner):
+                target.copy_(source)
+
+        found.append(MeasuredBandwidth(size, size * inner / best_seconds(copy, 5)))
+    return tuple(found)
+
+
+def fresh_outputs() -> tuple[FreshOutput, ...]:
+    """Writing memory that was just asked for, beside memory that was written before: new pages must be mapped first."""
+    return tuple(_fresh(size) for size in _FRESH)
+
+
+def _fresh(size: int) -> FreshOutput:
+    kept = torch.empty(size // 4)
+    return FreshOutput(
+        size, best_seconds(lambda: torch.empty(size // 4).fill_(1.0), 4), best_seconds(lambda: kept.fill_(1.0), 4)
+    )
+
+
+def peaks() -> tuple[MeasuredPeak, ...]:
+    """Operations per second of each class of work at each precision that torch has a kernel for, slow ones as found.
+
+    A precision whose kernels end the process is left out, as one without kernels is.
+    """
+    found = [
+        MeasuredPeak(work, precision, 2 * macs / best_seconds(run, 3))
+        for precision, dtype in _DTYPES.items()
+        if crash_of(dtype) is None
+        for work, macs, run in _work(dtype)
+    ]
+    return (*found, *_integer_peak())
+
+
+def _work(dtype: torch.dtype) -> Iterator[tuple[PeakClass, int, Callable[[], object]]]:
+    # Half the size at 16 bits: where only a reference kernel exists, it may be fifty times as slow.
+    size = 512 if dtype is torch.float32 else 256
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    yield "gemm", size**3, lambda: torch.mm(a, b)
+    image = torch.randn(1, _WIDTH, _SIDE, _SIDE).to(dtype)
+    places = _SIDE * _SIDE
+    three, one, deep = (
+        torch.randn(shape).to(dtype) for shape in ((_WIDTH, _WIDTH, 3, 3), (_WIDTH, _WIDTH, 1, 1), (_WIDTH, 1, 3, 3))
+    )
+    yield "conv3x3", places * _WIDTH * _WIDTH * 9, lambda: F.conv2d(image, three, padding=1)
+    yield "conv1x1", places * _WIDTH * _WIDTH, lambda: F.conv2d(image, one)
+    yield "depthwise", places * _WIDTH * 9, lambda: F.conv2d(image, deep, padding=1, groups=_WIDTH)
+    yield "strided", places // 4 * _WIDTH * _WIDTH * 9, lambda: F.conv2d(image, three, stride=2, padding=1)
+
+
+def _integer_peak() -> Iterator[MeasuredPeak]:
+    """Products of int8 matrices, the only class that torch has an integer kernel for without quantising."""
+    a, b = (torch.randint(-8, 8, (256, 256), dtype=torch.int8) for _ in range(2))
+    try:
+        seconds = best_seconds(lambda: torch._int_mm(a, b), 3)
+    except RuntimeError:  # not every build and processor has it
+        return
+    yield MeasuredPeak("gemm", "int8", 2 * 256**3 / seconds)
+
+
+_FOLDS = 4
+_NINE_IN_TEN = 1.645
+_UNKNOWN_DEVIATION = 0.3  # where there was nothing to hold out
+_FEWEST = 8
+
+
+def validated(calibration: Calibration) -> Calibration:
+    """The calibration with its own errors: each part of the reference models predicted from all the others."""
+    wholes: list[float] = []
+    parts: dict[str, list[float]] = {group: [] for group in GROUPS}
+    # Both batches of a model are held out together, or one would tell about the other.
+    models = list(dict.fromkeys(_model(run) for run in calibration.references))
+    for fold in range(min(_FOLDS, len(models) if len(models) > 1 else 0)):
+        held = {run.name for run in calibration.references if models.index(_model(run)) % _FOLDS == fold}
+        learned = OperatorTimes([item for item in calibration.samples if item.origin not in held], calibration)
+        for name in sorted(held):
+            own = [item for item in calibration.samples if item.origin == name]
+            described = [describe(item.signature, item.distances, learned.scales) for item in own]
+            expected, found = np.array([item.seconds for item in own]), learned.seconds(described)
+            wholes.append(float(np.log(found.sum() / expected.sum())))
+            for item, error in zip(described, np.log(found / expected), strict=True):
+                parts[item.group].append(float(error))
+    return replace(
+        calibration,
+        whole_deviation=_deviation(wholes),
+        deviations=tuple(GroupDeviation(group, _deviation(errors)) for group, errors in parts.items()),
+    )
+
+
+def _model(run: ReferenceRun) -> str:
+    return run.name.rpartition(",")[0]
+
+
+def _deviation(errors: list[float]) -> float:
+    """The standard deviation of a normal error that would have nine in ten within the same bounds."""
+    if len(errors) < _FEWEST:
+        return _UNKNOWN_DEVIATION
+    return float(np.quantile(np.abs(errors), 0.9)) / _NINE_IN_TEN
+
+
+MOST_SECONDS = 120.0
+_ROUNDS = 5
+_PASSES = 2
+_VISITS = 2
+_GROUP = 40
+_SMALL_BYTES = 4 << 20
+_HOLE_BYTES = 1 << 30
+_PLANNED = 1400
+_PLANNED_PER_SECOND = 20
+# Of the time: when to start no other reference model, and when to stop timing operators alone.
+_REFERENCE_SHARE = 0.72
+_ALONE_SHARE = 0.93
+
+Progress = Callable[[float, str], None]
+
+
+def calibrate(
+    *,
+    threads: int | None = None,
+    seconds: float = 110.0,
+    path: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Calibration:
+    """Measure this machine for predictions, and save what was found. Nothing else should run meanwhile.
+
+    Operators are timed alone and inside reference models.
+
+    Args:
+        threads: Threads that torch uses; its own number unless given. Predictions hold for that number.
+        seconds: Seconds of CPU time at most; more time measures more operators.
+        path: The file to write; without it, it becomes the host's own, which `target="host"` finds.
+        progress: Whether to show a bar on a terminal.
+    """
+    if not is_number(seconds) or not 1 <= seconds <= MOST_SECONDS:
+        raise InvalidInput(f"seconds is {seconds!r}; it must be a number from 1 to {MOST_SECONDS:g}")
+    if threads is not None:
+        check_whole("threads", threads)
+    target = Path(path) if path is not None else host_file()
+    with undisturbed(threads), _shown(progress) as tell:
+        calibration = _measured(seconds, tell)
+    save_calibration(calibration, target)
+    return calibration
+
+
+def _measured(seconds: float, tell: Progress) -> Calibration:
+    start = time.process_time()
+
+    def spent() -> float:
+        return (time.process_time() - start) / seconds
+
+    machine = read_environment()
+    tell(0.0, "memory and peaks")
+    overheads = measured_overheads()
+    found_bandwidths, found_peaks, found_fresh = bandwidths(), peaks(), fresh_outputs()
+    # Models first: timing hundreds of operators alone leaves the heap in pieces, some of them cold.
+    with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
+        visits = _visited_references(spent, tell)
+    alone = _timed_alone(seconds, spent, tell)
+    runs = [visit.run() for visit in visits]
+    in_place = [sample for visit in visits for sample in operator_samples(visit)]
+    tell(_ALONE_SHARE, "cross-validation")
+    measured = Calibration(
+        name=platform.node() or "host",
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=machine,
+        versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
+        cpu_seconds=0.0,
+        bandwidths=found_bandwidths,
+        peaks=found_peaks,
+        overhead_per_operator_s=overheads.operator_s,
+        overhead_per_module_s=overheads.module_s,
+        fresh_outputs=found_fresh,
+        references=tuple(runs),
+        samples=(*alone, *closed(in_place, runs, overheads)),
+        whole_deviation=0.0,
+        deviations=(),
+    )
+    return replace(validated(measured), cpu_seconds=time.process_time() - start)
+
+
+def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> list[OperatorSample]:
+    planned = plan(count=min(_PLANNED, round(seconds * _PLANNED_PER_SECOND)))
+    samples: list[OperatorSample] = []
+    for first in range(0, len(planned), _GROUP):
+        if samples and spent() > _ALONE_SHARE:
+            break
+        tell(spent(), f"operators alone: {len(samples)}")
+        group = [Runnable(signature, is_warm(signature)) for signature in planned[first : first + _GROUP]]
+        # What a round moves lies between two uses of the same weights.
+        distance = sum(runnable.nbytes for runnable in group)
+        # Only short operators notice whether their code is in the cache.
+        rehearsals = [
+            Runnable(item.signature, is_warm(item.signature)) if item.nbytes < _SMALL_BYTES else None for item in group
+        ]
+        for runnable, times in zip(group, rounds(group, _ROUNDS, rehearsals), strict=True):
+            distances = tuple(0 if warm else distance for warm in is_warm(runnable.signature))
+            samples.append(OperatorSample(runnable.signature, distances, min(times)))
+    return samples
+
+
+def _visited_references(spent: Callable[[], float], tell: Progress) -> list[Visit]:
+    """Every reference model, visited twice with all the others in between: few disturbances last that long."""
+    found: dict[tuple[str, int], Visit] = {}
+    for turn in range(_VISITS):
+        # Small batches first: a slow machine, or a short calibration, then still sees every family.
+        for place in (0, 1):
+            for reference in REFERENCES:
+                if found and spent() > _REFERENCE_SHARE:
+                    return list(found.values())
+                tell(spent(), f"inside models, round {turn + 1}: {reference.name}")
+                batch = reference.batches[place]
+                visit = visit_reference(reference, batch, _PASSES)
+                key = (reference.name, batch)
+                found[key] = found[key] | visit if key in found else visit
+    return list(found.values())
+
+
+@contextmanager
+def _shown(wanted: bool) -> Iterator[Progress]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not wanted or not console.is_terminal:
+        yield lambda share, what: None
+        return
+    columns = (TextColumn("calibrating"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    # Redrawn only between measurements: a thread that draws would be measured, too.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def tell(share: float, what: str) -> None:
+            bar.update(task, completed=share, description=what, refresh=True)
+
+        yield tell

@@ -1,0 +1,270 @@
+"""Operators timed alone: operands, kept memory, a clock."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edge_opt.records import OpSignature, Shape, TensorInfo, Trace
+from edge_opt.trace.operators import Behavior, behavior, operator_name
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Times each operator that a trace would record, in the same order; views included."""
+
+    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._now = now
+        self.names: list[str] = []
+        self.nanoseconds: list[int] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if behavior(func) is Behavior.DECOMPOSE:
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        start = self._now()
+        result = func(*args, **kwargs)
+        self.nanoseconds.append(self._now() - start)
+        self.names.append(operator_name(func))
+        return result
+
+
+_MIB = 1 << 20
+# glibc takes up to 32 MiB from its heap once it has seen a block of that size freed; larger ones where a hole is free.
+_FAMILIAR_BYTES = 31 * _MIB
+_PIECE_BYTES = 16 * _MIB
+_LID_BYTES = 4 * _MIB
+_SPARE_BYTES = 64 * _MIB
+
+
+def hole_for(trace: Trace) -> int:
+    """Bytes that a forward takes at most, and as many again for what operators take while they run."""
+    return 2 * max((call.live_bytes for call in trace.ops), default=0) + _SPARE_BYTES
+
+
+@contextmanager
+def kept_heap(nbytes: int) -> Iterator[None]:
+    """Let tensors be made in a hole of the heap that was written before, of this many bytes.
+
+    Otherwise the C library may give memory back to the system after each forward and fetch it again for the next,
+    page by page, or may not: by chance, and for more than twice the time. Weights and inputs should be there before,
+    so that the hole is in one piece. Elsewhere than on glibc this does no harm.
+    """
+    for _ in range(2):
+        torch.zeros(_FAMILIAR_BYTES, dtype=torch.uint8)
+    pieces = [torch.zeros(_PIECE_BYTES, dtype=torch.uint8) for _ in range(max(1, nbytes // _PIECE_BYTES))]
+    # The heap shrinks from its end only, and this lies there.
+    lid = torch.zeros(_LID_BYTES, dtype=torch.uint8)
+    pieces.clear()
+    try:
+        yield
+    finally:
+        del lid
+
+
+_INDEXED = {"aten.embedding": 0, "aten.embedding_bag": 0}
+_SETTINGS = (torch.dtype, torch.memory_format, torch.layout)
+
+
+class Unrunnable(Exception):
+    """An operator that cannot be called on made-up tensors; the message says why."""
+
+
+class Runnable:
+    """One operator with tensors of its own. `touch` brings what would be warm into the cache; `run` is the call."""
+
+    def __init__(self, signature: OpSignature, is_warm: Sequence[bool]) -> None:
+        self.signature = signature
+        self.function = overload(signature)
+        made = _Operands(signature, is_warm)
+        self.args = tuple(made.value(argument) for argument in signature.args)
+        self.kwargs = {name: made.value(argument) for name, argument in signature.kwargs}
+        self.nbytes = sum(base.numel() * base.itemsize for base, _ in made.bases)
+        self._warm = [base for base, is_wanted in made.bases if is_wanted and base.dtype is not torch.bool]
+        # An operator that writes its operand would drift away from ordinary values, and denormal ones are slow.
+        is_writing = signature.op.endswith("_") and made.bases
+        self._written = (made.bases[0][0], made.bases[0][0].clone()) if is_writing else None
+
+    def touch(self) -> None:
+        """Write the warm operands, as the operators before this one would just have done."""
+        if self._written is not None:
+            self._written[0].copy_(self._written[1])
+        for base in self._warm:
+            base.mul_(1)
+
+    def run(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+
+class _Operands:
+    """Makes the tensors of one call, in the order of `OpSignature.inputs`."""
+
+    def __init__(self, signature: OpSignature, is_warm: Sequence[bool]) -> None:
+        self.bases: list[tuple[torch.Tensor, bool]] = []
+        self._layouts: Iterator[Shape | None] = iter(signature.strides or (None,) * len(signature.inputs))
+        self._is_warm = iter(is_warm)
+        self._rows = _index_limit(signature)
+
+    def value(self, argument: Any) -> Any:
+        if isinstance(argument, TensorInfo):
+            base, tensor = _tensor(argument, next(self._layouts), self._rows)
+            self.bases.append((base, next(self._is_warm)))
+            return tensor
+        if isinstance(argument, tuple):
+            return [self.value(item) for item in argument]
+        if isinstance(argument, str):
+            found = getattr(torch, argument, None)
+            if isinstance(found, _SETTINGS):
+                return found
+            return torch.device("cpu") if argument in ("cpu", "meta") or argument.startswith("cuda") else argument
+        return argument
+
+
+def _index_limit(signature: OpSignature) -> int:
+    """Integers stay below this: rows of a table, or the shortest side that an index may run along."""
+    tables = [tensor for tensor in signature.inputs if "int" not in tensor.dtype and tensor.dtype != "bool"]
+    if signature.op in _INDEXED and tables:
+        return tables[0].shape[0]
+    return max(1, min(tables[0].shape, default=1)) if tables else 2
+
+
+def _tensor(info: TensorInfo, strides: Shape | None, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory with ordinary values, and the tensor as a view of it."""
+    dtype = getattr(torch, info.dtype, None)
+    if not isinstance(dtype, torch.dtype) or dtype.is_complex or "q" in info.dtype:
+        raise Unrunnable(f"tensors of {info.dtype} cannot be made up")
+    if strides is None:
+        base = _filled(info.elements, dtype, limit)
+        return base, base.view(info.shape)
+    span = 1 + sum((size - 1) * step for size, step in zip(info.shape, strides, strict=True)) if info.elements else 0
+    base = _filled(span, dtype, limit)
+    return base, base.as_strided(info.shape, strides)
+
+
+def _filled(count: int, dtype: torch.dtype, limit: int) -> torch.Tensor:
+    base = torch.empty(count, dtype=dtype)
+    if not dtype.is_floating_point:
+        return base.random_(0, 2 if dtype is torch.bool else limit)
+    # Copying random numbers is several times as fast as drawing them.
+    pool = _pool()
+    for start in range(0, count, len(pool)):
+        part = base[start : start + len(pool)]
+        part.copy_(pool[: len(part)])
+    return base
+
+
+@cache
+def _pool() -> torch.Tensor:
+    return torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+
+
+def overload(signature: OpSignature) -> Callable[..., Any]:
+    """The operator itself: of those that share its name, the one with its parameters and types."""
+    library, _, name = signature.op.partition(".")
+    packet = getattr(getattr(torch.ops, library, None), name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        raise Unrunnable(f"{signature.op} is not an operator of torch")
+    named = [
+        candidate
+        for candidate in (getattr(packet, key) for key in packet.overloads())  # type: ignore[no-untyped-call]
+        if tuple(argument.name for argument in _positional(candidate)) == signature.names
+        and {name for name, _ in signature.kwargs} <= {argument.name for argument in candidate._schema.arguments}
+    ]
+    if not named:
+        raise Unrunnable(f"no form of {signature.op} takes {', '.join(signature.names)}")
+    # A number may stand for a tensor, so a form that does not fit to the letter is still better than none.
+    found: Callable[..., Any] = max(named, key=lambda candidate: _fitting(signature, candidate))
+    return found
+
+
+def _positional(candidate: Any) -> list[Any]:
+    return [argument for argument in candidate._schema.arguments if not argument.kwarg_only]
+
+
+def _fitting(signature: OpSignature, candidate: Any) -> int:
+    return sum(
+        _fits(value, str(argument.type))
+        for value, argument in zip(signature.args, _positional(candidate), strict=False)
+    )
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a recorded argument may be of a schema's type; what a tensor is decides between most forms."""
+    if value is None:
+        return kind.startswith("Optional")
+    if isinstance(value, TensorInfo):
+        return "Tensor" in kind and "List" not in kind
+    if isinstance(value, tuple):
+        return "List" in kind
+    return "Tensor" not in kind and "List" not in kind
+
+
+T = TypeVar("T")
+
+
+def rounds(
+    runnables: Sequence[Runnable], count: int, rehearsals: Sequence[Runnable | None] | None = None
+) -> list[list[float]]:
+    """Seconds of each operator in each round; outputs are made anew and dropped, as in a forward.
+
+    A rehearsal is the same operator on other tensors, run just before: it leaves the code in the cache, as the layers
+    of a model do for each other, and the weights out of it.
+    """
+    seconds: list[list[float]] = [[] for _ in runnables]
+    clock = time.perf_counter_ns
+    with torch.inference_mode():
+        for _ in range(count):
+            for times, runnable, rehearsal in zip(
+                seconds, runnables, rehearsals or [None] * len(runnables), strict=True
+            ):
+                if rehearsal is not None:
+                    rehearsal.run()
+                runnable.touch()
+                start = clock()
+                result = runnable.run()
+                times.append((clock() - start) / 1e9)
+                del result
+    return seconds
+
+
+def best_seconds(run: Callable[[], object], count: int) -> float:
+    """Least seconds of a call, after one that does not count."""
+    run()
+    best = float("inf")
+    for _ in range(count):
+        start = time.perf_counter_ns()
+        run()
+        best = min(best, (time.perf_counter_ns() - start) / 1e9)
+    return best
+
+
+@contextmanager
+def undisturbed(threads: int | None) -> Iterator[None]:
+    """No garbage collection, the asked number of threads, random numbers restored; then everything as found."""
+    found, was_collecting, numbers = torch.get_num_threads(), gc.isenabled(), torch.get_rng_state()
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_collecting:
+            gc.enable()
+        torch.set_num_threads(found)
+        torch.set_rng_state(numbers)
+        torch.backends.mha.set_fastpath_enabled(fast_path)

@@ -1,0 +1,315 @@
+"""predict(): a model's time from a calibration, operator by operator."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from edge_opt import units
+from edge_opt.calibration.in_situ import Overheads, read_distances, visit_reference
+from edge_opt.calibration.operator_bench import Runnable, Unrunnable, hole_for, kept_heap, rounds, undisturbed
+from edge_opt.calibration.operator_times import (
+    FAR_BYTES,
+    FRESH_BYTES,
+    NOMINAL,
+    Array,
+    Described,
+    describe,
+    operator_times,
+)
+from edge_opt.calibration.reference_networks import REFERENCES
+from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.measuring.machine import read_environment
+from edge_opt.platforms.estimate import estimate, with_energies
+from edge_opt.platforms.targets import Found
+from edge_opt.records import (
+    Basis,
+    Bound,
+    Calibration,
+    LayerPrediction,
+    ModelProfile,
+    Precision,
+    Prediction,
+    Trace,
+)
+
+_NINE_IN_TEN = 1.645  # standard deviations of a normal error
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The operators of a trace in order: seconds, the standard deviation of their logarithm, what they are."""
+
+    seconds: Array
+    deviations: Array
+    described: Sequence[Described]
+    is_outside: Sequence[bool]
+
+
+def prediction(
+    trace: Trace, parts: Parts, overheads: Overheads, whole_deviation: float, target: str, basis: Basis,
+    precision: Precision, remarks: tuple[str, ...],
+) -> Prediction:  # fmt: skip
+    """Layers that add up to the whole. `whole_deviation` is how far wholes are off where nothing is outside."""
+    own: list[list[int]] = [[] for _ in trace.modules]
+    for call in trace.ops:
+        own[call.module].append(call.index)
+    layers = tuple(
+        _layer(module.index, module.path, module.kind, indices, parts, overheads)
+        for module, indices in zip(trace.modules, own, strict=True)
+    )
+    seconds = math.fsum(layer.seconds or 0.0 for layer in layers)
+    outside = [index for index in range(len(trace.ops)) if parts.is_outside[index]]
+    deviation = math.hypot(whole_deviation, _together(outside, parts) / seconds if seconds else 0.0)
+    factor = math.exp(_NINE_IN_TEN * deviation)
+    names = (trace.signatures[call.signature].op for call in trace.ops if parts.is_outside[call.index])
+    return Prediction(
+        target=target,
+        basis=basis,
+        precision=precision,
+        seconds=seconds,
+        low=seconds / factor,
+        high=seconds * factor,
+        bound=_bound(range(len(trace.ops)), parts, overheads, len(trace.modules)),
+        layers=layers,
+        outside=tuple(dict.fromkeys(names)),
+        energies=(),
+        remarks=remarks,
+    )
+
+
+def _layer(
+    module: int, path: str, kind: str, indices: Sequence[int], parts: Parts, overheads: Overheads
+) -> LayerPrediction:
+    seconds = overheads.module_s + math.fsum(float(parts.seconds[index]) + overheads.operator_s for index in indices)
+    # Operators of one layer are of one kind, and err together.
+    factor = math.exp(_NINE_IN_TEN * _together(indices, parts) / seconds) if seconds else 1.0
+    return LayerPrediction(
+        module=module,
+        path=path,
+        kind=kind,
+        seconds=seconds,
+        low=seconds / factor,
+        high=seconds * factor,
+        bound=_bound(indices, parts, overheads, 1),
+        is_outside=any(parts.is_outside[index] for index in indices),
+    )
+
+
+def _together(indices: Sequence[int], parts: Parts) -> float:
+    """Seconds by which operators err if all err the same way."""
+    return math.fsum(float(parts.seconds[index] * parts.deviations[index]) for index in indices)
+
+
+def _bound(indices: Sequence[int], parts: Parts, overheads: Overheads, modules: int) -> Bound:
+    """What takes most of the time."""
+    compute_s = sum(parts.described[index].compute_s for index in indices)
+    memory_s = sum(parts.described[index].memory_s for index in indices)
+    overhead_s = overheads.module_s * modules + overheads.operator_s * len(indices)
+    shares: dict[Bound, float] = {"compute": compute_s, "memory": memory_s, "overhead": overhead_s}
+    return max(shares, key=lambda name: shares[name])
+
+
+_ROUNDS = 7
+# Nine in ten of the models of benchmarks/prediction_accuracy.py lay within 1.645 of these of what was measured.
+_DEVIATION = 0.06
+_REFERENCES = (("residual-56", 1), ("mobile-hardswish", 1), ("mobile-hardswish", 8), ("text-384", 1), ("dense-28", 1))
+
+
+def time_operators(profile: ModelProfile, *, threads: int | None = None) -> Prediction:
+    """What the model would take here, from timing each of its distinct operators alone; the model is not run.
+
+    Weights are cold and activations warm, as they are in a forward. What a forward adds to its operators is measured on
+    a few reference models, once per process.
+
+    Args:
+        profile: The model and its inputs.
+        threads: Threads that torch uses; its own number unless given.
+    """
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
+    trace = profile.trace
+    with undisturbed(threads):
+        machine = read_environment()
+        scale, operator_s = _in_place(machine.threads)
+        alone_s = _signature_seconds(trace)
+    distances = read_distances(trace)
+    described = [describe(trace.signatures[call.signature], distances[call.index], NOMINAL) for call in trace.ops]
+    seconds = scale * np.array([alone_s[call.signature] for call in trace.ops])
+    parts = Parts(seconds, np.full(len(seconds), _DEVIATION), described, (False,) * len(seconds))
+    remark = f"every distinct operator was timed alone on {machine.cpu} with {machine.threads} thread(s)"
+    overheads = Overheads(operator_s, 0.0)
+    return prediction(trace, parts, overheads, _DEVIATION, "this machine", "timed", "fp32", (remark,))
+
+
+@lru_cache(maxsize=8)
+def _in_place(threads: int) -> tuple[float, float]:
+    """How much longer operators take inside a model than alone, as a factor, and seconds on top of each."""
+    references = {reference.name: reference for reference in REFERENCES}
+    rows = []
+    for name, batch in _REFERENCES:
+        visit = visit_reference(references[name], batch, 3)
+        alone_s = _signature_seconds(visit.trace)
+        total_s = sum(alone_s[call.signature] for call in visit.trace.ops)
+        # Each model counts the same, however long it takes.
+        rows.append((total_s / visit.seconds, len(visit.trace.ops) / visit.seconds))
+    table = np.array(rows)
+    scale, operator_s = np.linalg.lstsq(table, np.ones(len(table)), rcond=None)[0]
+    if operator_s < 0:
+        return float(np.median(1 / table[:, 0])), 0.0
+    return float(scale), float(operator_s)
+
+
+def _signature_seconds(trace: Trace) -> list[float]:
+    """Least seconds of each distinct operator, in rounds over all of them in the order in which they first run."""
+    counts = Counter(call.signature for call in trace.ops)
+    distances = read_distances(trace)
+    first = {call.signature: call for call in reversed(trace.ops)}
+    order = sorted(first, key=lambda signature: first[signature].index)
+    copies: dict[int, list[Runnable]] = {}
+    with torch.inference_mode():
+        for signature in order:
+            call = first[signature]
+            is_warm = [
+                trace.storages[storage].role in ("activation", "input") and distance < FAR_BYTES
+                for storage, distance in zip(call.reads, distances[call.index], strict=True)
+            ]
+            # Layers that look alike have weights of their own; so many copies push each other out of the cache.
+            wanted = min(counts[signature], _ROUNDS) if not all(is_warm) else 1
+            try:
+                copies[signature] = [Runnable(trace.signatures[signature], is_warm) for _ in range(wanted)]
+                copies[signature][0].run()
+            # Arguments are made from shapes alone; what an operator says to values it cannot use is its own choice.
+            except (Unrunnable, RuntimeError, IndexError, TypeError, NotImplementedError) as error:
+                op = trace.signatures[signature].op
+                raise MeasurementFailed(
+                    f"operator {op} cannot be timed alone ({error}); use a calibration instead"
+                ) from error
+        found: dict[int, list[float]] = {signature: [] for signature in order}
+        with kept_heap(hole_for(trace)):
+            for turn in range(_ROUNDS):
+                runnables = [copies[signature][turn % len(copies[signature])] for signature in order]
+                for signature, times in zip(order, rounds(runnables, 1), strict=True):
+                    found[signature] += times
+    return [min(found[index]) for index in range(len(trace.signatures))]
+
+
+__all__ = ["predict", "time_operators"]
+
+_NEGLIGIBLE = 1e-3
+_OUTSIDE = 3.0  # how much wider an operator's interval is where nothing like it was sampled
+_UNKNOWN = 0.3
+
+
+def predict(profile: ModelProfile, calibration: Calibration, precision: Precision = "fp32") -> Prediction:
+    """What the profiled model would take on the calibrated machine, with a 90 % interval; nothing is run.
+
+    Operators unlike anything that was sampled are named in `outside`, and make the interval wider.
+
+    Args:
+        profile: The model and its inputs.
+        calibration: The machine.
+        precision: Only fp32, for a calibration has no operator times at others.
+    """
+    if precision != "fp32":
+        raise InvalidInput(
+            f"precision is {precision!r}, and a calibration has operator times at fp32 only; "
+            "eo.calibrated_device(calibration) gives a roofline at the others"
+        )
+    times = operator_times(calibration)
+    trace = profile.trace
+    distances = read_distances(trace)
+    described = [describe(trace.signatures[call.signature], distances[call.index], times.scales) for call in trace.ops]
+    seconds = times.seconds(described)
+    # An operator that takes next to nothing is no reason to doubt the rest.
+    floor_s = _NEGLIGIBLE * float(seconds.sum())
+    is_outside = [value > floor_s and times.is_outside(item) for value, item in zip(seconds, described, strict=True)]
+    usual = {item.group: item.deviation for item in calibration.deviations}
+    deviations = [
+        usual.get(item.group, _UNKNOWN) * (_OUTSIDE if outside else 1.0)
+        for item, outside in zip(described, is_outside, strict=True)
+    ]
+    parts = Parts(seconds, np.array(deviations), described, is_outside)
+    overheads = Overheads(calibration.overhead_per_operator_s, calibration.overhead_per_module_s)
+    remarks = (*differences(calibration), *_fresh_memory(trace, calibration))
+    return prediction(
+        trace, parts, overheads, calibration.whole_deviation, calibration.name, "calibrated", precision, remarks
+    )
+
+
+def _fresh_memory(trace: Trace, calibration: Calibration) -> Iterator[str]:
+    """What the C library may add where it maps large outputs anew in each forward."""
+    large = sum(
+        storage.nbytes
+        for storage in trace.storages
+        if storage.role == "activation" and storage.born is not None and storage.nbytes >= FRESH_BYTES
+    )
+    if large and calibration.fresh_outputs:
+        item = max(calibration.fresh_outputs, key=lambda item: item.nbytes)
+        extra_s = max(0.0, item.fresh_s - item.reused_s) / item.nbytes * large
+        yield (
+            f"{units.size(large)} of outputs are so large that the C library may map them anew in each forward, which "
+            f"would take up to {units.duration(extra_s)} more; the figures are for memory that is kept"
+        )
+
+
+def differences(calibration: Calibration) -> Iterator[str]:
+    """What the calibration was made with that is different here, one sentence each; none on the machine itself."""
+    here, there = read_environment(), calibration.machine
+    if (here.cpu, here.cores, here.system.split()[0]) != (there.cpu, there.cores, there.system.split()[0]):
+        yield (
+            f"the calibration is of another machine: {there.cpu}, {there.cores} core(s), {there.system}; "
+            f"the figures are for that one, not for {here.cpu}"
+        )
+        return
+    if here.torch != there.torch:
+        yield f"the calibration was made with torch {there.torch}, and this is {here.torch}; calibrate again"
+    if here.threads != there.threads:
+        yield (
+            f"the calibration was made with {there.threads} thread(s), and torch now uses {here.threads}; "
+            f"the figures are for {there.threads}"
+        )
+
+
+def predictions(
+    profile: ModelProfile,
+    targets: Sequence[Found],
+    precision: Precision,
+    *,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> tuple[Prediction, ...]:
+    """What the model would take on each target, with its energy."""
+    return tuple(_prediction(profile, target, precision, runtime, threads) for target in targets)
+
+
+def timed_prediction(profile: ModelProfile) -> Prediction:
+    """What the model would take here, from timing each of its distinct operators, with its energy."""
+    return _with_energies(time_operators(profile), profile)
+
+
+def _prediction(
+    profile: ModelProfile, target: Found, precision: Precision, runtime: str | None, threads: int | None
+) -> Prediction:
+    if not isinstance(target, Calibration):
+        return estimate(profile, target, precision, runtime=runtime, threads=threads)
+    if runtime is not None:
+        raise InvalidInput(
+            f"runtime is {runtime!r}, and {target.name} was calibrated with torch; leave the runtime out for it"
+        )
+    if threads not in (None, target.machine.threads):
+        raise InvalidInput(
+            f"threads is {threads}, and {target.name} was calibrated with {target.machine.threads}; calibrate it again "
+            f"with --threads {threads}, or leave them out"
+        )
+    return _with_energies(predict(profile, target, precision), profile)
+
+
+def _with_energies(found: Prediction, profile: ModelProfile) -> Prediction:
+    return found if found.energies else with_energies(found, profile, None)

@@ -1,0 +1,313 @@
+"""Arguments that commands share: models, inputs, loaders, targets."""
+
+from __future__ import annotations
+
+import ast
+import json
+import json as json_format
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from edge_opt import units
+from edge_opt.cli.shell import result_console, talk
+from edge_opt.errors import InvalidInput, first_line
+from edge_opt.loading import FORMS, Example, find_object, load_model, parse_reference
+
+if TYPE_CHECKING:
+    from edge_opt.records import ModelProfile, TargetComparison
+    from edge_opt.trace.inputs import InputSpec
+
+
+GRAMMAR = "[NAME:]DIMxDIMx...[:DTYPE], such as 1x3x224x224 or ids:1x128:int64"
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; arguments as 'factory(width=2)'.")]
+Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"{GRAMMAR}.")]
+MAKER = "file.py:NAME or package.module:NAME, the inputs as eo.profile takes them, or a function that returns them"
+Maker = Annotated[
+    str | None, typer.Option("--inputs", metavar="REF", help="Inputs of any kind, or their maker: file.py:NAME.")
+]
+Batch = Annotated[int | None, typer.Option("--batch", "-b", help="First dimension of every input.")]
+Keywords = Annotated[
+    list[str] | None, typer.Option("--kwarg", metavar="NAME=VALUE", help="An argument that is not a tensor.")
+]
+
+_SEPARATOR = re.compile(f"[xX{units.TIMES}]")
+
+
+class Arguments(NamedTuple):
+    """The call's arguments: those in order, those by name, and whether a tensor is among them."""
+
+    positional: list[Any]
+    named: dict[str, Any]
+    has_inputs: bool
+    batch: int | None = None  # still to be applied, to the inputs of an exported program
+
+
+def read_arguments(
+    inputs: Sequence[str], kwargs: Sequence[str], batch: int | None, made_by: str | None = None
+) -> Arguments:
+    """The arguments of one call. `batch` replaces the first dimension of every input; `made_by` names a maker of them.
+
+    >>> read_arguments(["1x3x8x8", "mask:1x8:bool"], ["scale=2"], batch=4).named
+    {'mask': InputSpec(shape=(4, 8), dtype='bool'), 'scale': 2}
+    """
+    if batch is not None and batch < 1:
+        raise InvalidInput(f"--batch is {batch}; it must be at least 1")
+    if made_by is not None and (inputs or batch is not None):
+        raise InvalidInput(f"--inputs {made_by!r} makes every input; drop --input and --batch")
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    if made_by is not None:
+        positional, named = _made(made_by)
+    for text in inputs:
+        name, spec = _input(text, batch)
+        if name is None:
+            positional.append(spec)
+        else:
+            _add(named, name, spec)
+    for text in kwargs:
+        _add(named, *_keyword(text))
+    return Arguments(positional, named, bool(inputs) or made_by is not None, None if inputs else batch)
+
+
+def _made(reference: str) -> tuple[list[Any], dict[str, Any]]:
+    """The inputs that a reference names: a dict by name, a list or tuple in order, anything else as the only one."""
+    found = parse_reference(reference)
+    if found is None or found.arguments:
+        raise InvalidInput(f"--inputs {reference!r} names no inputs; write {MAKER}")
+    value = find_object(found)
+    if callable(value):
+        try:
+            value = value()
+        except Exception as error:
+            raise InvalidInput(f"--inputs {reference!r} raised {first_line(error)}") from error
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return [], dict(value)
+    is_shape = isinstance(value, (list, tuple)) and all(type(item) is int for item in value)
+    return (list(value) if isinstance(value, (list, tuple)) and not is_shape else [value]), {}
+
+
+def with_example(arguments: Arguments, example: Example | None, name: str) -> tuple[list[Any], dict[str, Any]]:
+    """The call's arguments; without any input, those that the program was exported with."""
+    if arguments.has_inputs:
+        return list(arguments.positional), arguments.named
+    if example is None and arguments.batch is not None:
+        raise InvalidInput("--batch replaces the first dimension of each --input, and there is none; add --input")
+    if example is None:
+        raise InvalidInput(f"no --input given: {name} needs the shape of each of its inputs; write {GRAMMAR}")
+    talk("no --input given: using the inputs that the program was exported with")
+    positional, named = list(example[0]), {**example[1], **arguments.named}
+    if arguments.batch is None:
+        return positional, named
+    return (
+        [_rebatched(value, arguments.batch) for value in positional],
+        {key: _rebatched(value, arguments.batch) for key, value in named.items()},
+    )
+
+
+def _rebatched(value: Any, batch: int) -> Any:
+    """A tensor of the example with another first dimension, by its shape and dtype; anything else as it is."""
+    import torch
+
+    from edge_opt.trace.inputs import InputSpec
+
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return value
+    return InputSpec((batch, *value.shape[1:]), str(value.dtype).removeprefix("torch."))
+
+
+def _add(named: dict[str, Any], name: str, value: Any) -> None:
+    if name in named:
+        raise InvalidInput(f"the argument {name!r} is given twice; keep one of them")
+    named[name] = value
+
+
+def _input(text: str, batch: int | None) -> tuple[str | None, InputSpec]:
+    from edge_opt.trace.inputs import InputSpec
+
+    name, dims, dtype = _parts(text)
+    shape = () if dims == "scalar" else tuple(_dimension(dim, text) for dim in _SEPARATOR.split(dims))
+    if batch is not None and shape:
+        shape = (batch, *shape[1:])
+    try:
+        return name, InputSpec(shape, dtype)
+    except InvalidInput as error:
+        raise InvalidInput(f"--input {text!r}: {error}") from error
+
+
+def _parts(text: str) -> tuple[str | None, str, str | None]:
+    """Name, dimensions and dtype. A shape starts with a digit and a name does not, so two parts are never ambiguous."""
+    parts = text.split(":")
+    is_named = len(parts) == 3 or (len(parts) == 2 and parts[0].isidentifier() and parts[0] != "scalar")
+    name, rest = (parts[0], parts[1:]) if is_named else (None, parts)
+    if len(rest) > 2 or not all(parts) or (name is not None and not name.isidentifier()):
+        raise InvalidInput(f"--input {text!r} cannot be read; write {GRAMMAR}")
+    return name, rest[0], rest[1] if len(rest) == 2 else None
+
+
+def _dimension(dim: str, text: str) -> int:
+    try:
+        size = int(dim)
+    except ValueError:
+        what = f"{dim!r} is not a number" if dim else "a dimension is missing"
+        raise InvalidInput(f"--input {text!r}: {what}; write {GRAMMAR}") from None
+    if size < 1:
+        raise InvalidInput(f"--input {text!r}: the dimension {size} is not positive; all must be at least 1")
+    return size
+
+
+def _keyword(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InvalidInput(f"--kwarg {text!r} cannot be read; write NAME=VALUE, such as use_cache=false or scale=0.5")
+    found = _literal(value, text)
+    if isinstance(found, (list, tuple)) and found and all(type(item) is int for item in found):
+        raise InvalidInput(f"--kwarg {text!r}: a list of integers would be taken for the shape of a tensor; use Python")
+    return name, found
+
+
+def _literal(value: str, text: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise InvalidInput(
+            f"--kwarg {text!r}: {value!r} is neither JSON nor a Python literal; put quotes around text: "
+            f"--kwarg \"{text.partition('=')[0]}='{value}'\""
+        ) from None
+
+
+FORM = "file.py:NAME or package.module:NAME, a loader, a list of batches, or a function that returns one"
+
+
+def load_batches(reference: str) -> Iterable[Any]:
+    """The batches that a reference names."""
+    found = parse_reference(reference)
+    if found is None or found.arguments:
+        raise InvalidInput(f"{reference!r} names no batches; write {FORM}")
+    value = find_object(found)
+    if callable(value) and not hasattr(value, "__iter__"):
+        try:
+            value = value()
+        except Exception as error:
+            raise InvalidInput(f"{reference!r} raised {first_line(error)}") from error
+    if not isinstance(value, Iterable):
+        raise InvalidInput(f"{reference!r} is of type {type(value).__name__}; it must be {FORM}")
+    return value
+
+
+def random_batches(inputs: list[Any], named: dict[str, Any], count: int) -> list[Any]:
+    """Batches of noise in the shape of the inputs: enough to see that a model converts, not what it is worth."""
+    import torch
+
+    from edge_opt.trace.inputs import InputSpec
+
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(spec: Any) -> Any:
+        kind = getattr(torch, spec.dtype or "float32")
+        if not kind.is_floating_point:
+            return torch.zeros(spec.shape, dtype=kind)
+        return torch.randn(spec.shape, generator=generator).to(kind)
+
+    specs = [*inputs, *(value for value in named.values() if isinstance(value, InputSpec))]
+    return [tuple(drawn(spec) if isinstance(spec, InputSpec) else spec for spec in specs) for _ in range(count)]
+
+
+@contextmanager
+def measuring(
+    is_wanted: bool, min_time_s: float, threads: int | None, power_watts: float | None
+) -> Iterator[Literal[False] | dict[str, Any]]:
+    """What to pass as `measure=`; the bar is drawn on a terminal only, and is gone when the result is printed."""
+    if not is_wanted:
+        if threads is not None or power_watts is not None:
+            raise InvalidInput(
+                "--threads and --power-watts say how to measure; add --measure, or --target for threads there"
+            )
+        yield False
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.__stderr__), transient=True, disable=not _is_terminal()) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def progress(share: float, what: str) -> None:
+            bar.update(task, completed=share, description=what)
+
+        yield {"min_time_s": min_time_s, "threads": threads, "power_watts": power_watts, "progress": progress}
+
+
+def _is_terminal() -> bool:
+    return sys.__stderr__ is not None and sys.__stderr__.isatty()
+
+
+def is_profile(reference: str) -> bool:
+    """Whether it names a file that `edge-opt profile -o` wrote, rather than a model."""
+    return reference.lower().endswith(".json")
+
+
+def read_profile(
+    reference: str,
+    inputs: Sequence[str] = (),
+    kwargs: Sequence[str] = (),
+    batch: int | None = None,
+    measure: bool | dict[str, Any] = False,
+    made_by: str | None = None,
+) -> ModelProfile:
+    """The profile that a reference names: a saved one, or that of a model with its inputs."""
+    import edge_opt as eo
+
+    if is_profile(reference):
+        return eo.load(reference)
+    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs, kwargs, batch, made_by)
+        loaded = load_model(reference)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        return eo.profile(loaded.model, positional or None, kwargs=named, name=loaded.name, measure=measure)
+
+
+FORMAT = "edge_opt.targets"
+
+
+def compare(
+    model: str, arguments: Arguments, targets: Sequence[str], there: Mapping[str, Any], options: Mapping[str, object],
+    json: bool,
+) -> None:  # fmt: skip
+    """Print the targets side by side: `there` is precision, runtime and threads. None of `options` may be set."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InvalidInput(f"several --target stand side by side, without layers; drop {given[0]} or keep one target")
+    import edge_opt as eo
+    from edge_opt._support.json import to_plain
+
+    with redirect_stdout(sys.stderr):
+        loaded = load_model(model)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        found = eo.compare_targets(
+            loaded.model,
+            positional or None,
+            list(targets),
+            kwargs=named,
+            name=loaded.name,
+            **there,
+        )
+    if json:
+        typer.echo(json_format.dumps({"format": FORMAT, **to_plain(found)}, indent=1, allow_nan=False))
+    else:
+        _show(found)
+
+
+def _show(found: TargetComparison) -> None:
+    from edge_opt.report.results import show
+
+    show(found, result_console())

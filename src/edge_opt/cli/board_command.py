@@ -1,0 +1,157 @@
+"""edge-opt board."""
+
+from __future__ import annotations
+
+import json as json_format
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_opt import units
+from edge_opt.cli.arguments import read_arguments, with_example
+from edge_opt.cli.shell import Debug, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.loading import load_model
+
+if TYPE_CHECKING:
+    from edge_opt.platforms.class_costs import Workload
+    from edge_opt.platforms.fitted import Platform
+    from edge_opt.platforms.own_board import Suggestion
+    from edge_opt.records import ModelProfile
+
+    Net = ModelProfile | Workload
+
+_SHAPE = "1x3x224x224"
+_FORM = "write NET=MS or NET@SHAPE=MS, such as squeezenet1_1=21.4 or net.py:Net@1x3x32x32=3.2"
+
+
+def board(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the board.")],
+    time: Annotated[
+        list[str] | None,
+        typer.Option("--time", metavar="NET=MS", help=f"What a net took there, in ms; NET@SHAPE unless {_SHAPE}."),
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option("--like", metavar="DEVICE", help="A device, or a platform, with the same core.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads that the nets were timed with.")] = None,
+    precision: Annotated[str, typer.Option("--precision", help="That the nets ran in: fp32 or int8.")] = "fp32",
+    runtime: Annotated[str, typer.Option("--runtime", metavar="NAME", help="What ran them, for the record.")] = "typed",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to save it; NAME.toml unless given.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """A board of your own from a few times: three to eight nets, timed there with any runtime by any tool.
+
+    \b
+    edge-opt board my-board --like raspberry-pi-5 --time squeezenet1_1=21.4 --time resnet18=55 --threads 4
+    edge-opt profile net.py:Net -i 1x3x32x32 --target my-board.toml
+
+    A net is bundled, such as squeezenet1_1 or resnet18 of torchvision, or a reference as in `edge-opt profile`.
+    """
+    from edge_opt.platforms.fitted import save_platform
+    from edge_opt.platforms.own_board import fit_platform
+
+    if not name.strip():
+        raise InvalidInput("the board has no name; write one, such as my-board")
+    texts = [_time(text) for text in time or []]
+    with redirect_stdout(sys.stderr):
+        times = [(_net(net), milliseconds / 1000) for net, milliseconds in texts]
+    found = fit_platform(name, times, like=like, threads=threads, precision=precision, runtime=runtime)
+    path = save_platform(found, output or Path(f"{name}.toml"))
+    timed = {net.rpartition(":")[2].partition("@")[0] for net, _ in texts}
+    next_nets = _suggested(found, timed)
+    if json:
+        typer.echo(json_format.dumps(_plain(found, path, next_nets), indent=1))
+    else:
+        for line in _lines(found, times, next_nets):
+            typer.echo(line)
+    talk(f"saved to {path}")
+    talk(f"use it: edge-opt profile MODEL --target {path}")
+
+
+def _time(text: str) -> tuple[str, float]:
+    net, equals, value = text.rpartition("=")
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not equals or not net or math.isnan(milliseconds):
+        raise InvalidInput(f"--time {text!r} cannot be read; {_FORM}")
+    if not (math.isfinite(milliseconds) and milliseconds > 0):
+        raise InvalidInput(f"the time of {net} is {value} ms; it must be finite and more than zero")
+    return net, milliseconds
+
+
+def _net(text: str) -> Net:
+    """A bundled net by its name, or the profile of a reference."""
+    import edge_opt as eo
+    from edge_opt.platforms.own_board import bundled_nets
+
+    reference, _, shape = text.partition("@")
+    bundled = bundled_nets()
+    if reference in bundled and not shape:
+        return bundled[reference]
+    if ":" not in reference and not reference.endswith(".pt2"):
+        near = get_close_matches(reference, bundled, n=1)
+        raise InvalidInput(
+            f"no net named {reference!r} is bundled for {shape or _SHAPE}; {f'closest: {near[0]}; ' if near else ''}"
+            f"there are {', '.join(bundled)}; others by reference, such as torchvision:NAME or net.py:Net@1x3x32x32"
+        )
+    loaded = load_model(reference)
+    has_example = loaded.example is not None and not shape
+    arguments = read_arguments([] if has_example else [shape or _SHAPE], [], None)
+    positional, named = with_example(arguments, loaded.example, loaded.name)
+    return eo.profile(loaded.model, positional or None, kwargs=named, name=loaded.name)
+
+
+def _suggested(found: Platform, timed: set[str]) -> tuple[Suggestion, ...]:
+    """Bundled nets that are not timed yet, those that would tell most first."""
+    from edge_opt.platforms.own_board import bundled_nets, suggest_next
+
+    candidates = [net for name, net in bundled_nets().items() if name not in timed]
+    return suggest_next(found, candidates)[:3] if candidates else ()
+
+
+def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
+    from edge_opt.platforms.fitted import estimate_fitted, evidence
+
+    yield f"{found.name}: {evidence(found)}"
+    for profile, seconds in times:
+        again = estimate_fitted(profile, found)
+        yield (
+            f"  {profile.name}: typed {units.duration(seconds)}, fitted {units.duration(again.seconds)} "
+            f"({units.duration(again.low)} to {units.duration(again.high)} nine times in ten)"
+        )
+    for text in found.contradictions:
+        yield f"  contradiction: {text}"
+    for note in found.notes:
+        yield f"  {note}"
+    for item in next_nets[:1]:
+        yield (
+            f"time {item.name} next ({_SHAPE}): the usual interval goes from a factor of {item.factor_now:.2f} to "
+            f"{item.factor_then:.2f}"
+        )
+
+
+def _plain(found: Platform, path: Path, next_nets: Sequence[Suggestion]) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "file": str(path),
+        "rows": found.rows,
+        "precision": found.precision,
+        "threads": found.threads,
+        "contradictions": list(found.contradictions),
+        "notes": list(found.notes),
+        "time_next": [
+            {"net": item.name, "factor_now": item.factor_now, "factor_then": item.factor_then} for item in next_nets
+        ],
+    }

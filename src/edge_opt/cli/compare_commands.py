@@ -1,0 +1,188 @@
+"""edge-opt compare and check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS
+from edge_opt.budgets.parse import TABLE, configured_budgets, parse_budget, parse_increase
+from edge_opt.cli.arguments import Batch, Inputs, Keywords, Maker, is_profile, measuring, read_profile
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.loading import FORMS
+from edge_opt.report.comparison import SORT_KEYS, check_choice
+
+if TYPE_CHECKING:
+    from edge_opt.records import ModelComparison, Precision, Trial
+
+
+FORM = "RUN#CANDIDATE"
+
+
+def is_candidate(reference: str) -> bool:
+    """Whether it names a candidate of a run; a file may have a # in its own name."""
+    return "#" in reference and not Path(reference.partition(":")[0]).exists()
+
+
+def compare_candidates(references: Sequence[str]) -> ModelComparison:
+    """The candidates against the first of them; those of several runs are called by their run, too."""
+    import edge_opt as eo
+
+    other = next((reference for reference in references if not is_candidate(reference)), None)
+    if other is not None:
+        raise InvalidInput(f"{other!r} is no candidate of a sweep, and those have no layers; write {FORM} for each")
+    trials = [_trial(reference) for reference in references]
+    runs = [reference.rpartition("#")[0] for reference in references]
+    labels = [trial.candidate.label for trial in trials]
+    names = [f"{run}#{label}" for run, label in zip(runs, labels, strict=True)]
+    return eo.compare(*trials, names=names if len(set(runs)) > 1 else labels)
+
+
+def _trial(reference: str) -> Trial:
+    from edge_opt.comparing import find_trial
+    from edge_opt.report.sweep_files import load_sweep
+
+    run, _, name = reference.rpartition("#")
+    return find_trial(load_sweep(run), name)
+
+
+def compare(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B [C...]",
+            help=f"Each a profile saved as .json, or a model: {FORMS}; or candidates of sweeps, each {FORM}.",
+        ),
+    ],
+    inputs: Inputs = None,
+    made_by: Maker = None,
+    batch: Batch = None,
+    kwarg: Keywords = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Run the models too, and compare their latency.")] = False,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"By difference in {', '.join(SORT_KEYS)}.")
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N layers that differ most.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Layers that are the same, too.")] = False,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .html or .txt."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """What differs between models, layer by layer; the first is the baseline.
+
+    \b
+    edge-opt compare before.json after.json
+    edge-opt compare torchvision:resnet18 torchvision:resnet34 -i 1x3x224x224 --sort params --top 10
+    edge-opt compare main.json branch.json -o comparison.md -o comparison.html
+    edge-opt compare runs/mnist#baseline runs/mnist#best 'runs/mnist#prune 0.5 int8 onnxruntime'
+    """
+    import edge_opt as eo
+    from edge_opt.report.comparison import document, show, writer_for
+
+    if len(models) < 2:
+        raise InvalidInput(f"only {models[0]!r} was given; name at least two profiles or models to compare")
+    if json and (sort is not None or top is not None or everything):
+        raise InvalidInput("--json prints the whole comparison; drop it, or drop --sort, --top and --all")
+    check_choice(sort, top)
+    for path in output or []:
+        writer_for(path)
+    if any(is_candidate(model) for model in models):
+        if measure or inputs or made_by or kwarg or batch is not None:
+            raise InvalidInput("candidates were measured in their sweep; drop --measure, --input, --kwarg and --batch")
+        found = compare_candidates(models)
+    else:
+        with measuring(measure, min_time, threads, None) as options:
+            profiles = [read_profile(model, inputs or [], kwarg or [], batch, options, made_by) for model in models]
+        found = eo.compare(*profiles)
+    if json:
+        typer.echo(document(found), nl=False)
+    else:
+        show(found, result_console(highlight=False), sort=sort, top=top, everything=everything)
+    for path in output or []:
+        talk(f"saved to {found.save(path)}")
+
+
+def check(
+    subject: Annotated[
+        str, typer.Argument(metavar="PROFILE|MODEL", help=f"A profile saved as .json, or a model: {FORMS}.")
+    ],
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--budget", metavar="BUDGET", help=f"Such as 'macs <= 600M'; without any, those of {TABLE}."),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="FILE", help="An earlier profile, saved as .json.")
+    ] = None,
+    max_increase: Annotated[
+        list[str] | None,
+        typer.Option("--max-increase", metavar="METRIC=SHARE", help="Over the baseline, such as peak_memory=5%."),
+    ] = None,
+    inputs: Inputs = None,
+    made_by: Maker = None,
+    batch: Batch = None,
+    kwarg: Keywords = None,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
+    fail_on_undecided: Annotated[
+        bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
+    ] = False,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Save for a pull request.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Save as JUnit XML.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Whether a model keeps within its budgets: exit code 0 if it does, 1 if not, 2 for wrong use.
+
+    \b
+    edge-opt check profile.json --budget "macs <= 600M" --budget "peak_memory_mb <= 64"
+    edge-opt check net.py:Net -i 1x3x32x32 --baseline main.json --max-increase peak_memory=5%
+    edge-opt check net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --budget "predicted_ms <= 50"
+    edge-opt check net.py:Net -i 1x3x32x32 --markdown budget.md --junit budget.xml
+    """
+    import edge_opt as eo
+    from edge_opt.report.checks import as_junit, as_markdown, document, render, write
+
+    budgets = [parse_budget(text, PROFILE_METRICS) for text in budget or []]
+    increases = [parse_increase(text) for text in max_increase or []]
+    if not budgets:
+        budgets = list(configured_budgets(Path.cwd()))
+    if not budgets and not increases:
+        raise InvalidInput(f"there is no budget: give --budget 'macs <= 600M', or write {TABLE} in pyproject.toml")
+    if increases and baseline is None:
+        raise InvalidInput("--max-increase needs a profile to increase from; give --baseline FILE")
+    before = None if baseline is None else eo.load(baseline)
+    names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
+    needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
+    options: bool | dict[str, Any]
+    with measuring(needs_run, min_time, threads, None) as options:
+        profile = read_profile(subject, inputs or [], kwarg or [], batch, options, made_by)
+    result = eo.check(
+        profile,
+        *budgets,
+        baseline=before,
+        max_increase=[increase.text for increase in increases],
+        on_undecided="fail" if fail_on_undecided else "pass",
+        target=target,
+        precision=cast("Precision", precision),
+    )
+    typer.echo(document(result) if json else f"{render(result)}\n", nl=False)
+    for path, content in ((markdown, as_markdown), (junit, as_junit)):
+        if path is not None:
+            talk(f"saved to {write(path, content(result))}")
+    if not result.passed:
+        raise typer.Exit(NOT_SATISFIED)

@@ -1,0 +1,299 @@
+"""edge-opt prune, quantize and export."""
+
+from __future__ import annotations
+
+import json as json_format
+import json as json_text
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from edge_opt import units
+from edge_opt.cli.arguments import (
+    FORM,
+    Inputs,
+    Keywords,
+    ModelArgument,
+    load_batches,
+    random_batches,
+    read_arguments,
+    with_example,
+)
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.loading import load_model
+from edge_opt.report.terminal import Cell, Strip, grid
+from edge_opt.text import printable
+from edge_opt.units import percent
+
+if TYPE_CHECKING:
+    from edge_opt.records import Converted, Importance, Pruned
+
+
+def converted(
+    model: str,
+    inputs: list[str] | None,
+    kwarg: list[str] | None,
+    precision: str,
+    runtime: str,
+    *,
+    verify: str | None,
+    calibration: Any = None,
+    **options: Any,
+) -> Converted:
+    """Convert the model that a reference names; whatever its own code prints goes to stderr."""
+    from edge_opt.compress.convert import convert
+
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs or [], kwarg or [], None)
+        loaded = load_model(model)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        return convert(
+            loaded.model,
+            positional or None,
+            precision,
+            runtime,
+            kwargs=named,
+            calibration=calibration(positional, named) if callable(calibration) else calibration,
+            verify_on=None if verify is None else load_batches(verify),
+            **options,
+        )
+
+
+def check_share(value: float | None) -> None:
+    """Refuse a share that is none."""
+    if value is not None and not 0 <= value <= 1:
+        raise InvalidInput(f"--min-agreement is {value}; it is a share from 0 to 1, such as 0.99")
+
+
+def show(done: Converted, json: bool, min_agreement: float | None) -> None:
+    """Print the verification, and exit with 1 where it is not good enough."""
+    from edge_opt.report.results import conversion_document, conversion_text
+
+    typer.echo(json_text.dumps(conversion_document(done), indent=1) if json else conversion_text(done))
+    talk(f"saved to {done.path}")
+    if min_agreement is None:
+        return
+    if done.agreement.top1 is None:
+        raise InvalidInput("--min-agreement needs a model whose first output is one row of scores per sample")
+    if done.agreement.top1 < min_agreement:
+        talk(f"top-1 agreement is {percent(done.agreement.top1)}, below the {percent(min_agreement)} asked for")
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def prune(
+    model: ModelArgument,
+    inputs: Inputs = None,
+    ratio: Annotated[
+        float | None, typer.Option("--ratio", "-r", help="Share of every layer's channels to remove.")
+    ] = None,
+    macs_target: Annotated[float | None, typer.Option("--macs-target", help="Share of the MACs to remain.")] = None,
+    latency_target: Annotated[
+        float | None, typer.Option("--latency-target", help="Share of the latency to remain, on --target.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="DEVICE", help="Device, calibration or host to predict on."),
+    ] = None,
+    layer: Annotated[
+        list[str] | None, typer.Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
+    ] = None,
+    importance: Annotated[str, typer.Option("--importance", help="l1, l2 or random; taylor needs Python.")] = "l1",
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="NAME", help="A layer or module to leave alone.")
+    ] = None,
+    round_to: Annotated[int, typer.Option("--round-to", help="Kept channels are a multiple of this.")] = 8,
+    global_ranking: Annotated[bool, typer.Option("--global", help="Channels of all layers compete.")] = False,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="For --importance random.")] = 0,
+    check_export: Annotated[bool, typer.Option("--check-export", help="Export it too, and run it as ONNX.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Save the pruned model.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    fail_on_shortfall: Annotated[
+        bool, typer.Option("--fail-on-shortfall", help="Exit with 1 if a target is missed by more than a tenth.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Remove the least important channels and heads, prove the result, and save it without pickles.
+
+    \b
+    edge-opt prune torchvision:resnet18 -i 1x3x224x224 --ratio 0.5 -o pruned
+    edge-opt prune net.py:Net -i 1x3x32x32 --macs-target 0.5 --ignore stem
+    edge-opt prune net.py:Net -i 1x3x32x32 --layer block.conv1=0.3 --json
+    """
+    if importance == "taylor":
+        raise InvalidInput(
+            'importance "taylor" needs data, which the command line does not have; '
+            "call edge_opt.compress.prune(..., importance='taylor', loader=...) in Python"
+        )
+    from edge_opt import compress
+
+    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs or [], [], None)
+        loaded = load_model(model)
+        if weights is not None:
+            compress.load_weights(loaded.model, weights)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        pruned = compress.prune(
+            loaded.model,
+            positional or None,
+            ratio,
+            kwargs=named,
+            layers=dict(_layer_ratio(text) for text in layer or []),
+            macs_target=macs_target,
+            latency_target=latency_target,
+            target=target,
+            importance=cast("Importance", importance),
+            round_to=round_to,
+            ignored=ignore or (),
+            global_ranking=global_ranking,
+            seed=seed,
+            check_export=check_export,
+        )
+    _say(pruned, None if output is None else compress.save_pruned(pruned, output), json)
+    if fail_on_shortfall and (macs_target or latency_target) and pruned.shortfalls:
+        talk("the target is missed by more than a tenth")
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _say(pruned: Pruned, saved: Path | None, as_json: bool) -> None:
+    if as_json:
+        found = pruned.to_dict() | {"saved": None if saved is None else str(saved)}
+        typer.echo(json_format.dumps(found, indent=1, allow_nan=False))
+    else:
+        for line in _lines(pruned):
+            encoding = sys.stdout.encoding or "utf-8"
+            typer.echo(line.encode(encoding, "replace").decode(encoding))
+    if saved is not None:
+        talk(f"saved to {saved}; compress.load_pruned({str(saved)!r}, factory) builds it again")
+
+
+def _layer_ratio(text: str) -> tuple[str, float]:
+    name, equals, value = text.rpartition("=")
+    try:
+        return (name, float(value)) if equals and name else _unreadable(text)
+    except ValueError:
+        return _unreadable(text)
+
+
+def _unreadable(text: str) -> tuple[str, float]:
+    raise InvalidInput(f"--layer {text!r} cannot be read; write NAME=RATIO, such as layer1.0.conv1=0.3")
+
+
+def _lines(pruned: Pruned) -> Iterator[str]:
+    """Each layer asked and achieved, the totals, the proof, and where it falls short."""
+    width = int(os.environ.get("COLUMNS", "120")) if not sys.stdout.isatty() else os.get_terminal_size().columns
+    layers = pruned.achieved.layers
+
+    def column(header: str, texts: list[str], rank: int = 0) -> Strip:
+        return Strip(header, tuple(Cell(text) for text in texts), rank=rank)
+
+    strips = [
+        Strip("Layer", tuple(Cell(printable(each.path)) for each in layers), "left", floor=12),
+        Strip("Kind", tuple(Cell(printable(each.kind)) for each in layers), "left", rank=1),
+        column("Before", [str(each.before) for each in layers]),
+        column("After", [str(each.after) for each in layers]),
+        column("Asked", [units.percent(each.asked) for each in layers]),
+        column("Removed", [units.percent(each.achieved) for each in layers]),
+    ]
+    for line in grid(strips, width):
+        yield line.plain.rstrip()
+    yield ""
+    yield from str(pruned).splitlines()
+    error = pruned.check.silenced_error
+    silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
+    difference = pruned.check.export_difference
+    exported = "" if difference is None else f"; exported, and within {difference:.1g} in ONNX Runtime"
+    yield f"proved: forward, backward ({pruned.check.gradients} gradients){silenced}{exported}"
+
+
+def quantize(
+    model: ModelArgument,
+    inputs: Inputs = None,
+    kwarg: Keywords = None,
+    calibration: Annotated[
+        str | None, typer.Option("--calibration", "-c", metavar="REF", help=f"Real inputs: {FORM}.")
+    ] = None,
+    random_calibration: Annotated[
+        bool, typer.Option("--random-calibration", help="Noise instead of real inputs: accuracy then means nothing.")
+    ] = False,
+    batches: Annotated[int, typer.Option("--batches", help="Calibration batches to use at most.")] = 32,
+    method: Annotated[str, typer.Option("--method", help="minmax, entropy or percentile.")] = "minmax",
+    runtime: Annotated[str, typer.Option("--runtime", help="onnxruntime or openvino.")] = "onnxruntime",
+    spare: Annotated[
+        list[str] | None, typer.Option("--spare", metavar="LAYER", help="Keep a layer and all inside it in float.")
+    ] = None,
+    verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
+    min_agreement: Annotated[
+        float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Quantise a model to int8 and say what came of it: what runs in int8, agreement, size.
+
+    \b
+    edge-opt quantize net.py:Net -i 1x1x28x28 --calibration data.py:loader -o out/
+    edge-opt quantize torchvision:resnet18 -i 1x3x224x224 --random-calibration --spare conv1
+    """
+    check_share(min_agreement)
+    if (calibration is None) != random_calibration:
+        raise InvalidInput(
+            "int8 needs real inputs: give --calibration file.py:loader, or --random-calibration to try without"
+            if calibration is None
+            else "--calibration and --random-calibration exclude each other; keep one of them"
+        )
+
+    def ranges(positional: list[Any], named: dict[str, Any]) -> Any:
+        return random_batches(positional, named, min(batches, 4)) if calibration is None else load_batches(calibration)
+
+    if random_calibration:
+        talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
+    done = converted(
+        model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
+        method=method, spare=spare or (), folder=output,
+    )  # fmt: skip
+    show(done, json, min_agreement)
+
+
+def export(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .onnx file to write.")],
+    inputs: Inputs = None,
+    kwarg: Keywords = None,
+    precision: Annotated[
+        str, typer.Option("--precision", help="fp32 or fp16; `edge-opt quantize` is for int8.")
+    ] = "fp32",
+    verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help=f"Compare on: {FORM}.")] = None,
+    min_agreement: Annotated[
+        float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a model as ONNX for any batch size, run it, and say how far it agrees with the original.
+
+    \b
+    edge-opt export net.py:Net -i 1x3x32x32 -o net.onnx
+    edge-opt export torchvision:resnet18 -i 1x3x224x224 -o resnet18.onnx --precision fp16
+    """
+    check_share(min_agreement)
+    if output.suffix != ".onnx":
+        raise InvalidInput(f"{str(output)!r} must end in .onnx")
+    if precision == "int8":
+        raise InvalidInput("int8 needs calibration; use `edge-opt quantize`")
+    # The file may be for another machine; what it runs in on this one is said, not demanded.
+    done = converted(
+        model, inputs, kwarg, precision, "onnxruntime", verify=verify, folder=output.parent, filename=output.name,
+        must_run=False,
+    )  # fmt: skip
+    show(done, json, min_agreement)

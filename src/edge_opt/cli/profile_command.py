@@ -1,0 +1,162 @@
+"""edge-opt profile."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from edge_opt.cli.arguments import (
+    Arguments,
+    Batch,
+    Inputs,
+    Keywords,
+    Maker,
+    ModelArgument,
+    compare,
+    measuring,
+    read_arguments,
+    with_example,
+)
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.loading import Loaded, load_model
+from edge_opt.report.table import LEVELS
+from edge_opt.report.terminal import SORT_KEYS, check_view
+
+if TYPE_CHECKING:
+    from edge_opt.records import Level, ModelProfile
+
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="NAME",
+        help="A device, platform, calibration or host; several too.",
+    ),
+]
+Runtime = Annotated[
+    str | None, typer.Option("--runtime", metavar="NAME", help="On the target, such as ncnn; the best-known one.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", help="With --measure, threads to measure with; with --target, those of its runtime."),
+]
+TimeOperators = Annotated[
+    bool, typer.Option("--time-operators", help="With --target host: time each distinct operator once.")
+]
+
+
+def profile(
+    model: ModelArgument,
+    inputs: Inputs = None,
+    made_by: Maker = None,
+    batch: Batch = None,
+    kwarg: Keywords = None,
+    mode: Annotated[str, typer.Option("--mode", help="eval or train.")] = "eval",
+    convention: Annotated[
+        str, typer.Option("--convention", metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
+    ] = "edge_opt",
+    measure: Annotated[bool, typer.Option("--measure", help="Run it too: latency, memory, energy here.")] = False,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
+    threads: Threads = None,
+    power_watts: Annotated[
+        float | None, typer.Option("--power-watts", help="Power for an energy proxy where no meter is usable.")
+    ] = None,
+    target: Targets = None,
+    precision: Annotated[str, typer.Option("--precision", help="There: fp32, fp16, bf16, int8 or int4.")] = "fp32",
+    runtime: Runtime = None,
+    time_operators: TimeOperators = False,
+    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
+    depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt or .html."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
+    fail_on_unpriced: Annotated[
+        bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """What each layer of a model costs, from shapes alone.
+
+    \b
+    edge-opt profile torchvision:resnet50 -i 1x3x224x224 --depth 1
+    edge-opt profile 'net.py:Net(width=2)' -i 1x3x32x32 --sort bytes --top 10
+    edge-opt profile net.py:Net -i 8x3x32x32 --measure --threads 1
+    edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --runtime ncnn --threads 1
+    edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
+    """
+    from edge_opt.report.save import document, writer_for
+
+    if json and (level, depth, sort, top) != (None, None, None, None):
+        raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
+    check_view(shown := cast("Level", level or "modules"), depth, sort, top)
+    for path in output or []:
+        writer_for(path)
+    # What the user's code prints goes to stderr: stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
+    if len(target or []) > 1:
+        there = {"precision": precision, "runtime": runtime, "threads": threads}
+        compare(model, arguments, target or [], there, {
+            "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
+            "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
+            "--fail-on-unpriced": fail_on_unpriced, "--time-operators": time_operators,
+        }, json)  # fmt: skip
+        return
+    place = {"target": target or None, "precision": precision, "runtime": runtime, "time_operators": time_operators,
+             "threads": threads if target and not (measure and _is_machine(target[0])) else None}  # fmt: skip
+    here = threads if measure or not target else None
+    with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
+        result = _profiled(load_model(model), arguments, mode, convention, options, place)
+    if json:
+        typer.echo(document(result), nl=False)
+    else:
+        _show(result, depth, sort, top, shown)
+    for path in output or []:
+        talk(f"saved to {result.save(path, cast('Level', level or 'leaves'))}")
+    missing = sum(item.count for item in result.unpriced)
+    if fail_on_unpriced and missing:
+        talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _is_machine(target: str) -> bool:
+    """A machine that was calibrated has its own threads: those that are given with --measure are to measure with."""
+    return target == "host" or target.endswith(".json")
+
+
+def _profiled(
+    loaded: Loaded, arguments: Arguments, mode: str, convention: str, measure: bool | dict[str, Any],
+    place: dict[str, Any],
+) -> ModelProfile:  # fmt: skip
+    import edge_opt as eo
+
+    positional, named = with_example(arguments, loaded.example, loaded.name)
+    return eo.profile(
+        loaded.model,
+        positional or None,
+        kwargs=named,
+        mode=cast(Literal["eval", "train"], mode),
+        convention=convention,
+        name=loaded.name,
+        measure=measure,
+        **place,
+    )
+
+
+def _show(result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level) -> None:
+    from edge_opt.report.terminal import show
+
+    show(result, result_console(), depth=depth, sort=sort, top=top, level=level)

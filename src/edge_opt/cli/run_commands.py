@@ -1,0 +1,296 @@
+"""edge-opt run, sweep, status, init and report."""
+
+from __future__ import annotations
+
+import json
+import json as json_text
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from edge_opt._support.files import write_whole
+from edge_opt.cli.arguments import GRAMMAR, read_arguments
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.loading import FORMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_opt.records import SweepStatus
+    from edge_opt.run.config import RunConfig
+    from edge_opt.run.run import RunResult
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("edge-opt.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a configuration with every key, its default and what it is for.
+
+    \b
+    edge-opt init
+    edge-opt init configs/mine.yaml
+    """
+    from edge_opt.run.config import template
+
+    if file.exists() and not force:
+        raise InvalidInput(f"{file} is there already; choose another name, or --force to replace it")
+    typer.echo(write_whole(file, template()))
+
+
+class SeveralSeeds(TyperCommand):
+    """A command whose `--seeds 1 2 3` is `--seeds 1 --seeds 2 --seeds 3`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args, "--seeds"))
+
+
+def spread(arguments: Sequence[str], option: str) -> list[str]:
+    """Repeat an option before each number that follows it.
+
+    >>> spread(["a.yaml", "--seeds", "1", "2", "-o", "3"], "--seeds")
+    ['a.yaml', '--seeds', '1', '--seeds', '2', '-o', '3']
+    """
+    found: list[str] = []
+    is_open = False
+    for word in arguments:
+        if is_open and word.isdecimal() and found[-1] != option:
+            found.append(option)
+        is_open = word == option or (is_open and word.isdecimal())
+        found.append(word)
+    return found
+
+
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file of `edge-opt init`; the default without.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seeds", metavar="N…", help="One run per seed, and means with intervals.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train, sweep, judge and write everything; run again to go on.
+
+    \b
+    edge-opt run
+    edge-opt run configs/default.yaml --set epochs=3 -o out/
+    edge-opt run configs/default.yaml --seeds 1 2 3
+
+    Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
+    """
+    wanted = seeds or []
+    loaded = _config(config, settings or [])
+    root = output or Path(loaded.output_dir)
+    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        done = _all(loaded, root, wanted, {"workers": workers, "scheduler": scheduler, "fresh": fresh}, as_json)
+    if as_json:
+        typer.echo(json.dumps([dict(item.summary) for item in done] if wanted else dict(done[0].summary), indent=1))
+    else:
+        _conclude(done, root)
+    if not all(item.result.accepted for item in done):
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _config(path: Path | None, settings: Sequence[str]) -> RunConfig:
+    from edge_opt.run.config import read_config
+
+    return read_config(path, settings)
+
+
+def _all(config: RunConfig, root: Path, seeds: list[int], options: dict[str, Any], as_json: bool) -> list[RunResult]:
+    from edge_opt.run.run import run as run_once
+    from edge_opt.run.run import run_seeds
+    from edge_opt.search.progress import progress
+
+    def one(config: RunConfig, folder: Path) -> RunResult:
+        with progress("json" if as_json else "auto") as listener:
+            return run_once(config, folder, on_event=listener, **options)
+
+    return list(run_seeds(config, seeds, root, one).values()) if seeds else [one(config, root)]
+
+
+def _conclude(done: list[RunResult], root: Path) -> None:
+    from edge_opt.run.outputs import conclusion
+
+    for item in done:
+        if len(done) > 1:
+            typer.echo(f"{item.folder}:")
+        for line in conclusion(item.result):
+            typer.echo(line)
+        typer.echo(f"report    {item.report}")
+    if len(done) > 1:
+        typer.echo(f"together  {root / 'aggregate.csv'}")
+    if not all(item.result.accepted for item in done):
+        talk("nothing satisfies the constraints; loosen one, or widen the space")
+
+
+def sweep(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; the factory loads the trained weights.")],
+    data: Annotated[str, typer.Option("--data", metavar="FILE.py:LOADERS", help="A function that returns loaders.")],
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"Batch to time: {GRAMMAR}.")
+    ] = None,
+    prune: Annotated[str, typer.Option("--prune", metavar="A,B", help="Shares of channels to remove.")] = "0,0.25,0.5",
+    precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
+    runtime: Annotated[
+        str, typer.Option("--runtime", metavar="A,B", help="torch, onnxruntime, openvino.")
+    ] = "torch,onnxruntime",
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
+    ] = None,
+    fine_tune_epochs: Annotated[
+        int | None, typer.Option("--fine-tune-epochs", help="Passes after pruning; 3 unless given.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Decides the order of training samples and what is drawn.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key of a configuration.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
+    json: Annotated[bool, typer.Option("--json", help="Print the whole sweep as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Try pruning, precisions and runtimes on a trained model, and say which variant to ship.
+
+    \b
+    edge-opt sweep net.py:trained -i 32x1x28x28 --data net.py:loaders --keep "latency_ms <= 20" -o out/
+    edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --precision int8 --keep "accuracy_drop <= 1%"
+
+    Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
+    """
+    from edge_opt.report.sweep_files import sweep_document
+    from edge_opt.run.config import read_settings
+    from edge_opt.run.outputs import conclusion
+    from edge_opt.run.sweep import sweep as run_sweep
+    from edge_opt.search.progress import progress
+
+    chosen = {
+        "pruning_levels": [_share(text) for text in _words(prune)],
+        "precisions": _words(precision),
+        "runtimes": _words(runtime),
+        "seed": seed,
+        **({"constraints": keep} if keep else {}),
+        **({} if fine_tune_epochs is None else {"fine_tune_epochs": fine_tune_epochs}),
+        **read_settings(settings or ()),
+    }
+    with redirect_stdout(sys.stderr), progress("json" if json else "auto") as listener:
+        result = run_sweep(
+            model,
+            data,
+            folder=output,
+            example_inputs=_shape(inputs or []),
+            workers=workers,
+            scheduler=scheduler,
+            fresh=fresh,
+            on_event=listener,
+            **chosen,
+        )
+    if json:
+        typer.echo(sweep_document(result), nl=False)
+    else:
+        for line in conclusion(result):
+            typer.echo(line)
+        typer.echo(f"tables    {output}")
+    if not result.accepted:
+        talk("nothing satisfies the constraints; loosen one, or widen the space")
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _shape(inputs: list[str]) -> tuple[int, ...] | None:
+    arguments = read_arguments(inputs, [], None)
+    if arguments.named or len(arguments.positional) > 1:
+        raise InvalidInput("--input is the batch that is timed, one shape; further inputs follow from the data")
+    return tuple(arguments.positional[0].shape) if arguments.positional else None
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"--prune: {text!r} is not a number; write shares such as 0,0.25,0.5") from None
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The output folder of `edge-opt run`.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """How far the sweep in a folder is, who runs it, and the best candidate so far.
+
+    \b
+    edge-opt status outputs
+    """
+    from edge_opt.search.progress import status as status_of
+
+    found = status_of(folder)
+    if json:
+        typer.echo(json_text.dumps({**asdict(found), "left": found.left, "is_running": found.is_running}, indent=1))
+        return
+    for line in _lines(found):
+        typer.echo(line)
+
+
+def _lines(found: SweepStatus) -> Iterator[str]:
+    left = "" if found.left is None else f", {found.left} left"
+    yield f"{found.name}: {found.done} done ({found.accepted} accepted), {found.failed} failed{left}"
+    if found.is_running:
+        yield f"running as process {found.pid} on {found.host}: {', '.join(found.unfinished) or 'nothing just now'}"
+    elif found.left:
+        was = f"; {', '.join(found.unfinished)} was cut short" if found.unfinished else ""
+        yield f"not running{was}; run the same again to go on"
+    else:
+        yield "not running"
+    yield f"so far: {found.recommendation}" if found.left else found.recommendation
+
+
+def report(
+    source: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run's folder, or a profile or a sweep saved as .json.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="DIR/report.html unless given."),
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option("--device", "-d", metavar="NAME", help="A device to show rooflines of; several.")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The page's heading.")] = None,
+    debug: Debug = False,
+) -> None:
+    """One HTML page of everything a run found out; it needs no network and no server.
+
+    \b
+    edge-opt report runs/mnist
+    edge-opt report profile.json -o report.html --device raspberry-pi-5 --device jetson-nano
+    """
+    from edge_opt.report.page import write_report
+
+    typer.echo(write_report(source, output, devices=device, title=title))

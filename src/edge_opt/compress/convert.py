@@ -1,0 +1,328 @@
+"""convert(): made, run, and compared with the original."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from edge_opt._support.files import own_folder, publish, staging
+from edge_opt.compress.export import (
+    Subject,
+    Tensors,
+    export,
+    read_batches,
+    size_of,
+    subject_of,
+    with_data,
+)
+from edge_opt.compress.kernels import executed_kernels, layer_precisions, read_graph
+from edge_opt.compress.quantize import Job, Made, check_method, check_spared, is_below, maker_of, precision, quantize
+from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner, TorchRunner, is_fast
+from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.measuring.machine import crash_of
+from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime
+
+
+def agreement(subject: Subject, runner: Runner, batches: Sequence[Tensors], source: str) -> Agreement:
+    """Differences over all outputs and batches; a converted output that is not finite is a failure, not a figure."""
+    largest, total, magnitude, elements = 0.0, 0.0, 0.0, 0
+    same, scored, samples = 0, 0, 0
+    for batch in batches:
+        expected, found = subject.outputs(batch), runner(*batch)
+        _check(expected, found, runner)
+        for ours, theirs in zip(expected, found, strict=True):
+            difference = (ours.double() - theirs.double()).abs()
+            largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
+            total += float(difference.sum())
+            magnitude += float(ours.double().abs().sum())
+            elements += ours.numel()
+        samples += batch[0].shape[0] if batch[0].dim() else 1
+        first = expected[0]
+        if first.dim() == 2 and first.shape[1] > 1:
+            same += int((first.argmax(1) == found[0].argmax(1)).sum())
+            scored += first.shape[0]
+    return Agreement(
+        max_difference=largest,
+        mean_difference=total / max(1, elements),
+        scale=magnitude / max(1, elements),
+        top1=same / scored if scored else None,
+        samples=samples,
+        batches=len(batches),
+        source=source,
+    )
+
+
+def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
+    shapes, theirs = [tuple(t.shape) for t in expected], [tuple(t.shape) for t in found]
+    if shapes != theirs:
+        raise ConversionFailed(f"{runner.runtime} returns shapes {theirs}; the original returns {shapes}")
+    for number, (ours, other) in enumerate(zip(expected, found, strict=True)):
+        if other.is_floating_point() and not bool(torch.isfinite(other).all()) and bool(torch.isfinite(ours).all()):
+            raise ConversionFailed(
+                f"output {number} of the converted model has NaN or infinity where the original has numbers; "
+                "values left the range of the precision: use bf16 or fp32, or spare the layers that overflow"
+            )
+
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_VERIFIED_BATCHES = 8
+
+
+def convert(
+    model: nn.Module,
+    example_inputs: Any,
+    precision: str = "int8",
+    runtime: str = "onnxruntime",
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    calibration: Iterable[Any] | None = None,
+    calibration_batches: int = 32,
+    method: str = "minmax",
+    folder: str | os.PathLike[str] | None = None,
+    spare: Iterable[str] = (),
+    verify_on: Iterable[Any] | None = None,
+    reduce_range: bool | None = None,
+    exported: Exported | None = None,
+    filename: str | None = None,
+    must_run: bool = True,
+) -> Converted:
+    """The model in a precision for a runtime, verified: what each layer really runs in, and how far it agrees.
+
+    Args:
+        model: The model; it is left as it was.
+        example_inputs: As in `profile`; the shape of one call.
+        precision: fp32, fp16, bf16 or int8.
+        runtime: Who runs it: torch, onnxruntime or openvino.
+        kwargs: Arguments of the model by name.
+        calibration: A loader or batches of real inputs, which int8 needs; labels behind them are ignored.
+        calibration_batches: How many of them to use.
+        method: How int8 finds ranges: "minmax", "entropy" or "percentile".
+        folder: Where the file goes; without it, to a folder that is gone with the process.
+        spare: Paths of layers that stay in float, with everything inside them.
+        verify_on: Batches to compare on; those of the calibration unless given, else the example.
+        reduce_range: Whether weights get 7 bits; None gives them where this CPU would saturate.
+        exported: The result of `export_onnx`, so that the model is not exported again.
+        filename: Name of the file; made from the model and the precision unless given.
+        must_run: Whether to raise where no layer runs in what was asked; turn it off for a file of another machine.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    >>> done = convert(model, (1, 16), "int8", calibration=[torch.randn(32, 16)])
+    >>> done.effective_precision, [layer.path for layer in done.layers], done.agreement.samples
+    ('int8', ['0', '2'], 32)
+    """
+    maker = maker_of(precision, runtime)
+    spared = _checked_spared(model, spare, precision, runtime, method)
+    subject = subject_of(model, example_inputs, kwargs)
+    _check_calibrated(calibration, precision, runtime)
+    # A loader that shuffles draws from torch's random numbers, which are the caller's.
+    with torch.random.fork_rng(devices=[]):
+        ranges = None if calibration is None else read_batches(subject, calibration, calibration_batches, "calibration")
+        checks, source = _checks(subject, verify_on, ranges)
+    place = Path(own_folder() if folder is None else folder)
+    with staging(place) as aside:
+        name = filename or f"{subject.name}.{precision}.{'pt' if runtime == 'torch' else 'onnx'}"
+        made = maker(Job(subject, aside, ranges, method, spared, reduce_range, exported, name))
+        with _runner(made, runtime, precision) as runner:
+            kernels = () if runtime == "torch" else executed_kernels(runner, checks[0])
+            layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
+            if must_run:
+                _check_effective(layers, precision, runtime, spared)
+            found = agreement(subject, runner, checks, source)
+        files = publish(with_data(made.path), place)
+    return Converted(
+        precision=cast(Precision, precision),
+        runtime=cast(Runtime, runtime),
+        effective_precision=effective(layers, precision),
+        layers=layers,
+        kernels=kernels,
+        agreement=found,
+        size_bytes=size_of(files[-1]),
+        original_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
+        path=str(files[-1]),
+        inputs=subject.names,
+        outputs=made.outputs,
+        remarks=(*made.remarks, *_remarks(layers, kernels, precision, runtime)),
+        model=made.model,
+    )
+
+
+def _checked_spared(
+    model: nn.Module, spare: Iterable[str], precision: str, runtime: str, method: str
+) -> tuple[str, ...]:
+    """The layers to spare, once the precision can run here and the method is known."""
+    if runtime == "torch":
+        _check_runs(precision)
+    check_method(method)
+    spared = check_spared(model, spare)
+    if spared and precision != "int8":
+        raise InvalidInput(f"layers can be spared from int8 only; {precision} is of the whole model")
+    return spared
+
+
+def _check_calibrated(calibration: object, precision: str, runtime: str) -> None:
+    if precision == "int8" and runtime != "torch" and calibration is None:
+        raise InvalidInput(
+            "int8 needs calibration=: a loader or batches of real inputs, to find the range of each tensor"
+        )
+
+
+def _check_runs(precision: str) -> None:
+    """Refuse a precision in which torch would end this process."""
+    dtype = _DTYPES.get(precision, torch.float32)
+    found = None if dtype is torch.float32 else crash_of(dtype)
+    if found is not None:
+        raise ConversionFailed(
+            f"torch computes {precision} here with instructions that the machine refuses ({found}); "
+            "start Python with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, or choose another runtime"
+        )
+
+
+def _checks(subject: Subject, verify_on: Iterable[Any] | None, ranges: Any) -> tuple[list[Any], str]:
+    if verify_on is not None:
+        return read_batches(subject, verify_on, None, "verification"), "verify_on"
+    if ranges is not None:
+        return ranges[:_VERIFIED_BATCHES], "calibration batches"
+    return [subject.tensors], "example inputs"
+
+
+def _runner(made: Made, runtime: str, precision: str) -> Runner:
+    if made.model is not None:
+        return TorchRunner(made.model, 1)
+    return OpenVinoRunner(made.path, 1, precision) if runtime == "openvino" else OnnxRuntimeRunner(made.path, 1)
+
+
+def _layers(path: Path, kernels: tuple[Kernel, ...], precision: str, runtime: str) -> tuple[LayerPrecision, ...]:
+    return layer_precisions(read_graph(path), kernels, precision, runtime)
+
+
+def _torch_layers(model: nn.Module) -> tuple[LayerPrecision, ...]:
+    """Eager kernels run in the type of their weights."""
+    return tuple(
+        LayerPrecision(path.removeprefix("model").removeprefix("."), type(module).__name__, kinds.pop())
+        for path, module in model.named_modules()
+        for kinds in [{_NAMES.get(p.dtype, str(p.dtype)) for p in module.parameters(recurse=False)}]
+        if len(kinds) == 1
+    )
+
+
+def effective(layers: Iterable[LayerPrecision], asked: str) -> str:
+    """What layers run in, what was asked first: "int8", "int8+fp32"; "none" where no layer has weights."""
+    found = {layer.precision for layer in layers} - {"unknown"}
+    return "+".join(sorted(found, key=lambda name: (name != asked, name))) or "none"
+
+
+def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: str, spare: tuple[str, ...]) -> None:
+    found = effective(layers, asked)
+    taken = [layer.path for layer in layers if is_below(layer.path, spare) and layer.precision == asked]
+    if taken:
+        raise ConversionFailed(f"{runtime} runs spared layers in {asked} nevertheless: {', '.join(taken)}")
+    if asked in found.split("+") and (asked == "int8" or found == asked):
+        return
+    if asked == "fp32" and found == "none":
+        return
+    missing = [layer for layer in layers if layer.precision != asked]
+    reasons = "; ".join(dict.fromkeys(layer.reason for layer in missing if layer.reason)) or "no layer has weights"
+    what = f"all {len(missing)} layers" if len(missing) == len(layers) else f"{len(missing)} of {len(layers)} layers"
+    raise ConversionFailed(f"{asked} on {runtime} did not take: {what} run in {found}: {reasons}")
+
+
+def _remarks(layers: Any, kernels: tuple[Kernel, ...], precision: str, runtime: str) -> list[str]:
+    """What a user should know before believing that smaller is faster."""
+    remarks = []
+    if runtime == "torch" and precision != "fp32" and not is_fast(precision):
+        remarks.append(f"this CPU has no fast {precision}: eager {precision} is often several times slower than fp32")
+    ran = effective(layers, precision)
+    if precision != "int8" and ran not in (precision, "none"):
+        remarks.append(f"stored in {precision}, but {runtime} computes it in {ran} on this CPU")
+    added = [kernel for kernel in kernels if kernel.only_converts]
+    if precision == "int8" and added:
+        remarks.append(f"{len(added)} of {len(kernels)} kernels only convert or reorder tensors")
+    return remarks
+
+
+def _cast(model: nn.Module, name: str) -> tuple[nn.Module, torch.dtype | None]:
+    """A copy of the model in the precision, and the type to cast inputs to: None where float32 is what it had."""
+    dtype = _DTYPES[name]
+    model = copy.deepcopy(model).eval()
+    return (model, None) if name == "fp32" and _is_float32(model) else (model.to(dtype), dtype)
+
+
+def _is_float32(model: nn.Module) -> bool:
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    return all(tensor.dtype is torch.float32 for tensor in tensors)
+
+
+def _in_torch(name: str) -> Any:
+    def make(job: Job) -> Made:
+        model, dtype = _cast(job.subject.model, name)
+        adapter = job.subject.flat(dtype, model).eval()
+        path = job.folder / job.filename
+        torch.save(model.state_dict(), path)
+        return Made(path, (), model=adapter)
+
+    return make
+
+
+def _in_onnx(name: str) -> Any:
+    def make(job: Job) -> Made:
+        if name == "fp32" and job.exported is not None:
+            return _copied(job.exported, job.folder)
+        path = job.folder / job.filename
+        if name == "fp32" and _is_float32(job.subject.model):
+            done = export(job.subject, path)
+        else:
+            model, dtype = _cast(job.subject.model, name)
+            done = export(job.subject, path, dtype, model)
+        return Made(path, done.outputs, done.remarks)
+
+    return make
+
+
+def _copied(exported: Exported, folder: Path) -> Made:
+    """The export that the caller brings; it keeps its name, which weights beside it go by."""
+    copies = [Path(shutil.copyfile(file, folder / file.name)) for file in with_data(Path(exported.path))]
+    return Made(copies[-1], exported.outputs, exported.remarks)
+
+
+for _name in _DTYPES:
+    precision(_name, "torch")(_in_torch(_name))
+    precision(_name, "onnxruntime")(_in_onnx(_name))
+    # OpenVINO takes float32 and computes in what it is asked for, if it can.
+    precision(_name, "openvino")(_in_onnx("fp32"))
+
+
+@precision("int8", "onnxruntime", "openvino")
+def _int8(job: Job) -> Made:
+    """Both runtimes take the same file: u8 activations, s8 weights, quantise and dequantise nodes between."""
+    assert job.calibration is not None
+    source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
+    path = job.folder / job.filename
+    remarks = quantize(
+        source.path,
+        path,
+        job.subject.names,
+        job.calibration,
+        method=job.method,
+        spare=job.spare,
+        reduce_range=job.reduce_range,
+    )
+    return Made(path, source.outputs, (*source.remarks, *remarks))
+
+
+@precision("int8", "torch")
+def _refused(job: Job) -> Made:
+    """Nothing in torch itself is left that quantises a module and is not on its way out."""
+    raise ConversionFailed(
+        "torch's own quantisation of modules is deprecated and gone from its recent versions; "
+        "use runtime='onnxruntime' or 'openvino' for int8"
+    )

@@ -1,0 +1,454 @@
+"""explain(): why a variant is faster, or is not."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_opt import units
+from edge_opt.compress.runtimes import is_fast, vector_bytes
+from edge_opt.measuring.statistics import compare_latencies
+from edge_opt.records import (
+    Comparison,
+    Converted,
+    Explanation,
+    Latency,
+    LayerChange,
+    ModelProfile,
+    Reason,
+    RunnerProfile,
+)
+from edge_opt.records.compression import Bottleneck, Topic
+
+# Bytes per element of a layer that runs in it, over the four of the profile's float32.
+_SHRUNK = {"int8": 0.25, "fp16": 0.5, "bf16": 0.5, "fp32": 1.0}
+# A layer this close to the cheapest one per operator is made of overhead.
+_NEAR_FLOOR = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two models: its profile, and what else is known about it."""
+
+    profile: ModelProfile
+    converted: Converted | None = None
+    kernels: RunnerProfile | None = None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time of each module path: of the runtime's kernels, else of the measured layers; empty without either."""
+        found: dict[str, float] = defaultdict(float)
+        if self.kernels is not None:
+            for kernel in self.kernels.kernels:
+                if kernel.nodes:
+                    found[kernel.path] += kernel.seconds or 0.0
+        elif self.profile.measurement is not None and self.profile.measurement.layers is not None:
+            for layer in self.profile.measurement.layers.layers:
+                found[layer.path] += layer.seconds
+        return dict(found)
+
+    @property
+    def precisions(self) -> dict[str, str]:
+        """What each module path runs in, where a conversion says; mixed ones are joined."""
+        found: dict[str, set[str]] = defaultdict(set)
+        if self.converted is None:
+            return {}
+        for layer in self.converted.layers:
+            found[layer.path].add(layer.precision)
+        for kernel in self.converted.kernels:
+            if kernel.nodes and kernel.path not in {layer.path for layer in self.converted.layers}:
+                found[kernel.path].add(kernel.precision)
+        return {path: "+".join(sorted(kinds)) for path, kinds in found.items()}
+
+    def is_fused(self, path: str) -> bool:
+        """Whether the runtime has no kernel for this module: its work happens inside another's, in the same pass."""
+        kernels = self.converted.kernels if self.converted else ()
+        return bool(kernels) and all(kernel.path != path for kernel in kernels if kernel.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    kind: str
+    macs: int
+    flops: int
+    moved: int
+    operators: int
+    channels: int | None
+
+
+def _rows(side: Side) -> dict[str, _Row]:
+    """Costs by path, calls of the same module together."""
+    rows: dict[str, _Row] = {}
+    precisions = side.precisions
+    for layer in side.profile.layers:
+        call, known = layer.call, rows.get(layer.call.path)
+        shrunk = 0.0 if side.is_fused(call.path) else _SHRUNK.get(precisions.get(call.path, "fp32"), 1.0)
+        moved = round(layer.cost.bytes_moved * shrunk)
+        rows[call.path] = _Row(
+            call.kind,
+            layer.cost.macs + (known.macs if known else 0),
+            layer.cost.flops + (known.flops if known else 0),
+            moved + (known.moved if known else 0),
+            layer.operators + (known.operators if known else 0),
+            _channels(call.kind, call.output_shapes[0] if call.output_shapes else ()),
+        )
+    return {path: row for path, row in rows.items() if row.operators}
+
+
+def _channels(kind: str, shape: tuple[int, ...]) -> int | None:
+    if kind.startswith("Conv") and len(shape) > 2:
+        return shape[1]
+    return shape[-1] if kind == "Linear" and shape else None
+
+
+def layer_changes(before: Side, after: Side) -> tuple[LayerChange, ...]:
+    """Every layer of either model, in the order of the first; paths are stable under pruning and conversion."""
+    old, new = _rows(before), _rows(after)
+    old_s, new_s = before.seconds, after.seconds
+    precisions = after.precisions
+    bottlenecks = _bottlenecks(new, new_s, _best_rates((old, old_s), (new, new_s)))
+    return tuple(
+        LayerChange(
+            path=path,
+            kind=(new.get(path) or old[path]).kind,
+            macs_before=old[path].macs if path in old else None,
+            macs_after=new[path].macs if path in new else None,
+            bytes_before=old[path].moved if path in old else None,
+            bytes_after=new[path].moved if path in new else None,
+            seconds_before=old_s.get(path),
+            seconds_after=new_s.get(path),
+            channels_before=old[path].channels if path in old else None,
+            channels_after=new[path].channels if path in new else None,
+            precision=precisions.get(path),
+            bottleneck=bottlenecks.get(path, "unknown"),
+        )
+        for path in dict.fromkeys([*old, *new])
+    )
+
+
+def _best_rates(*sides: tuple[Mapping[str, _Row], Mapping[str, float]]) -> tuple[float, float]:
+    """FLOPs and bytes per second of the layers that did best at each."""
+    timed = [(row, seconds[path]) for rows, seconds in sides for path, row in rows.items() if seconds.get(path)]
+    return (
+        max((row.flops / spent for row, spent in timed), default=0.0),
+        max((row.moved / spent for row, spent in timed), default=0.0),
+    )
+
+
+def _bottlenecks(
+    rows: Mapping[str, _Row], seconds: Mapping[str, float], best: tuple[float, float]
+) -> dict[str, Bottleneck]:
+    """What holds each timed layer: the cost of calling it, memory, or arithmetic."""
+    timed = {path: spent for path, spent in seconds.items() if spent and path in rows}
+    floor = min((spent / rows[path].operators for path, spent in timed.items()), default=0.0)
+    found: dict[str, Bottleneck] = {}
+    for path, spent in timed.items():
+        row = rows[path]
+        attainable = max(row.flops / best[0] if best[0] else 0.0, row.moved / best[1] if best[1] else 0.0)
+        if not attainable or (spent < _NEAR_FLOOR * floor * row.operators and attainable < spent / 2):
+            found[path] = "overhead"
+        else:
+            found[path] = "memory" if row.moved * best[0] > row.flops * best[1] else "compute"
+    return found
+
+
+_NAMED = 4
+# Less than this share of the time is not worth a sentence.
+_WORTH_SAYING = 0.02
+
+
+def explain(
+    before: ModelProfile,
+    after: ModelProfile,
+    *,
+    before_converted: Converted | None = None,
+    after_converted: Converted | None = None,
+    before_latency: Latency | None = None,
+    after_latency: Latency | None = None,
+    before_kernels: RunnerProfile | None = None,
+    after_kernels: RunnerProfile | None = None,
+    paired: bool = False,
+) -> Explanation:
+    """Why one model is faster than another, or is not: what was saved, what was not, and what was added.
+
+    Times come from the profiles' measurements unless latencies are given. Without times nothing is said about time.
+
+    Args:
+        before: The first model.
+        after: The second model; for a conversion both profiles may be the same one.
+        before_converted: What the first model was converted to, if it was.
+        after_converted: What the second model was converted to, if it was.
+        before_latency: Latency of the first model, from a runner.
+        after_latency: Latency of the second model, from a runner.
+        before_kernels: Time of each kernel of the first, from `compress.profile_runner`.
+        after_kernels: Time of each kernel of the second.
+        paired: The latencies were taken in turn, as `compress.measure_runners` does, and differ by less noise.
+
+    >>> import edge_opt as eo
+    >>> from edge_opt.model import SmallCNN
+    >>> found = explain(eo.profile(SmallCNN(), (1, 1, 28, 28)), eo.profile(SmallCNN(8, 16), (1, 1, 28, 28)))
+    >>> print(found.headline)
+    MACs fell by 71.9 % and bytes moved by 50.7 %; no times were given, so nothing is said about speed
+    """
+    old = Side(before, before_converted, before_kernels)
+    new = Side(after, after_converted, after_kernels)
+    old_latency = before_latency or (before.measurement.latency if before.measurement else None)
+    new_latency = after_latency or (after.measurement.latency if after.measurement else None)
+    changes = layer_changes(old, new)
+    macs = _ratio(before.totals.macs, after.totals.macs)
+    moved = _ratio(*(sum(value or 0 for value in column) for column in _columns(changes)))
+    compared = None
+    if old_latency is not None and new_latency is not None:
+        compared = compare_latencies(old_latency, new_latency, paired=paired)
+    reasons = [
+        *_precision_reasons(new, changes),
+        *_added(new),
+        *_time_reasons(changes, new),
+        *_vector_width(changes),
+        *_structure(changes),
+        *_circumstances(old, new, old_latency, new_latency),
+    ]
+    # What was saved, then what has a time of its own, the longest on top; the rest keeps its order.
+    reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
+    headline = _headline(macs, moved, compared, old_latency, new_latency)
+    return Explanation(headline, compared, macs, moved, changes, tuple(reasons))
+
+
+def _columns(changes: Sequence[LayerChange]) -> tuple[list[int | None], list[int | None]]:
+    return [row.bytes_before for row in changes], [row.bytes_after for row in changes]
+
+
+def _ratio(old: float, new: float) -> float | None:
+    return new / old if old else None
+
+
+def _fell(ratio: float | None) -> str:
+    if ratio is None:
+        return "are not known"
+    if abs(ratio - 1) < 0.0005:
+        return "stayed the same"
+    return f"{'fell' if ratio < 1 else 'rose'} by {abs(1 - ratio) * 100:.1f} %"
+
+
+def _headline(
+    macs: float | None, moved: float | None, compared: Comparison | None, old: Latency | None, new: Latency | None
+) -> str:
+    fell = [_fell(ratio) for ratio in (macs, moved)]
+    both_fell = all(words.startswith("fell") for words in fell)
+    costs = f"MACs {fell[0]} and bytes moved {fell[1].removeprefix('fell ') if both_fell else fell[1]}"
+    if compared is None or old is None or new is None:
+        return f"{costs}; no times were given, so nothing is said about speed"
+    is_cpu = compared.clock == "cpu"
+    times = [units.duration(side.cpu_median_s if is_cpu else side.median_s) for side in (old, new)]
+    low, high = compared.ratio_interval.low, compared.ratio_interval.high
+    change = {
+        "faster": f"It takes {(1 - compared.ratio) * 100:.1f} % less time",
+        "slower": f"It takes {compared.ratio:.2f} times as long",
+        "equal": "No difference in time was shown",
+    }[compared.verdict]
+    clock = "CPU time" if is_cpu else "time"
+    return f"{change} ({clock} {times[0]} before, {times[1]} after, ratio {low:.2f} to {high:.2f}); {costs}"
+
+
+def _precision_reasons(new: Side, changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    done = new.converted
+    if done is None:
+        return
+    kept = [layer for layer in done.kept_layers if layer.precision != "unknown"]
+    if kept:
+        paths = tuple(dict.fromkeys(layer.path for layer in kept))
+        total = sum(row.macs_after or 0 for row in changes)
+        share = sum(row.macs_after or 0 for row in changes if row.path in paths) / total if total else 0.0
+        kinds = "+".join(sorted({layer.precision for layer in kept}))
+        why = "; ".join(dict.fromkeys(layer.reason for layer in kept))
+        yield Reason(
+            "float layers",
+            f"In {kinds} instead of {done.precision}: {len(kept)} of {len(done.layers)} layers with "
+            f"{share * 100:.1f} % of the MACs, {_named(paths)} ({why})",
+            sum(row.seconds_after or 0.0 for row in changes if row.path in paths) or None,
+            paths,
+        )
+    for name in done.effective_precision.split("+"):
+        if name in ("fp16", "bf16", "int8") and is_fast(name) is False:
+            yield Reason(
+                "slow precision", f"This CPU has no instructions for {name}: fewer bits save memory, hardly time"
+            )
+
+
+def _added(new: Side) -> Iterable[Reason]:
+    """Kernels that compute nothing: quantise, dequantise, reorder."""
+    known = new.kernels.kernels if new.kernels else new.converted.kernels if new.converted else ()
+    added = [kernel for kernel in known if kernel.only_converts]
+    if not added:
+        return
+    what = ", ".join(f"{count} {op}" for op, count in Counter(kernel.op for kernel in added).most_common())
+    spent = sum(kernel.seconds or 0.0 for kernel in added) if new.kernels else None
+    cost = ""
+    if new.kernels and spent is not None and new.kernels.seconds:
+        cost = f", {units.duration(spent)}, {spent / new.kernels.seconds * 100:.1f} % of all kernels' time"
+    yield Reason(
+        "conversions", f"Converting and reordering tensors: {len(added)} of {len(known)} kernels ({what}){cost}", spent
+    )
+
+
+def _time_reasons(changes: Sequence[LayerChange], new: Side) -> Iterable[Reason]:
+    timed = [row for row in changes if row.seconds_after is not None]
+    total = sum(row.seconds_after or 0.0 for row in timed)
+    if not total:
+        return
+
+    def told(topic: Topic, what: str, rows: Sequence[LayerChange]) -> Iterable[Reason]:
+        spent = sum(row.seconds_after or 0.0 for row in rows)
+        if spent >= _WORTH_SAYING * total:
+            share = f"{units.duration(spent)}, {spent / total * 100:.1f} % of all layers' time"
+            which = f"{len(rows)} of {len(timed)} layers, {share} ({_named(_longest(rows))})"
+            yield Reason(topic, f"{what}: {which}", spent, _longest(rows))
+
+    yield from told(
+        "overhead",
+        "Too small to gain, as calling them costs more than their arithmetic",
+        [row for row in timed if row.bottleneck == "overhead"],
+    )
+    yield from told(
+        "memory",
+        "Waiting for memory rather than arithmetic",
+        [row for row in timed if row.bottleneck == "memory"],
+    )
+    unchanged = [
+        row
+        for row in timed
+        if row.bytes_after and row.macs_before == row.macs_after and row.bytes_before == row.bytes_after
+    ]
+    if len(unchanged) < len(timed):
+        yield from told("unchanged layers", "Unchanged in MACs and bytes", unchanged)
+    yield from _faster(changes)
+    yield from _slower(changes)
+    yield from _shortfall(changes)
+    layers = new.profile.measurement.layers if new.profile.measurement and new.kernels is None else None
+    if layers is not None and layers.between_layers_s >= 5 * _WORTH_SAYING * layers.whole_s:
+        share = layers.between_layers_s / layers.whole_s * 100
+        spent = units.duration(layers.between_layers_s)
+        yield Reason("between layers", f"Between layers: {spent}, {share:.1f} % of the time", layers.between_layers_s)
+
+
+def _faster(changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    """Where the time was saved."""
+    won = sorted(((row.saved_s or 0.0, row) for row in changes if (row.saved_s or 0.0) > 0), key=lambda item: -item[0])
+    if won:
+        told = [f"{row.path or 'the model itself'} {_times(row)}" for _, row in won]
+        saved = units.duration(sum(seconds for seconds, _ in won))
+        yield Reason(
+            "time",
+            f"Faster than before: {_layers(len(won))} by {saved}, {_listed(told)}",
+            None,
+            tuple(row.path for _, row in won),
+        )
+
+
+def _slower(changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    """Layers that take longer than before: kernels of the new precision that lose to the old ones."""
+    lost = [(-(row.saved_s or 0.0), row) for row in changes if row.seconds_before and (row.saved_s or 0.0) < 0]
+    lost = [(seconds, row) for seconds, row in lost if seconds > 0.1 * (row.seconds_before or 0.0)]
+    if lost:
+        lost.sort(key=lambda item: -item[0])
+        spent = sum(seconds for seconds, _ in lost)
+        yield Reason(
+            "slower layers",
+            f"Slower than before: {_layers(len(lost))} by {units.duration(spent)}, "
+            + _listed([f"{row.path or 'the model itself'} {_times(row)}" for _, row in lost]),
+            spent,
+            tuple(row.path for _, row in lost),
+        )
+
+
+def _shortfall(changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    """Layers that lost MACs and not as much time."""
+    missing = []
+    for row in changes:
+        if row.macs_before and row.macs_after is not None and row.seconds_before and row.seconds_after is not None:
+            expected = row.seconds_before * row.macs_after / row.macs_before
+            if row.macs_after < row.macs_before and row.seconds_after > 1.1 * expected:
+                missing.append((row.seconds_after - expected, row))
+    if missing:
+        missing.sort(key=lambda item: -item[0])
+        short = sum(seconds for seconds, _ in missing)
+        told = [
+            f"{row.path} (MACs {_percent(row.macs_before, row.macs_after)}, time "
+            f"{_percent(row.seconds_before, row.seconds_after)}, {row.bottleneck}-bound)"
+            for _, row in missing
+        ]
+        yield Reason(
+            "shortfall",
+            f"More MACs lost than time: {_layers(len(missing))} {units.duration(short)} short of proportion, "
+            + _listed(told),
+            short,
+            tuple(row.path for _, row in missing),
+        )
+
+
+def _vector_width(changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    """Accumulators have 32 bits in every precision, so that a register holds a quarter of its bytes."""
+    lanes = vector_bytes() // 4
+    odd = [
+        (row.path, row.channels_after)
+        for row in changes
+        if row.channels_after and row.channels_after != row.channels_before and row.channels_after % lanes
+    ]
+    if odd:
+        told = [f"{path} uses {channels} of {-(-channels // lanes) * lanes}" for path, channels in odd]
+        yield Reason(
+            "vector width",
+            f"Channels beside the {lanes} lanes of this CPU's vectors: {_layers(len(odd))}, {_listed(told)}; "
+            f"prune in steps of {lanes}",
+            None,
+            tuple(path for path, _ in odd),
+        )
+
+
+def _structure(changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    gone = tuple(row.path for row in changes if row.macs_after is None)
+    fresh = tuple(row.path for row in changes if row.macs_before is None)
+    for paths, what in ((gone, "before"), (fresh, "after")):
+        if paths:
+            yield Reason("structure", f"There only {what}: {_layers(len(paths))}, {_named(paths)}", None, paths)
+
+
+def _circumstances(old: Side, new: Side, old_latency: Latency | None, new_latency: Latency | None) -> Iterable[Reason]:
+    runtimes = [side.converted.runtime if side.converted else "torch" for side in (old, new)]
+    if runtimes[0] != runtimes[1]:
+        yield Reason(
+            "runtime",
+            f"The runtime changed from {runtimes[0]} to {runtimes[1]}, which alone changes the time; "
+            f"compare with fp32 on {runtimes[1]} to see what the precision brings",
+        )
+    if old_latency is None or new_latency is None:
+        yield Reason("not measured", "Figures are of shapes alone; measure both models to learn what became faster")
+        return
+    for what, latency in (("first", old_latency), ("second", new_latency)):
+        if latency.is_noisy or latency.is_contended:
+            yield Reason("noise", f"The measurement of the {what} model was disturbed: {'; '.join(latency.remarks)}")
+
+
+def _times(row: LayerChange) -> str:
+    return f"{units.duration(row.seconds_before or 0.0)} to {units.duration(row.seconds_after or 0.0)}"
+
+
+def _percent(old: float | None, new: float | None) -> str:
+    return f"{((new or 0) / old - 1) * 100:+.0f} %" if old else units.DASH
+
+
+def _longest(rows: Sequence[LayerChange]) -> tuple[str, ...]:
+    return tuple(row.path for row in sorted(rows, key=lambda row: -(row.seconds_after or 0.0)))
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer" if count == 1 else f"{count} layers"
+
+
+def _named(paths: Sequence[str]) -> str:
+    return _listed([path or "the model itself" for path in paths])
+
+
+def _listed(items: Sequence[str]) -> str:
+    return ", ".join(items[:_NAMED]) + (f" and {len(items) - _NAMED} more" if len(items) > _NAMED else "")

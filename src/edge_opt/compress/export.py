@@ -1,0 +1,379 @@
+"""One ONNX export of any model, behind flat tensors."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, is_dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from edge_opt import units
+from edge_opt._support.checks import check_whole
+from edge_opt._support.extras import optional
+from edge_opt._support.files import publish, staging
+from edge_opt._support.state import as_found
+from edge_opt.errors import ExportFailed, InvalidInput, message_of
+from edge_opt.measuring.machine import CPU
+from edge_opt.measuring.session import call_on, on_device
+from edge_opt.records import Exported
+from edge_opt.trace.modules import module_paths
+
+
+def with_data(path: Path) -> list[Path]:
+    """An ONNX file and the weights beside it, weights first: the file must never name data that is not there yet."""
+    data = path.with_name(f"{path.name}.data")
+    return [data, path] if data.exists() else [path]
+
+
+def size_of(path: Path) -> int:
+    """Bytes on disk, weights beside the file included."""
+    return sum(file.stat().st_size for file in with_data(path))
+
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Flat(nn.Module):
+    """A model that takes its tensors one after the other and returns a tuple of tensors, whatever its own structures.
+
+    With a `dtype` floating inputs are cast to it and outputs back to float32, so that all precisions look alike.
+    """
+
+    def __init__(self, model: nn.Module, spec: TreeSpec, leaves: list[Any], dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self._spec, self._leaves, self._dtype = spec, leaves, dtype
+
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
+        waiting = iter(tensors)
+        leaves = [self._cast(next(waiting), self._dtype) if leaf is _TENSOR else leaf for leaf in self._leaves]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        back = None if self._dtype is None else torch.float32
+        return tuple(self._cast(tensor, back) for tensor in flat_tensors(self.model(*args, **kwargs)))
+
+    @staticmethod
+    def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+_TENSOR = object()
+
+
+def flat_tensors(result: Any) -> list[torch.Tensor]:
+    """Every tensor of a model's result, in order; of a dataclass its fields."""
+    if is_dataclass(result) and not isinstance(result, (type, Mapping)):
+        result = [getattr(result, name) for name in result.__dataclass_fields__]
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model with the arguments of one call, taken apart into tensors with names."""
+
+    model: nn.Module
+    names: tuple[str, ...]
+    tensors: Tensors
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    def flat(self, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> Flat:
+        """The model, or a copy of it, behind flat tensors."""
+        return Flat(self.model if model is None else model, self.spec, list(self.leaves), dtype)
+
+    def read(self, batch: Any, what: str = "the batch") -> Tensors:
+        """The model's tensors from one batch of a loader: a tensor, a mapping, or a tuple with labels behind."""
+        if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Mapping):
+            batch = batch[0]
+        if isinstance(batch, Mapping):
+            missing = [name for name in self.names if name not in batch]
+            if missing:
+                raise InvalidInput(f"{what} has no {missing[0]!r}; it has {', '.join(map(str, batch))}")
+            found = [batch[name] for name in self.names]
+        else:
+            found = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+        if len(found) < len(self.names):
+            raise InvalidInput(
+                f"{what} has {len(found)} tensors; the model takes {len(self.names)}: {', '.join(self.names)}"
+            )
+        # What stands behind the inputs are labels.
+        return tuple(
+            self._fitting(torch.as_tensor(value), name, example, what)
+            for value, name, example in zip(found, self.names, self.tensors, strict=False)
+        )
+
+    def _fitting(self, value: torch.Tensor, name: str, example: torch.Tensor, what: str) -> torch.Tensor:
+        fits = value.dim() == example.dim() and value.shape[1:] == example.shape[1:]
+        if not fits or value.is_floating_point() != example.is_floating_point():
+            expected = f"N{units.TIMES}{units.shape(example.shape[1:])}" if example.dim() > 1 else "N"
+            raise InvalidInput(
+                f"{what}: input {name!r} is {units.shape(value.shape)} of {_dtype(value)}; "
+                f"the model takes {expected} of {_dtype(example)}"
+            )
+        return value.detach().to("cpu", example.dtype)
+
+    def outputs(self, tensors: Tensors) -> Tensors:
+        """What the original returns, as flat tensors."""
+        with undisturbed(self.model):
+            return tuple(tensor.detach().cpu().clone() for tensor in self.flat()(*(t.clone() for t in tensors)))
+
+
+def subject_of(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Subject:
+    """The model on the CPU with example tensors: the caller's, or for shapes random ones."""
+    model = on_device(model, CPU)
+    arguments = call_on(model, inputs, kwargs, CPU)
+    found, spec = tree_flatten_with_path((arguments.args, arguments.kwargs))
+    tensors = [(path, leaf) for path, leaf in found if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        raise InvalidInput("the example inputs hold no tensor; pass a shape such as (1, 3, 224, 224), or tensors")
+    leaves = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for _, leaf in found)
+    names = _names(model, [path for path, _ in tensors])
+    return Subject(model, names, tuple(tensor for _, tensor in tensors), spec, leaves)
+
+
+def _names(model: nn.Module, paths: list[Any]) -> tuple[str, ...]:
+    """Input names as forward calls them; inside a structure the key is appended."""
+    try:
+        parameters = list(signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    names: list[str] = []
+    for kind, *keys in paths:
+        words = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in keys]
+        if kind.idx == 0:
+            position = int(words[0])
+            words[0] = parameters[position] if position < len(parameters) else f"input_{position}"
+        name = re.sub(r"\W", "_", "_".join(words))
+        names.append(f"{name}_{len(names)}" if name in names else name)
+    return tuple(names)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run the model in eval without gradients; then it is as it was, weights and statistics included."""
+    kept = [*model.parameters(), *model.buffers()]
+    with torch.no_grad():
+        copies = [tensor.detach().clone() for tensor in kept]
+        try:
+            with as_found(list(module_paths(model)), training=False):
+                yield
+        finally:
+            for tensor, before in zip(kept, copies, strict=True):
+                if not torch.equal(tensor, before):
+                    tensor.copy_(before)
+
+
+def read_batches(subject: Subject, batches: Iterable[Any], most: int | None, what: str) -> list[Tensors]:
+    """The first `most` batches, checked against the model's inputs."""
+    if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
+        batches = [batches]
+    if most is not None:
+        check_whole("calibration_batches", most)
+    read: list[Tensors] = []
+    for number, batch in enumerate(batches):
+        if most is not None and number >= most:
+            break
+        read.append(subject.read(batch, f"{what} batch {number + 1}"))
+    if not read:
+        raise InvalidInput(f"the {what} loader is empty; give at least one batch of inputs")
+    return read
+
+
+# protobuf refuses 2 GiB; weights of larger models stand in a file of their own, with room for the rest of the graph.
+EXTERNAL_DATA_BYTES = 1_500_000_000
+# Where each node keeps the path of its module, so that every tool behind the export can name it.
+PATH_KEY = "edge_opt.module"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def require(package: str, extra: str = "onnx") -> Any:
+    """An optional package, or one sentence with the command that installs it."""
+    return optional(package, "this needs", extra)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence for exporters and quantisers, which talk to stdout, stderr, warnings and logs."""
+    disabled = logging.root.manager.disable
+    sink = io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def export_onnx(
+    model: nn.Module,
+    example_inputs: Any,
+    path: str | os.PathLike[str],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Write the model as ONNX in its own precision, for any batch size where the model allows it.
+
+    Each node carries its module's path. Weights beyond 1.5 GB stand beside the file as `NAME.onnx.data`.
+
+    Args:
+        model: The model; it is left as it was.
+        example_inputs: As in `profile`; the shape of one call.
+        path: The file to write, ending in .onnx.
+        kwargs: Arguments of the model by name.
+
+    >>> import tempfile
+    >>> from torch import nn
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = export_onnx(nn.Linear(4, 2), (1, 4), f"{folder}/linear.onnx")
+    >>> done.inputs, done.outputs, done.batch
+    (('input',), ('output',), None)
+    """
+    if Path(path).suffix != ".onnx":
+        raise InvalidInput(f"{str(path)!r} must end in .onnx")
+    subject = subject_of(model, example_inputs, kwargs)
+    folder = Path(path).parent
+    with staging(folder) as aside:
+        exported = export(subject, aside / Path(path).name)
+        publish(with_data(Path(exported.path)), folder)
+    return Exported(str(path), exported.inputs, exported.outputs, exported.batch, exported.size_bytes, exported.remarks)
+
+
+def export(subject: Subject, path: Path, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> Exported:
+    """Export into a file that nobody reads yet. With a `dtype`, `model` is a copy of the subject's in that type."""
+    require("onnx")
+    require("onnxscript")
+    adapter = subject.flat(dtype, model)
+    with undisturbed(adapter), quiet():
+        program, batch = _program(adapter, subject)
+        outputs = _output_names(len(program.model.graph.outputs))
+        for value, name in zip(program.model.graph.outputs, outputs, strict=True):
+            value.name = name
+        _label_nodes(program.model.graph)
+        weights = sum(tensor.nbytes for tensor in [*adapter.parameters(), *adapter.buffers()])
+        program.save(str(path), external_data=weights > EXTERNAL_DATA_BYTES)
+    remarks = () if batch is None else (f"the batch is fixed at {batch}: the model's code depends on it",)
+    return Exported(str(path), subject.names, outputs, batch, size_of(path), remarks)
+
+
+def _program(adapter: Flat, subject: Subject) -> tuple[Any, int | None]:
+    """The exported program and its fixed batch, None where any will do."""
+    count = subject.tensors[0].shape[0] if subject.tensors[0].dim() else 1
+    batched = [tensor.dim() > 0 and tensor.shape[0] == count for tensor in subject.tensors]
+    # A batch of one is taken for a constant, so that the export is made with two.
+    doubled = tuple(
+        torch.cat([tensor, tensor]) if is_batched and count == 1 else tensor
+        for tensor, is_batched in zip(subject.tensors, batched, strict=True)
+    )
+    free = tuple({0: torch.export.Dim.AUTO} if is_batched else None for is_batched in batched)
+    try:
+        program = _exported(adapter, doubled, subject.names, (free,))
+    except Exception:
+        # The model may not take two samples, or its code may look at the batch: then the example's own is the batch.
+        program = None
+    else:
+        shape = program.model.graph.inputs[0].shape
+        if not any(batched) or not isinstance(shape[0], int):
+            return program, None
+    if program is None or count == 1:
+        try:
+            program = _exported(adapter, subject.tensors, subject.names, None)
+        except Exception as error:
+            raise _failure(error, adapter) from error
+    return program, count
+
+
+def _exported(adapter: Flat, tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], shapes: Any) -> Any:
+    return torch.onnx.export(
+        adapter, tensors, dynamo=True, dynamic_shapes=shapes, input_names=list(names), verbose=False
+    )
+
+
+def _output_names(count: int) -> tuple[str, ...]:
+    return ("output",) if count == 1 else tuple(f"output_{number}" for number in range(count))
+
+
+def _label_nodes(graph: Any) -> None:
+    """Give each node the path of its module, and take away stack traces, which name the author's folders."""
+    users = Counter(value.name for node in graph.all_nodes() for value in node.inputs if value is not None)
+    for node in graph.all_nodes():
+        scopes = node.metadata_props.get(_SCOPES, [])
+        scopes = re.findall(r"'([^']*)'", scopes) if isinstance(scopes, str) else list(scopes)
+        weights = [value.name for value in node.inputs if value is not None and value.name in graph.initializers]
+        # A folded batch norm leaves its own scope on the convolution; the weight still says whose it is, unless it is
+        # used elsewhere too: equal weights of several modules are stored once.
+        owners = (name.rpartition(".")[0] for name in weights if name.startswith("model.") and users[name] == 1)
+        owner = next(owners, None)
+        path = owner if owner is not None else next((s for s in reversed(scopes[:-1]) if s), "")
+        node.metadata_props.clear()
+        node.metadata_props[PATH_KEY] = path.removeprefix("model").removeprefix(".")
+
+
+_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\w+)\n\s+(?P<code>[^\n]+)')
+_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<op>[\w.:]+)")
+
+
+def _failure(error: BaseException, adapter: Flat) -> ExportFailed:
+    """What stopped the export, where, and what to do about it."""
+    text = str(error)
+    operator = _OPERATOR.search(text)
+    if operator is not None:
+        return ExportFailed(
+            f"the model cannot be exported: ONNX has no form of the operator {operator['op']}; replace it in forward, "
+            "or run the model with runtime='torch'"
+        )
+    place = _place(error, adapter)
+    places = [found for found in _PLACE.finditer(text) if f"{os.sep}torch{os.sep}" not in found["file"]]
+    if places:
+        line = places[-1]
+        place = f"{place}, {Path(line['file']).name} line {line['line']}: `{line['code'].strip()}`"
+    if "data-dependent" in text or "Dynamic control flow" in text:
+        return ExportFailed(
+            f"the model cannot be exported: its control flow depends on values ({place.lstrip(', ')}); use torch.where "
+            "or torch.cond there, or run the model with runtime='torch'"
+        )
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    message = message_of(cause)
+    return ExportFailed(
+        f"the model cannot be exported: {type(cause).__name__}: {message} ({place.lstrip(', ') or 'place unknown'}); "
+        "change that part of forward, or run the model with runtime='torch'"
+    )
+
+
+def _place(error: BaseException, adapter: Flat) -> str:
+    """The innermost of the model's own modules that was running."""
+    paths = {id(module): path for path, module in adapter.named_modules()}
+    found = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        step = cause.__traceback__
+        while step is not None:
+            module = step.tb_frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and id(module) in paths and module is not adapter:
+                path = paths[id(module)].removeprefix("model").removeprefix(".")
+                found = f"module {path!r} ({type(module).__name__})" if path else f"{type(module).__name__}.forward"
+            step = step.tb_next
+        cause = cause.__cause__
+    return found

@@ -1,0 +1,259 @@
+"""Precisions, and static int8 calibrated on batches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
+from edge_opt.compress.runtimes import needs_reduced_range
+from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+from edge_opt.records import Exported
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a conversion has to go by; it writes into `folder` only, where nobody looks yet."""
+
+    subject: Subject
+    folder: Path
+    calibration: list[Tensors] | None
+    method: str
+    spare: tuple[str, ...]
+    reduce_range: bool | None
+    exported: Exported | None
+    filename: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A file, for torch with the module that it holds the weights of."""
+
+    path: Path
+    outputs: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    model: nn.Module | None = None
+
+
+Maker = Callable[[Job], Made]
+_MAKERS: dict[tuple[str, str], Maker] = {}
+precisions: Mapping[tuple[str, str], Maker] = MappingProxyType(_MAKERS)
+"""Every (precision, runtime) with its maker."""
+
+
+def precision(name: str, *runtimes: str) -> Callable[[Maker], Maker]:
+    """Register a maker of models in a precision for some runtimes; registering twice is an error.
+
+    Args:
+        name: The precision, such as "int8".
+        runtimes: The runtimes that it makes files for.
+
+    >>> from edge_opt import compress
+    >>> compress.precision("fp32", "torch")(compress.precisions["fp32", "torch"])
+    Traceback (most recent call last):
+    edge_opt.errors.ConversionFailed: fp32 on torch is made by ...
+    """
+
+    def register(maker: Maker) -> Maker:
+        for runtime in runtimes:
+            known = _MAKERS.get((name, runtime))
+            if known is not None:
+                raise ConversionFailed(
+                    f"{name} on {runtime} is made by {known.__module__}.{known.__qualname__} already; "
+                    f"{maker.__module__}.{maker.__qualname__} cannot take its place"
+                )
+            _MAKERS[name, runtime] = maker
+        return maker
+
+    return register
+
+
+def maker_of(name: str, runtime: str) -> Maker:
+    """Who makes this; an unknown precision or runtime is refused with those there are."""
+    names, runtimes = (list(dict.fromkeys(key[place] for key in _MAKERS)) for place in (0, 1))
+    if name not in names:
+        raise InvalidInput(f"unknown precision {name!r}; it is one of {', '.join(names)}")
+    if runtime not in runtimes:
+        raise InvalidInput(f"unknown runtime {runtime!r}; it is one of {', '.join(runtimes)}")
+    if (name, runtime) not in _MAKERS:
+        raise InvalidInput(f"nobody makes {name} for {runtime}; see compress.precisions")
+    return _MAKERS[name, runtime]
+
+
+METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+
+
+class _Feed:
+    """Calibration batches as ONNX Runtime's calibrator asks for them."""
+
+    def __init__(self, names: tuple[str, ...], batches: list[Tensors]) -> None:
+        self._names, self._batches = names, batches
+        self.rewind()
+
+    def rewind(self) -> None:
+        self._waiting = iter(self._batches)
+
+    def get_next(self) -> dict[str, Any] | None:
+        batch = next(self._waiting, None)
+        return None if batch is None else {n: t.numpy() for n, t in zip(self._names, batch, strict=True)}
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        batch = self.get_next()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self._waiting = iter(self._batches[start_index:end_index])
+
+
+def check_method(method: str) -> None:
+    """Refuse a way of calibrating that there is not."""
+    if method not in METHODS:
+        raise InvalidInput(f"unknown calibration method {method!r}; it is one of {', '.join(METHODS)}")
+
+
+def check_spared(model: nn.Module, spare: Iterable[str]) -> tuple[str, ...]:
+    """The layers to keep in float; every one must be a module of the model."""
+    wanted = (spare,) if isinstance(spare, str) else tuple(spare)
+    paths = [path for path, _ in model.named_modules() if path]
+    for path in wanted:
+        if path not in paths:
+            close = get_close_matches(path, paths, n=3, cutoff=0.4) or paths[:3]
+            raise InvalidInput(f"there is no layer {path!r} to spare; closest: {', '.join(close)}")
+    return wanted
+
+
+def is_below(path: str, tops: Iterable[str]) -> bool:
+    """Whether a module is one of these, or inside one of them."""
+    return any(path == top or path.startswith(f"{top}.") for top in tops)
+
+
+def quantize(
+    source: Path,
+    target: Path,
+    names: tuple[str, ...],
+    batches: list[Tensors],
+    *,
+    method: str,
+    spare: tuple[str, ...],
+    reduce_range: bool | None,
+) -> tuple[str, ...]:
+    """Write the quantised twin of an exported file; returns what is worth knowing about it."""
+    onnx = require("onnx")
+    quantization = require("onnxruntime.quantization")
+    remarks = []
+    if method != "minmax":
+        # The histogram collector stacks batches, which must be alike.
+        alike = [batch for batch in batches if batch[0].shape == batches[0][0].shape]
+        if len(alike) < len(batches):
+            remarks.append(f"{len(batches) - len(alike)} calibration batches of another size were left out")
+        batches = alike
+    reduced = needs_reduced_range() if reduce_range is None else reduce_range
+    if reduced:
+        why = "this CPU has no VNNI, and 8 would saturate" if reduce_range is None else "as asked"
+        remarks.append(f"weights have 7 bits: {why}")
+    prepared = target.with_name(f"prepared-{target.name}")
+    is_big = size_of(source) > EXTERNAL_DATA_BYTES
+    with quiet():
+        _prepare(source, prepared, is_big)
+        paths = {node.name: _path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
+        nodes = onnx.load(str(prepared), load_external_data=False).graph.node
+        spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
+        if spare and not spared:
+            raise InvalidInput(f"no operator of the exported model belongs to {', '.join(spare)}; nothing to spare")
+        try:
+            quantization.quantize_static(
+                str(prepared),
+                str(target),
+                _Feed(names, batches),
+                quant_format=quantization.QuantFormat.QDQ,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+                per_channel=True,
+                reduce_range=reduced,
+                calibrate_method=getattr(quantization.CalibrationMethod, METHODS[method]),
+                nodes_to_exclude=spared,
+                use_external_data_format=is_big,
+            )
+        except OSError:
+            raise
+        except Exception as error:  # the quantiser raises whatever its parts do
+            raise ConversionFailed(f"ONNX Runtime could not quantise the model: {first_line(error)}") from error
+        _label(onnx, target, paths, spared, is_big)
+    return tuple(remarks)
+
+
+def _prepare(source: Path, prepared: Path, is_big: bool) -> None:
+    """Infer shapes and fold constants and batch norms, without which the quantiser leaves layers in float."""
+    process = require("onnxruntime.quantization.shape_inference").quant_pre_process
+    try:
+        process(str(source), str(prepared), save_as_external_data=is_big)
+    except OSError:
+        raise
+    except Exception:  # symbolic shapes of unusual operators; plain inference still serves the common ones
+        process(str(source), str(prepared), save_as_external_data=is_big, skip_symbolic_shape=True)
+
+
+def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], is_big: bool) -> None:
+    """Bring back module paths that the preparation dropped, and mark spared nodes."""
+    model = onnx.load(str(target), load_external_data=False)
+    _leave_float(model.graph, set(spared))
+    for node in model.graph.node:
+        path = paths.get(node.name, _path(node))
+        del node.metadata_props[:]
+        if path:
+            node.metadata_props.add(key=PATH_KEY, value=path)
+        if node.name in spared:
+            node.metadata_props.add(key=SPARED_KEY, value="1")
+    target.write_bytes(model.SerializeToString())
+
+
+SPARED_KEY = "edge_opt.spared"
+
+
+def _leave_float(graph: Any, spared: set[str]) -> None:
+    """Take out what quantises the outputs of spared nodes.
+
+    Between a dequantised input and a quantised output ONNX Runtime quantises a float layer's weights by itself.
+    """
+    readers: dict[str, list[Any]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+    ends = {value.name for value in graph.output}
+    dropped: set[str] = set()
+    for node in [node for node in graph.node if node.name in spared]:
+        for place, name in enumerate(node.output):
+            pairs = [
+                (quantizer, dequantizer)
+                for quantizer in readers[name]
+                if quantizer.op_type == "QuantizeLinear"
+                for dequantizer in readers[quantizer.output[0]]
+            ]
+            # A dequantiser at the end of the graph gives its name to the output.
+            final = next((back.output[0] for _, back in pairs if back.output[0] in ends), name)
+            node.output[place] = final
+            for reader in [*readers[name], *(reader for _, back in pairs for reader in readers[back.output[0]])]:
+                replaced = {name, *(back.output[0] for _, back in pairs)}
+                for position, value in enumerate(reader.input):
+                    if value in replaced:
+                        reader.input[position] = final
+            dropped |= {part.name for pair in pairs for part in pair}
+    kept = [node for node in graph.node if node.name not in dropped]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _path(node: Any) -> str:
+    return next((item.value for item in node.metadata_props if item.key == PATH_KEY), "")

@@ -1,0 +1,1 @@
+"""The published home of the operator profile; the code is in `edge_opt.stream`."""

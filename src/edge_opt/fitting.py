@@ -1,0 +1,239 @@
+"""The largest batch that fits, and several targets side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from edge_opt import units
+from edge_opt._support.checks import check_one_of, check_positive, check_whole
+from edge_opt.errors import InvalidInput, TraceFailed
+from edge_opt.platforms.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
+from edge_opt.platforms.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
+from edge_opt.platforms.device_memory import device_memory
+from edge_opt.platforms.passes import ITEMSIZE
+from edge_opt.platforms.targets import Target, find_spec, find_targets
+from edge_opt.profiling import profile
+from edge_opt.records import BatchFit, MemoryNeed, ModelProfile, Precision, Prediction, TargetComparison, TargetFit
+from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize
+
+MOST = 1 << 16
+
+
+def fit_batch(
+    model: nn.Module,
+    shape: Any = None,
+    *,
+    memory_limit_mb: float | None = None,
+    target: Target | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    most: int = MOST,
+    precision: Precision | None = None,
+    lifetimes: Lifetimes = "eager",
+    allocator: Literal["cuda"] | None = None,
+) -> BatchFit:
+    """The largest batch whose weights, buffers, inputs and peak of live activations fit a limit, without running it.
+
+    All of the limit counts as free: what an operating system or a runtime takes is for the caller to subtract.
+
+    Args:
+        model: The model.
+        shape: The inputs as `profile` takes them, without the batch; it is put in front of every input.
+        memory_limit_mb: The limit in MiB; give this or `target`.
+        target: A device whose RAM is the limit; of several sizes the smallest.
+        kwargs: Arguments of the model by name, also without the batch.
+        most: The largest batch to try.
+        precision: What floating tensors are kept in; None leaves them as the model has them.
+        lifetimes: Who drops tensors: "eager" as torch does, or "planner", as in `peak_memory`.
+        allocator: "cuda" asks what a GPU's caching allocator would take from the device, blocks and segments included
+            (see `ModelProfile.device_memory`); None counts the bytes of the tensors themselves.
+
+    >>> from torch import nn
+    >>> fit = fit_batch(nn.Linear(1024, 1024, bias=False), (1024,), memory_limit_mb=5)
+    >>> fit.batch, fit.weight_bytes, fit.input_bytes, fit.activation_bytes, fit.shortfall_bytes
+    (128, 4194304, 524288, 524288, 8192)
+    """
+    check_whole("most", most)
+    check_one_of("lifetimes", lifetimes, ("eager", "planner"))
+    if precision is not None:
+        check_one_of("precision", precision, ITEMSIZE)
+    limit_bytes, limit_source = _limit(memory_limit_mb, target)
+    arguments = call_arguments(model, shape, kwargs)
+    if allocator is not None:
+        return _allocated_fit(model, arguments, allocator, precision, limit_bytes, limit_source, most)
+    needs = needs_by_batch(model, arguments, precision, lifetimes)
+    return largest_fit(needs, limit_bytes, limit_source, most)
+
+
+def _allocated_fit(
+    model: nn.Module, arguments: CallArguments, allocator: str, precision: Precision | None, limit_bytes: int,
+    limit_source: str, most: int,
+) -> BatchFit:  # fmt: skip
+    """The largest batch that an allocator with so much memory can hold; it gives free segments back before it fails."""
+    if precision is not None:
+        raise InvalidInput(
+            f"precision is {precision!r}, and an allocator sees the tensors as they are; convert the model instead, "
+            "such as model.half(), and leave precision out"
+        )
+    limited = AllocatorSettings(capacity_bytes=limit_bytes)
+
+    @cache
+    def found(batch: int) -> tuple[ModelProfile, int]:
+        call = _batched(arguments, batch)
+        profiled = profile(model, list(call.args) or None, kwargs=call.kwargs)
+        try:
+            return profiled, device_memory(profiled, allocator, limited).reserved_bytes
+        except OutOfDeviceMemory as error:
+            return profiled, limit_bytes + error.missing_bytes
+
+    batch = largest_batch(lambda size: found(size)[1], limit_bytes, most)
+    profiled, reserved_bytes = found(max(batch, 1))
+    return replace(
+        largest_fit(lambda _: peak_memory(profiled), limit_bytes, limit_source, 1),
+        batch=batch,
+        shortfall_bytes=None if batch == most else found(batch + 1)[1] - limit_bytes,
+        most=most,
+        allocator=allocator,
+        reserved_bytes=reserved_bytes,
+    )
+
+
+def needs_by_batch(
+    model: nn.Module, arguments: CallArguments, precision: Precision | None, lifetimes: Lifetimes
+) -> Callable[[int], MemoryNeed]:
+    """What a batch needs, as a function that profiles each batch once, however many limits it is asked for."""
+
+    @cache
+    def need(batch: int) -> MemoryNeed:
+        found = _batched(arguments, batch)
+        profiled = profile(model, list(found.args) or None, kwargs=found.kwargs)
+        return peak_memory(profiled, precision, lifetimes=lifetimes)
+
+    return need
+
+
+def largest_fit(need: Callable[[int], MemoryNeed], limit_bytes: int, limit_source: str, most: int = MOST) -> BatchFit:
+    """The largest batch that needs no more than the limit."""
+    batch = largest_batch(lambda size: need(size).total_bytes, limit_bytes, most)
+    needed = need(max(batch, 1))
+    return BatchFit(
+        batch=batch,
+        limit_bytes=limit_bytes,
+        limit_source=limit_source,
+        weight_bytes=needed.weight_bytes,
+        buffer_bytes=needed.buffer_bytes,
+        input_bytes=needed.input_bytes,
+        activation_bytes=needed.activation_bytes,
+        shortfall_bytes=None if batch == most else need(batch + 1).total_bytes - limit_bytes,
+        most=most,
+    )
+
+
+def _limit(memory_limit_mb: float | None, target: Target | None) -> tuple[int, str]:
+    if (memory_limit_mb is None) == (target is None):
+        what = "neither is given" if target is None else "both are given"
+        raise InvalidInput(f"the limit is memory_limit_mb= (MiB) or target= (a device), and {what}; give one of them")
+    if memory_limit_mb is not None:
+        check_positive("memory_limit_mb", memory_limit_mb, "a number of MiB")
+        return int(memory_limit_mb * units.MIB), "memory_limit_mb"
+    assert target is not None
+    spec = find_spec(target)
+    if not spec.ram_bytes:
+        raise InvalidInput(f"the RAM of {spec.name} is not known; pass memory_limit_mb= instead of target=")
+    sizes = tuple(int(figure.value) for figure in spec.ram_bytes)
+    return sizes[0], ram_of(spec.name, sizes)
+
+
+def ram_of(name: str, sizes: Sequence[int]) -> str:
+    """The limit in words: the RAM of a device, with every size that it is sold with."""
+    of = f", the smallest of {', '.join(map(units.size, sizes))}" if len(sizes) > 1 else ""
+    return f"RAM of {name}{of}"
+
+
+def _batched(arguments: CallArguments, batch: int) -> CallArguments:
+    def with_batch(value: Any) -> InputSpec:
+        if isinstance(value, torch.Tensor):
+            raise InvalidInput(f"an input is a tensor of shape {tuple(value.shape)}; give its shape without the batch")
+        return InputSpec((batch, *value.shape), value.dtype)
+
+    return materialize(arguments, with_batch)
+
+
+def compare_targets(
+    model: nn.Module,
+    inputs: Any = None,
+    targets: Target | Sequence[Target] = (),
+    *,
+    precision: Precision = "fp32",
+    runtime: str | None = None,
+    threads: int | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    most: int = MOST,
+    lifetimes: Lifetimes = "eager",
+) -> TargetComparison:
+    """A model on several targets: does it fit the RAM, how long it takes, what binds it, its energy, the largest batch.
+
+    All of a device's RAM counts as free: an operating system and a runtime take their part of it.
+
+    Args:
+        model: The model.
+        inputs: As in `profile`; the first dimension of every input is the batch.
+        targets: One target or several, each as in `profile`.
+        precision: Type of the numbers on the targets.
+        runtime: What runs the model on each of them, such as "ncnn"; the best-known one of each unless given.
+        threads: Threads of the runtime there, as in `estimate`.
+        kwargs: Arguments of the model by name.
+        name: Name of the model in tables; its class unless given.
+        most: The largest batch to try.
+        lifetimes: Who drops tensors: "eager" as torch does, or "planner", as in `peak_memory`.
+
+    >>> from edge_opt.model import SmallCNN
+    >>> found = compare_targets(SmallCNN(), (1, 1, 28, 28), ["raspberry-pi-4", "rp2040"])
+    >>> [(fit.prediction.target, fit.fits, fit.prediction.bound) for fit in found.targets]
+    [('raspberry-pi-4', True, 'overhead'), ('rp2040', True, 'unknown')]
+    """
+    wanted = find_targets(targets)
+    profiled = profile(
+        model, inputs, kwargs=kwargs, name=name, target=wanted, precision=precision, runtime=runtime, threads=threads
+    )
+    memory = peak_memory(profiled, precision, lifetimes=lifetimes)
+    needs = needs_by_batch(
+        model, materialize(call_arguments(model, inputs, kwargs), _without_batch), precision, lifetimes
+    )
+    fits = (
+        _fit(prediction, memory, tuple(int(size.value) for size in find_spec(target).ram_bytes), needs, most)
+        for prediction, target in zip(profiled.predictions, wanted, strict=True)
+    )
+    shapes = profiled.trace.modules[0].input_shapes
+    return TargetComparison(profiled.name, shapes, precision, memory, tuple(fits))
+
+
+def _fit(
+    prediction: Prediction, memory: MemoryNeed, sizes: tuple[int, ...], needs: Callable[[int], MemoryNeed], most: int
+) -> TargetFit:
+    batch: BatchFit | None = None
+    remarks: tuple[str, ...] = ()
+    if not sizes:
+        remarks = (f"the RAM of {prediction.target} is unknown, so whether the model fits is too",)
+    else:
+        try:
+            batch = largest_fit(needs, sizes[0], ram_of(prediction.target, sizes), most)
+            remarks = (SCRATCH_IS_APART,)
+        except (TraceFailed, InvalidInput) as error:
+            unknown = f"the largest batch is unknown, for the model refuses another batch: {error}"
+            remarks = (unknown, SCRATCH_IS_APART)
+    needed = memory.total_bytes
+    return TargetFit(prediction, needed <= sizes[0] if sizes else None, needed, sizes, batch, remarks)
+
+
+def _without_batch(value: Any) -> InputSpec:
+    """An input by its shape behind the batch."""
+    is_tensor = isinstance(value, torch.Tensor)
+    dtype = str(value.dtype).removeprefix("torch.") if is_tensor else value.dtype
+    return InputSpec(tuple(value.shape[1:]), dtype)

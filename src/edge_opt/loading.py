@@ -1,0 +1,294 @@
+"""A model by its reference: `file.py:name`, `torchvision:NAME`, `file.pt2`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edge_opt.errors import EdgeOptError, MissingExtra, ModelNotFound, first_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory or file.pt2"
+_REFERENCE = re.compile(r"(?P<source>.+):(?P<name>[\w./@-]+)(?P<call>\(.*\))?", re.DOTALL)
+
+
+class Reference(NamedTuple):
+    """Where to look, what for, and the keyword arguments to call it with."""
+
+    source: str
+    name: str
+    arguments: dict[str, Any]
+
+
+def parse_reference(text: str) -> Reference | None:
+    """The parts of `SOURCE:NAME(key=value)`; None where the text has no such form.
+
+    >>> parse_reference("net.py:Net(width=2)")
+    Reference(source='net.py', name='Net', arguments={'width': 2})
+    """
+    found = _REFERENCE.fullmatch(text)
+    return None if found is None else Reference(found["source"], found["name"], _arguments(found["call"], text))
+
+
+def find_object(reference: Reference) -> Any:
+    """What a reference names, in a Python file or an installed package."""
+    source = reference.source
+    module = _from_file(Path(source)) if source.endswith(".py") else _from_package(source)
+    return _attribute(module, reference.name, source)
+
+
+def _arguments(call: str | None, reference: str) -> dict[str, Any]:
+    """Keyword arguments of `factory(width=2)`: literals only, nothing is evaluated."""
+    if call is None:
+        return {}
+    cure = "write keyword arguments with literal values, such as Net(num_classes=10, act='relu')"
+    try:
+        node = ast.parse(f"f{call}", mode="eval").body
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+            raise ValueError("only keyword arguments are taken")
+        return dict(map(_keyword, node.keywords))
+    except (SyntaxError, ValueError) as error:
+        raise ModelNotFound(f"cannot read the arguments of {reference!r}: {error}; {cure}") from error
+
+
+def _keyword(keyword: ast.keyword) -> tuple[str, Any]:
+    if keyword.arg is None:
+        raise ValueError("** is not taken")
+    try:
+        return keyword.arg, ast.literal_eval(keyword.value)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(keyword.value)} is not a literal") from None
+
+
+def closest(name: str, names: Iterable[str], where: str) -> str:
+    known = sorted(names)
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return f"closest: {', '.join(close)}"
+    return f"{where} has {', '.join(known[:6])}{', ...' * (len(known) > 6)}" if known else f"{where} has no models"
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}")
+    # As with `python file.py`, the file's neighbours can be imported, also later from inside forward.
+    _on_path(path.parent.resolve())
+    name = f"edge_opt_model_{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelNotFound(f"{str(path)!r} cannot be imported; it must be a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ModelNotFound(f"{str(path)!r} cannot be imported: {first_line(error)}{_line(error, path)}") from error
+    return module
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the user's file it went wrong."""
+    step, number = error.__traceback__, None
+    while step is not None:
+        if Path(step.tb_frame.f_code.co_filename) == path:
+            number = step.tb_lineno
+        step = step.tb_next
+    return f" (line {number})" if number else ""
+
+
+def _from_package(name: str) -> ModuleType:
+    _on_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ModelNotFound(
+                f"no module named {error.name!r}; install it, or run from the folder that holds it; a model is {FORMS}"
+            ) from error
+        raise ModelNotFound(f"{name!r} cannot be imported: {first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise ModelNotFound(f"{name!r} cannot be imported: {first_line(error)}") from error
+
+
+def _on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _attribute(module: ModuleType, name: str, source: str) -> Any:
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise ModelNotFound(f"{source!r} has no {name!r}; {closest(name, _factories(module), 'it')}")
+        value = getattr(value, part)
+    return value
+
+
+def _factories(module: ModuleType) -> list[str]:
+    """Names that could be meant: models, their classes and functions, of the module's own making first."""
+    from torch import nn
+
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    usable = {name: value for name, value in public.items() if isinstance(value, nn.Module) or callable(value)}
+    own = [name for name, value in usable.items() if getattr(value, "__module__", None) == module.__name__]
+    return own or list(usable)
+
+
+Example = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def load_exported(path: Path) -> tuple[nn.Module, Example | None]:
+    """The module of an exported program, and the arguments it was exported with if the file holds them."""
+    if not path.is_file():
+        raise ModelNotFound(f"no file {str(path)!r}; torch.export.save(program, path) writes one")
+    import torch
+
+    from edge_opt.trace.modules import exported_module
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader
+        try:
+            program = torch.export.load(path)
+        except Exception as error:  # zip, JSON and torch errors alike: none of them is documented
+            raise ModelNotFound(
+                f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
+            ) from error
+        model = exported_module(program)
+    return model, program.example_inputs
+
+
+class Loaded(NamedTuple):
+    """A model with a name for it.
+
+    Attributes:
+        model: The model.
+        name: A name for tables.
+        example: The arguments that an exported program was exported with; None for others.
+    """
+
+    model: nn.Module
+    name: str
+    example: Example | None = None
+
+
+def load_model(reference: str) -> Loaded:
+    """The model that a reference names.
+
+    Args:
+        reference: `torchvision:NAME`, `timm:NAME`, `file.py:factory(width=2)`, `package.module:factory`, or `file.pt2`.
+    """
+    if reference.lower().endswith(".pt2"):
+        model, example = load_exported(Path(reference))
+        return Loaded(model, Path(reference).stem, example)
+    found = parse_reference(reference)
+    if found is None:
+        raise _not_a_reference(reference)
+    source, name, arguments = found
+    if source == "torchvision":
+        model = _torchvision(name, arguments)
+    elif source == "timm":
+        model = _timm(name, arguments)
+    else:
+        model = _built(find_object(found), arguments, reference)
+    return Loaded(model, name)
+
+
+def _not_a_reference(reference: str) -> EdgeOptError:
+    path = Path(reference)
+    if path.suffix == ".py":
+        return ModelNotFound(f"{reference!r} names a file without a factory; write {path.name}:NAME")
+    if path.suffix in (".pt", ".pth", ".onnx", ".safetensors"):
+        return ModelNotFound(
+            f"{reference!r} is not an exported program; write one with torch.export.save(..., 'NAME.pt2'), "
+            "or give the factory of the model"
+        )
+    return ModelNotFound(f"{reference!r} is not a model reference; a model is {FORMS}")
+
+
+def _hub(package: str) -> ModuleType:
+    """A package of models. A broken one is as good as absent: which of its imports fails differs by version."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{package} models need {error.name}, which is not installed; run `pip install {error.name}`{_same_build()}"
+        ) from error
+    except Exception as error:
+        what = first_line(error)
+        culprit = "torchvision" if "torchvision" in what else package
+        why = "torchvision was built for another torch; " if culprit == "torchvision" else ""
+        raise MissingExtra(
+            f"{package} is installed but cannot be imported ({what}): {why}"
+            f"run `pip install --force-reinstall --no-deps {culprit}`{_same_build()}"
+        ) from error
+
+
+def _same_build() -> str:
+    """What pip cannot know: compiled packages must fit the torch that is here."""
+    import torch
+
+    build = torch.__version__.partition("+")[2]
+    return f" from the package index of your torch's {build!r} build" if build else ""
+
+
+def _no_weights(arguments: dict[str, Any], names: tuple[str, ...]) -> None:
+    asked = [name for name in names if arguments.get(name)]
+    if asked:
+        raise ModelNotFound(f"{asked[0]}= would download weights, and costs do not depend on them; leave it out")
+
+
+def _torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
+    models = _hub("torchvision").models
+    _no_weights(arguments, ("weights", "weights_backbone", "pretrained", "pretrained_backbone"))
+    if name not in models.list_models():
+        raise ModelNotFound(f"torchvision has no model {name!r}; {closest(name, models.list_models(), 'it')}")
+    builder = models.get_model_builder(name)
+    # Detection and segmentation models fetch weights for their backbone unless told otherwise.
+    accepted = inspect.signature(builder).parameters
+    none = {key: None for key in ("weights", "weights_backbone") if key in accepted}
+    return _built(builder, {**arguments, **none}, f"torchvision:{name}")
+
+
+def _timm(name: str, arguments: dict[str, Any]) -> nn.Module:
+    timm = _hub("timm")
+    _no_weights(arguments, ("pretrained", "checkpoint_path"))
+    if name.partition(".")[0] not in timm.list_models():
+        raise ModelNotFound(f"timm has no model {name!r}; {closest(name, timm.list_models(), 'it')}")
+
+    def build(**given: Any) -> Any:
+        return timm.create_model(name, pretrained=False, **given)
+
+    return _built(build, arguments, f"timm:{name}")
+
+
+def _built(factory: Any, arguments: dict[str, Any], reference: str) -> nn.Module:
+    from torch import nn
+
+    if isinstance(factory, nn.Module):
+        if arguments:
+            raise ModelNotFound(f"{reference!r} is a model already and takes no arguments; drop the parentheses")
+        return factory
+    if not callable(factory):
+        raise ModelNotFound(f"{reference!r} is of type {type(factory).__name__}; name a model, its class or a function")
+    try:
+        model = factory(**arguments)
+    except (Exception, SystemExit) as error:
+        cure = "; give arguments as NAME(width=1.0)" if isinstance(error, TypeError) and not arguments else ""
+        raise ModelNotFound(f"{reference!r} raised {first_line(error)}{cure}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelNotFound(f"{reference!r} returned a {type(model).__name__}; it must return a torch.nn.Module")
+    return model

@@ -1,1 +1,0 @@
-"""References of users, turned into what they name: models, factories, loaders."""

@@ -1,0 +1,181 @@
+"""Energy of a forward: measured by the best meter there is, else an estimate under its name."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edge_opt.errors import InvalidInput, MeterFailed
+from edge_opt.measuring.energy_meters import (
+    Bench,
+    Measure,
+    Meter,
+    Workload,
+    build,
+    gpu_of,
+    in_thread,
+    meter,
+    meters,
+    names,
+)
+from edge_opt.records import Energy, Latency, ModelProfile, Refusal
+
+__all__ = [
+    "BYTE_PJ",
+    "OPERATION_PJ",
+    "Bench",
+    "Meter",
+    "Workload",
+    "measure_energy",
+    "meter",
+    "meters",
+    "modeled",
+    "proxy",
+]
+
+# pJ of (an addition, a multiplication): M. Horowitz, "Computing's energy problem", ISSCC 2014, figure 1.1.9, 45 nm.
+OPERATION_PJ = {
+    "float32": (0.9, 3.7),
+    "float16": (0.4, 1.1),
+    "int32": (0.1, 3.1),
+    "int8": (0.03, 0.2),
+    "uint8": (0.03, 0.2),
+    "qint8": (0.03, 0.2),
+    "quint8": (0.03, 0.2),
+}
+# The same figure: 10 pJ for 64 bits from a cache of 8 kB, 1.3 nJ from DRAM (640 pJ for 32 bits in Han et al., EIE).
+CACHE_PJ_PER_BYTE = 10 / 8
+DRAM_PJ_PER_BYTE = 640 / 4
+# The share that rasp's energy add-on takes: one access in five misses the cache.
+DRAM_SHARE = 0.2
+BYTE_PJ = (1 - DRAM_SHARE) * CACHE_PJ_PER_BYTE + DRAM_SHARE * DRAM_PJ_PER_BYTE
+
+
+@meter("proxy")
+def proxy(bench: Bench) -> Measure:
+    """The caller's watts times the median latency."""
+    if bench.power_watts is None:
+        raise MeterFailed("no power is given; pass power_watts=, the draw of the device under load")
+    return partial(_proxy, bench.power_watts)
+
+
+def _proxy(power_watts: float, work: Workload) -> Energy:
+    idle = "; idle power is not known and not subtracted" if work.subtract_idle else ""
+    note = f"proxy, not measured: {power_watts:g} W given × median latency of {work.latency.median_s:.4g} s{idle}"
+    return Energy(power_watts * work.latency.median_s, "proxy", note)
+
+
+@meter("model", is_automatic=False)
+def model(bench: Bench) -> Measure:
+    """Joules per operation and byte, from a profile: for comparing variants of a model, not for sizing a battery."""
+    if bench.profile is None:
+        raise MeterFailed("no profile is given; pass profile=, the result of edge_opt.profile")
+    energy = modeled(bench.profile)
+    return lambda _: energy
+
+
+def modeled(profile: ModelProfile) -> Energy:
+    """Energy of one forward by the table of this module.
+
+    A MAC is a multiplication and an addition in the type of the operator's result; other arithmetic is priced as
+    multiplications; bytes come from the cache four times in five.
+    """
+    macs, others, moved_bytes = Counter[str](), Counter[str](), 0
+    for operator in profile.operators:
+        dtype = operator.outputs[0].dtype if operator.outputs else ""
+        macs[dtype] += operator.cost.macs
+        others[dtype] += operator.cost.other_ops
+        moved_bytes += operator.cost.bytes_moved
+    missing = sorted(dtype for dtype, count in macs.items() if count and dtype not in OPERATION_PJ)
+    if missing:
+        raise MeterFailed(f"the table has no energy for MACs in {', '.join(missing)}; it has {', '.join(OPERATION_PJ)}")
+    operations_pj = sum(count * sum(OPERATION_PJ[dtype]) for dtype, count in macs.items() if count)
+    operations_pj += sum(count * OPERATION_PJ[dtype][1] for dtype, count in others.items() if dtype in OPERATION_PJ)
+    left_out = {dtype: count for dtype, count in others.items() if count and dtype not in OPERATION_PJ}
+    note = (
+        "model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; float32 add 0.9 pJ, multiply 3.7 pJ), "
+        f"bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM)"
+    )
+    if left_out:
+        note += f"; without {sum(left_out.values())} operations in {', '.join(sorted(left_out))}, which have no figure"
+    if profile.totals.is_lower_bound:
+        note += "; a lower bound, for some operators are unpriced"
+    return Energy((operations_pj + moved_bytes * BYTE_PJ) * 1e-12, "model", note)
+
+
+def measure_energy(
+    run: Callable[[], object],
+    latency: Latency,
+    *,
+    energy: str | None = "auto",
+    device: str = "cpu",
+    power_watts: float | None = None,
+    profile: ModelProfile | None = None,
+    subtract_idle: bool = False,
+    min_time_s: float = 1.0,
+    target_precision: float = 0.02,
+    root: Path = Path("/"),
+    nvml: Any = None,
+    now: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+    background: Callable[[Callable[[], None], float], AbstractContextManager[None]] = in_thread,
+    read: Callable[[Path], str] = Path.read_text,
+) -> tuple[Energy | None, tuple[Refusal, ...]]:
+    """Joules per forward with their source, and each meter that was tried in vain with its reason.
+
+    `run` does one forward and returns when it is done. "auto" takes the first meter that sees the device and works
+    to the end, then the proxy if `power_watts` is given, then none; a meter that is asked for by name works or raises
+    `MeterFailed`. "model" needs `profile` and is never taken unasked. The last five arguments let a recording stand in
+    for the machine.
+    """
+    _check(energy, power_watts, min_time_s, target_precision)
+    if energy is None:
+        return None, ()
+    bench = Bench(root, gpu_of(device), nvml, power_watts, profile, now, sleep, background, read)
+    work = Workload(run, latency, min_time_s, target_precision, subtract_idle)
+    if energy != "auto":
+        chosen = build(next(name for name in names() if name == energy), bench)
+        figure, partial_view = chosen.measure(work), _blind(chosen, device)
+        return (replace(figure, note=f"{figure.note}; {partial_view}") if partial_view else figure), ()
+    refusals: list[Refusal] = []
+    for name in names():
+        meter = build(name, bench)
+        if not meter.is_automatic:
+            continue
+        reason = meter.refusal or _blind(meter, device)
+        if reason is None:
+            try:
+                return meter.measure(work), tuple(refusals)
+            except MeterFailed as failure:
+                reason = str(failure)
+        refusals.append(Refusal(meter.name, reason))
+    return None, tuple(refusals)
+
+
+def _blind(meter: Meter, device: str) -> str | None:
+    kind = device.partition(":")[0]
+    if not meter.sees or kind in meter.sees:
+        return None
+    return f"it counts the energy of {' and '.join(meter.sees)} alone, and the model runs on {device}"
+
+
+def _check(energy: str | None, power_watts: float | None, min_time_s: float, target_precision: float) -> None:
+    if energy not in (None, "auto", *names()):
+        raise InvalidInput(f"energy is {energy!r}; it must be 'auto', None or one of {', '.join(names())}")
+    if power_watts is not None and not _is_above_zero(power_watts):
+        raise InvalidInput(f"power_watts is {power_watts!r}; it must be a number above 0")
+    if not _is_above_zero(min_time_s):
+        raise InvalidInput(f"min_time_s is {min_time_s!r}; it must be a number above 0")
+    if not _is_above_zero(target_precision) or target_precision >= 1:
+        raise InvalidInput(f"target_precision is {target_precision!r}; it must lie between 0 and 1")
+
+
+def _is_above_zero(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

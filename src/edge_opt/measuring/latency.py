@@ -1,0 +1,343 @@
+"""Latency: warm-up, blocks, several runs in turn, and the watch they are timed with."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edge_opt._support.checks import check_whole
+from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
+from edge_opt.measuring.machine import CPU, Device, machine_cpu_s
+from edge_opt.measuring.statistics import latency_of, median, relative_half_width
+from edge_opt.records import Environment, Latency
+
+# The kernel counts the machine's time in hundredths of a second.
+_TELLING_TIME_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where time comes from.
+
+    Attributes:
+        wall: Gives seconds on the wall clock.
+        cpu: Gives seconds of CPU time that this process used.
+        machine: Gives seconds of CPU time that the whole machine used; None where that is not told.
+    """
+
+    wall: Callable[[], float] = time.perf_counter
+    cpu: Callable[[], float] = time.process_time
+    machine: Callable[[], float | None] = machine_cpu_s
+
+
+class Usage(NamedTuple):
+    """Seconds on the wall, of this process and of the whole machine; the last is None where it is not told."""
+
+    wall_s: float
+    cpu_s: float
+    machine_s: float | None
+
+
+def cores_of_others(before: Usage, after: Usage) -> float | None:
+    """Cores that other programs kept busy meanwhile; None where that is not told, or the time was too short to tell."""
+    wall_s = after.wall_s - before.wall_s
+    if before.machine_s is None or after.machine_s is None or wall_s < _TELLING_TIME_S:
+        return None
+    return max(0.0, (after.machine_s - before.machine_s - (after.cpu_s - before.cpu_s)) / wall_s)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often something ran; runners of the same model share one."""
+
+    repeats: int = 0
+
+
+class Runner:
+    """Something to run many times. `prepare` and `collect` stand around a block of repeats, untimed."""
+
+    def __init__(
+        self,
+        run: Callable[[], object],
+        prepare: Callable[[int], None] | None = None,
+        collect: Callable[[int], None] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        self.run = run
+        self.prepare = prepare
+        self.collect = collect
+        self.tally = tally or Tally()
+
+    def once(self) -> object:
+        """Run once, untimed, and hand on the result."""
+        if self.prepare is not None:
+            self.prepare(1)
+        try:
+            result = self.run()
+        except Exception as error:
+            raise self._failed(0, error) from error
+        finally:
+            if self.collect is not None:
+                self.collect(1)
+        self.tally.repeats += 1
+        return result
+
+    def times(self, count: int) -> None:
+        """Run `count` times. Results are dropped at once, as in a loop that serves requests."""
+        run = self.run
+        number = 0
+        try:
+            for number in range(count):  # noqa: B007 (tells which one failed)
+                run()
+        except Exception as error:
+            raise self._failed(number, error) from error
+        self.tally.repeats += count
+
+    def _failed(self, number: int, error: Exception) -> MeasurementFailed:
+        return MeasurementFailed(f"the model failed at repeat {self.tally.repeats + number + 1}: {first_line(error)}")
+
+
+class Stopwatch:
+    """Times blocks on one device."""
+
+    def __init__(self, clock: Clock, device: Device) -> None:
+        self.clock = clock
+        self.device = device
+
+    def block(self, runner: Runner, count: int) -> tuple[float, float]:
+        """Wall and CPU seconds per repeat of one block; garbage is collected between blocks, never inside."""
+        wall, cpu, synchronize = self.clock.wall, self.clock.cpu, self.device.synchronize
+        if runner.prepare is not None:
+            runner.prepare(count)
+        collects_garbage = gc.isenabled()
+        gc.disable()
+        try:
+            synchronize()
+            cpu_start, start = cpu(), wall()
+            runner.times(count)
+            synchronize()
+            end, cpu_end = wall(), cpu()
+        finally:
+            if collects_garbage:
+                gc.enable()
+            if runner.collect is not None:
+                runner.collect(count)
+        return (end - start) / count, (cpu_end - cpu_start) / count
+
+    def usage(self) -> Usage:
+        """What was used up to now."""
+        return Usage(self.clock.wall(), self.clock.cpu(), self.clock.machine())
+
+    def cost_s(self) -> float:
+        """Seconds that reading both clocks takes, the smallest of a few."""
+        return max(0.0, min(self.block(Runner(lambda: None), 1)[0] for _ in range(9)))
+
+
+# Told after each round: the share of the longest time that is over, and how far it came.
+Progress = Callable[[float, str], None]
+
+# A block this many times longer than reading the clocks hides them: 0.1 %.
+_CLOCK_COSTS_PER_BLOCK = 1000
+# Short runs are put together so that the shortest measurement still has about this many blocks.
+_BLOCKS_WANTED = 200
+_MIN_BLOCKS = 5
+# The interval is looked at again when there are this many times more samples; a look costs some milliseconds.
+_LOOK_AGAIN = 1.3
+# Warm-up ends when a window of blocks is no longer faster than the one before by more than this.
+_STILL_WARMING = 0.03
+_WINDOW = 3
+
+
+class _Candidate:
+    """A runner with its block length and the blocks timed so far, in seconds per repeat."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.length = 1
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    @property
+    def spent_s(self) -> float:
+        return math.fsum(self.wall_s) * self.length
+
+
+def measure_latency(
+    run: Callable[[], object] | Runner,
+    *,
+    batch_size: int = 1,
+    min_time_s: float = 1.0,
+    max_time_s: float | None = None,
+    target_precision: float = 0.02,
+    clock: Clock | None = None,
+    device: Device = CPU,
+    environment: Environment | None = None,
+    progress: Progress | None = None,
+) -> Latency:
+    """Seconds per call of a function, with an interval.
+
+    Args:
+        run: What to time; called without arguments.
+        batch_size: Samples in one call, for the throughput.
+        min_time_s: Least seconds to measure.
+        max_time_s: Most seconds to measure; five times the least unless given.
+        target_precision: Stop when the median is known to ± this share of itself.
+        clock: Where time comes from; the machine's own clocks unless given.
+        device: Where the work runs; it is waited for before the clock is read.
+        environment: The machine, for remarks on what disturbs it; none are made without.
+        progress: Called with the share that is done and a word on it, after each round.
+
+    >>> measure_latency(lambda: sum(range(1000)), min_time_s=0.01).median_s > 0
+    True
+    """
+    return interleaved(
+        {"": run},
+        batch_size=batch_size,
+        min_time_s=min_time_s,
+        max_time_s=max_time_s,
+        target_precision=target_precision,
+        clock=clock,
+        device=device,
+        environment=environment,
+        progress=progress,
+    )[""]
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], object] | Runner],
+    *,
+    batch_size: int = 1,
+    min_time_s: float = 1.0,
+    max_time_s: float | None = None,
+    target_precision: float = 0.02,
+    clock: Clock | None = None,
+    device: Device = CPU,
+    environment: Environment | None = None,
+    progress: Progress | None = None,
+    repeats: int | None = None,
+    warmup: int = 0,
+) -> dict[str, Latency]:
+    """Latency of several candidates, a block of each in turn, so that all see the same machine.
+
+    All get the same number of blocks, and blocks of one round share their place in `samples_s`.
+
+    Args:
+        runs: What to time, by name; each is called without arguments.
+        batch_size: Samples in one call, for the throughput.
+        min_time_s: Least seconds to measure each of them.
+        max_time_s: Most seconds to measure each of them; five times the least unless given.
+        target_precision: Stop when every median is known to ± this share of itself.
+        clock: Where time comes from; the machine's own clocks unless given.
+        device: Where the work runs; it is waited for before the clock is read.
+        environment: The machine, for remarks on what disturbs it; none are made without.
+        progress: Called with the share that is done and a word on it, after each round.
+        repeats: Time exactly this many single calls instead of measuring for a time.
+        warmup: Calls before those, which are not timed; without `repeats`, warm-up ends by itself.
+    """
+    if not runs:
+        raise InvalidInput("nothing to measure: runs is empty")
+    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size)
+    stopwatch = Stopwatch(clock or Clock(), device)
+    check_repeats(repeats, warmup)
+    block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
+    candidates = {name: _Candidate(run if isinstance(run, Runner) else Runner(run)) for name, run in runs.items()}
+    for candidate in candidates.values():
+        if progress is not None:
+            progress(0.0, "warming up")
+        if repeats is None:
+            _warm_up(candidate, stopwatch, block_s, min_time_s)
+        for _ in range(0 if repeats is None else warmup):
+            candidate.runner.once()
+    usage = stopwatch.usage()
+    _take_turns(list(candidates.values()), stopwatch, min_time_s, limit_s, target_precision, repeats, progress)
+    others = cores_of_others(usage, stopwatch.usage())
+    return {
+        name: latency_of(
+            candidate.wall_s,
+            candidate.cpu_s,
+            batch_size=batch_size,
+            target_precision=target_precision,
+            environment=environment,
+            waits_for_device=device.is_asynchronous,
+            cores_of_others=others,
+        )
+        for name, candidate in candidates.items()
+    }
+
+
+def _take_turns(
+    turn: list[_Candidate], stopwatch: Stopwatch, min_time_s: float, limit_s: float, target_precision: float,
+    repeats: int | None, progress: Progress | None,
+) -> None:  # fmt: skip
+    """Time a block of each in turn, until all are known well enough, time is over, or `repeats` are done."""
+    order = random.Random(0)
+    look_at = _MIN_BLOCKS
+    while True:
+        for candidate in turn:
+            wall_s, cpu_s = stopwatch.block(candidate.runner, candidate.length)
+            candidate.wall_s.append(wall_s)
+            candidate.cpu_s.append(cpu_s)
+        # A fixed order falls into step with the scheduler's time slices: the same run came out 5 % faster than itself.
+        order.shuffle(turn)
+        count, spent_s = len(turn[0].wall_s), min(candidate.spent_s for candidate in turn)
+        done = spent_s / limit_s if repeats is None else count / repeats
+        if progress is not None:
+            progress(min(1.0, done), f"{count} blocks")
+        if repeats is not None:
+            if count >= repeats:
+                return
+            continue
+        if spent_s >= limit_s and count >= _WINDOW:
+            return
+        if spent_s >= min_time_s and count >= look_at:
+            if all(relative_half_width(candidate.wall_s) <= target_precision for candidate in turn):
+                return
+            look_at = math.ceil(count * _LOOK_AGAIN)
+
+
+def _warm_up(candidate: _Candidate, stopwatch: Stopwatch, block_s: float, limit_s: float) -> None:
+    """Run until times no longer fall, or `limit_s` is over; on the way find how many repeats fill a block."""
+    spent_s = 0.0
+    history: list[float] = []
+    while True:
+        wall_s, _ = stopwatch.block(candidate.runner, candidate.length)
+        spent_s += wall_s * candidate.length
+        if wall_s * candidate.length < block_s / 2:
+            # Ten times at most: a first run is often slow, but a clock that stood still says nothing.
+            fitting = math.ceil(block_s / wall_s) if wall_s > 0 else candidate.length * 10
+            candidate.length = min(max(fitting, candidate.length + 1), candidate.length * 10)
+            history.clear()
+        else:
+            history.append(wall_s)
+        if spent_s >= limit_s or _is_settled(history):
+            return
+
+
+def check_repeats(repeats: int | None, warmup: int) -> None:
+    """Refuse counts that make no sense; without `repeats` it is time that decides."""
+    for name, value, least in (("repeats", 1 if repeats is None else repeats, 1), ("warmup", warmup, 0)):
+        check_whole(name, value, least)
+
+
+def _is_settled(history: list[float]) -> bool:
+    before, now = history[-2 * _WINDOW : -_WINDOW], history[-_WINDOW:]
+    return len(before) == _WINDOW and median(now) >= (1 - _STILL_WARMING) * median(before)
+
+
+def longest_time_s(min_time_s: float, max_time_s: float | None, target_precision: float, batch_size: int = 1) -> float:
+    """How long a measurement may take, once every argument makes sense."""
+    if not batch_size >= 1:
+        raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
+    if not target_precision > 0:
+        raise InvalidInput(f"target_precision is {target_precision}; it must be above 0, such as 0.02 for ±2 %")
+    if not 0 < min_time_s < math.inf:
+        raise InvalidInput(f"min_time_s is {min_time_s}; it must be a time above 0 s, such as 1.0")
+    limit_s = 5 * min_time_s if max_time_s is None else max_time_s
+    if not min_time_s <= limit_s < math.inf:
+        raise InvalidInput(f"max_time_s is {max_time_s}; it must be at least min_time_s, which is {min_time_s}")
+    return limit_s

@@ -1,0 +1,228 @@
+"""This machine: devices, environment, and whether it is fit to measure on."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from edge_opt.errors import InvalidInput
+from edge_opt.records import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that is here. Work on an asynchronous one goes on after a call has returned."""
+
+    torch_name: str
+    name: str
+    is_asynchronous: bool
+    synchronize: Callable[[], None]
+
+
+class Backend(Protocol):
+    """What one kind of device must be able to say; the only place that calls torch about it."""
+
+    is_asynchronous: bool
+
+    def count(self) -> int: ...
+
+    def name(self, index: int) -> str: ...
+
+    def synchronize(self, index: int) -> None: ...
+
+
+class _Cpu:
+    is_asynchronous = False
+
+    def count(self) -> int:
+        return 1
+
+    def name(self, index: int) -> str:
+        return "cpu"
+
+    def synchronize(self, index: int) -> None:
+        """A call on the CPU returns when its work is done."""
+
+
+class _Cuda:
+    is_asynchronous = True
+
+    def count(self) -> int:
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    def name(self, index: int) -> str:
+        return torch.cuda.get_device_name(index)
+
+    def synchronize(self, index: int) -> None:
+        torch.cuda.synchronize(index)
+
+
+class _Mps:
+    is_asynchronous = True
+
+    def count(self) -> int:
+        return int(torch.backends.mps.is_available())
+
+    def name(self, index: int) -> str:
+        return "Apple GPU (Metal)"
+
+    def synchronize(self, index: int) -> None:
+        torch.mps.synchronize()
+
+
+BACKENDS: Mapping[str, Backend] = {"cpu": _Cpu(), "cuda": _Cuda(), "mps": _Mps()}
+
+
+def find_device(asked: str | torch.device, backends: Mapping[str, Backend] = BACKENDS) -> Device:
+    """The device named `cpu`, `cuda`, `cuda:1` or `mps`.
+
+    >>> find_device("cpu").name
+    'cpu'
+    """
+    kind, _, number = str(asked).partition(":")
+    backend = backends.get(kind)
+    if backend is None or (number and not number.isdecimal()):
+        raise InvalidInput(
+            f"unknown device {str(asked)!r}; write one of {', '.join(backends)}, or a number as in cuda:1"
+        )
+    index, count = int(number or 0), backend.count()
+    if count == 0:
+        raise InvalidInput(
+            f"device {str(asked)!r} was asked for, and torch {torch.__version__} finds no {kind} here; use device='cpu'"
+        )
+    if index >= count:
+        raise InvalidInput(f"device {str(asked)!r} was asked for, and there is only {kind}:0 to {kind}:{count - 1}")
+    torch_name = kind if kind != "cuda" else f"cuda:{index}"
+    return Device(torch_name, backend.name(index), backend.is_asynchronous, lambda: backend.synchronize(index))
+
+
+CPU = find_device("cpu")
+
+
+_ROOT = Path("/")
+
+
+def read_environment(device: str = "cpu", root: Path = _ROOT) -> Environment:
+    """What this machine is and how busy it is now. `device` is the name of the one that will run the model.
+
+    >>> read_environment().cores >= 1
+    True
+    """
+    return Environment(
+        cpu=cpu_name(root),
+        cores=usable_cores(root),
+        threads=torch.get_num_threads(),
+        governor=governor(root),
+        load_1min=load_1min(root),
+        memory_bytes=memory_bytes(root),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        device=device,
+    )
+
+
+def cpu_name(root: Path = _ROOT) -> str:
+    """The processor as it calls itself; on boards that only name the board, that."""
+    fields = _fields(_text(root / "proc/cpuinfo"))
+    board = _text(root / "proc/device-tree/model").strip("\0\n ")
+    names = (fields.get("model name"), board, fields.get("Model"), fields.get("Hardware"))
+    return next((name for name in names if name), platform.processor() or platform.machine())
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Cores this process may run on, a container's quota included."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota_cores(root)
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def _quota_cores(root: Path) -> float | None:
+    """CPU seconds per second that the control group may use; None where there is no limit."""
+    groups = root / "sys/fs/cgroup"
+    words = _text(groups / "cpu.max").split()
+    if not words:
+        words = [_text(groups / f"cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def memory_bytes(root: Path = _ROOT) -> int:
+    """Memory of the machine, or what a container may use of it."""
+    words = _fields(_text(root / "proc/meminfo")).get("MemTotal", "").split()
+    if words and words[0].isdecimal():
+        total = int(words[0]) * 1024
+    else:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    limits = (_text(root / "sys/fs/cgroup" / name).strip() for name in ("memory.max", "memory/memory.limit_in_bytes"))
+    return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def governor(root: Path = _ROOT) -> str | None:
+    """How the kernel chooses the clock frequency; None where it does not say."""
+    files = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    names = {name for name in (_text(path).strip() for path in files) if name}
+    return "+".join(sorted(names)) or None
+
+
+def load_1min(root: Path = _ROOT) -> float | None:
+    """Programs that ran or waited for a core, on average over the last minute."""
+    words = _text(root / "proc/loadavg").split()
+    if words:
+        return float(words[0])
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def machine_cpu_s(root: Path = _ROOT) -> float | None:
+    """CPU seconds that all programs of the machine used since it started, and a host took away; None if not told."""
+    words = _text(root / "proc/stat").partition("\n")[0].split()
+    if len(words) < 9 or words[0] != "cpu":
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def crash_of(dtype: torch.dtype) -> str | None:
+    """The signal that ends a process which computes in this type here; None where it computes.
+
+    Some virtual machines announce matrix units (AMX) and do not let programs use them: a product in bfloat16 then is an
+    illegal instruction, which no `except` can catch. So another process tries first.
+    """
+    name = str(dtype).removeprefix("torch.")
+    trial = (
+        f"import torch; a = torch.ones(64, 64, dtype=torch.{name}); torch.mm(a, a); "
+        "torch.conv2d(a.view(1, 16, 16, 16), a.view(-1)[:2304].view(16, 16, 3, 3))"
+    )
+    code = subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode
+    return signal.Signals(-code).name if code < 0 else None
+
+
+def _text(path: Path) -> str:
+    """The file's text; empty where this system does not have it or does not let us read it."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _fields(text: str) -> dict[str, str]:
+    """`name : value` lines; of a repeated name the first."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, separator, value = line.partition(":")
+        if separator:
+            fields.setdefault(name.strip(), value.strip())
+    return fields

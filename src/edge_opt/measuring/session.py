@@ -1,0 +1,302 @@
+"""measure(): latency, layers, memory and energy of one model on this machine."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from edge_opt._support.checks import check_one_of, check_whole
+from edge_opt._support.state import as_found
+from edge_opt.cost.rules import price
+from edge_opt.cost.totals import layer_costs
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring.latency import Progress, Runner, Tally, check_repeats, interleaved, longest_time_s
+from edge_opt.measuring.layers import Recorder, clock_of, layer_latencies, recording_cost
+from edge_opt.measuring.machine import Device, find_device, read_environment
+from edge_opt.records import (
+    Energy,
+    Latency,
+    LayerCost,
+    LayerLatencies,
+    MeasuredMemory,
+    Measurement,
+    ModelProfile,
+    Refusal,
+    Trace,
+)
+from edge_opt.trace import trace
+from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, real_tensor
+from edge_opt.trace.modules import module_paths
+
+
+def on_device(model: nn.Module, device: Device) -> nn.Module:
+    """The model itself if all of it is there already, else a copy that is."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise InvalidInput("the model's weights are on the meta device and have no values; build it with real weights")
+    place = torch.device(device.torch_name)
+    if all(tensor.device.type == place.type and tensor.device.index in (None, place.index or 0) for tensor in tensors):
+        return model
+    return copy.deepcopy(model).to(place)
+
+
+def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device) -> CallArguments:
+    """The arguments of one call, with tensors of their own on the device; described ones are filled at random."""
+    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    dtype = next(floating, torch.get_default_dtype())
+    place = torch.device(device.torch_name)
+    # What torch.compile wraps keeps the signature that says which arguments have names.
+    original = model._modules.get("_orig_mod")
+    described = call_arguments(model if original is None else original, inputs, kwargs)
+    return materialize(described, lambda value: real_tensor(value, dtype, place))
+
+
+def first_dimension(arguments: CallArguments) -> int:
+    """The batch size, if the first tensor among the arguments has it in front; 1 where there is none."""
+    found: list[int] = []
+
+    def look(value: torch.Tensor | InputSpec) -> torch.Tensor | InputSpec:
+        found.append(value.shape[0] if len(value.shape) else 1)
+        return value
+
+    materialize(arguments, look)
+    return found[0] if found else 1
+
+
+class Caller:
+    """Calls the model with the same arguments each time; what forward may write to comes fresh for each call."""
+
+    def __init__(self, model: nn.Module, arguments: CallArguments) -> None:
+        self.model = model
+        self.arguments = arguments
+        self._tally = Tally()
+        self._fresh: deque[CallArguments] = deque()
+
+    def runner(self, recorder: Recorder | None = None) -> Runner:
+        """A runner of calls, which the recorder watches."""
+        detach = None if recorder is None else recorder.detach
+        values = (*self.arguments.args, *self.arguments.kwargs.values())
+        if not any(_is_mutable(value) for value in values):
+            return Runner(self._call, None if recorder is None else recorder.attach, detach, self._tally)
+
+        def prepare(count: int) -> None:
+            self._fresh = deque(materialize(self.arguments, lambda tensor: tensor) for _ in range(count))
+            if recorder is not None:
+                recorder.attach(count)
+
+        return Runner(self._call_fresh, prepare, detach, self._tally)
+
+    def _call(self) -> object:
+        return self.model(*self.arguments.args, **self.arguments.kwargs)
+
+    def _call_fresh(self) -> object:
+        arguments = self._fresh.popleft()
+        return self.model(*arguments.args, **arguments.kwargs)
+
+
+def _is_mutable(value: Any) -> bool:
+    """Whether forward could leave something behind in an argument: in a list, a dict, a cache. Tensors are let pass."""
+    if isinstance(value, tuple):
+        return any(_is_mutable(item) for item in value)
+    plain = (torch.Tensor, bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, nn.Module)
+    return not (value is None or isinstance(value, plain) or callable(value))
+
+
+@contextmanager
+def ready(model: nn.Module, trace: Trace, training: bool, threads: int | None) -> Iterator[None]:
+    """Let the model run for inference in the given mode and number of threads; then restore what running changed."""
+    modules = list(module_paths(model))
+    kept = [tensor for module in modules for tensor in module._buffers.values() if tensor is not None]
+    if writes_parameters(trace):
+        kept += list(model.parameters())
+    threads_found = torch.get_num_threads()
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad():
+        copies = [tensor.clone() for tensor in kept]
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        with as_found(modules, training):
+            # The guard switches it off for tracing; what is measured is what the caller would run.
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+            with torch.inference_mode() if not training else torch.no_grad():
+                yield
+    finally:
+        if threads is not None:
+            torch.set_num_threads(threads_found)
+        with torch.no_grad():
+            for tensor, before in zip(kept, copies, strict=True):
+                tensor.copy_(before)
+
+
+def writes_parameters(trace: Trace) -> bool:
+    """Whether an operator of the trace writes to a parameter, so that running the model would change it."""
+    return any(
+        trace.signatures[call.signature].op.endswith("_")
+        and call.reads
+        and trace.storages[call.reads[0]].role == "parameter"
+        for call in trace.ops
+    )
+
+
+def measure(
+    model: nn.Module,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    device: str | torch.device = "cpu",
+    batch_size: int | None = None,
+    min_time_s: float = 1.0,
+    max_time_s: float | None = None,
+    target_precision: float = 0.02,
+    threads: int | None = None,
+    layers: bool = True,
+    memory: bool = True,
+    energy: str | None = "auto",
+    power_watts: float | None = None,
+    subtract_idle: bool = False,
+    mode: Literal["eval", "train"] = "eval",
+    profile: ModelProfile | None = None,
+    progress: Progress | None = None,
+    repeats: int | None = None,
+    warmup: int = 0,
+) -> Measurement:
+    """What a model takes here: latency, each layer's share of it, memory and energy of one forward.
+
+    Args:
+        model: The model; one that lives elsewhere than `device` is copied there.
+        inputs: As in `profile`; a shape is filled with random numbers.
+        kwargs: Arguments of the model by name.
+        device: Where to run it, such as "cuda:0".
+        batch_size: Samples in one forward, for the throughput; the first dimension of the first tensor unless given.
+        min_time_s: Least seconds to measure.
+        max_time_s: Most seconds to measure; five times the least unless given.
+        target_precision: Stop when the median is known to ± this share of itself.
+        threads: Threads that torch uses; its own number unless given.
+        layers: Whether to time each layer, too.
+        memory: Whether to record the allocator in one more forward.
+        energy: Name of a meter, "auto" for the first that works, or None for no energy.
+        power_watts: Draw of the device in watts, for a proxy where no meter can be used.
+        subtract_idle: Whether to measure the power at rest, too, and take it off.
+        mode: "eval" for inference; "train" runs the forward of training.
+        profile: The profile of the model, if there is one; it spares tracing the model again.
+        progress: Called with the share that is done and a word on it.
+        repeats: Run it exactly this many times instead of until its latency is known well enough.
+        warmup: Runs before those, which are not timed.
+
+    >>> from torch import nn
+    >>> found = measure(nn.Linear(16, 8), (4, 16), min_time_s=0.01, memory=False, energy=None)
+    >>> found.latency.batch_size, [row.kind for row in found.layers.layers]
+    (4, ['Linear'])
+    """
+    _check(mode, threads, repeats, warmup)
+    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
+    place = find_device(device)
+    traced, costs = _traced(model, inputs, kwargs, mode, profile)
+    subject = on_device(model, place)
+    arguments = call_on(subject, inputs, kwargs, place)
+    caller = Caller(subject, arguments)
+    plain = caller.runner()
+    with ready(subject, traced, mode == "train", threads):
+        environment = read_environment(place.name)
+        remarks = _output_remarks(plain.once())
+        recorder = Recorder(subject, traced.modules, clock_of(place)) if layers else None
+        latencies = interleaved(
+            {"plain": plain} | ({} if recorder is None else {"recorded": caller.runner(recorder)}),
+            batch_size=first_dimension(arguments) if batch_size is None else batch_size,
+            min_time_s=min_time_s, max_time_s=limit_s, target_precision=target_precision, device=place,
+            environment=environment, progress=progress, repeats=repeats, warmup=warmup,
+        )  # fmt: skip
+        latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
+        joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)
+    return Measurement(
+        latency=latency,
+        layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
+        memory=_memory(subject, arguments, traced, place, mode) if memory else None,
+        energy=joules,
+        energy_refusals=refusals,
+        environment=environment,
+    )
+
+
+def _check(mode: str, threads: int | None, repeats: int | None, warmup: int) -> None:
+    check_one_of("mode", mode, ("eval", "train"))
+    if threads is not None:
+        check_whole("threads", threads)
+    check_repeats(repeats, warmup)
+
+
+def _traced(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, mode: str, profile: ModelProfile | None
+) -> tuple[Trace, Sequence[LayerCost]]:
+    """What the model calls and what that costs: from the profile, or found now."""
+    if profile is not None:
+        if profile.mode != mode:
+            raise InvalidInput(
+                f"the profile is of mode {profile.mode!r} and {mode!r} is to be measured; profile it again"
+            )
+        return profile.trace, profile.layers
+    traced = trace(model, inputs, kwargs, training=mode == "train")
+    return traced, layer_costs(traced, [price(signature) for signature in traced.signatures])
+
+
+def _output_remarks(result: object) -> list[str]:
+    """A sentence when the model's output has NaN in it; its speed is then that of an accident."""
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    spoiled = sum(bool(torch.isnan(tensor).any()) for tensor in tensors)
+    return [f"{spoiled} of {len(tensors)} output tensors have NaN; check the weights and inputs"] if spoiled else []
+
+
+def _layers(
+    costs: Sequence[LayerCost], plain: Latency, recorded: Latency, recorder: Recorder, device: Device
+) -> LayerLatencies:
+    blocks = recorder.blocks[-len(recorded.samples_s) :]
+    return layer_latencies(costs, plain, recorded, blocks, recording_cost(clock_of(device)))
+
+
+def _memory(
+    model: nn.Module, arguments: CallArguments, traced: Trace, device: Device, mode: str
+) -> MeasuredMemory | None:
+    """Memory of one forward; not known on devices whose allocator cannot be asked."""
+    if device.torch_name == "mps":
+        return None
+    from edge_opt.measuring.memory import measure_memory
+
+    return measure_memory(model, arguments.args, arguments.kwargs, traced, device.torch_name, mode == "train")
+
+
+def _energy(
+    plain: Runner,
+    latency: Latency,
+    device: Device,
+    profile: ModelProfile | None,
+    energy: str | None,
+    power_watts: float | None,
+    subtract_idle: bool,
+) -> tuple[Energy | None, tuple[Refusal, ...]]:
+    """Joules of one forward, and the meters that could not say."""
+    if energy is None:
+        return None, ()
+    from edge_opt.measuring.energy import measure_energy
+
+    def forward() -> None:
+        plain.once()
+        device.synchronize()
+
+    return measure_energy(
+        forward,
+        latency,
+        energy=energy,
+        device=device.torch_name,
+        power_watts=power_watts,
+        profile=profile,
+        subtract_idle=subtract_idle,
+    )

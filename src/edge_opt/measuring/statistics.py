@@ -1,0 +1,238 @@
+"""Samples to a latency with its interval, noise, and the comparison of two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt import units
+from edge_opt.errors import InvalidInput
+from edge_opt.records import Comparison, Environment, Interval, Latency, Verdict
+
+Floats = NDArray[np.float64]
+
+_DRAWS = 1000
+_DRAWN_AT_ONCE = 1 << 20
+_CONFIDENCE = (2.5, 97.5)
+# Of a normal distribution the median absolute deviation is 1/1.4826 of the standard deviation.
+_MAD_TO_STD = 1.4826
+_NOISY_SCATTER = 0.10
+_CONTENDED_WAITING = 0.10
+_CONTENDED_CORES = 0.10
+# By what factor the same work comes out different although its samples agree with each other. Rounds of one session see
+# the same machine. Two sessions on a quiet machine had medians up to 5 % apart. On a busy one even CPU times were up to
+# 1.6 x apart with one thread (the core's sibling works, or rests), and 6 x with two (one spins until the other runs).
+_WITHIN_SESSION = 1.02
+_BETWEEN_QUIET_SESSIONS = 1.05
+_BETWEEN_BUSY_SESSIONS = 6.0
+# The 97.5 % quantile of Student's t for 1 to 9 degrees of freedom.
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_LARGEST_LOG = 700.0
+
+
+def median(samples: Sequence[float]) -> float:
+    """The middle sample, or the mean of the two."""
+    return float(np.median(samples))
+
+
+def resamples(count: int, draws: int, seed: int = 0) -> NDArray[np.int64]:
+    """Positions of `count` samples drawn again, one row a draw: seeded, and in runs of neighbours.
+
+    Slow moments last longer than one sample; drawn one by one, neighbours would pass for independent.
+    """
+    length = max(1, round(count ** (1 / 3)))
+    starts = np.random.default_rng(seed).integers(0, count, size=(draws, math.ceil(count / length), 1))
+    positions: NDArray[np.int64] = ((starts + np.arange(length)) % count).reshape(draws, -1)[:, :count]
+    return positions
+
+
+def median_interval(samples: Sequence[float], seed: int = 0) -> Interval:
+    """A 95 % bootstrap interval of the median; the same samples give the same interval.
+
+    >>> median_interval([1.0, 1.0, 1.0])
+    Interval(low=1.0, high=1.0)
+    """
+    return _interval(_drawn_medians(np.asarray(samples, dtype=float), seed))
+
+
+def relative_half_width(samples: Sequence[float]) -> float:
+    """How well the median is known: half the width of its interval, as a share of it."""
+    interval, middle = median_interval(samples), median(samples)
+    return (interval.high - interval.low) / 2 / middle if middle > 0 else math.inf
+
+
+def latency_of(
+    samples_s: Sequence[float],
+    cpu_samples_s: Sequence[float],
+    *,
+    batch_size: int = 1,
+    target_precision: float = 0.02,
+    environment: Environment | None = None,
+    waits_for_device: bool = False,
+    cores_of_others: float | None = None,
+    remarks: Sequence[str] = (),
+) -> Latency:
+    """The figures of these samples, and what is to be said of them.
+
+    `waits_for_device`: the CPU may idle while another device works, so that its time says nothing about contention.
+    `cores_of_others` is how many cores other programs kept busy meanwhile.
+    """
+    if len(samples_s) == 0 or len(samples_s) != len(cpu_samples_s):
+        raise InvalidInput(
+            f"{len(samples_s)} wall and {len(cpu_samples_s)} CPU samples; both must be the same, above 0"
+        )
+    wall, cpu = np.asarray(samples_s, dtype=float), np.asarray(cpu_samples_s, dtype=float)
+    interval = median_interval(samples_s)
+    noise = _noise_remarks(wall, interval, target_precision)
+    contention = [] if waits_for_device else _waiting_remarks(wall, cpu)
+    contention += _others_remarks(environment, cores_of_others)
+    p90, p95, p99 = (float(value) for value in np.percentile(wall, (90, 95, 99)))
+    return Latency(
+        samples_s=tuple(map(float, wall)),
+        cpu_samples_s=tuple(map(float, cpu)),
+        minimum_s=float(wall.min()),
+        median_s=float(np.median(wall)),
+        mean_s=float(wall.mean()),
+        std_s=float(wall.std(ddof=1)) if len(wall) > 1 else 0.0,
+        p90_s=p90,
+        p95_s=p95,
+        p99_s=p99,
+        median_interval_s=interval,
+        cpu_minimum_s=float(cpu.min()),
+        cpu_median_s=float(np.median(cpu)),
+        batch_size=batch_size,
+        is_noisy=bool(noise),
+        is_contended=bool(contention),
+        remarks=(*noise, *contention, *_governor_remarks(environment), *remarks),
+    )
+
+
+def _noise_remarks(wall: Floats, interval: Interval, target_precision: float) -> list[str]:
+    middle = float(np.median(wall))
+    if middle <= 0:
+        return ["the clock did not move during half of the samples; measure for longer"]
+    remarks = []
+    half_width = (interval.high - interval.low) / 2 / middle
+    if half_width > target_precision:
+        remarks.append(
+            f"the median is known to ±{units.percent(half_width)} only, and ±{units.percent(target_precision)} was "
+            "asked for; measure for longer or on a quieter machine"
+        )
+    scatter = _MAD_TO_STD * float(np.median(np.abs(wall - middle))) / middle
+    if scatter > _NOISY_SCATTER:
+        remarks.append(
+            f"samples scatter by {units.percent(scatter)} around the median; something disturbs this machine"
+        )
+    return remarks + _drift_remarks(wall)
+
+
+def _drift_remarks(wall: Floats) -> list[str]:
+    """A sentence when the second half differs from the first: still warming up, or throttled by heat."""
+    if len(wall) < 2 or wall.min() <= 0:
+        return []
+    (early, early_half_width), (late, late_half_width) = map(_batch_means, np.array_split(np.log(wall), 2))
+    if abs(late - early) <= math.hypot(early_half_width, late_half_width) + math.log(_BETWEEN_QUIET_SESSIONS):
+        return []
+    change = f"{'slower' if late > early else 'faster'} by {units.percent(abs(math.expm1(late - early)))}"
+    return [f"the second half of the samples is {change} than the first; the model or the machine had not settled"]
+
+
+def waiting_share(wall: Sequence[float] | Floats, cpu: Sequence[float] | Floats) -> float:
+    """Share of the time in which the process was ready and got no core.
+
+    A run in several threads uses more CPU than wall time, how much more is seen where it ran fastest; a run that was
+    never held up uses at least one core throughout.
+    """
+    wall, cpu = np.asarray(wall, dtype=float), np.asarray(cpu, dtype=float)
+    fastest = np.argsort(wall)[: max(1, len(wall) // 4)]
+    if wall[fastest].sum() <= 0:
+        return 0.0
+    cores = max(1.0, float(cpu[fastest].sum() / wall[fastest].sum()))
+    return max(0.0, 1.0 - float(cpu.sum() / cores / wall.sum()))
+
+
+def _waiting_remarks(wall: Floats, cpu: Floats) -> list[str]:
+    waiting = waiting_share(wall, cpu)
+    if waiting <= _CONTENDED_WAITING:
+        return []
+    return [f"the process waited {units.percent(waiting)} of the time for a core; other programs run on this machine"]
+
+
+def _others_remarks(environment: Environment | None, cores_of_others: float | None) -> list[str]:
+    """Sentences on other programs. One beside us slows us down even on another core, which may be half of our own."""
+    if environment is None:
+        return []
+    cores, load = environment.cores, environment.load_1min
+    if cores_of_others is not None:
+        if cores_of_others <= _CONTENDED_CORES * cores:
+            return []
+        return [f"other programs kept {cores_of_others:.1f} of {cores} cores busy meanwhile"]
+    if load is None or load <= cores:
+        return []
+    return [f"the load was {load:.1f} on {cores} cores before the measurement began"]
+
+
+def _governor_remarks(environment: Environment | None) -> list[str]:
+    if environment is None or environment.governor in (None, "performance"):
+        return []
+    return [f"the CPU governor is {environment.governor!r}, so the clock frequency may change; 'performance' fixes it"]
+
+
+def compare_latencies(baseline: Latency, other: Latency, *, paired: bool = False) -> Comparison:
+    """Whether a latency is lower or higher than a baseline; `equal` means that no difference could be shown.
+
+    CPU time decides where one of them was contended.
+
+    Args:
+        baseline: The latency to compare with.
+        other: The latency to judge.
+        paired: Both come from one `interleaved` session, so that samples of a round are compared with each other.
+    """
+    is_contended = baseline.is_contended or other.is_contended
+    old, new = (np.array(side.cpu_samples_s if is_contended else side.samples_s) for side in (baseline, other))
+    if min(old.min(), new.min()) <= 0:
+        raise InvalidInput("a sample of zero seconds cannot be compared; measure for longer")
+    if paired and len(old) != len(new):
+        raise InvalidInput(f"{len(old)} and {len(new)} samples are no pairs; measure both with `interleaved`")
+    if paired:
+        middle, half_width = _batch_means(np.log(new / old))
+        unseen = _WITHIN_SESSION
+    else:
+        (before, before_half_width), (after, after_half_width) = _batch_means(np.log(old)), _batch_means(np.log(new))
+        middle, half_width = after - before, math.hypot(before_half_width, after_half_width)
+        unseen = _BETWEEN_BUSY_SESSIONS if is_contended else _BETWEEN_QUIET_SESSIONS
+    half_width += math.log(unseen)
+    interval = Interval(math.exp(middle - half_width), math.exp(min(middle + half_width, _LARGEST_LOG)))
+    verdict: Verdict = "slower" if interval.low > 1 else "faster" if interval.high < 1 else "equal"
+    return Comparison(verdict, math.exp(middle), interval, "cpu" if is_contended else "wall")
+
+
+def _batch_means(samples: Floats) -> tuple[float, float]:
+    """Mean of the medians of consecutive batches, and half its 95 % interval by Student's t.
+
+    Batches long enough to outlast a slow moment are independent, which neighbouring samples are not.
+    """
+    count = min(len(samples), len(_STUDENT_T) + 1)
+    medians = [float(np.median(batch)) for batch in np.array_split(samples, count)]
+    if count == 1:
+        return medians[0], math.inf
+    return float(np.mean(medians)), _STUDENT_T[count - 2] * float(np.std(medians, ddof=1)) / math.sqrt(count)
+
+
+def _drawn_medians(samples: Floats, seed: int) -> Floats:
+    """Medians of the samples drawn again and again, a bounded number of them at once."""
+    at_once = max(1, _DRAWN_AT_ONCE // len(samples))
+    parts = [
+        np.median(samples[resamples(len(samples), min(at_once, _DRAWS - done), seed + 1000 * done)], axis=1)
+        for done in range(0, _DRAWS, at_once)
+    ]
+    medians: Floats = np.concatenate(parts)
+    return medians
+
+
+def _interval(values: Floats) -> Interval:
+    low, high = np.percentile(values, _CONFIDENCE)
+    return Interval(float(low), float(high))

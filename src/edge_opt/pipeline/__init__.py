@@ -1,1 +1,0 @@
-"""The run: from a configuration to the model to ship, with everything that was found out on the way."""

@@ -1,0 +1,619 @@
+"""What became of a model: pruned, converted, explained, probed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from edge_opt.records.devices import Precision
+from edge_opt.records.measurements import Comparison
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+Importance = Literal["l1", "l2", "taylor", "random"]
+
+PRUNE_SCHEMA = "edge_opt.pruned"
+PRUNE_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """A tensor of the original model's state, by which that model is recognized.
+
+    Attributes:
+        name: Its name in the state dict.
+        shape: Its dimensions.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIndices:
+    """What is left of one dimension of a tensor of the original model.
+
+    Attributes:
+        tensor: Name of the tensor in the state dict.
+        dim: The dimension that is cut, from 0.
+        indices: The indices that stay, in order.
+    """
+
+    tensor: str
+    dim: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedAttribute:
+    """An attribute of a module that counts channels, heads or groups.
+
+    Attributes:
+        module: Path of the module.
+        name: Name of the attribute, such as "out_channels".
+        value: Its value after pruning.
+    """
+
+    module: str
+    name: str
+    value: int | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneSpec:
+    """The recipe of a pruned model: all that turns the original into it, except the weights.
+
+    Attributes:
+        original: The tensors of the original model.
+        kept: What stays of each tensor that is cut.
+        attributes: Attributes that change with it.
+        attention: Paths of modules replaced by `PrunedAttention`, which can have any number of heads.
+        schema: Name of the file format.
+        schema_version: Version of the file format.
+    """
+
+    original: tuple[TensorShape, ...]
+    kept: tuple[KeptIndices, ...]
+    attributes: tuple[ChangedAttribute, ...]
+    attention: tuple[str, ...] = ()
+    schema: str = PRUNE_SCHEMA
+    schema_version: int = PRUNE_SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRequest:
+    """What was asked for: one ratio, ratios by layer, or a share of MACs or of latency that is to remain.
+
+    Attributes:
+        ratio: Share to remove of every layer; None where something else was asked for.
+        layers: Layers with the share to remove of each.
+        macs_target: Share of the MACs that is to remain; None where it was not asked for.
+        latency_target: Share of the latency that is to remain; None where it was not asked for.
+        importance: How channels are ranked.
+        round_to: Kept channels are a multiple of this.
+        ignored: Paths of layers that stay whole.
+        global_ranking: Whether channels of all layers compete with each other.
+        seed: Decides a random ranking.
+    """
+
+    ratio: float | None
+    layers: tuple[tuple[str, float], ...]
+    macs_target: float | None
+    latency_target: float | None
+    importance: Importance
+    round_to: int
+    ignored: tuple[str, ...]
+    global_ranking: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChannels:
+    """Output channels of one layer, or the heads of an attention layer.
+
+    Attributes:
+        path: Path of the layer.
+        kind: Class of the layer, such as "Conv2d".
+        unit: What is counted.
+        before: How many there were.
+        after: How many are left.
+        asked: The share that was to be removed.
+    """
+
+    path: str
+    kind: str
+    unit: Literal["channels", "heads"]
+    before: int
+    after: int
+    asked: float
+
+    @property
+    def achieved(self) -> float:
+        """Share removed."""
+        return 1 - self.after / self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """A layer that lost less than asked.
+
+    Attributes:
+        path: Path of the layer.
+        asked: The share of channels or heads that was to be removed.
+        achieved: The share that was removed.
+        reason: Why it was not more.
+    """
+
+    path: str
+    asked: float
+    achieved: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult:
+    """What the pruned model costs beside the original, by our own count, on the example inputs.
+
+    Attributes:
+        macs_before: MACs of the original.
+        macs: MACs of the pruned model.
+        params_before: Parameters of the original.
+        params: Parameters of the pruned model.
+        channels_before: Output channels and heads of the layers that can be pruned, in the original.
+        channels: The same in the pruned model.
+        layers: Channels or heads by layer.
+        ratio: The ratio that was used: the one asked for, or the one that meets the target; None for ratios by layer.
+        latency_before_s: Seconds of the original, by `latency_of` or predicted for the target; None where not asked.
+        latency_s: Seconds of the pruned model, found in the same way; None where not asked.
+        is_lower_bound: Whether an operator has no price, so that the true MACs are higher.
+    """
+
+    macs_before: int
+    macs: int
+    params_before: int
+    params: int
+    channels_before: int
+    channels: int
+    layers: tuple[LayerChannels, ...]
+    ratio: float | None
+    latency_before_s: float | None = None
+    latency_s: float | None = None
+    is_lower_bound: bool = False
+
+    @property
+    def macs_ratio(self) -> float:
+        """Share of the MACs that remains."""
+        return self.macs / self.macs_before if self.macs_before else 1.0
+
+    @property
+    def params_ratio(self) -> float:
+        """Share of the parameters that remains."""
+        return self.params / self.params_before if self.params_before else 1.0
+
+    @property
+    def channels_ratio(self) -> float:
+        """Share of the prunable layers' output channels and heads that remains."""
+        return self.channels / self.channels_before if self.channels_before else 1.0
+
+    @property
+    def latency_ratio(self) -> float | None:
+        """Share of the latency that remains; None where it was not asked about."""
+        if self.latency_s is None or not self.latency_before_s:
+            return None
+        return self.latency_s / self.latency_before_s
+
+
+@dataclass(frozen=True, slots=True)
+class PruneCheck:
+    """What was run to prove the pruned model.
+
+    Attributes:
+        outputs: Shapes of its outputs.
+        gradients: How many parameters got a gradient in a backward pass.
+        silenced_error: Distance from the original with those channels silenced, over what silencing changes.
+            None where nothing was removed.
+        export_difference: Largest difference in ONNX Runtime over the mean output; None without an export.
+    """
+
+    outputs: tuple[tuple[int, ...], ...]
+    gradients: int
+    silenced_error: float | None
+    export_difference: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A pruned copy of a model, the recipe that rebuilds it, and what was reached of what was asked.
+
+    Attributes:
+        model: The pruned copy.
+        spec: The recipe.
+        asked: What was asked for.
+        achieved: What was reached.
+        shortfalls: Layers that lost less than asked; empty where a target was reached.
+        check: What was run to prove it.
+    """
+
+    model: nn.Module
+    spec: PruneSpec
+    asked: PruneRequest
+    achieved: PruneResult
+    shortfalls: tuple[Shortfall, ...]
+    check: PruneCheck
+
+    def __str__(self) -> str:
+        from edge_opt.report.results import pruned_text
+
+        return pruned_text(self.asked, self.achieved, self.shortfalls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the model and its recipe, as JSON holds it."""
+        from edge_opt.report.results import pruned_document
+
+        return pruned_document(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One epoch of fine-tuning.
+
+    Attributes:
+        epoch: Its number from 1; 0 is the model before training.
+        loss: Mean loss over the epoch; None for epoch 0.
+        score: Score on the validation data, higher is better; None where there was nothing to validate with.
+    """
+
+    epoch: int
+    loss: float | None
+    score: float | None
+
+
+Runtime = Literal["torch", "onnxruntime", "openvino"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An ONNX file in float32, ready to be quantised.
+
+    Attributes:
+        path: The file.
+        inputs: Names of the inputs.
+        outputs: Names of the outputs.
+        batch: The batch size that must be fed; None where any may be.
+        size_bytes: Bytes of the file and of the weights beside it.
+        remarks: What a reader should know.
+    """
+
+    path: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    batch: int | None
+    size_bytes: int
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPrecision:
+    """What one layer with weights or a product really runs in.
+
+    Attributes:
+        path: Path of the module; "" where the runtime's graph does not say.
+        op: The operator, such as "Conv".
+        precision: What it runs in; "unknown" where no kernel of the runtime could be found for it.
+        reason: Why it is not what was asked; "" where it is.
+        node: Name of the node in the file.
+    """
+
+    path: str
+    op: str
+    precision: str
+    reason: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel that a runtime executed.
+
+    Attributes:
+        name: Its name in the runtime.
+        op: The operator, such as "Conv".
+        precision: What it runs in.
+        path: Path of the module of its first node; "" where there is none.
+        nodes: Nodes of the file that it stands for; none for one that was added, such as quantise or reorder.
+        seconds: Seconds per run; None where the run was not timed.
+    """
+
+    name: str
+    op: str
+    precision: str
+    path: str = ""
+    nodes: tuple[str, ...] = ()
+    seconds: float | None = None
+
+    @property
+    def only_converts(self) -> bool:
+        """Whether it computes nothing of the model: it quantises, dequantises, casts or reorders a tensor."""
+        is_arithmetic = self.op == "Eltwise" and self.name.startswith(("Subtract_", "Multiply_"))
+        return not self.nodes and (self.op in _CONVERTING or is_arithmetic)
+
+
+_CONVERTING = frozenset(
+    "QuantizeLinear DequantizeLinear FakeQuantize Convert Cast Transpose Reorder ReorderInput ReorderOutput Reshape "
+    "Squeeze Unsqueeze".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A converted model against the original on the same inputs.
+
+    Attributes:
+        max_difference: Largest absolute difference of outputs.
+        mean_difference: Mean absolute difference of outputs.
+        scale: Mean absolute output of the original, to see the differences against.
+        top1: Share of samples with the same largest output; None where the outputs are not rows of scores.
+        samples: Samples that were compared.
+        batches: Batches that were compared.
+        source: Where the inputs come from, in words.
+    """
+
+    max_difference: float
+    mean_difference: float
+    scale: float
+    top1: float | None
+    samples: int
+    batches: int
+    source: str
+
+    @property
+    def relative_difference(self) -> float | None:
+        """Mean difference over mean output; None where the original's outputs are all zero."""
+        return self.mean_difference / self.scale if self.scale else None
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A model in another precision or runtime, verified.
+
+    Attributes:
+        precision: What was asked for.
+        runtime: The runtime it is for.
+        effective_precision: What its layers with weights run in: "int8", or "int8+fp32" where some stayed in float.
+        layers: What each layer with weights runs in.
+        kernels: Every kernel that the runtime executed; empty for torch, which has no graph.
+        agreement: How far it agrees with the original.
+        size_bytes: Bytes of the file and of the weights beside it.
+        original_bytes: Bytes of the original's state dict.
+        path: The file: ONNX, or for torch the state dict.
+        inputs: Names of the inputs.
+        outputs: Names of the outputs.
+        remarks: What a reader should know before using it.
+        model: The torch module itself; None for the other runtimes.
+    """
+
+    precision: Precision
+    runtime: Runtime
+    effective_precision: str
+    layers: tuple[LayerPrecision, ...]
+    kernels: tuple[Kernel, ...]
+    agreement: Agreement
+    size_bytes: int
+    original_bytes: int
+    path: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    remarks: tuple[str, ...]
+    model: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def kept_layers(self) -> tuple[LayerPrecision, ...]:
+        """Layers that do not run in the precision that was asked for, each with its reason."""
+        return tuple(layer for layer in self.layers if layer.precision != self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerProfile:
+    """Seconds of each kernel by the runtime's own profiler, which slows the run down: read shares, not a latency.
+
+    Attributes:
+        runtime: The runtime.
+        kernels: Its kernels with their seconds per run.
+        repeats: Runs that were profiled.
+    """
+
+    runtime: Runtime
+    kernels: tuple[Kernel, ...]
+    repeats: int
+
+    @property
+    def seconds(self) -> float:
+        """All kernels together."""
+        return sum(kernel.seconds or 0.0 for kernel in self.kernels)
+
+
+Bottleneck = Literal["overhead", "memory", "compute", "unknown"]
+Topic = Literal[
+    "time", "conversions", "float layers", "slow precision", "overhead", "memory", "unchanged layers", "vector width",
+    "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChange:
+    """One layer before and after. None where the layer is not there, or its time was not measured.
+
+    Attributes:
+        path: Path of the layer.
+        kind: Class of the layer, such as "Conv2d".
+        macs_before: MACs before.
+        macs_after: MACs after.
+        bytes_before: Bytes moved before, in the bits that it runs in; 0 where it is fused into another layer.
+        bytes_after: Bytes moved after, counted in the same way.
+        seconds_before: Seconds per forward before.
+        seconds_after: Seconds per forward after.
+        channels_before: Output channels before; None for layers that have none.
+        channels_after: Output channels after; None for layers that have none.
+        precision: What it runs in afterwards; None where no conversion says.
+        bottleneck: What limits it afterwards, by the best rates seen in these measurements.
+    """
+
+    path: str
+    kind: str
+    macs_before: int | None
+    macs_after: int | None
+    bytes_before: int | None
+    bytes_after: int | None
+    seconds_before: float | None
+    seconds_after: float | None
+    channels_before: int | None
+    channels_after: int | None
+    precision: str | None
+    bottleneck: Bottleneck
+
+    @property
+    def saved_s(self) -> float | None:
+        """Seconds saved; below zero where the layer became slower."""
+        if self.seconds_before is None or self.seconds_after is None:
+            return None
+        return self.seconds_before - self.seconds_after
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One cause with its figures in a sentence.
+
+    Attributes:
+        topic: What it is about.
+        sentence: The cause in words.
+        seconds: What it costs per forward; None where that was not measured.
+        layers: Paths of the layers that it is about.
+    """
+
+    topic: Topic
+    sentence: str
+    seconds: float | None = None
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the second model is faster than the first, or is not.
+
+    Attributes:
+        headline: The result in one sentence.
+        comparison: The second latency against the first; None where no times were given.
+        macs_ratio: MACs after over before; None where there were none before.
+        bytes_ratio: Bytes moved after over before; None where there were none before.
+        layers: Every layer before and after.
+        reasons: The causes, in order of importance.
+    """
+
+    headline: str
+    comparison: Comparison | None
+    macs_ratio: float | None
+    bytes_ratio: float | None
+    layers: tuple[LayerChange, ...]
+    reasons: tuple[Reason, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The headline and every reason."""
+        return (self.headline, *(reason.sentence for reason in self.reasons))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per layer."""
+        import pandas as pd
+
+        names = list(LayerChange.__dataclass_fields__)
+        rows = [{**{name: getattr(row, name) for name in names}, "saved_s": row.saved_s} for row in self.layers]
+        return pd.DataFrame(rows, columns=[*names, "saved_s"])
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *(f"- {reason.sentence}" for reason in self.reasons)])
+
+
+Change = Literal["prune", "quantize"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSensitivity:
+    """One layer changed, all others as they were.
+
+    Attributes:
+        path: Path of the layer.
+        kind: Class of the layer, such as "Conv2d".
+        change: What was done to it.
+        amount: The share of channels to remove ("0.5") or the precision ("int8").
+        score: Score of the changed model, higher is better.
+        score_change: Score after minus score before.
+        output_error: Distance of the outputs from the unchanged ones, over their length.
+        disagreement: Share of samples with another first answer; None where outputs are not (samples, classes).
+        removed: Share of its channels that was really removed; None for a quantized layer.
+        note: Layers that lost channels together with it, or "simulated".
+    """
+
+    path: str
+    kind: str
+    change: Change
+    amount: str
+    score: float
+    score_change: float
+    output_error: float
+    disagreement: float | None
+    removed: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What each layer's change costs. Pruning is real; quantization is simulated in floating point.
+
+    Attributes:
+        metric: What the score is: "accuracy", or the name of your function.
+        baseline: Score of the unchanged model.
+        samples: Samples that it was measured on.
+        rows: One row per layer and change.
+        unchanged: Layers that could not be changed, each with the reason.
+    """
+
+    metric: str
+    baseline: float
+    samples: int
+    rows: tuple[LayerSensitivity, ...]
+    unchanged: tuple[tuple[str, str], ...]
+
+    def worst_first(self) -> tuple[LayerSensitivity, ...]:
+        """The rows, those that hurt most in front: by score, among equals by error of the outputs."""
+        return tuple(sorted(self.rows, key=lambda row: (row.score_change, -row.output_error)))
+
+    def spare(self, change: Change | None = None, most: int = 3) -> tuple[str, ...]:
+        """The layers that hurt most when changed; those that cost nothing are not among them.
+
+        Args:
+            change: Look at "prune" or at "quantize" only; None looks at both.
+            most: Number of layers at most.
+        """
+        hurting = [row for row in self.worst_first() if change in (None, row.change)]
+        return tuple(dict.fromkeys(row.path for row in hurting if row.score_change < 0))[:most]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per layer and change, in the model's order."""
+        from edge_opt.report.results import sensitivity_dataframe
+
+        return sensitivity_dataframe(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON holds it."""
+        from edge_opt._support.json import to_plain
+
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    def __str__(self) -> str:
+        from edge_opt.report.results import sensitivity_text
+
+        return sensitivity_text(self)

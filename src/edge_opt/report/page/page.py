@@ -1,0 +1,186 @@
+"""One self-contained HTML file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from edge_opt._support.extras import missing
+from edge_opt._support.files import write_whole
+from edge_opt.errors import InvalidInput
+from edge_opt.records import ModelProfile, Sensitivity, SweepResult
+from edge_opt.report.figures import read_sensitivity
+from edge_opt.report.page.payload import payload
+from edge_opt.report.save import load
+from edge_opt.report.sweep_files import load_sweep
+
+_STYLES = ("style.css", "parts.css")
+_SCRIPTS = ("units.js", "dom.js", "table.js", "layers.js", "charts.js", "roofline.js", "sweep.js", "page.js")
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def write_page(
+    path: str | os.PathLike[str],
+    *,
+    profile: ModelProfile | None = None,
+    sweep: SweepResult | None = None,
+    sensitivity: Sensitivity | None = None,
+    reproducibility: Mapping[str, Any] | None = None,
+    summary: Mapping[str, Any] | None = None,
+    extra_profiles: Sequence[ModelProfile] = (),
+    devices: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Path:
+    """Write what is given as one HTML page that needs neither network nor server, and return its path.
+
+    Args:
+        path: The file to write.
+        profile: What a model costs, layer by layer.
+        sweep: Candidates with their results.
+        sensitivity: What each layer's change costs.
+        reproducibility: What the results rest on: versions, seeds, checksums.
+        summary: The summary of a run.
+        extra_profiles: Other models, to compare `profile` with.
+        devices: Names of devices whose rooflines it can show; a usual few unless given.
+        title: Title of the page; made from what is given unless set.
+    """
+    text = page_text(
+        payload(
+            profile=profile,
+            sweep=sweep,
+            sensitivity=sensitivity,
+            reproducibility=reproducibility,
+            summary=summary,
+            extra_profiles=extra_profiles,
+            devices=devices,
+            title=title,
+        )
+    )
+    try:
+        return write_whole(path, text)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def page_text(data: Mapping[str, Any]) -> str:
+    """The page that shows this data."""
+    script = _joined(_SCRIPTS)
+    library = _plotly()
+    parts = {
+        "title": html.escape(str(data["title"])),
+        "policy": _policy(script, library),
+        "style": _joined(_STYLES),
+        "data": embedded(data),
+        "script": script,
+        "plotly": library,
+    }
+    # One pass, so that nothing inside a part is taken for a place.
+    return _PLACE.sub(lambda found: parts[found[1]], _asset("page.html"))
+
+
+def embedded(data: Any) -> str:
+    r"""The data as JSON that can stand inside a script element, whatever text is in it.
+
+    >>> embedded({"name": "</script>&"})
+    '{"name": "\\u003c/script\\u003e\\u0026"}'
+    """
+    text = json.dumps(data, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _policy(*scripts: str) -> str:
+    """Only these scripts may run, and nothing may be fetched: held by the browser, not by our good intentions."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; form-action 'none'; base-uri 'none'"
+    )
+
+
+def _asset(name: str) -> str:
+    return (resources.files("edge_opt.report.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join(map(_asset, names))
+
+
+def _plotly() -> str:
+    spec = find_spec("plotly")
+    folder = next(iter(spec.submodule_search_locations or []), None) if spec else None
+    path = Path(folder or "") / "package_data" / "plotly.min.js"
+    if folder is None or not path.is_file():
+        raise missing("an HTML report needs", "plotly", "report")
+    return path.read_text(encoding="utf-8")
+
+
+_PARTS = ("sensitivity", "reproducibility", "summary")
+FILES = ("profile.json", "sweep.json", *(f"{name}.json" for name in _PARTS))
+
+
+def write_report(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    devices: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Path:
+    """Write the page of a run folder, or of one profile or sweep; beside it unless `path` says where."""
+    origin = Path(source)
+    if origin.is_dir():
+        found = _read_folder(origin)
+        target = origin / "report.html"
+    elif origin.is_file():
+        found = {_kind_of(origin): origin}
+        target = origin.with_suffix(".html")
+    else:
+        raise InvalidInput(f"no folder or file {str(source)!r}; `edge-opt run` and `edge-opt profile -o` write them")
+    parts: dict[str, Any] = {name: _object(found[name]) for name in _PARTS if name in found}
+    if "sensitivity" in parts:
+        parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(found["sensitivity"])))
+    if "profile" in found:
+        parts["profile"] = load(found["profile"])
+    if "sweep" in found:
+        parts["sweep"] = load_sweep(found["sweep"])
+    return write_page(path or target, devices=devices, title=title, **parts)
+
+
+def _read_folder(folder: Path) -> dict[str, Path]:
+    found = {Path(name).stem: folder / name for name in FILES if (folder / name).is_file()}
+    if not found:
+        raise InvalidInput(
+            f"{str(folder)!r} is not a run: it has none of {', '.join(FILES)}; `edge-opt run` writes such a folder"
+        )
+    return found
+
+
+def _kind_of(path: Path) -> str:
+    """A single file is a sweep if it says so; else it must be a profile, whose reader explains what is wrong."""
+    return "sweep" if '"edge_opt.sweep"' in _text(path)[:200] else "profile"
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{str(path)!r} is not JSON, or is cut off ({error}); run again, or remove it") from error
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{str(path)!r} holds a {type(data).__name__}; expected an object")
+    return data
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"cannot read {str(path)!r}: {error}") from error

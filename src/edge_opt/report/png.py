@@ -1,0 +1,272 @@
+"""Figures as PNG."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_opt import units
+from edge_opt._support.extras import optional
+from edge_opt._support.files import write_whole
+from edge_opt.errors import InvalidInput
+from edge_opt.records import ModelProfile, Roofline, SweepResult
+from edge_opt.report.figures import DEVICES, Axis, Bars, axis_named, bars, device_roofs, frontiers, layer_bars, timeline
+from edge_opt.report.sweep_files import sweep_rows
+from edge_opt.text import printable
+
+DPI = 180
+BLUE, ORANGE, GREEN, RED, GREY, INK = "#0072b2", "#d98200", "#00875f", "#c84d00", "#a9b1b7", "#1c2126"
+_MOST_BARS = 30
+_LONGEST_NAME = 40
+
+
+def canvas(width: float, height: float) -> tuple[Any, Any]:
+    """A figure with one set of axes, in inches."""
+    optional("matplotlib", "charts need", "plots")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, color="#e3e6e8", linewidth=0.8)
+    return figure, axes
+
+
+def png(figure: Any) -> bytes:
+    """The figure as a PNG of 180 dots per inch. Text is shown as it is, a dollar sign included."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    image = io.BytesIO()
+    with warnings.catch_warnings():
+        # A font without some sign draws a box in its place, which is no reason to talk.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(image, dpi=DPI)
+    return image.getvalue()
+
+
+def label(name: str) -> str:
+    """A name that fits beside an axis: its end, which tells layers apart."""
+    text = printable(name)
+    return text if len(text) <= _LONGEST_NAME else f"…{text[1 - _LONGEST_NAME :]}"
+
+
+def bar_chart(names: Sequence[str], values: Sequence[float], title: str, *, most: int = _MOST_BARS) -> bytes:
+    """A PNG of horizontal bars, one per layer; of many layers the largest, and the sum of the others in words.
+
+    Args:
+        names: Names of the layers.
+        values: Length of each bar.
+        title: Text above, with the unit.
+        most: Number of bars at most.
+
+    >>> bar_chart(["conv1", "conv2"], [1.5, 3.0], "Multiply-accumulates by layer (millions)")[1:4]
+    b'PNG'
+    """
+    return bars_png(bars(names, values, title=title, most=most))
+
+
+def bars_png(found: Bars, divisor: float = 1.0, title: str = "") -> bytes:
+    """Bars as a PNG; values are divided by `divisor` first."""
+    title = title or found.title
+    if not found.values:
+        return words_png(title, "No layer has any.")
+    figure, axes = canvas(8, 1.5 + 0.26 * len(found.values))
+    places = range(len(found.values))
+    axes.barh(places, [value / divisor for value in found.values], color=BLUE, height=0.7)
+    axes.set_yticks(places, [label(name) for name in found.names], fontsize=8)
+    axes.grid(visible=False, axis="y")
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.margins(y=0.01)
+    if found.others:
+        # As a bar it would dwarf every layer.
+        axes.set_xlabel(f"{found.others} others together: {found.others_value / divisor:,.4g}", loc="left")
+    return png(figure)
+
+
+def words_png(title: str, sentence: str) -> bytes:
+    """A PNG that says in words why there is no chart."""
+    figure, axes = canvas(8, 4.5)
+    axes.set_axis_off()
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.text(0.5, 0.5, sentence, ha="center", va="center", wrap=True, fontsize=12, color=INK)
+    return png(figure)
+
+
+__all__ = ["bar_chart", "write_profile_plots", "write_sweep_plots"]
+
+_SWEEP = {
+    "accuracy_vs_latency.png": "latency_ms",
+    "accuracy_vs_energy.png": "energy_j",
+    "accuracy_vs_memory.png": "peak_memory_mb",
+}
+
+
+def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write accuracy against latency, energy and memory, and return the paths.
+
+    A sweep of which nothing ran has pictures too; they say so in words.
+    """
+    charts = {name: _cloud(result, axis_named(column)) for name, column in _SWEEP.items()}
+    return _write(folder, charts)
+
+
+def write_profile_plots(profile: ModelProfile, folder: str | os.PathLike[str], device: str | None = None) -> list[Path]:
+    """Write bars of activations and MACs, a roofline and the memory timeline, and return the paths."""
+    found = {bars.metric: bars for bars in layer_bars(profile, most=_MOST_BARS)}
+    roofs = device_roofs(profile, [device or DEVICES[0]])
+    charts = {}
+    for name, metric, title, divisor, unit in (
+        ("layerwise_activation_memory.png", "memory", "Activation memory by layer", units.MIB, "MiB"),
+        ("layerwise_macs.png", "macs", "Multiply-accumulates by layer", 1e6, "millions"),
+    ):
+        charts[name] = bars_png(found[metric], divisor, f"{title} ({unit})")
+    if roofs:
+        charts["roofline.png"] = _roofline(roofs[0].main, roofs[0].spec.title)
+    else:
+        why = f"No roofline of {device}: its bandwidth or its peak is not known, or the profile counts as another tool."
+        charts["roofline.png"] = words_png("Roofline", why)
+    charts["memory_timeline.png"] = _timeline(profile)
+    return _write(folder, charts)
+
+
+def _write(folder: str | os.PathLike[str], charts: Mapping[str, bytes]) -> list[Path]:
+    try:
+        return [write_whole(Path(folder) / name, content) for name, content in charts.items()]
+    except OSError as error:
+        raise InvalidInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
+
+
+def _cloud(result: SweepResult, x: Axis) -> bytes:
+    y = axis_named("accuracy")
+    rows = sweep_rows(result)
+    title = f"{printable(result.name)}: accuracy against {x.title.lower()}"
+    ran = [row for row in rows if row["status"] == "done"]
+    done = [row for row in ran if row[x.name] is not None]
+    if not rows:
+        return words_png(title, "The sweep is empty: no candidate was tried.")
+    if not ran:
+        return words_png(title, f"All {len(rows)} candidates failed; sweep_errors.csv and the report say why.")
+    if not done:
+        return words_png(title, f"{x.title} of no candidate is known.")
+    figure, axes = canvas(8, 5)
+    front = [rows[index] for index in frontiers(result)[f"{y.name}|{x.name}"]]
+    if front:
+        axes.plot(
+            [row[x.name] for row in front], [row[y.name] for row in front], color=GREEN, zorder=2, label="frontier"
+        )
+    for name, color, marker in (("accepted", GREEN, "o"), ("rejected", RED, "x")):
+        _points(axes, [row for row in done if row["accepted"] == (name == "accepted")], x, y, name, color, marker)
+    for row, trial in zip(rows, result.trials, strict=True):
+        if row in front:
+            axes.annotate(
+                trial.candidate.label,
+                (row[x.name], row[y.name]),
+                xytext=(5, -11),
+                textcoords="offset points",
+                fontsize=7,
+            )
+    failed = len(rows) - len(ran)
+    axes.set_title(title + (f" ({failed} failed)" if failed else ""), loc="left", fontsize=11)
+    axes.set_xlabel(f"{x.title}, {x.unit}" + (f" ({_sources(done)})" if x.name == "energy_j" else ""))
+    axes.set_ylabel("Accuracy, with 95 % intervals")
+    axes.legend(frameon=False)
+    return png(figure)
+
+
+def _sources(rows: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted({printable(row["energy_source"]) for row in rows}))
+
+
+def _points(axes: Any, rows: Sequence[Mapping[str, Any]], x: Axis, y: Axis, name: str, color: str, marker: str) -> None:
+    if not rows:
+        return
+
+    def reach(axis: Axis) -> list[list[float]] | None:
+        if not axis.low:
+            return None
+        return [
+            [max(0.0, row[axis.name] - row[axis.low]) for row in rows],
+            [max(0.0, row[axis.high] - row[axis.name]) for row in rows],
+        ]
+
+    axes.errorbar(
+        [row[x.name] for row in rows],
+        [row[y.name] for row in rows],
+        xerr=reach(x),
+        yerr=reach(y),
+        fmt=marker,
+        color=color,
+        ecolor=GREY,
+        elinewidth=1,
+        capsize=2,
+        markersize=7,
+        label=name,
+        zorder=3,
+    )
+
+
+def _roofline(roof: Roofline, device: str) -> bytes:
+    title = f"Roofline of {device}, {roof.engine}, {roof.precision}"
+    points = [
+        (point, point.intensity, point.flops / point.seconds)
+        for point in roof.layers
+        if point.intensity and point.seconds
+    ]
+    knee = roof.knee_flops_per_byte
+    if not points or knee is None or roof.peak_flops_per_s is None:
+        return words_png(title, "No layer computes anything.")
+    peak = roof.peak_flops_per_s.value
+    figure, axes = canvas(8, 5)
+    left = min(knee, *(across for _, across, _ in points)) / 3
+    right = max(knee, *(across for _, across, _ in points)) * 3
+    axes.loglog([left, knee, right], [left / knee * peak, peak, peak], color=INK, linewidth=1.5)
+    for bound, color in (("memory", BLUE), ("compute", ORANGE), ("overhead", GREY)):
+        some = [(across, up) for point, across, up in points if point.bound == bound]
+        if some:
+            axes.scatter(
+                *zip(*some, strict=True), s=36, color=color, edgecolor="white", zorder=3, label=f"{bound}-bound"
+            )
+    axes.axvline(knee, color=GREY, linestyle=":", linewidth=1)
+    axes.annotate(
+        f"knee {knee:.3g} FLOPs/byte", (knee, peak), xytext=(-6, 6), textcoords="offset points", ha="right", fontsize=8
+    )
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: units.count(value))
+    axes.set_xlabel("FLOPs per byte")
+    axes.set_ylabel("FLOP/s at best")
+    axes.legend(frameon=False, loc="lower right")
+    return png(figure)
+
+
+def _timeline(profile: ModelProfile) -> bytes:
+    line = timeline(profile)
+    if not line.steps or line.peak_step is None:
+        return words_png("Memory over the tape", "No operator ran.")
+    divisor, unit = units.axis(line.peak_bytes, "bytes")
+    figure, axes = canvas(8, 4)
+    heights = [value / divisor for value in line.live_bytes]
+    axes.fill_between(line.steps, heights, step="post", color=BLUE, alpha=0.35, linewidth=0)
+    axes.step(line.steps, heights, where="post", color=BLUE, linewidth=1.2)
+    axes.plot(
+        [line.peak_step], [line.peak_bytes / divisor], "o", color=RED, label=f"peak {units.size(line.peak_bytes)}"
+    )
+    bound = f"planner bound {units.size(line.planner_bytes)}"
+    axes.axhline(line.planner_bytes / divisor, color=GREEN, linestyle=":", label=bound)
+    apart = units.size(line.resident_bytes)
+    axes.set_title(f"Activations alive; weights, buffers and inputs ({apart}) are apart", loc="left", fontsize=11)
+    axes.set_xlabel("operator")
+    axes.set_ylabel(unit)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return png(figure)

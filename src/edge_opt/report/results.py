@@ -1,0 +1,311 @@
+"""Pruned, converted, probed models and targets side by side, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from edge_opt import units
+from edge_opt._support.json import to_plain
+from edge_opt.records import (
+    Agreement,
+    Converted,
+    LayerSensitivity,
+    Pruned,
+    PruneRequest,
+    PruneResult,
+    Sensitivity,
+    Shortfall,
+    TargetComparison,
+    TargetFit,
+)
+from edge_opt.report.figures import change_of
+from edge_opt.report.terminal import Cell, Strip, drawn, grid, print_sentences, rendered
+from edge_opt.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def conversion_text(done: Converted) -> str:
+    """What was asked, what runs, layer by layer, agreement, size and remarks.
+
+    Layers that run in what was asked are counted; the others stand one by one with their reason.
+    """
+    kept = done.kept_layers
+    rows = [(layer.path or "(the model itself)", layer.op, layer.precision, layer.reason) for layer in kept]
+    widths = [max((len(row[place]) for row in rows), default=0) for place in range(3)]
+    lines = [
+        f"{done.precision} on {done.runtime}: runs in {done.effective_precision}, "
+        f"{len(done.layers) - len(kept)} of {len(done.layers)} layers as asked",
+        *(
+            "  "
+            + "  ".join([*(printable(text).ljust(width) for text, width in zip(row, widths, strict=False)), row[3]])
+            for row in rows
+        ),
+        agreement_text(done.agreement),
+        f"size: {units.size(done.size_bytes)}, {units.size(done.original_bytes)} before "
+        f"({done.size_bytes / done.original_bytes * 100:.0f} %)"
+        if done.original_bytes
+        else f"size: {units.size(done.size_bytes)}",
+        *(f"note: {remark}" for remark in done.remarks),
+    ]
+    return "\n".join(lines)
+
+
+def agreement_text(found: Agreement) -> str:
+    """How far two models agree, in one line."""
+    top1 = "" if found.top1 is None else f"same top-1 for {units.percent(found.top1)}, "
+    relative = (
+        "" if found.relative_difference is None else f" ({units.percent(found.relative_difference)} of the mean output)"
+    )
+    return (
+        f"agreement on {found.samples} samples of {found.source}: {top1}largest difference {found.max_difference:.3g}, "
+        f"mean {found.mean_difference:.3g}{relative}"
+    )
+
+
+def conversion_document(done: Converted) -> dict[str, Any]:
+    """Everything but the module, as plain values."""
+    return {name: value for name, value in to_plain(replace(done, model=None)).items() if name != "model"}
+
+
+SHOWN = 12
+
+
+def pruned_text(asked: PruneRequest, achieved: PruneResult, shortfalls: tuple[Shortfall, ...]) -> str:
+    """What was asked, what remains, and where it falls short and why."""
+    lines = [f"asked: {request_text(asked)}"]
+    for what, before, after, share in (
+        ("channels", achieved.channels_before, achieved.channels, achieved.channels_ratio),
+        ("params", achieved.params_before, achieved.params, achieved.params_ratio),
+        ("MACs", achieved.macs_before, achieved.macs, achieved.macs_ratio),
+    ):
+        lines.append(f"{what:<9} {units.count(before):>8} → {units.count(after):>8}  {units.percent(share):>6} remain")
+    if achieved.latency_s is not None and achieved.latency_before_s is not None:
+        before_s, after_s = units.duration(achieved.latency_before_s), units.duration(achieved.latency_s)
+        share = achieved.latency_ratio or 0.0
+        lines.append(f"{'latency':<9} {before_s:>8} → {after_s:>8}  {units.percent(share):>6} remain")
+    lines += shortfall_lines(shortfalls)
+    return "\n".join(lines)
+
+
+def request_text(asked: PruneRequest) -> str:
+    """The request as people say it."""
+    parts = []
+    if asked.ratio is not None:
+        parts.append(f"{units.percent(asked.ratio)} of every layer removed")
+    if asked.macs_target is not None:
+        parts.append(f"{units.percent(asked.macs_target)} of the MACs to remain")
+    if asked.latency_target is not None:
+        parts.append(f"{units.percent(asked.latency_target)} of the latency to remain")
+    parts += [f"{units.percent(share)} of {printable(path)} removed" for path, share in asked.layers]
+    rounding = f", channels rounded to {asked.round_to}" if asked.round_to > 1 else ""
+    return f"{', '.join(parts)}, by {asked.importance}{rounding}"
+
+
+def shortfall_lines(shortfalls: tuple[Shortfall, ...]) -> list[str]:
+    """One line per layer that lost less than asked; layers with the same reason share one."""
+    by_reason: dict[str, list[Shortfall]] = {}
+    for fall in shortfalls:
+        by_reason.setdefault(fall.reason, []).append(fall)
+    lines = []
+    for reason, falls in by_reason.items():
+        names = ", ".join(printable(fall.path) for fall in falls[:3])
+        more = f" and {len(falls) - 3} more" if len(falls) > 3 else ""
+        share = units.percent(sum(fall.achieved for fall in falls) / len(falls))
+        lines.append(f"short: {names}{more}: {share} removed of {units.percent(falls[0].asked)}: {printable(reason)}")
+    hidden = len(lines) - SHOWN
+    return lines if hidden <= 0 else [*lines[:SHOWN], f"... and {hidden} more reasons"]
+
+
+def pruned_document(pruned: Pruned) -> dict[str, Any]:
+    """Everything but the model and its recipe, as JSON holds it."""
+    achieved = pruned.achieved
+    shares = {
+        "macs_ratio": achieved.macs_ratio,
+        "params_ratio": achieved.params_ratio,
+        "channels_ratio": achieved.channels_ratio,
+        "latency_ratio": achieved.latency_ratio,
+    }
+    return {
+        "asked": to_plain(pruned.asked),
+        "achieved": {**to_plain(achieved), **shares},
+        "shortfalls": [to_plain(fall) for fall in pruned.shortfalls],
+        "check": to_plain(pruned.check),
+    }
+
+
+WIDTH = 110
+
+
+def sensitivity_dataframe(found: Sensitivity) -> pd.DataFrame:
+    """One row per layer and change, in the model's order."""
+    import pandas as pd
+
+    names = [field.name for field in fields(LayerSensitivity)]
+    return pd.DataFrame([asdict(row) for row in found.rows], columns=names)
+
+
+def sensitivity_text(found: Sensitivity) -> str:
+    """The table, what hurts most on top, and which layers to spare."""
+    rows = found.worst_first()
+
+    def points(row: LayerSensitivity) -> str:
+        return f"{row.score_change * 100:+.2f}" if found.metric == "accuracy" else f"{row.score_change:+.4g}"
+
+    strips = [
+        Strip("Layer", tuple(Cell(printable(row.path)) for row in rows), "left", floor=12),
+        Strip("Kind", tuple(Cell(row.kind) for row in rows), "left", rank=2),
+        Strip("Change", tuple(Cell(change_of(row)) for row in rows), "left"),
+        Strip(_unit(found.metric), tuple(Cell(points(row)) for row in rows)),
+        Strip("Output error", tuple(Cell(f"{row.output_error:.2g}") for row in rows)),
+        Strip("Other answers", tuple(Cell(_share(row.disagreement)) for row in rows), rank=1),
+    ]
+    baseline = units.percent(found.baseline) if found.metric == "accuracy" else f"{found.baseline:.4g}"
+    lines = [f"{found.metric} of the whole model: {baseline} on {found.samples} samples; quantization is simulated"]
+    if rows:
+        lines += [line.plain.rstrip() for line in grid(strips, WIDTH)]
+    lines.append(spare_sentence(found))
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in found.unchanged:
+        by_reason.setdefault(reason, []).append(printable(path))
+    return "\n".join([*lines, *(f"not changed: {', '.join(paths)}: {reason}" for reason, paths in by_reason.items())])
+
+
+def spare_sentence(found: Sensitivity) -> str:
+    """Which layers to leave alone, and what they would cost."""
+    parts = []
+    for change, verb in (("prune", "pruned"), ("quantize", "quantized")):
+        spared = found.spare(change)  # type: ignore[arg-type]
+        if spared:
+            parts.append(f"when {verb}: {', '.join(map(printable, spared))}")
+    return f"spare these, they lose most {'; '.join(parts)}" if parts else "no layer loses anything on these samples"
+
+
+def _unit(metric: str) -> str:
+    return "Points" if metric == "accuracy" else printable(metric)
+
+
+def _share(value: float | None) -> str:
+    return units.DASH if value is None else units.percent(value)
+
+
+_UNKNOWN = "unknown"
+
+
+def render(found: TargetComparison, color: bool = False, width: int | None = None) -> str:
+    """The comparison as text, as `show` prints it; without a width, for 100 columns."""
+    return rendered(lambda console: show(found, console), color=color, width=width)
+
+
+def show(found: TargetComparison, console: Console) -> None:
+    """Print the comparison: one row per target, then what the model needs, then what to know about each figure."""
+    drawn(console, lambda: _print(found, console))
+
+
+def _print(found: TargetComparison, console: Console) -> None:
+    for line in grid(list(_strips(found)), console.width):
+        console.print(line, soft_wrap=True)
+    console.print()
+    print_sentences(console, [("Model", _model(found)), ("Memory", _memory(found)), *_notes(found)])
+
+
+def _strips(found: TargetComparison) -> Iterator[Strip]:
+    def column(header: str, text: Callable[[TargetFit], str], rank: int = 0) -> Strip:
+        return Strip(header, tuple(Cell(text(fit)) for fit in found.targets), rank=rank)
+
+    yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left", floor=14)
+    yield column("Fits", _fits)
+    yield column("Time", _time)
+    yield column("90 % interval", _interval)
+    yield column("Bound by", lambda fit: fit.prediction.bound, rank=1)
+    yield column("Energy", _energy)
+    yield column("Batch", _batch)
+    yield column("Basis", lambda fit: fit.prediction.basis, rank=2)
+
+
+def _fits(fit: TargetFit) -> str:
+    if fit.fits is None:
+        return _UNKNOWN
+    if fit.fits:
+        return "yes"
+    sizes = fit.fitting_ram_bytes
+    return f"from {units.size(sizes[0])} on" if sizes else "no"
+
+
+def _time(fit: TargetFit) -> str:
+    return _UNKNOWN if fit.prediction.seconds is None else units.duration(fit.prediction.seconds)
+
+
+def _interval(fit: TargetFit) -> str:
+    low, high = fit.prediction.low, fit.prediction.high
+    if low is None:
+        return units.DASH
+    return f"{units.duration(low)} {units.DASH} {'?' if high is None else units.duration(high)}"
+
+
+def _energy(fit: TargetFit) -> str:
+    energies = fit.prediction.energies
+    return f"{units.energy(energies[0].joules)} ({energies[0].source})" if energies else _UNKNOWN
+
+
+def _batch(fit: TargetFit) -> str:
+    if fit.batch is None:
+        return _UNKNOWN
+    if not fit.batch.fits:
+        return f"none: {units.size(fit.batch.shortfall_bytes or 0)} short"
+    return f"≥ {fit.batch.batch}" if fit.batch.shortfall_bytes is None else str(fit.batch.batch)
+
+
+def _model(found: TargetComparison) -> str:
+    return f"{found.model} on {', '.join(map(units.shape, found.inputs))} in {found.precision}"
+
+
+def _memory(found: TargetComparison) -> str:
+    need = found.memory
+    buffers = f"buffers {units.size(need.buffer_bytes)}, " if need.buffer_bytes else ""
+    return (
+        f"{units.size(need.total_bytes)}: weights {units.size(need.weight_bytes)}, {buffers}"
+        f"inputs {units.size(need.input_bytes)}, peak of activations {units.size(need.activation_bytes)}; "
+        "an operating system and a runtime come on top. Fits: the smallest RAM holds it; batch: the largest that fits"
+    )
+
+
+def _notes(found: TargetComparison) -> Iterator[tuple[str, str]]:
+    """What to know about each figure; a sentence that holds for several targets stands once, with their names."""
+    said: dict[str, list[str]] = {}
+    for fit in found.targets:
+        for energy in fit.prediction.energies[:1]:
+            said.setdefault(f"energy: {energy.note}", []).append(fit.prediction.target)
+        for remark in (*fit.prediction.remarks, *fit.remarks):
+            said.setdefault(remark, []).append(fit.prediction.target)
+    for remark, names in said.items():
+        yield ("Note", f"{', '.join(names)}: {remark}")
+
+
+def dataframe(found: TargetComparison) -> pd.DataFrame:
+    """One row per target; exact numbers, None where a figure is not known."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "target": fit.prediction.target,
+            "precision": fit.prediction.precision,
+            "fits": fit.fits,
+            "needed_bytes": fit.needed_bytes,
+            "smallest_ram_bytes": fit.ram_bytes[0] if fit.ram_bytes else None,
+            "predicted_s": fit.prediction.seconds,
+            "predicted_low_s": fit.prediction.low,
+            "predicted_high_s": fit.prediction.high,
+            "predicted_bound": fit.prediction.bound,
+            "basis": fit.prediction.basis,
+            "energy_j": fit.prediction.energies[0].joules if fit.prediction.energies else None,
+            "energy_source": fit.prediction.energies[0].source if fit.prediction.energies else None,
+            "largest_batch": fit.batch.batch if fit.batch else None,
+        }
+        for fit in found.targets
+    )

@@ -1,0 +1,166 @@
+"""Profiles as files, by suffix, and back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from edge_opt._support.files import write_whole
+from edge_opt._support.json import from_plain, laid_out, to_plain
+from edge_opt.errors import InvalidInput, UnreadableProfile
+from edge_opt.records import SCHEMA_VERSION, Level, ModelProfile
+from edge_opt.report.summary import summary_lines
+from edge_opt.report.table import columns, table
+from edge_opt.report.terminal import render
+from edge_opt.text import markdown, spreadsheet
+
+FORMAT = "edge_opt.profile"
+# What people look for comes first; the trace, which is most of the file, last.
+_ORDER = ("format", "schema_version", "name", "mode", "convention", "totals", "peak", "unpriced", "layers")
+
+Writer = Callable[[ModelProfile, Level], str]
+W = TypeVar("W", bound=Writer)
+_writers: dict[str, Writer] = {}
+
+
+def writer(suffix: str) -> Callable[[W], W]:
+    """Register a function that turns a profile into the text of a file with this suffix."""
+
+    def register(function: W) -> W:
+        known = _writers.setdefault(suffix, function)
+        if known is not function:
+            raise InvalidInput(f"{suffix} has two writers: {known.__qualname__} and {function.__qualname__}; keep one")
+        return function
+
+    return register
+
+
+def writers() -> Mapping[str, Writer]:
+    """Every registered writer by suffix; read-only."""
+    return MappingProxyType(_writers)
+
+
+def writer_for(path: str | os.PathLike[str]) -> Writer:
+    """The writer that the path's suffix chooses."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in _writers:
+        what = f"the suffix {suffix!r}" if suffix else "no suffix"
+        raise InvalidInput(f"cannot write {str(path)!r}: it has {what}; use one of {', '.join(sorted(_writers))}")
+    return _writers[suffix]
+
+
+def save(profile: ModelProfile, path: str | os.PathLike[str], level: Level = "leaves") -> Path:
+    """Write the profile and return the path. The file is replaced as a whole, or left as it was."""
+    columns(level)  # a wrong level is refused for every format, also for those that hold all levels
+    text = writer_for(path)(profile, level)
+    try:
+        return write_whole(path, text)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+@writer(".json")
+def document(profile: ModelProfile, level: Level = "leaves") -> str:
+    """Everything, as JSON that `load` reads back exactly: one line per layer, operator and storage."""
+    plain = {"format": FORMAT, **to_plain(profile)}
+    return laid_out({key: plain[key] for key in (*_ORDER, *(key for key in plain if key not in _ORDER))}) + "\n"
+
+
+@writer(".csv")
+def _csv(profile: ModelProfile, level: Level) -> str:
+    """Exact numbers under the columns' names; an empty cell is a value that is not known or not defined."""
+    found = table(profile, level)
+    cells = [[spreadsheet(value) if isinstance(value, str) else value for value in values] for _, values in found]
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow([column.name for column, _ in found])
+    lines.writerows(zip(*cells, strict=True))
+    return out.getvalue()
+
+
+@writer(".md")
+def _markdown(profile: ModelProfile, level: Level) -> str:
+    """A table for people, with the summary under it."""
+    found = table(profile, level)
+    cells = [[markdown(column.text(value)) for value in values] for column, values in found]
+    header = [markdown(column.header) for column, _ in found]
+    rule = ["---" if column.kind in ("text", "flag") else "--:" for column, _ in found]
+    lines = [f"| {' | '.join(line)} |" for line in (header, rule, *zip(*cells, strict=True))]
+    notes = [f"- **{label}:** {markdown(text)}" for label, text in summary_lines(profile)]
+    return "\n".join([f"# {markdown(profile.name)}", "", *lines, "", *notes, ""])
+
+
+@writer(".txt")
+def _text(profile: ModelProfile, level: Level) -> str:
+    """What the terminal shows, at full depth."""
+    depth = len(profile.layers) if level == "modules" else None
+    return render(profile, level=level, depth=depth, width=120) + "\n"
+
+
+@writer(".html")
+def _html(profile: ModelProfile, level: Level) -> str:
+    """One page with tables and charts of every level, to be opened in a browser."""
+    from edge_opt.report.page.page import page_text
+    from edge_opt.report.page.payload import payload
+
+    return page_text(payload(profile=profile))
+
+
+def load(path: str | os.PathLike[str]) -> ModelProfile:
+    """Read a profile that `save` wrote as .json; it equals the one that was saved.
+
+    Args:
+        path: The file.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnreadableProfile(f"no file {str(path)!r}; profile.save('NAME.json') writes one") from None
+    except OSError as error:
+        raise UnreadableProfile(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreadableProfile(
+            f"{str(path)!r} is not JSON, or is cut off ({error}); save the profile again as .json"
+        ) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise UnreadableProfile(
+            f'{str(path)!r} is JSON, but not a profile: it lacks "format": "{FORMAT}"; '
+            "profile.save('NAME.json') writes one"
+        )
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+        cure = "upgrade edge-opt to read it" if is_newer else "profile the model again"
+        raise UnreadableProfile(
+            f"{str(path)!r} has schema version {version!r}, and this edge_opt reads {SCHEMA_VERSION}; {cure}"
+        )
+    try:
+        profile = from_plain(ModelProfile, {key: value for key, value in data.items() if key != "format"})
+        _check_references(profile)
+    except UnreadableProfile as error:
+        raise UnreadableProfile(f"{str(path)!r} is damaged: {error}; save the profile again") from error
+    return profile
+
+
+def _check_references(profile: ModelProfile) -> None:
+    """Refuse a profile whose parts do not belong together, before a table stumbles over it."""
+    trace = profile.trace
+    if not trace.modules or len(profile.layers) != len(trace.modules) or len(profile.prices) != len(trace.signatures):
+        raise UnreadableProfile("it has not one layer per module and one price per signature")
+    for position, call in enumerate(trace.ops):
+        storages = (-1, *call.reads, *call.creates)
+        if (
+            not 0 <= call.module < len(trace.modules)
+            or not 0 <= call.signature < len(trace.signatures)
+            or max(storages) >= len(trace.storages)
+        ):
+            raise UnreadableProfile(f"trace.ops[{position}] points at something that is not there")
+    for position, prediction in enumerate(profile.predictions):
+        if any(not 0 <= layer.module < len(trace.modules) for layer in prediction.layers):
+            raise UnreadableProfile(f"predictions[{position}] names a layer that is not there")

@@ -1,0 +1,417 @@
+"""The one schema of columns: names, headings, kinds, rows and trees for terminal, files, comparisons and page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from edge_opt import units
+from edge_opt.errors import InvalidInput
+from edge_opt.records import LayerCost, Level, ModelProfile, OpCost, Shape
+from edge_opt.report.summary import NO_WORK, Predicted, predicted_by_call, predicted_whole, together
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Kind = Literal["text", "flag", "number", "count", "bytes", "ratio", "share", "time", "energy"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+_FORMATS: dict[Kind, Callable[[Any], str]] = {
+    "text": str,
+    "flag": lambda value: "yes" if value else "no",
+    "number": str,
+    "count": units.count,
+    "bytes": units.size,
+    "ratio": units.ratio,
+    "share": units.percent,
+    "time": units.duration,
+    "energy": units.energy,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `get` takes a row and its profile; None is a value that is not known or not defined.
+
+    A column of predictions is left out of a profile that has none.
+    """
+
+    name: str
+    header: str
+    kind: Kind
+    get: Callable[[Row, ModelProfile], Any]
+    levels: Sequence[Level]
+    is_predicted: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("number", "count", "bytes")
+
+    def text(self, value: Any) -> str:
+        """The value for people: scaled, with its unit, a dash where there is none."""
+        return units.DASH if value is None else _FORMATS[self.kind](value)
+
+
+_columns: dict[str, Column] = {}
+
+
+def register(*columns: Column) -> None:
+    """Add columns to the schema, behind those that are there."""
+    for column in columns:
+        if column.name in _columns:
+            raise InvalidInput(f"column {column.name!r} is registered twice; choose another name for the second")
+        _columns[column.name] = column
+
+
+def columns(level: str) -> tuple[Column, ...]:
+    """The columns of one level, in order."""
+    if level not in LEVELS:
+        raise InvalidInput(f"unknown level {level!r}; it is one of {', '.join(LEVELS)}")
+    return tuple(column for column in _columns.values() if level in column.levels)
+
+
+def heading(name: str) -> str:
+    """What a column is called wherever people read it: in terminals, comparisons, notebooks and pages."""
+    return _columns[name].header
+
+
+def _shapes(shapes: Sequence[Shape]) -> str:
+    return ", ".join(units.shape(shape, times="x") for shape in shapes)
+
+
+def _cost(pick: Callable[[OpCost], int]) -> Callable[[Row, ModelProfile], Any]:
+    return lambda row, _: None if row.cost is None else pick(row.cost)
+
+
+def _share(part: int | None, whole: int) -> float | None:
+    """A part of a whole; None where either is not known or the whole is nothing."""
+    return None if part is None or not whole else part / whole
+
+
+def _macs_share(row: Row, profile: ModelProfile) -> float | None:
+    return _share(row.cost.macs if row.cost else None, profile.totals.macs)
+
+
+def _intensity(row: Row, _: ModelProfile) -> float | None:
+    """Not known where an operator has no price: the quotient of two lower bounds bounds nothing."""
+    return None if row.cost is None or row.unpriced else row.cost.intensity
+
+
+def _bytes_share(row: Row, profile: ModelProfile) -> float | None:
+    return _share(row.cost.bytes_moved if row.cost else None, profile.totals.bytes_read + profile.totals.bytes_written)
+
+
+def _predicted(pick: Callable[[Predicted], Any]) -> Callable[[Row, ModelProfile], Any]:
+    return lambda row, _: None if row.predicted is None else pick(row.predicted)
+
+
+_EVERY = LEVELS
+_PARTS: tuple[Level, ...] = ("leaves", "modules", "operators")
+_CALLS: tuple[Level, ...] = ("leaves", "modules")
+_NOT_OPERATORS: tuple[Level, ...] = ("leaves", "modules", "root")
+
+register(
+    Column("name", "Model", "text", lambda row, profile: profile.name, ("root",)),
+    Column("mode", "Mode", "text", lambda row, profile: profile.mode, ("root",)),
+    Column("convention", "Convention", "text", lambda row, profile: profile.convention, ("root",)),
+    Column("index", "#", "number", lambda row, _: row.index, ("operators",)),
+    Column("op", "Operator", "text", lambda row, _: row.op, ("operators",)),
+    Column("kind", "Kind", "text", lambda row, _: row.type, ("operators",)),
+    Column("status", "Status", "text", lambda row, _: row.status, ("operators",)),
+    Column("module", "Module", "text", lambda row, _: row.path, ("operators",)),
+    Column("path", "Module", "text", lambda row, _: row.path, _NOT_OPERATORS),
+    Column("type", "Type", "text", lambda row, _: row.type, _NOT_OPERATORS),
+    Column("depth", "Depth", "number", lambda row, _: row.depth, ("modules",)),
+    Column("is_leaf", "Leaf", "flag", lambda row, _: row.is_leaf, _CALLS),
+    Column("call_number", "Call", "number", lambda row, _: row.call_number, ("leaves",)),
+    Column("calls", "Calls", "number", lambda row, _: row.calls, ("modules",)),
+    Column("in_shape", "Input", "text", lambda row, _: _shapes(row.inputs), _EVERY),
+    Column("out_shape", "Output", "text", lambda row, _: _shapes(row.outputs), _EVERY),
+    Column("output_elements", "Outputs", "count", lambda row, _: sum(map(prod, row.outputs)), _EVERY),
+    Column("params", "Params", "count", lambda row, _: row.params, _NOT_OPERATORS),
+    Column("trainable_params", "Trainable", "count", lambda row, _: row.trainable_params, _NOT_OPERATORS),
+    Column("param_bytes", "Weights", "bytes", lambda row, _: row.param_bytes, _NOT_OPERATORS),
+    Column("buffer_bytes", "Buffers", "bytes", lambda row, profile: profile.totals.buffer_bytes, ("root",)),
+    Column("input_bytes", "Inputs", "bytes", lambda row, profile: profile.totals.input_bytes, ("root",)),
+    Column("activation_bytes", "Activations", "bytes", lambda row, _: row.activation_bytes, _EVERY),
+    Column("macs", "MACs", "count", _cost(lambda cost: cost.macs), _EVERY),
+    Column("flops", "FLOPs", "count", _cost(lambda cost: cost.flops), _EVERY),
+    Column("other_ops", "Other ops", "count", _cost(lambda cost: cost.other_ops), _EVERY),
+    Column("bytes_read", "Read", "bytes", _cost(lambda cost: cost.bytes_read), _EVERY),
+    Column("bytes_written", "Written", "bytes", _cost(lambda cost: cost.bytes_written), _EVERY),
+    Column("bytes_moved", "Moved", "bytes", _cost(lambda cost: cost.bytes_moved), _EVERY),
+    Column("intensity", "FLOPs/byte", "ratio", _intensity, _EVERY),
+    Column("peak_live_bytes", "Peak", "bytes", lambda row, _: row.peak_live_bytes, _NOT_OPERATORS),
+    Column("live_bytes", "Live", "bytes", lambda row, _: row.peak_live_bytes, ("operators",)),
+    Column("planner_bytes", "Planner bound", "bytes", lambda row, profile: profile.peak.planner_bytes, ("root",)),
+    Column("measured_s", "Time", "time", lambda row, _: row.measured_s, _NOT_OPERATORS),
+    Column("predicted_s", "Predicted", "time", _predicted(lambda found: found.seconds), _NOT_OPERATORS, True),
+    Column("predicted_low_s", "At least", "time", _predicted(lambda found: found.low), _NOT_OPERATORS, True),
+    Column("predicted_high_s", "At most", "time", _predicted(lambda found: found.high), _NOT_OPERATORS, True),
+    Column("predicted_bound", "Bound by", "text", _predicted(lambda found: found.bound), _NOT_OPERATORS, True),
+    Column("predicted_energy_j", "Energy", "energy", _predicted(lambda found: found.energy_j), _NOT_OPERATORS, True),
+    Column("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS),
+    Column("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS),
+    Column("coverage", "Coverage", "share", lambda row, profile: profile.coverage, ("root",)),
+    Column("macs_share", "MACs %", "share", _macs_share, _PARTS),
+    Column("params_share", "Params %", "share", lambda row, p: _share(row.params, p.totals.params), _CALLS),
+    Column("bytes_share", "Traffic %", "share", _bytes_share, _PARTS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: an operator, a module call, a module with all below it, or the whole model.
+
+    `cost` is None where it is not known: the operator has no rule. `op` and `status` are those of operators only.
+    `measured_s` is None where nothing was measured; a call that only passes work on has no time of its own. `predicted`
+    is None where nothing was predicted, and at operators, which predictions do not name.
+    """
+
+    path: str
+    type: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    cost: OpCost | None
+    activation_bytes: int
+    peak_live_bytes: int
+    operators: int
+    unpriced: int
+    params: int = 0
+    trainable_params: int = 0
+    param_bytes: int = 0
+    index: int = 0
+    depth: int = 0
+    calls: int = 1
+    call_number: int = 1
+    is_leaf: bool = True
+    op: str = ""
+    status: str = ""
+    measured_s: float | None = None
+    predicted: Predicted | None = None
+
+
+def measured_seconds(profile: ModelProfile) -> dict[int, float]:
+    """Seconds that each module call spends itself, by its index; empty where layers were not measured."""
+    if profile.measurement is None or profile.measurement.layers is None:
+        return {}
+    return {layer.module: layer.seconds for layer in profile.measurement.layers.layers}
+
+
+def call_row(layer: LayerCost, measured_s: float | None = None, predicted: Predicted | None = None) -> Row:
+    """One module call with the work it does itself."""
+    call = layer.call
+    return Row(
+        path=call.path,
+        type=call.kind,
+        inputs=call.input_shapes,
+        outputs=call.output_shapes,
+        cost=layer.cost,
+        activation_bytes=layer.activation_bytes,
+        peak_live_bytes=layer.peak_live_bytes,
+        operators=layer.operators,
+        unpriced=layer.unpriced,
+        params=call.params,
+        trainable_params=call.trainable_params,
+        param_bytes=call.param_bytes,
+        index=call.index,
+        call_number=call.call_number,
+        is_leaf=call.is_leaf,
+        measured_s=measured_s,
+        predicted=predicted,
+    )
+
+
+def call_rows(profile: ModelProfile) -> list[Row]:
+    """Every module call, in order of the trace."""
+    times, predicted = measured_seconds(profile), predicted_by_call(profile)
+    nothing = NO_WORK if profile.predictions else None
+    return [
+        call_row(layer, times.get(layer.call.index), predicted.get(layer.call.index, nothing))
+        for layer in profile.layers
+    ]
+
+
+def leaf_rows(profile: ModelProfile) -> list[Row]:
+    """Every leaf call in order of execution, and every other call that works or holds parameters itself."""
+    return [row for row in call_rows(profile) if row.is_leaf or row.operators or row.params or row.activation_bytes]
+
+
+def operator_rows(profile: ModelProfile) -> list[Row]:
+    """Every operator call in order of execution."""
+    trace = profile.trace
+    return [
+        Row(
+            path=operator.module,
+            type=operator.kind,
+            inputs=tuple(tensor.shape for tensor in operator.inputs),
+            outputs=tuple(tensor.shape for tensor in operator.outputs),
+            cost=None if operator.status == "unpriced" else operator.cost,
+            activation_bytes=sum(trace.storages[number].nbytes for number in call.creates),
+            peak_live_bytes=operator.live_bytes,
+            operators=1,
+            unpriced=int(operator.status == "unpriced"),
+            index=operator.index,
+            op=operator.op,
+            status=operator.status,
+        )
+        for operator, call in zip(profile.operators, trace.ops, strict=True)
+    ]
+
+
+def root_row(profile: ModelProfile) -> Row:
+    """The whole model in one row."""
+    totals, root = profile.totals, profile.trace.modules[0]
+    return Row(
+        path=root.path,
+        type=root.kind,
+        inputs=root.input_shapes,
+        outputs=root.output_shapes,
+        cost=OpCost(totals.macs, totals.other_ops, totals.bytes_read, totals.bytes_written),
+        activation_bytes=totals.activation_bytes,
+        peak_live_bytes=profile.peak.live_bytes,
+        operators=len(profile.trace.ops),
+        unpriced=sum(item.count for item in profile.unpriced),
+        params=totals.params,
+        trainable_params=totals.trainable_params,
+        param_bytes=totals.param_bytes,
+        is_leaf=root.is_leaf,
+        measured_s=None if profile.measurement is None else profile.measurement.latency.median_s,
+        predicted=None if profile.prediction is None else predicted_whole(profile.prediction),
+    )
+
+
+def combined(rows: Sequence[Row]) -> Row:
+    """Several rows as one: the first one's name and shapes, costs added up, the highest peak."""
+    known = [row.cost for row in rows if row.cost is not None]
+    times = [row.measured_s for row in rows if row.measured_s is not None]
+    return replace(
+        rows[0],
+        cost=sum(known, OpCost()) if known else None,
+        activation_bytes=sum(row.activation_bytes for row in rows),
+        peak_live_bytes=max(row.peak_live_bytes for row in rows),
+        operators=sum(row.operators for row in rows),
+        unpriced=sum(row.unpriced for row in rows),
+        params=sum(row.params for row in rows),
+        trainable_params=sum(row.trainable_params for row in rows),
+        param_bytes=sum(row.param_bytes for row in rows),
+        measured_s=math.fsum(times) if times else None,
+        predicted=together([row.predicted for row in rows]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One module, all its calls together. `own` is its own work; `row` adds everything below it."""
+
+    own: Row
+    row: Row
+    children: tuple[Node, ...]
+
+
+def module_tree(profile: ModelProfile) -> Node:
+    """The modules that were called, by path; children stand in the order of their first call.
+
+    A module belongs under the path that defines it, also when a module elsewhere calls it: so a row is its own work
+    plus its children's, whoever shares what. Containers that are never called, such as a ModuleList, have no row.
+    """
+    calls: dict[str, list[Row]] = {}
+    for row in call_rows(profile):
+        calls.setdefault(row.path, []).append(row)
+    children: dict[str, list[str]] = {path: [] for path in calls}
+    root = profile.layers[0].call.path
+    for path in calls:
+        if path != root:
+            children[_nearest_above(path, children)].append(path)
+    return _node(root, 0, calls, children)
+
+
+def _nearest_above(path: str, called: dict[str, list[str]]) -> str:
+    above = path.rpartition(".")[0]
+    while above and above not in called:
+        above = above.rpartition(".")[0]
+    return above
+
+
+def _node(path: str, depth: int, calls: dict[str, list[Row]], children: dict[str, list[str]]) -> Node:
+    below = tuple(_node(child, depth + 1, calls, children) for child in children[path])
+    first = combined(calls[path])
+    own = replace(first, depth=depth, calls=len(calls[path]), is_leaf=not below)
+    return Node(own, combined([own, *(node.row for node in below)]), below)
+
+
+def walk(node: Node, depth: int | None = None) -> Iterator[Node]:
+    """The node and all below it, parents first, down to `depth` levels under the root."""
+    yield node
+    if depth is None or node.row.depth < depth:
+        for child in node.children:
+            yield from walk(child, depth)
+
+
+def module_rows(profile: ModelProfile) -> list[Row]:
+    """One row per module, inclusive of everything below it."""
+    return [node.row for node in walk(module_tree(profile))]
+
+
+def cut(node: Node, depth: int | None = None) -> list[Row]:
+    """Rows that add up to the whole: modules at `depth` with all below them, and the own work of those above.
+
+    A module that is folded here counts as a leaf; a row that is not one holds own work only.
+    """
+    rows = []
+    for found in walk(node, depth):
+        if found.row.depth == depth or not found.children:
+            rows.append(replace(found.row, is_leaf=True))
+        elif found.own.operators or found.own.params:
+            rows.append(found.own)
+    return rows
+
+
+def deepest_that_fits(node: Node, limit: int) -> int:
+    """The depth at which the tree has at most `limit` rows; at least 1."""
+    depths = [found.row.depth for found in walk(node)]
+    return next((depth for depth in range(max(depths), 1, -1) if sum(d <= depth for d in depths) <= limit), 1)
+
+
+def rows_of(profile: ModelProfile, level: Level) -> list[Row]:
+    """The rows of one level; leaves, operators and the root add up to the totals, modules include their children."""
+    if level == "leaves":
+        return leaf_rows(profile)
+    if level == "modules":
+        return module_rows(profile)
+    if level == "operators":
+        return operator_rows(profile)
+    return [root_row(profile)]
+
+
+def table(profile: ModelProfile, level: Level) -> list[tuple[Column, list[Any]]]:
+    """Each column of the level with its values, exact and unscaled."""
+    wanted = [column for column in columns(level) if profile.predictions or not column.is_predicted]
+    rows = rows_of(profile, level)
+    return [(column, [column.get(row, profile) for row in rows]) for column in wanted]
+
+
+def dataframe(profile: ModelProfile, level: Level = "leaves") -> pd.DataFrame:
+    """The profile as a DataFrame of exact numbers.
+
+    Integers of the operator level are of the nullable type Int64: an operator without a rule has no cost, not 0.
+    """
+    import pandas as pd
+
+    integer = "Int64" if level == "operators" else "int64"
+
+    def series(column: Column, values: list[Any]) -> pd.Series[Any]:
+        if column.kind in ("ratio", "share", "time", "energy"):
+            return pd.Series(values, dtype="float64")
+        if not column.is_integer:
+            return pd.Series(values, dtype="bool" if column.kind == "flag" else "str")
+        try:
+            return pd.Series(values, dtype=integer)
+        except OverflowError:  # beyond 2**63 only Python's own integers are exact
+            return pd.Series(values, dtype="object")
+
+    return pd.DataFrame({column.name: series(column, values) for column, values in table(profile, level)})

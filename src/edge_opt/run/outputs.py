@@ -1,0 +1,413 @@
+"""What a run leaves behind: files, summary, the model to ship."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_opt import __version__, units
+from edge_opt._support.files import write_whole
+from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
+from edge_opt.compress import convert
+from edge_opt.data import Splits
+from edge_opt.errors import InvalidInput
+from edge_opt.hardware import precision_tradeoff_table, save_hardware_artifacts
+from edge_opt.measuring.machine import read_environment
+from edge_opt.records import ModelProfile, Sensitivity, SweepResult, Trial
+from edge_opt.report.page import write_page
+from edge_opt.report.png import write_sweep_plots
+from edge_opt.report.sweep_files import (
+    NO_BUDGETS,
+    WeightBudgets,
+    frontier_keys,
+    sweep_csv,
+    sweep_dataframe,
+    sweep_document,
+)
+from edge_opt.run.job import PRUNED, PipelineJob, inputs_of, weights_of
+from edge_opt.run.published_keys import stale_metadata
+from edge_opt.search.choose import recommend
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a run found out."""
+
+    result: SweepResult
+    profile: ModelProfile
+    layerwise: pd.DataFrame
+    hardware: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    reproducibility: Mapping[str, Any]
+    sensitivity: Sensitivity | None = None
+    budgets: WeightBudgets = NO_BUDGETS
+    quantization: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def write_sweep(result: SweepResult, folder: Path, budgets: WeightBudgets = NO_BUDGETS) -> list[Path]:
+    """The tables and plots of a sweep: all rows, failures if any, both frontiers, three clouds of points."""
+    errors = folder / "sweep_errors.csv"
+    # Of an earlier run, with other failures.
+    errors.unlink(missing_ok=True)
+    tables = {"sweep_results.csv": result}
+    if result.failed:
+        tables[errors.name] = _only(result, result.failed)
+    for objective in ("latency", "energy"):
+        keys = frontier_keys(result, objective)
+        chosen = tuple(trial for trial in result.trials if trial.candidate.key in keys)
+        tables[f"pareto_frontier_{objective}.csv"] = _only(result, chosen)
+    written = [write_whole(folder / name, sweep_csv(part, budgets)) for name, part in tables.items()]
+    written.append(write_whole(folder / "sweep.json", sweep_document(result)))
+    return [*written, *write_sweep_plots(result, folder)]
+
+
+def _only(result: SweepResult, trials: tuple[Any, ...]) -> SweepResult:
+    return replace(result, trials=trials)
+
+
+def write_artifacts(found: Findings, folder: Path) -> list[Path]:
+    """Everything of a run but the model to ship; the page comes last, when all that it shows is there."""
+    finished = replace(found.result, trials=tuple(t for t in found.result.trials if t.metrics is not None))
+    tradeoffs = precision_tradeoff_table(sweep_dataframe(finished))
+    written = [
+        *write_sweep(found.result, folder, found.budgets),
+        *save_hardware_artifacts(folder, found.layerwise, tradeoffs, found.hardware),
+        found.profile.save(folder / "profile.json"),
+        write_json(folder / "summary.json", found.summary),
+        write_json(folder / "reproducibility.json", found.reproducibility),
+    ]
+    for stale in stale_metadata(folder, list(found.quantization)):
+        stale.unlink()
+    written += [write_json(folder / name, content) for name, content in found.quantization.items()]
+    if found.sensitivity is not None:
+        written.append(write_json(folder / "sensitivity.json", found.sensitivity.to_dict()))
+    page = write_page(
+        folder / "report.html",
+        profile=found.profile,
+        sweep=found.result,
+        sensitivity=found.sensitivity,
+        reproducibility=found.reproducibility,
+        summary=found.summary,
+    )
+    return [*written, page]
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """JSON for people to read; a value that JSON cannot hold is an error, not a guess."""
+    return write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A simulation, not a measurement: measured time over the ratio of clocks, as if all of it were computing.
+
+    `stream_throughput_sps` is how many single samples the device can do each second, items over time as published;
+    `stream_served_sps` is how many of those that arrive it serves. Utilisation of the stream is the share of time that
+    the device is busy, 1 at most; where it does not keep up, samples are lost or wait, and `stream_backlog_sps` says
+    how many each second.
+    """
+
+    cpu_frequency_scale: float
+    latency_multiplier: float
+    batch_size: int
+    batch_latency_ms: float
+    batch_throughput_sps: float
+    stream_interval_ms: float
+    stream_latency_ms: float
+    stream_avg_latency_ms: float
+    stream_throughput_sps: float
+    stream_served_sps: float
+    stream_utilization: float
+    stream_keeps_up: bool
+    stream_backlog_sps: float
+    note: str = "simulated: measured latency here / cpu_frequency_scale"
+
+
+def simulate_deployment(
+    batch_latency_s: float,
+    single_latency_s: float,
+    *,
+    batch_size: int,
+    cpu_frequency_scale: float = 1.0,
+    stream_interval_s: float = 0.01,
+) -> Deployment:
+    """Batches and a stream of single samples on a device whose clock is `cpu_frequency_scale` times the one here.
+
+    >>> half = simulate_deployment(0.004, 0.001, batch_size=32, cpu_frequency_scale=0.5, stream_interval_s=0.01)
+    >>> half.batch_latency_ms, half.batch_throughput_sps, half.stream_utilization
+    (8.0, 4000.0, 0.2)
+    """
+    values = (batch_latency_s, single_latency_s, batch_size, cpu_frequency_scale, stream_interval_s)
+    if not all(0 < value < float("inf") for value in values):
+        raise InvalidInput(f"latencies, batch size, scale and interval must all be above 0, and are {values}")
+    batch_s, single_s = batch_latency_s / cpu_frequency_scale, single_latency_s / cpu_frequency_scale
+    offered, possible = 1 / stream_interval_s, 1 / single_s
+    return Deployment(
+        cpu_frequency_scale=cpu_frequency_scale,
+        latency_multiplier=1 / cpu_frequency_scale,
+        batch_size=batch_size,
+        batch_latency_ms=batch_s * 1e3,
+        batch_throughput_sps=batch_size / batch_s,
+        stream_interval_ms=stream_interval_s * 1e3,
+        stream_latency_ms=single_s * 1e3,
+        stream_avg_latency_ms=single_s * 1e3,
+        stream_throughput_sps=possible,
+        stream_served_sps=min(offered, possible),
+        stream_utilization=min(single_s / stream_interval_s, 1.0),
+        stream_keeps_up=single_s <= stream_interval_s,
+        stream_backlog_sps=max(offered - possible, 0.0),
+    )
+
+
+PACKAGES = ("torch", "numpy", "pandas", "onnx", "onnxruntime", "onnxscript", "openvino", "safetensors",
+            "scikit-learn", "optuna", "distributed", "pydantic")  # fmt: skip
+
+
+def reproducibility(
+    config: Mapping[str, Any], checksums: Sequence[tuple[str, str]], sizes: Mapping[str, int], command: Sequence[str]
+) -> dict[str, Any]:
+    """Everything the result depends on, as JSON holds it; measured times depend on the machine's load, too."""
+    return {
+        "config": dict(config),
+        "seeds": {"seed": config.get("seed"), "dataloader_seed": config.get("dataloader_seed")},
+        "versions": {"edge_opt": __version__, "python": platform.python_version(), **versions()},
+        "machine": asdict(read_environment()),
+        "data": {"sha256": dict(checksums), "samples": dict(sizes)},
+        "command": list(command),
+        "commit": commit(Path.cwd()),
+        "note": "same seed, same table; measured times and what follows from them aside",
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Installed packages that results depend on; None for those that are not here."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def commit(folder: Path) -> str | None:
+    """The commit that is checked out in a folder, with `+changes` where files differ; None outside of git."""
+    try:
+        head = _git(folder, "rev-parse", "HEAD")
+        return f"{head}+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout.strip()
+
+
+def command_line() -> list[str]:
+    """The command as it was given."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+_SAMPLES = 32
+_PROGRAM = '''\
+"""Run the model beside this file. Needs numpy and onnxruntime: pip install numpy onnxruntime"""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+FOLDER = Path(__file__).parent
+
+session = onnxruntime.InferenceSession(str(FOLDER / "model.onnx"), providers=["CPUExecutionProvider"])
+names = [entry.name for entry in session.get_inputs()]
+samples = np.load(FOLDER / "samples.npz")
+scores = session.run(None, {name: samples[f"input_{index}"] for index, name in enumerate(names)})[0]
+answers = scores.argmax(axis=1)
+print("answers: ", *answers)
+print("labels:  ", *samples["labels"])
+print(f"{(answers == samples['labels']).sum()} of {len(answers)} right")
+'''
+
+
+def ship(trial: Trial, job: PipelineJob, origin: Path, splits: Splits, folder: Path) -> list[Path]:
+    """Put a candidate into a folder: ONNX, float32 weights, the recipe, samples, and a program that runs it.
+
+    Everything is written aside and put in place as a whole.
+    """
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        _fill(draft, trial, job, origin, splits)
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return sorted(folder.iterdir())
+
+
+def _fill(draft: Path, trial: Trial, job: PipelineJob, origin: Path, splits: Splits) -> None:
+    candidate = trial.candidate
+    model = job.model(candidate, origin)
+    # Eager torch leaves no ONNX file behind, so one is made of the same model in the same precision.
+    precision = candidate.precision
+    converted = convert(
+        model,
+        job.subject.example(splits),
+        precision,
+        "onnxruntime",
+        calibration=splits.calibration if precision == "int8" else None,
+        calibration_batches=job.calibration_batches,
+        reduce_range=job.reduce_range,
+        folder=draft / "onnx",
+    )
+    for file in (draft / "onnx").iterdir():
+        # Weights beside the file keep the name that the file knows them by.
+        file.rename(draft / ("model.onnx" if file == Path(converted.path) else file.name))
+    (draft / "onnx").rmdir()
+    write_whole(draft / "model.safetensors", weights_of(model))
+    recipe = origin / PRUNED
+    if recipe.is_dir():
+        shutil.copytree(recipe, draft / PRUNED)
+    write_whole(draft / "spec.json", json.dumps(_spec(trial, job, converted.effective_precision), indent=1))
+    write_whole(draft / "samples.npz", _samples(splits))
+    write_whole(draft / "run_best.py", _PROGRAM)
+
+
+def _spec(trial: Trial, job: PipelineJob, effective: str) -> dict[str, Any]:
+    source = job.subject.model
+    return {
+        "candidate": asdict(trial.candidate) | {"label": trial.candidate.label, "key": trial.candidate.key},
+        "model": source if isinstance(source, str) else type(source).__name__,
+        "onnx_precision": effective,
+        "metrics": None if trial.metrics is None else asdict(trial.metrics),
+        "files": {
+            "model.onnx": "the model in its precision, for any ONNX runtime",
+            "model.safetensors": "the pruned weights in float32",
+            "pruned/": "recipe and weights for edge_opt.compress.load_pruned; absent where nothing was pruned",
+            "samples.npz": "inputs and labels to try it with",
+        },
+    }
+
+
+def _samples(splits: Splits) -> bytes:
+    """Samples that the model was neither trained nor chosen on, where there are such."""
+    batch = next(iter(splits.test if splits.test is not None else splits.validation))
+    inputs = inputs_of(batch)
+    arrays: dict[str, Any] = {f"input_{index}": value[:_SAMPLES].numpy() for index, value in enumerate(inputs)}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, labels=np.asarray(batch[-1][:_SAMPLES]), **arrays)
+    return buffer.getvalue()
+
+
+def trial_summary(trial: Trial | None) -> dict[str, Any] | None:
+    """One candidate with its figures; None where there is no candidate."""
+    if trial is None:
+        return None
+    return {
+        "key": trial.candidate.key,
+        "label": trial.candidate.label,
+        "accepted": trial.is_accepted,
+        "violations": [asdict(item) | {"excess": item.excess} for item in trial.violations],
+        "metrics": None if trial.metrics is None else asdict(trial.metrics),
+        "reason": trial.reason,
+    }
+
+
+def memory_budgets(result: SweepResult, budgets_mb: Sequence[float]) -> list[dict[str, Any]]:
+    """What each budget of the weights alone would accept, and what would then be recommended."""
+    found = []
+    for budget_mb in budgets_mb:
+        budget = parse_budget(f"model_mb <= {budget_mb:g}", TRIAL_METRICS)
+        fitting = [
+            trial for trial in result.trials if trial.metrics is not None and not violations(trial.metrics, [budget])
+        ]
+        kept = [trial for trial in fitting if trial.is_accepted]
+        best, why = recommend(kept) if kept else (None, "nothing fits that also keeps the constraints")
+        found.append(
+            {
+                "memory_budget_mb": budget_mb,
+                "fitting": [trial.candidate.label for trial in fitting],
+                "accepted": [trial.candidate.label for trial in kept],
+                "best": best,
+                "recommendation": why,
+            }
+        )
+    return found
+
+
+def deployment_summary(
+    result: SweepResult, hardware: Mapping[str, Any], cpu_frequency_scale: float, stream_interval_ms: float
+) -> dict[str, Any]:
+    """Batches and a stream with the baseline, merged with the hardware summary; the best candidate beside it."""
+
+    def simulated(trial: Trial | None) -> dict[str, Any] | None:
+        metrics = None if trial is None else trial.metrics
+        if metrics is None or metrics.single_latency_s is None:
+            return None
+        return asdict(
+            simulate_deployment(
+                metrics.latency_s,
+                metrics.single_latency_s,
+                batch_size=metrics.batch_size,
+                cpu_frequency_scale=cpu_frequency_scale,
+                stream_interval_s=stream_interval_ms / 1e3,
+            )
+        )
+
+    best = None if result.best is None else result.trial(result.best)
+    return {**(simulated(result.baseline) or {}), **hardware, "best": simulated(best)}
+
+
+def conclusion(result: SweepResult) -> list[str]:
+    """The end of a run in a few lines: the baseline, the winner and why, and how the others fared."""
+    lines = [f"baseline  {_figures(result.baseline)}"]
+    if result.best is not None:
+        best = result.trial(result.best)
+        lines.append(f"best      {best.candidate.label}: {_figures(best, result.baseline)}")
+    lines.append(f"why       {result.recommendation}")
+    if result.constraints:
+        lines.append(f"kept      {', '.join(result.constraints)}")
+    counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
+    return [*lines, f"tried     {len(result.trials)} candidates: {counts}"]
+
+
+def _figures(trial: Trial, other: Trial | None = None) -> str:
+    metrics = trial.metrics
+    if metrics is None:
+        return f"{trial.failure}: {trial.reason}"
+    test = "" if metrics.test_accuracy is None else f", {metrics.test_accuracy:.4f} on test"
+    text = (
+        f"accuracy {metrics.accuracy:.4f} on validation{test}; {units.duration(metrics.latency_s)} per batch of "
+        f"{metrics.batch_size}; {units.size(metrics.size_bytes)} on disk"
+    )
+    if other is None or other.metrics is None:
+        return text
+    faster = other.metrics.latency_s / metrics.latency_s
+    smaller = other.metrics.size_bytes / metrics.size_bytes
+    return f"{text} ({faster:.1f} times as fast, {smaller:.1f} times as small)"

@@ -1,0 +1,399 @@
+"""The run: from a configuration to the model to ship, for one seed or several."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+import edge_opt as eo
+from edge_opt._support.files import write_whole
+from edge_opt.calibration.predict import predictions
+from edge_opt.compress import finetune
+from edge_opt.compress.sensitivity import sensitivity
+from edge_opt.data import Splits, load_splits
+from edge_opt.data.datasets import seeded
+from edge_opt.errors import InvalidConfig, InvalidInput
+from edge_opt.hardware import layer_estimates, summarize_hardware
+from edge_opt.loading import load_model
+from edge_opt.metrics import collect_metrics
+from edge_opt.platforms.targets import find_targets
+from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult, TrialMetrics
+from edge_opt.run.config import RunConfig
+from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
+from edge_opt.run.outputs import (
+    Findings,
+    command_line,
+    deployment_summary,
+    memory_budgets,
+    reproducibility,
+    ship,
+    trial_summary,
+    write_artifacts,
+    write_json,
+)
+from edge_opt.run.published_keys import (
+    baseline_keys,
+    notes,
+    quantization_metadata,
+    reproducibility_keys,
+    study_keys,
+    weight_budgets,
+)
+from edge_opt.run.scores import Accuracy, accuracy_of
+from edge_opt.run.sweep import (
+    candidate_settings,
+    data_options,
+    digest,
+    job_options,
+    search_of,
+    space_of,
+    sweep_space,
+    training_settings,
+)
+from edge_opt.search.build import Listener, Notice
+from edge_opt.search.store import Store, folder_lock
+from edge_opt.search.sweep import candidate_folder
+
+WEIGHTS = "model.safetensors"
+FACTS = "training.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The baseline, in eval mode, with its weights as bytes and its accuracy on validation."""
+
+    model: nn.Module
+    weights: bytes
+    accuracy: Accuracy
+
+
+def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Callable[[str], None]) -> Trained:
+    """The trained model of a configuration: from the folder if an earlier run left it there under the same key."""
+    with seeded(config.seed):
+        model = load_model(config.model_reference).model
+    kept = _kept(folder, key)
+    if kept is not None:
+        model.load_state_dict(weights_from(kept[0]))
+        return Trained(model.eval(), *kept)
+    check_device(config.device)
+    tell(f"training {type(model).__name__} on {splits.name}: {config.epochs} epochs")
+    tuned = finetune(
+        model.to(config.device),
+        splits.train,
+        epochs=config.epochs,
+        learning_rate=config.learning_rate,
+        seed=config.seed,
+    )
+    model = tuned.model.cpu().eval()
+    weights, accuracy = weights_of(model), accuracy_of(model, splits.validation)
+    write_whole(folder / WEIGHTS, weights)
+    # Written last: with it, everything is there.
+    facts = {"key": key, "correct": accuracy.correct, "samples": accuracy.samples, "epochs": config.epochs}
+    write_whole(folder / FACTS, json.dumps(facts))
+    return Trained(model, weights, accuracy)
+
+
+def check_model(config: RunConfig, splits: Splits) -> None:
+    """Refuse a model that cannot be made, or does not take the data, before anything is written."""
+    with seeded(config.seed):
+        model = load_model(config.model_reference).model
+        eo.profile(model, Subject(model, splits).example(splits))
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not see here."""
+    kind, _, index = name.partition(":")
+    count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(kind, 1)
+    if int(index or 0) >= count:
+        raise InvalidConfig(f"device is {name!r}, and torch sees {count} of that kind here; write device: cpu")
+
+
+def _kept(folder: Path, key: str) -> tuple[bytes, Accuracy] | None:
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        if facts["key"] != key:
+            return None
+        return (folder / WEIGHTS).read_bytes(), Accuracy(facts["correct"], facts["samples"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run found, where it is, and the files it wrote."""
+
+    folder: Path
+    result: SweepResult
+    summary: Mapping[str, Any]
+    files: tuple[Path, ...]
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+
+def run(
+    config: RunConfig,
+    folder: str | Path | None = None,
+    *,
+    workers: int = 0,
+    scheduler: str | None = None,
+    fresh: bool = False,
+    on_event: Listener = lambda _: None,
+    command: Sequence[str] | None = None,
+) -> RunResult:
+    """Train a baseline, sweep variants of it, judge them by the constraints, and write everything to a folder.
+
+    Run again on the same folder, it goes on where it was, and trains and tries nothing twice.
+    """
+    root = Path(config.output_dir if folder is None else folder)
+    if config.target is not None:
+        find_targets(config.target)
+    splits = load_splits(**data_options(config))
+    check_model(config, splits)
+    settings = {**training_settings(config, splits), **candidate_settings(config)}
+    # Held for the whole run: training, the sweep and the files that come after it.
+    with folder_lock(root / "baseline"):
+        Store.open(root, settings, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
+        key = digest(training_settings(config, splits))
+        options = job_options(config)
+        with computing_with(options["build_threads"]):
+            trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
+        subject = Subject(absolute(config.model_reference), data_options(config), trained.weights)
+        example = subject.example(splits)
+        profile = eo.profile(trained.model, example, name=type(trained.model).__name__)
+        job = PipelineJob(
+            subject,
+            Reference(trained.accuracy, profile.totals.macs, profile.totals.params),
+            (root / "pruned" / digest(settings)).resolve(),
+            **options,
+        )
+        result = sweep_space(
+            job,
+            space_of(config),
+            splits,
+            folder=root,
+            constraints=config.budgets,
+            settings=settings,
+            search=search_of(config, workers, scheduler),
+            name=profile.name,
+            on_event=on_event,
+        )
+        found = _findings(config, splits, trained, profile, result, command or command_line())
+        files = write_artifacts(found, root)
+        if result.best is not None:
+            best = result.trial(result.best)
+            files += ship(best, job, candidate_folder(root, best.candidate), splits, root / "best")
+    return RunResult(root, result, found.summary, tuple(files))
+
+
+def _findings(
+    config: RunConfig,
+    splits: Splits,
+    trained: Trained,
+    profile: ModelProfile,
+    result: SweepResult,
+    command: Sequence[str],
+) -> Findings:
+    with computing_with(job_options(config)["bench"].used_threads):
+        metrics = collect_metrics(
+            trained.model,
+            splits.validation,
+            "cpu",
+            config.power_watts,
+            "fp32",
+            benchmark_repeats=config.benchmark_repeats,
+            benchmark_trials=config.benchmark_trials,
+            benchmark_warmup=config.benchmark_warmup,
+        )
+    layerwise = pd.DataFrame([dataclasses.asdict(item) for item in layer_estimates(profile)])
+    hardware = summarize_hardware(
+        layerwise, metrics.latency_ms, config.memory_bandwidth_gbps, config.peak_compute_gmacs
+    )
+    best = None if result.best is None else result.trial(result.best)
+    budgets = weight_budgets(config)
+    summary = {
+        "name": result.name,
+        "dataset": splits.name,
+        **study_keys(config, result),
+        "baseline": {
+            **baseline_keys(metrics, budgets),
+            **(trial_summary(result.baseline) or {}),
+            "published_metrics": dataclasses.asdict(metrics),
+        },
+        "best": trial_summary(best),
+        "recommendation": result.recommendation,
+        "constraints": list(result.constraints),
+        "counts": {
+            "tried": len(result.trials),
+            "accepted": len(result.accepted),
+            "rejected": len(result.rejected),
+            "failed": len(result.failed),
+        },
+        "excluded": [dataclasses.asdict(item) for item in space_of(config).excluded],
+        "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
+        "frontiers": {name: list(keys) for name, keys in result.frontiers},
+        "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
+        "target": None if config.target is None else _on_target(profile, config.target),
+        "notes": [
+            "accuracy is on validation, by which the winner is chosen; test_accuracy is on the test part",
+            "latency is measured here; peak memory is an estimate from shapes; energy is a proxy",
+            SCRATCH_IS_APART,
+            *notes(config),
+        ],
+    }
+    repeated = reproducibility(config.model_dump(), splits.fingerprints(), splits.sizes(), command)
+    repeated |= reproducibility_keys(config, profile.name, repeated["versions"], repeated["commit"])
+    found = _sensitivity(trained, splits, config) if config.sensitivity else None
+    metadata = quantization_metadata(result, config)
+    return Findings(result, profile, layerwise, hardware, summary, repeated, found, budgets, metadata)
+
+
+def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensitivity:
+    """What each layer alone costs on validation."""
+    levels = [level for level in config.pruning_levels if level > 0]
+    precisions = [name for name in config.precisions if name != "fp32"]
+    return sensitivity(
+        trained.model, splits.validation, prune=levels, precisions=precisions, importance=config.importance
+    )
+
+
+def _on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
+    """What the baseline would take on a target, as `eo.profile(target=)` says it, with what it rests on."""
+    [found] = predictions(profile, find_targets(name), "fp32")
+
+    def milliseconds(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds * 1e3
+
+    return {
+        "device": found.target,
+        "precision": found.precision,
+        "basis": found.basis,
+        "estimated_latency_ms": milliseconds(found.seconds),
+        "estimated_latency_low_ms": milliseconds(found.low),
+        "estimated_latency_high_ms": milliseconds(found.high),
+        "bound": found.bound,
+        "remarks": list(found.remarks),
+    }
+
+
+# Student's t at 97.5 % by degrees of freedom; beyond the table, the one before is used: a little wide, never narrow.
+_T975 = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 12: 2.179,
+    15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980,
+}  # fmt: skip
+
+FIGURES = ("accuracy", "test_accuracy", "accuracy_drop", "latency_s", "single_latency_s", "size_bytes",
+           "peak_memory_bytes", "energy_j")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over seeds with its 95 % interval by Student's t; one seed has no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """The mean and how far it is known.
+
+    >>> found = mean_of([1.0, 2.0, 3.0])
+    >>> found.mean, round(found.high, 3)  # 2 + 4.303 / sqrt(3)
+    (2.0, 4.484)
+    """
+    count = len(values)
+    if not count:
+        raise InvalidInput("there is nothing to take a mean of")
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Mean(mean, None, None, 1)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    factor = next(t for freedom, t in sorted(_T975.items(), reverse=True) if freedom <= count - 1)
+    half = factor * std / math.sqrt(count)
+    return Mean(mean, mean - half, mean + half, count)
+
+
+def aggregate(results: Mapping[int, SweepResult]) -> list[dict[str, Any]]:
+    """One row per candidate that every seed tried: each figure as mean and interval, and how often it was accepted."""
+    rows = []
+    first = next(iter(results.values()))
+    for trial in first.trials:
+        candidate = trial.candidate
+        found = [other for result in results.values() for other in result.trials if other.candidate == candidate]
+        metrics = [other.metrics for other in found if other.metrics is not None]
+        row: dict[str, Any] = {
+            "key": candidate.key,
+            "label": candidate.label,
+            "pruning": candidate.pruning,
+            "precision": candidate.precision,
+            "runtime": candidate.runtime,
+            "seeds": len(found),
+            "finished": len(metrics),
+            "accepted": sum(other.is_accepted for other in found),
+            "best": sum(result.best == candidate.key for result in results.values()),
+        }
+        rows.append(row | {name: _mean(metrics, name) for name in FIGURES})
+    return rows
+
+
+def _mean(metrics: Sequence[TrialMetrics], name: str) -> Mean | None:
+    known = [value for each in metrics if (value := getattr(each, name)) is not None]
+    return mean_of(known) if known else None
+
+
+def flat(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with `NAME_mean`, `NAME_ci95_low` and `NAME_ci95_high` in place of each mean, for a table."""
+    flattened = []
+    for row in rows:
+        cells: dict[str, Any] = {}
+        for name, value in row.items():
+            if name not in FIGURES:
+                cells[name] = value
+                continue
+            parts = (None, None, None) if value is None else (value.mean, value.low, value.high)
+            cells |= dict(zip((f"{name}_mean", f"{name}_ci95_low", f"{name}_ci95_high"), parts, strict=True))
+        flattened.append(cells)
+    return flattened
+
+
+Runner = Callable[[RunConfig, Path], RunResult]
+
+
+def run_seeds(config: RunConfig, seeds: Sequence[int], folder: Path, run_one: Runner) -> dict[int, RunResult]:
+    """One run per seed in `folder/seed-N`; means with intervals over seeds in `aggregate.csv` and `aggregate.json`."""
+    if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
+        raise InvalidInput(f"seeds are {list(seeds)}; they must be different whole numbers, not below 0")
+    found = {seed: run_one(config.model_copy(update={"seed": seed}), folder / f"seed-{seed}") for seed in seeds}
+    rows = aggregate({seed: done.result for seed, done in found.items()})
+    write_whole(folder / "aggregate.csv", _csv(flat(rows)))
+    write_json(folder / "aggregate.json", {"seeds": list(seeds), "candidates": [_plain(row) for row in rows]})
+    return found
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,215 @@
+"""The real loop on this machine: read a prompt, write tokens, and watch what tensors hold."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edge_opt.errors import InvalidInput, MeasurementFailed, MissingExtra, first_line
+from edge_opt.measuring.machine import read_environment
+from edge_opt.records import MeasuredServing
+from edge_opt.serving.host_probe import check_multiplies
+from edge_opt.serving.model_source import find_config, import_transformers, quiet
+from edge_opt.serving.token_trace import filled_cache
+
+if TYPE_CHECKING:
+    from edge_opt.serving.serving_costs import Serving
+
+_PLAIN = ("fp32", "fp16", "bf16")
+_MOST_TOKENS = 64
+_SECONDS = 5.0
+_FEWEST = 5
+
+
+def measured_serving(source: Any, serving: Serving, measure: bool | str) -> MeasuredServing:
+    """The loop in torch, or of a GGUF file in llama-cpp-python where `measure` names one."""
+    if isinstance(measure, str):
+        return _in_llama_cpp(Path(measure), serving)
+    if serving.form.name not in _PLAIN:
+        raise InvalidInput(
+            f"torch runs no weights in {serving.form.name}; measure with weights in {', '.join(_PLAIN)}, or name a "
+            "GGUF file for llama-cpp-python"
+        )
+    _refuse_large(serving)
+    check_multiplies(serving.form.computes_in)
+    model = _real_model(source, getattr(torch, serving.form.computes_in))
+    return measured_torch(model, serving)
+
+
+def _refuse_large(serving: Serving) -> None:
+    needed, there = serving.memory(()).total_bytes, read_environment().memory_bytes
+    if needed > 0.8 * there:
+        raise InvalidInput(
+            f"the loop needs {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB; measure a smaller "
+            "model or a shorter context"
+        )
+
+
+def _real_model(source: Any, dtype: torch.dtype) -> nn.Module:
+    """A module with its own weights, or one built with random ones."""
+    if isinstance(source, nn.Module) and not any(item.is_meta for item in source.parameters()):
+        return source.eval()
+    config = source.config if isinstance(source, nn.Module) else find_config(source)
+    transformers = import_transformers()
+    with quiet():
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval()
+
+
+def measured_torch(model: nn.Module, serving: Serving) -> MeasuredServing:
+    """Prefill once after a warm-up, then tokens one by one; the median step is what counts."""
+    ids = torch.zeros(serving.batch, serving.prompt, dtype=torch.int64)
+    one = torch.zeros(serving.batch, 1, dtype=torch.int64)
+    with torch.inference_mode(), quiet():
+        _called(model, ids[:, :1], None)
+        start = time.perf_counter()
+        cache = _cache(_called(model, ids, None))
+        prefill_s = time.perf_counter() - start
+        steps: list[float] = []
+        begin = time.perf_counter()
+        while len(steps) < _FEWEST or (len(steps) < _MOST_TOKENS and time.perf_counter() - begin < _SECONDS):
+            start = time.perf_counter()
+            cache = _cache(_called(model, one, cache))
+            steps.append(time.perf_counter() - start)
+        peak = decode_peak_bytes(model, cache, one, serving.context)
+    return MeasuredServing(
+        runtime=f"torch {torch.__version__}",
+        weights=serving.form.name,
+        threads=torch.get_num_threads(),
+        prompt=serving.prompt,
+        tokens=len(steps),
+        prefill_s=prefill_s,
+        decode_tokens_per_s=serving.batch / sorted(steps)[len(steps) // 2],
+        peak_bytes=peak,
+    )
+
+
+def _called(model: nn.Module, ids: torch.Tensor, cache: Any) -> Any:
+    key = "cache_params" if "cache_params" in _parameters(model) else "past_key_values"
+    extra: dict[str, Any] = {key: cache} if cache is not None else {}
+    if "logits_to_keep" in _parameters(model):
+        extra["logits_to_keep"] = 1
+    try:
+        return model(input_ids=ids, use_cache=True, **extra)
+    except Exception as error:  # whatever a model's own forward raises
+        raise MeasurementFailed(f"the loop stopped in {type(model).__name__}: {first_line(error)}") from error
+
+
+def _parameters(model: nn.Module) -> Any:
+    return inspect.signature(type(model).forward).parameters
+
+
+def _cache(out: Any) -> Any:
+    found = getattr(out, "past_key_values", None)
+    return found if found is not None else getattr(out, "cache_params", None)
+
+
+def decode_peak_bytes(model: nn.Module, template: Any, ids: torch.Tensor, context: int) -> int | None:
+    """Most bytes of tensors alive at once in a real step at full context: weights, inputs, cache and activations.
+
+    None where the model hands out no cache that can be made at that length.
+    """
+    if template is None or not hasattr(template, "layers"):
+        return None
+    with torch.inference_mode(False), torch.no_grad():
+        cache = filled_cache(template, max(context - 1, 1))
+        watch = TensorWatch()
+        watch.add_all([*model.parameters(), *model.buffers(), ids, *_tensors(cache)])
+        extra: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in _parameters(model) else {}
+        extra["cache_params" if "cache_params" in _parameters(model) else "past_key_values"] = cache
+        with watch:
+            model(input_ids=ids, use_cache=True, **extra)
+    return watch.peak_bytes
+
+
+def _tensors(cache: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            held = value.values() if isinstance(value, dict) else (value,)
+            found += [item for item in held if isinstance(item, torch.Tensor) and item.dim() > 1]
+    return found
+
+
+class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the storages of real tensors: each is added when an operator returns it, and taken off when it dies."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def add_all(self, tensors: list[torch.Tensor]) -> None:
+        """Add what is there already; nothing here may keep it alive afterwards."""
+        while tensors:
+            self.add(tensors.pop())
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address, nbytes = storage._cdata, storage.nbytes()
+        if address in self._known:
+            return
+        self._known[address] = weakref.ref(storage, self._gone(address, nbytes))
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _gone(self, address: int, nbytes: int) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            self.live_bytes -= nbytes
+            self._known.pop(address, None)
+
+        return forget
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor):
+                self.add(item)
+        return result
+
+
+def _in_llama_cpp(path: Path, serving: Serving) -> MeasuredServing:
+    """A GGUF file in llama-cpp-python, on its CPU."""
+    if not path.is_file():
+        raise InvalidInput(f"no GGUF file {str(path)!r}; measure=True runs the loop in torch")
+    try:
+        package = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise MissingExtra(
+            "a GGUF file is run by llama-cpp-python, which is not installed; run `pip install llama-cpp-python`, or "
+            "measure in torch"
+        ) from error
+    threads = torch.get_num_threads()
+    model = package.Llama(model_path=str(path), n_ctx=serving.context, n_threads=threads, verbose=False)
+    start = time.perf_counter()
+    model.eval([1] * serving.prompt)
+    prefill_s = time.perf_counter() - start
+    steps: list[float] = []
+    begin = time.perf_counter()
+    room = serving.context - serving.prompt
+    while len(steps) < min(_MOST_TOKENS, room) and (len(steps) < _FEWEST or time.perf_counter() - begin < _SECONDS):
+        start = time.perf_counter()
+        model.eval([1])
+        steps.append(time.perf_counter() - start)
+    if not steps:
+        raise InvalidInput(f"the context of {serving.context} has no room after a prompt of {serving.prompt}")
+    return MeasuredServing(
+        runtime=f"llama-cpp-python {package.__version__}",
+        weights=path.name,
+        threads=threads,
+        prompt=serving.prompt,
+        tokens=len(steps),
+        prefill_s=prefill_s,
+        decode_tokens_per_s=1 / sorted(steps)[len(steps) // 2],
+        peak_bytes=None,
+    )

@@ -1,0 +1,312 @@
+"""A language model from its name, folder, configuration or module: built without weights, nothing else downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import nn
+
+from edge_opt.errors import InvalidInput, MissingExtra, ModelNotFound, first_line
+
+FORMS = "hf:ORG/NAME, a folder or config.json, a transformers configuration or model, or a module with inputs="
+HUB = "hf:"
+# Makes the arguments of one call: inputs(tokens=1, past=511, batch=1) → arguments by name, the cache among them.
+InputMaker = Callable[..., Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A model ready to be traced.
+
+    `config` is its transformers configuration, of the text part; None for a module of the user's own, which then has
+    `inputs`. `max_context` is None where nothing limits it, as in a state-space model.
+    """
+
+    name: str
+    module: nn.Module
+    config: Any
+    inputs: InputMaker | None
+    max_context: int | None
+    rope: str
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(getattr(self.config, "is_encoder_decoder", False))
+
+
+def find_language_model(
+    source: Any, dtype: torch.dtype, inputs: InputMaker | None = None, name: str | None = None
+) -> LanguageModel:
+    """The model that `source` names, on the meta device unless it is a module already."""
+    if isinstance(source, nn.Module):
+        return _from_module(source, inputs, name)
+    if inputs is not None:
+        raise InvalidInput("inputs= makes the arguments of a module of your own; drop it, or pass the module")
+    config = find_config(source)
+    _refuse_encoder(config)
+    module = _built(config, dtype)
+    text = _text(config)
+    shown = name or _name(source, config)
+    return LanguageModel(shown, module, config, None, max_context(text), _rope(text))
+
+
+def find_config(source: Any) -> Any:
+    """A transformers configuration: itself, from a file or a folder, or from the Hub and its local cache."""
+    transformers = import_transformers()
+    if isinstance(source, transformers.PretrainedConfig):
+        return source
+    if isinstance(source, Mapping):
+        return config_from(source, "the configuration", transformers)
+    if not isinstance(source, (str, os.PathLike)):
+        raise InvalidInput(f"a language model is {FORMS}, and this is a {type(source).__name__}")
+    text = os.fspath(source)
+    if text.startswith(HUB):
+        return _from_hub(text.removeprefix(HUB), transformers)
+    path = Path(text)
+    if path.is_dir():
+        path /= "config.json"
+    if path.suffix == ".json":
+        return _from_file(path, transformers)
+    raise ModelNotFound(f"no folder and no file {text!r}; a language model is {FORMS}")
+
+
+def import_transformers() -> Any:
+    """The transformers package. A torchvision that does not fit this torch is hidden from it: text needs none."""
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        pass
+    except Exception:  # compiled for another torch: which of its imports fails differs by version
+        _hide_torchvision()
+    try:
+        found = importlib.import_module("transformers")
+        # Names are looked up lazily: a package that is broken inside says so only here.
+        _ = found.PretrainedConfig, found.AutoModelForCausalLM
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"language models by name need {error.name}, which is not installed; run `pip install transformers`, "
+            "or pass a module of your own with inputs="
+        ) from error
+    except Exception as error:
+        raise MissingExtra(f"transformers is installed but cannot be imported ({first_line(error)})") from error
+    return found
+
+
+def _hide_torchvision() -> None:
+    utilities = importlib.import_module("transformers.utils")
+    details = importlib.import_module("transformers.utils.import_utils")
+
+    def absent(*_: Any, **__: Any) -> bool:
+        return False
+
+    for place in (utilities, details):
+        for check in ("is_torchvision_available", "is_torchvision_v2_available"):
+            if hasattr(place, check):
+                setattr(place, check, absent)
+
+
+def _from_file(path: Path, transformers: Any) -> Any:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelNotFound(f"no file {str(path)!r}; a folder of a model has its config.json") from None
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{str(path)!r} cannot be read as JSON: {error}") from error
+    return config_from(data, str(path), transformers)
+
+
+def config_from(data: Any, origin: str, transformers: Any) -> Any:
+    """The configuration that the content of a config.json describes."""
+    kind = data.get("model_type") if isinstance(data, Mapping) else None
+    if not isinstance(kind, str):
+        raise ModelNotFound(f"{origin} has no model_type, so it is no configuration of a model")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ModelNotFound(
+            f"{origin} is of type {kind!r}, which transformers {transformers.__version__} does not know; "
+            "update it, or pass the module with inputs="
+        )
+    try:
+        with quiet():
+            return transformers.CONFIG_MAPPING[kind].from_dict(dict(data))
+    except Exception as error:  # each configuration checks its own fields in its own way
+        raise ModelNotFound(f"{origin} is refused by transformers: {first_line(error)}") from error
+
+
+def _from_hub(name: str, transformers: Any) -> Any:
+    """The configuration alone, from the Hub or, without a network, from its local cache."""
+    hub = importlib.import_module("huggingface_hub")
+    errors = importlib.import_module("huggingface_hub.errors")
+    if not name or name.count("/") > 1:
+        raise ModelNotFound(f"{HUB}{name} is no name on the Hub; write {HUB}ORG/NAME")
+    try:
+        with quiet():
+            path = _cached(hub, errors, name) or _downloaded(hub, errors, name)
+    except errors.GatedRepoError as error:
+        raise ModelNotFound(
+            f"{HUB}{name} is gated: accept its terms on huggingface.co and log in with `hf auth login`, or pass its "
+            "config.json"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the Hub has no model {name!r}, or it is private; check the name, or pass its config.json"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelNotFound(
+            f"the configuration of {name!r} is not in the local Hugging Face cache, and the Hub cannot be reached; "
+            "pass its config.json"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise ModelNotFound(f"{HUB}{name} has no config.json; name the model that it was made from") from error
+    except Exception as error:  # requests, httpx and the operating system, each with its own
+        raise ModelNotFound(f"the configuration of {name!r} cannot be fetched: {first_line(error)}") from error
+    return _from_file(Path(path), transformers)
+
+
+def _cached(hub: Any, errors: Any, name: str) -> str | None:
+    try:
+        return str(hub.hf_hub_download(name, "config.json", local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        return None
+
+
+def _downloaded(hub: Any, errors: Any, name: str) -> str:
+    """The configuration from the Hub; whether it can be reached is asked first, for its client tries half a minute."""
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if not any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")):
+        try:
+            socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
+        except OSError as error:
+            raise errors.LocalEntryNotFoundError(str(error)) from error
+    return str(hub.hf_hub_download(name, "config.json"))
+
+
+def _built(config: Any, dtype: torch.dtype) -> nn.Module:
+    """The model on the meta device, its tied tables tied."""
+    transformers = import_transformers()
+    is_pair = bool(getattr(config, "is_encoder_decoder", False))
+    auto = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+    try:
+        with quiet(), torch.device("meta"), _without_initialization():
+            model: nn.Module = auto.from_config(config, dtype=dtype)
+            model.tie_weights()  # type: ignore[operator]
+    except Exception as error:  # whatever a model's own constructor raises
+        kind = getattr(config, "model_type", type(config).__name__)
+        raise ModelNotFound(f"a model of type {kind!r} cannot be built to write text: {first_line(error)}") from error
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _without_initialization() -> Iterator[None]:
+    """Random numbers for tensors without data take seconds; older versions keep the helper elsewhere."""
+    for place in ("transformers.initialization", "transformers.modeling_utils"):
+        try:
+            helper = getattr(importlib.import_module(place), "no_init_weights", None)
+        except ImportError:
+            continue
+        if helper is not None:
+            with helper():
+                yield
+            return
+    yield
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers talks about dimensions and generation settings, which is no matter here."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _refuse_encoder(config: Any) -> None:
+    """BERT and its kin fill gaps; nothing in them writes one token after another."""
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        return
+    kind = getattr(config, "model_type", "?")
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    causal = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not causal or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        what = "an encoder only" if kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES else "no language model"
+        raise InvalidInput(
+            f"a model of type {kind!r} is {what}: it does not write tokens one by one; use eo.profile for it"
+        )
+
+
+def _from_module(module: nn.Module, inputs: InputMaker | None, name: str | None) -> LanguageModel:
+    config = getattr(module, "config", None)
+    if inputs is not None:
+        if not callable(inputs):
+            raise InvalidInput(f"inputs is a {type(inputs).__name__}; it must be a function of tokens, past and batch")
+        return LanguageModel(name or type(module).__name__, module, None, inputs, None, "")
+    if config is None or not hasattr(module, "get_output_embeddings"):
+        raise InvalidInput(
+            f"{type(module).__name__} is no transformers model; pass inputs=, a function of tokens, past and batch "
+            "that returns its arguments, the cache among them"
+        )
+    _refuse_encoder(config)
+    text = _text(config)
+    return LanguageModel(name or type(module).__name__, module, config, None, max_context(text), _rope(text))
+
+
+def _text(config: Any) -> Any:
+    """The part of a configuration that speaks of text."""
+    getter = getattr(config, "get_text_config", None)
+    return getter(decoder=True) if callable(getter) else config
+
+
+def max_context(config: Any) -> int | None:
+    """Positions that the model was made for; None where nothing limits them."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def _rope(config: Any) -> str:
+    """How positions were stretched, in words; empty where they were not."""
+    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if not isinstance(scaling, Mapping):
+        return ""
+    nested = [value for value in scaling.values() if isinstance(value, Mapping)]
+    for item in nested or [scaling]:
+        kind = item.get("rope_type") or item.get("type")
+        if kind and kind != "default":
+            factor = item.get("factor")
+            origin = item.get("original_max_position_embeddings")
+            return (
+                f"RoPE scaling {kind}"
+                + (f", factor {factor:g}" if isinstance(factor, (int, float)) else "")
+                + (f", from {origin} positions" if origin else "")
+            )
+    return ""
+
+
+def _name(source: Any, config: Any) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        text = os.fspath(source)
+        if text.startswith(HUB):
+            return text.removeprefix(HUB)
+        path = Path(text)
+        return path.parent.name if path.name == "config.json" and path.parent.name else path.name
+    return getattr(config, "_name_or_path", "") or getattr(config, "model_type", type(config).__name__)

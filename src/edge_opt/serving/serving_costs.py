@@ -1,0 +1,261 @@
+"""Bytes, operations and seconds of a served model: as functions of format, context, batch and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from edge_opt.platforms.token_rates import OVERHEAD_S, PREFILL_SPREAD, ReadRate, matrix_rate, read_rate
+from edge_opt.platforms.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes
+from edge_opt.records import (
+    Bound,
+    CurvePoint,
+    DecodeCost,
+    DeviceSpec,
+    Engine,
+    PartName,
+    PrefillCost,
+    ServingMemory,
+    ServingPart,
+)
+from edge_opt.serving.token_trace import StepTrace, TracedModel
+
+# llama.cpp reads a prompt in pieces of this many tokens, so its tensors are no larger than for one of them.
+PIECE = 512
+PARTS: tuple[PartName, ...] = ("attention", "mlp", "experts", "head", "embedding", "kv", "other")
+_MOST_BATCH = 1 << 16
+_MOST_CONTEXT = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A traced model in one format: bytes and operations as functions of context and batch."""
+
+    model: TracedModel
+    form: WeightFormat
+    runtime: str
+    kv: str
+    context: int
+    prompt: int
+    batch: int
+
+    def tensor_bytes(self, tensor: WeightTensor) -> int:
+        return tensor_bytes(tensor, self.form, self.model.is_tied)
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(map(self.tensor_bytes, self.model.tensors))
+
+    @property
+    def constant_bytes(self) -> float:
+        """Bytes of one sequence's state that does not grow: 32 bits each in llama.cpp, nowhere fewer than 16."""
+        per_value = 4.0 if self.runtime == "llama.cpp" else max(cache_bytes_per_value(self.kv), 2.0)
+        return per_value * sum(state.constant for state in self.model.states)
+
+    def state_bytes(self, context: int, batch: int) -> int:
+        """The key-value cache in its format, and other state."""
+        growing = sum(state.values(context, self.prompt) for state in self.model.states)
+        return round(batch * (growing * cache_bytes_per_value(self.kv) + self.constant_bytes))
+
+    def streamed(self, step: StepTrace, tokens: int) -> dict[PartName, float]:
+        """Bytes of weights that a step of so many tokens streams, by part."""
+        found: dict[PartName, float] = dict.fromkeys(PARTS, 0.0)
+        for tensor in self.model.tensors:
+            use = step.uses.get(tensor.name)
+            if use is None:
+                continue
+            nbytes = self.tensor_bytes(tensor)
+            if use.rows and tensor.shape:
+                found["embedding"] += nbytes / tensor.shape[0] * use.rows * tokens / step.tokens
+            if use.experts:
+                found["experts"] += nbytes * distinct_experts(use.experts, use.met / step.tokens, tokens) / use.experts
+            elif use.is_whole:
+                found[use.part] += nbytes
+        return found
+
+    def step_bytes(self, context: int, tokens_each: int = 1) -> dict[PartName, float]:
+        """Bytes that a decoding step streams, by part: weights once for all tokens, and the state of each sequence."""
+        found = self.streamed(self.model.decode, self.batch * tokens_each)
+        # What does not grow is read and written anew; of the rest one position is written and the others are read.
+        found["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes
+        return found
+
+    def step_flops(self, context: int) -> dict[PartName, int]:
+        """Operations of a decoding step, by part; scores grow with the positions that are held."""
+        decode = self.model.decode
+        full = sum(state.values(self.context, self.prompt) for state in self.model.states)
+        here = sum(state.values(context, self.prompt) for state in self.model.states)
+        lost = decode.score_macs * (full - here) // full if full else 0
+        found: dict[PartName, int] = dict.fromkeys(PARTS, 0)
+        for name, macs in decode.macs:
+            found[name] = 2 * (macs - (lost if name == "attention" else 0))
+        return found
+
+    def activation_bytes(self, context: int, batch: int) -> int:
+        """The most that tensors hold beside weights and state, in a prompt or a step; proportional to the batch."""
+        prefill, decode = self.model.prefill, self.model.decode
+        if self.runtime != "torch":  # their cache is allocated once, and prompts are read in pieces
+            reading = max(0, prefill.live_bytes - prefill.kept_bytes) * min(self.prompt, PIECE) // self.prompt
+            return reading * batch // self.batch
+        # torch makes each layer's cache anew with every token: that copy grows with the context.
+        writing = max(0, decode.live_bytes - self._traced_state(self.context)) * context // self.context
+        more_input = prefill.input_bytes - decode.input_bytes
+        reading = max(0, prefill.live_bytes + more_input - self._traced_state(context))
+        return max(reading, writing) * batch // self.batch
+
+    def _traced_state(self, context: int) -> int:
+        """Bytes of the state in the type that was traced."""
+        itemsize = getattr(torch, self.form.computes_in).itemsize
+        values = sum(state.values(context, self.prompt) + state.constant for state in self.model.states)
+        return int(self.batch * values * itemsize)
+
+    def memory(self, ram_bytes: tuple[int, ...]) -> ServingMemory:
+        def total(context: int, batch: int) -> int:
+            fixed = self.weights_bytes + self.model.buffer_bytes + self.model.decode.input_bytes
+            return fixed + self.state_bytes(context, batch) + self.activation_bytes(context, batch)
+
+        whole = total(self.context, self.batch)
+        limit = next((size for size in ram_bytes if size >= whole), ram_bytes[-1] if ram_bytes else None)
+        most = self.model.max_context or _MOST_CONTEXT
+        return ServingMemory(
+            weights_bytes=self.weights_bytes,
+            buffer_bytes=self.model.buffer_bytes,
+            kv_bytes=self.state_bytes(self.context, self.batch),
+            input_bytes=self.model.decode.input_bytes,
+            activation_bytes=self.activation_bytes(self.context, self.batch),
+            ram_bytes=ram_bytes,
+            limit_bytes=limit,
+            longest_context=limit and largest(lambda size: total(size, self.batch) <= limit, most),
+            largest_batch=limit and largest(lambda size: total(self.context, size) <= limit, _MOST_BATCH),
+        )
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token meets; of a table that is looked up, none."""
+        found = 0.0
+        for tensor in self.model.tensors:
+            use = self.model.decode.uses.get(tensor.name)
+            if use is not None and use.experts:
+                found += prod(tensor.shape) * use.met / self.model.decode.tokens / use.experts
+            elif use is not None and use.is_whole:
+                found += prod(tensor.shape)
+        return round(found)
+
+
+def distinct_experts(experts: int, per_token: float, tokens: int) -> float:
+    """How many experts so many tokens meet on average, each choosing its own at random.
+
+    One token misses an expert with probability 1 − k/E, all of them with its power.
+
+    >>> distinct_experts(8, 2, 1), round(distinct_experts(8, 2, 4), 2)
+    (2.0, 5.47)
+    """
+    return float(experts * (1 - (1 - per_token / experts) ** tokens))
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits; 0 where not even one does.
+
+    >>> largest(lambda size: size * size <= 50, 100)
+    7
+    """
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a device makes of bytes and operations; without a device, nothing."""
+
+    spec: DeviceSpec | None
+    engine: Engine | None
+    rate: ReadRate | None
+    flops_per_s: float | None
+    matrix_reading: str
+
+    def overhead_s(self, step: StepTrace) -> float:
+        if self.spec is None or self.engine is None:
+            return 0.0
+        own = self.spec.overhead_s
+        return step.operators * (OVERHEAD_S[self.engine] if own is None else own.value)
+
+    def step(self, nbytes: float, flops: float, step: StepTrace) -> tuple[float | None, Bound]:
+        """Seconds of a step, and what most of them go to."""
+        if self.rate is None:
+            return None, "unknown"
+        moving = nbytes / self.rate.bytes_per_s
+        computing = 0.0 if self.flops_per_s is None else flops / self.flops_per_s
+        overhead = self.overhead_s(step)
+        spent: dict[Bound, float] = {"memory": moving, "compute": computing, "overhead": overhead}
+        return max(moving, computing) + overhead, max(spent, key=lambda bound: spent[bound])
+
+
+def speed_of(spec: DeviceSpec | None, form: WeightFormat, engine: Engine | None) -> Speed:
+    if spec is None:
+        return Speed(None, None, None, None, "")
+    wanted: Engine = engine or spec.engine
+    found = matrix_rate(spec, form, wanted)
+    return Speed(spec, wanted, read_rate(spec, wanted), found[0] if found else None, found[1] if found else "")
+
+
+def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
+    nbytes = sum(serving.step_bytes(context).values())
+    flops = sum(serving.step_flops(context).values())
+    seconds, bound = speed.step(nbytes, flops, serving.model.decode)
+    rate = None if seconds is None else serving.batch / seconds
+    spread = speed.rate.spread if speed.rate else 1.0
+    is_open = speed.rate is not None and speed.rate.is_lower_bound
+    return DecodeCost(
+        context=context,
+        tokens_per_s=rate,
+        low=None if rate is None else rate / spread,
+        high=None if rate is None or is_open else rate * spread,
+        seconds_per_step=seconds,
+        bytes_per_token=nbytes / serving.batch,
+        flops_per_token=flops / serving.batch,
+        bound=bound,
+    )
+
+
+def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
+    step = serving.model.prefill
+    flops = 2 * sum(macs for _, macs in step.macs)
+    nbytes = sum(serving.streamed(step, step.tokens).values()) + serving.state_bytes(serving.prompt, serving.batch)
+    seconds, bound = speed.step(nbytes, flops, step) if speed.flops_per_s is not None else (None, "unknown")
+    return PrefillCost(
+        tokens=serving.prompt,
+        flops=flops,
+        bytes_moved=round(nbytes),
+        seconds=seconds,
+        low=None if seconds is None else seconds / PREFILL_SPREAD,
+        high=None if seconds is None else seconds * PREFILL_SPREAD,
+        tokens_per_s=None if seconds is None else serving.batch * serving.prompt / seconds,
+        bound=bound,  # type: ignore[arg-type]
+    )
+
+
+def serving_parts(serving: Serving) -> tuple[ServingPart, ...]:
+    nbytes, flops = serving.step_bytes(serving.context), serving.step_flops(serving.context)
+    held: dict[PartName, int] = dict.fromkeys(PARTS, 0)
+    for tensor in serving.model.tensors:
+        use = serving.model.decode.uses.get(tensor.name)
+        held[use.part if use else "other"] += serving.tensor_bytes(tensor)
+    found = (ServingPart(name, held[name], round(nbytes[name]), flops[name]) for name in PARTS)
+    return tuple(part for part in found if part.weights_bytes or part.bytes_per_step or part.flops_per_step)
+
+
+def serving_curve(serving: Serving, speed: Speed) -> tuple[CurvePoint, ...]:
+    lengths = sorted({size for size in (1 << power for power in range(7, 40)) if size < serving.context})
+    return tuple(
+        CurvePoint(size, serving.state_bytes(size, serving.batch), decode_cost(serving, speed, size).tokens_per_s)
+        for size in (*lengths, serving.context)
+    )

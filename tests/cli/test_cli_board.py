@@ -1,0 +1,105 @@
+"""`edge-opt board`: a platform from typed times; `edge-opt devices NAME`: the platforms that are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import edge_opt as eo
+from edge_opt.cli import app
+from edge_opt.model import SmallCNN
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_board_from_two_times_is_a_target(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    code, out, err = run(
+        "board", "my-board", "--like", "pi5", "--time", "squeezenet1_1=21.4", "--time", "resnet18=55", "--threads", "4",
+        "-o", str(path),
+    )  # fmt: skip
+    assert code == 0
+    assert "my-board: from 2 typed times" in out
+    assert "like raspberry-pi-5/cpu-4/ncnn/fp32" in out
+    assert " next (1x3x224x224): the usual interval goes from a factor of" in out
+    assert f"saved to {path}" in err
+    found = eo.profile(SmallCNN(), (1, 1, 28, 28), target=path).prediction
+    assert found is not None
+    assert (found.basis, found.target) == ("fitted", "my-board")
+    code, out, _ = run("profile", "edge_opt.model:SmallCNN", "-i", "1x1x28x28", "-t", str(path))
+    assert code == 0
+    assert "on my-board in fp32" in out
+
+
+def test_json_tells_what_to_time_next_and_what_contradicts(tmp_path: Path) -> None:
+    times = [f"--time={net}" for net in ("squeezenet1_1=21.4", "resnet18=55", "mobilenet_v2=900", "vgg16=400")]
+    code, out, _ = run("board", "b", "--like", "raspberry-pi-5", *times, "-o", str(tmp_path / "b.toml"), "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert data["rows"] == 4
+    assert data["contradictions"][0].startswith("mobilenet_v2: 900 ms")
+    assert not {"squeezenet1_1", "resnet18"} & {item["net"] for item in data["time_next"]}
+
+
+def test_a_net_of_ones_own_is_a_reference_with_its_shape(tmp_path: Path) -> None:
+    path = tmp_path / "b.toml"
+    code, out, _ = run("board", "b", "--time", "edge_opt.model:SmallCNN@1x1x28x28=0.4", "-o", str(path))
+    assert code == 0
+    assert "one time only" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--time", "sqeezenet1_1=3"],
+            "no net named 'sqeezenet1_1' is bundled for 1x3x224x224; closest: squeezenet1_1",
+        ),
+        (["--time", "resnet18=0"], "the time of resnet18 is 0 ms; it must be finite and more than zero"),
+        (["--time", "resnet18=-2"], "the time of resnet18 is -2 ms"),
+        (["--time", "resnet18=inf"], "the time of resnet18 is inf ms"),
+        (["--time", "resnet18"], "--time 'resnet18' cannot be read; write NET=MS"),
+        (["--time", "resnet18=fast"], "cannot be read"),
+        ([], "no time is given"),
+        (["--like", "raspberry-pi-55"], "no platform of 'raspberry-pi-55' is fitted; closest: raspberry-pi-5"),
+        (["--time", "resnet18=3", "--precision", "int4"], "precision is 'int4'"),
+        (["--time", "resnet18=3", "--threads", "0"], "threads is 0"),
+        (["--time", "resnet18=3", "-o", "b.json"], "let its name end in .toml"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], message: str) -> None:
+    code, out, err = run("board", "b", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_devices_lists_the_platforms_of_one(tmp_path: Path) -> None:
+    code, out, _ = run("devices", "raspberry-pi-4")
+    assert code == 0
+    assert "raspberry-pi-4/cpu-1/ncnn/fp32     fitted: 4.0% off when held out, 23 times, 2023" in out
+    assert "raspberry-pi-4/cpu/roofline/fp32   roofline:" in out
+    assert "no time:" in run("devices", "hailo-8")[1]
+    assert "fitted: " in run("devices", "orange-pi-zero-2")[1]
+
+
+def test_known_platforms_have_a_basis_or_say_why_not() -> None:
+    found = eo.known_platforms()
+    assert sum(item.basis == "fitted" and item.precision == "fp32" for item in found) >= 60
+    assert sum(item.basis == "fitted" and item.precision == "int8" for item in found) >= 30
+    assert {item.device for item in found} >= {spec.name for spec in eo.devices()}
+    assert all(item.source for item in found)
+    assert len({item.name for item in found}) == len(found)
+    assert eo.known_platforms("pi4")[0].name == "raspberry-pi-4/cpu-4/ncnn/fp32"
+
+
+def test_a_latency_is_carried_over_by_names() -> None:
+    profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
+    seconds, low, high = eo.transfer(4e-4, profile, source="pi4", target="raspberry-pi-5/cpu-1/ncnn/fp32")
+    assert low < seconds < high

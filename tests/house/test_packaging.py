@@ -1,0 +1,131 @@
+"""The wheel, as somebody who installs it gets it: nothing but the package and its core requirements."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import edge_opt as eo
+from edge_opt.model import SmallCNN
+
+ROOT = Path(__file__).parents[2]
+NET = "edge_opt.model:SmallCNN"
+LOADERS = """
+import torch
+
+def batches():
+    return [(torch.zeros(8, 1, 28, 28), torch.arange(8))]
+
+def loaders():
+    return {"train": batches(), "validation": batches()}
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(folder.glob("*.tar.gz"))
+    return next(folder.glob("*.whl"))
+
+
+def core_requirements(name: str = "edge-opt") -> Iterator[str]:
+    """Distributions that `pip install edge-opt` brings along, extras left out."""
+    seen: set[str] = set()
+    waiting = [re.split(r"[^\w.-]", line)[0] for line in wheel_requirements(name)]
+    while waiting:
+        wanted = waiting.pop()
+        if wanted.lower() in seen:
+            continue
+        seen.add(wanted.lower())
+        try:
+            waiting += [re.split(r"[^\w.-]", line)[0] for line in wheel_requirements(wanted)]
+        except metadata.PackageNotFoundError:
+            continue  # a requirement of another platform
+        yield wanted
+
+
+def wheel_requirements(name: str) -> list[str]:
+    return [line for line in metadata.requires(name) or [] if "extra ==" not in line]
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the unpacked wheel and links to its core requirements: an installation without downloads."""
+    folder = tmp_path_factory.mktemp("core")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    for name in core_requirements():
+        for file in metadata.files(name) or []:
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
+    return folder
+
+
+def run(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    start = f"import sys; sys.path.insert(0, {str(core)!r}); from edge_opt.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", start, *arguments], capture_output=True, text=True, check=False, cwd=core
+    )
+
+
+def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"edge_opt/py.typed", "rasp/py.typed", "edge_opt/platforms/data/raspberry-pi-4.toml"} <= names
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"edge_opt", "rasp"}
+
+
+@pytest.mark.slow
+def test_the_core_profiles(core: Path) -> None:
+    done = run(core, "profile", NET, "-i", "1x1x28x28")
+    assert done.returncode == 0, done.stderr
+    assert "1.03 M MACs" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_core_predicts(core: Path) -> None:
+    done = run(core, "profile", NET, "-i", "1x1x28x28", "--target", "raspberry-pi-4")
+    assert done.returncode == 0, done.stderr
+    assert "raspberry-pi-4" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        (["profile", "timm:resnet18", "-i", "1x3x64x64"], "pip install timm"),
+        (["init", "written.yaml"], "pip install 'edge-opt[run]'"),
+        (["run", "config.yaml"], "pip install 'edge-opt[run]'"),
+        (["sweep", NET, "-i", "8x1x28x28", "--data", "loaders.py:loaders"], "pip install 'edge-opt[run]'"),
+        (["prune", NET, "-i", "1x1x28x28", "--ratio", "0.5"], "pip install 'edge-opt[compress]'"),
+        (["export", NET, "-i", "1x1x28x28", "-o", "net.onnx"], "pip install 'edge-opt[onnx]'"),
+        (["quantize", NET, "-i", "1x1x28x28", "-o", "int8", "--calibration", "loaders.py:batches"],
+         "pip install 'edge-opt[onnx]'"),
+        (["report", "profile.json"], "pip install 'edge-opt[report]'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_what_needs_an_extra_says_which(core: Path, arguments: list[str], cure: str) -> None:
+    (core / "config.yaml").write_text("epochs: 1\n")
+    (core / "loaders.py").write_text(LOADERS)
+    eo.profile(SmallCNN(), (1, 1, 28, 28)).save(core / "profile.json")
+    done = run(core, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: ") and cure in said

@@ -1,0 +1,120 @@
+"""The doctor: what a measurement here would rest on, on replayed meters and time."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from edge_opt.cli.device_commands import doctor, facility_rows, machine_rows, noise_rows
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring.diagnosis import diagnose, machine_noise
+from edge_opt.measuring.latency import Clock
+from edge_opt.measuring.statistics import compare_latencies, latency_of
+from edge_opt.records import Diagnosis, Facility
+from timings import environment, steady
+
+
+@pytest.fixture(autouse=True)
+def meters(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = ModuleType("edge_opt.measuring.energy")
+    fake.meters = lambda: (Facility("rapl", "no powercap folder"), Facility("proxy", None))
+    monkeypatch.setitem(sys.modules, "edge_opt.measuring.energy", fake)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time that passes only while matrices are multiplied: about a millisecond each."""
+    numbers, now = random.Random(0), [0.0]
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> None:
+        now[0] += numbers.uniform(0.95e-3, 1.05e-3)
+
+    monkeypatch.setattr("edge_opt.measuring.diagnosis.torch.mm", product)
+    return Clock(lambda: now[0], lambda: now[0], lambda: now[0])
+
+
+def diagnosis() -> Diagnosis:
+    noise = latency_of(steady(1e-3), steady(1e-3))
+    return Diagnosis(
+        environment=environment(governor="ondemand", load_1min=None, memory_bytes=4 * 2**30),
+        interop_threads=2,
+        cpu_capability="AVX2",
+        versions=(("torch", "2.6"), ("timm", None)),
+        devices=(Facility("cpu", None),),
+        meters=(Facility("rapl", "no powercap folder"), Facility("proxy", None)),
+        noise=noise,
+        repetition=compare_latencies(noise, noise, paired=True),
+    )
+
+
+def test_a_diagnosis_names_packages_devices_and_meters(clock: Clock) -> None:
+    found = diagnose(0.5, clock)
+    versions = dict(found.versions)
+    assert versions["torch"] == torch.__version__
+    assert versions["edge-opt"]
+    assert found.devices[0] == Facility("cpu", None)
+    assert found.meters == (Facility("rapl", "no powercap folder"), Facility("proxy", None))
+    assert found.environment.threads == torch.get_num_threads()
+
+
+def test_noise_is_the_same_work_against_itself_within_the_time(clock: Clock) -> None:
+    noise, again = machine_noise(2.0, environment(), clock)
+    assert again.verdict == "equal"
+    assert clock.wall() <= 2.0
+    assert noise.median_s == pytest.approx(1e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_time_that_makes_no_sense_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidInput, match="it must be above 0"):
+        machine_noise(seconds, environment())
+
+
+def test_rows_read_well() -> None:
+    found = diagnosis()
+    rows = dict(machine_rows(found))
+    assert rows["threads"] == "1 inside an operator, 2 between operators"
+    assert (rows["governor"], rows["load"], rows["memory"]) == ("ondemand", "not known in the last minute", "4.00 GiB")
+    assert facility_rows(found.meters) == [("rapl", "no: no powercap folder"), ("proxy", "usable")]
+    assert dict(noise_rows(found))["verdict"] == "quiet: good to measure on"
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"), [({"is_noisy": True}, "noisy"), ({"is_contended": True, "is_noisy": True}, "busy")]
+)
+def test_the_verdict_says_what_is_wrong(changed: dict[str, bool], word: str) -> None:
+    found = diagnosis()
+    found = replace(found, noise=replace(found.noise, remarks=("a remark",), **changed))
+    rows = noise_rows(found)
+    assert rows[0][1].startswith(word)
+    assert rows[-1] == ("remark", "a remark")
+
+
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.command("doctor")(doctor)
+    return app
+
+
+def test_the_command_prints_all_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_opt.measuring.diagnosis.diagnose", lambda seconds: diagnosis())
+    shown = CliRunner().invoke(command(), [])
+    assert shown.exit_code == 0, shown.output
+    for word in ("Machine", "Versions", "Devices", "Energy meters", "Noise", "no powercap folder", "not installed"):
+        assert word in shown.stdout
+
+
+def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr("edge_opt.measuring.diagnosis.diagnose", lambda seconds: asked.append(seconds) or diagnosis())
+    shown = CliRunner().invoke(command(), ["--json", "--seconds", "2"])
+    assert json.loads(shown.stdout)["meters"][0] == {"name": "rapl", "refusal": "no powercap folder"}
+    assert asked == [2.0]

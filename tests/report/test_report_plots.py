@@ -1,0 +1,156 @@
+"""Charts as PNG files, and the figure data that pages and pictures share."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
+
+import edge_opt as eo
+from edge_opt.errors import InvalidInput, UnknownDevice
+from edge_opt.model import SmallCNN
+from edge_opt.records import SweepResult
+from edge_opt.report.figures import (
+    axis_named,
+    bars,
+    frontier,
+    frontiers,
+    layer_bars,
+    precision_means,
+    read_sensitivity,
+    sensitivities,
+    timeline,
+)
+from edge_opt.report.png import write_profile_plots, write_sweep_plots
+from edge_opt.report.sweep_files import sweep_rows
+from sweeps import done, failed, sensitivity_of, small_sweep, sweep
+
+SWEEP_FILES = ["accuracy_vs_energy.png", "accuracy_vs_latency.png", "accuracy_vs_memory.png"]
+
+
+def colors(path: Path) -> int:
+    """How many colors a picture has; an empty one has one."""
+    with Image.open(path) as image:
+        assert round(image.info["dpi"][0]) == 180
+        return len(image.convert("RGB").getcolors(1 << 24) or ())
+
+
+@pytest.mark.parametrize(
+    "result", [small_sweep(), sweep(), sweep(failed(0.25), failed(0.5)), sweep(done(0.0, "fp32", 1))]
+)
+def test_a_sweep_has_three_pictures_whatever_became_of_it(result: SweepResult, tmp_path: Path) -> None:
+    written = write_sweep_plots(result, tmp_path / "new")
+    assert sorted(path.name for path in written) == SWEEP_FILES
+    assert all(colors(path) > 10 for path in written)
+
+
+@pytest.mark.parametrize("layers", [1, 300])
+def test_a_profile_has_four_pictures_of_bounded_height(layers: int, tmp_path: Path) -> None:
+    profile = eo.profile(nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))), (2, 8))
+    written = write_profile_plots(profile, tmp_path)
+    assert [path.name for path in written] == [
+        "layerwise_activation_memory.png", "layerwise_macs.png", "roofline.png", "memory_timeline.png",
+    ]  # fmt: skip
+    for path in written:
+        assert colors(path) > 10
+        with Image.open(path) as image:
+            assert image.height < 3000
+
+
+def test_a_model_that_does_nothing_is_drawn_in_words(tmp_path: Path) -> None:
+    written = write_profile_plots(eo.profile(nn.Identity(), (2, 8)), tmp_path)
+    assert all(colors(path) > 10 for path in written)
+
+
+def test_names_are_drawn_as_they_are_and_without_talk(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    for name in ("$\\frac{", "🚀", "שכבה", "a\nb", "x" * 500):
+        model.add_module(name, nn.Linear(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written = write_profile_plots(eo.profile(model, (1, 4)), tmp_path)
+    assert all(colors(path) > 10 for path in written)
+
+
+def test_a_device_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownDevice, match="no device named 'abacus'"):
+        write_profile_plots(eo.profile(SmallCNN(), (1, 1, 28, 28)), tmp_path, device="abacus")
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=60), st.integers(1, 30))
+def test_bars_and_others_add_up_to_the_total(values: list[int], most: int) -> None:
+    found = bars([str(index) for index in range(len(values))], values, most=most)
+    assert sum(found.values) + found.others_value == found.total == sum(values)
+    assert len(found.values) + found.others == len(values)
+    if found.others:
+        assert sorted(values, reverse=True)[:most] == list(found.values)
+
+
+points = st.fixed_dictionaries({"accuracy": st.integers(0, 6) | st.none(), "latency_ms": st.integers(0, 6) | st.none()})
+
+
+@given(st.lists(points, max_size=20))
+def test_the_frontier_is_what_nothing_beats(rows: list[dict[str, int | None]]) -> None:
+    found = frontier(rows, axis_named("latency_ms"), axis_named("accuracy"))
+    known = [i for i, row in enumerate(rows) if None not in row.values()]
+
+    def beats(a: int, b: int) -> bool:
+        left, right = rows[a], rows[b]
+        no_worse = left["latency_ms"] <= right["latency_ms"] and left["accuracy"] >= right["accuracy"]  # type: ignore[operator]
+        return no_worse and left != right
+
+    assert sorted(found) == [i for i in known if not any(beats(other, i) for other in known)]
+
+
+def test_the_frontier_of_a_sweep_is_its_own_where_it_has_one() -> None:
+    result = small_sweep()
+    rows = sweep_rows(result)
+    labels = [(rows[i]["pruning"], rows[i]["precision"]) for i in frontiers(result)["accuracy|latency_ms"]]
+    assert labels == [(0.5, "int8"), (0.0, "int8")]  # by latency: 2 ms, 4 ms
+    # No frontier of sizes was recorded: int8 at 0.5 is smallest, int8 at 0 most accurate of the accepted.
+    assert len(frontiers(result)["accuracy|size_mb"]) == 2
+
+
+def test_means_by_precision_leave_out_what_failed() -> None:
+    int8, fp32, failed = precision_means(small_sweep())
+    assert (int8.precision, int8.runtime, int8.candidates, int8.accepted, int8.failed) == ("int8", "torch", 2, 2, 0)
+    assert (failed.runtime, failed.candidates, failed.failed, failed.latency_ms) == ("onnxruntime", 1, 1, None)
+    assert int8.latency_ms == pytest.approx((4 + 2) / 2)
+    assert fp32.latency_ms == pytest.approx((8 + 6 + 4) / 3)
+
+
+def test_the_timeline_keeps_its_peak_however_coarse() -> None:
+    profile = eo.profile(nn.Sequential(*(nn.Linear(8, 8) for _ in range(50))), (2, 8))
+    for most in (1, 7, 1000):
+        line = timeline(profile, most)
+        assert max(line.live_bytes) == profile.peak.live_bytes
+        assert len(line.steps) <= most
+
+
+def test_bars_of_a_profile_add_up_to_its_totals() -> None:
+    profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
+    macs, moved, memory = layer_bars(profile)
+    assert macs.total == profile.totals.macs
+    assert moved.total == profile.totals.bytes_read + profile.totals.bytes_written
+    assert memory.total == profile.totals.activation_bytes
+
+
+def test_a_sensitivity_is_a_table_of_layers_and_changes() -> None:
+    pruned, quantized = sensitivity_of({"a": 0.25}, "prune", "0.5"), sensitivity_of({"a": 0.125, "b": 0.5})
+    found = sensitivities(replace(pruned, rows=pruned.rows + quantized.rows))
+    assert (found.layers, found.changes) == (("a", "b"), ("prune 0.5", "int8"))
+    assert found.losses == ((0.25, 0.125), (None, 0.5))
+    assert found.caption == "Accuracy lost is largest at b (0.5), a (0.25)."
+
+
+@pytest.mark.parametrize("damage", [{"rows": [1]}, {"rows": [{"path": "a"}]}, {"samples": "many"}, {"metric": None}])
+def test_what_is_no_sensitivity_is_refused(damage: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="is no sensitivity"):
+        read_sensitivity({**sensitivity_of({"a": 0.25}).to_dict(), **damage})

@@ -1,0 +1,233 @@
+"""Configurations: every key checked, every fault one sentence with its cure."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import edge_opt as eo
+from edge_opt.cli import app
+from edge_opt.errors import InvalidConfig
+from edge_opt.loading import load_model
+from edge_opt.run.config import SWEEP_KEYS, Precisions, RunConfig, read_config, settings_table, sweep_settings, template
+from edge_opt.search.space import CONVERTIBLE
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, "")) == read_config() == RunConfig()
+
+
+def test_the_keys_of_the_published_pipeline_are_all_there() -> None:
+    published = """seed dataloader_seed dataset batch_size epochs learning_rate train_subset val_subset num_workers
+        device model pruning_levels precisions calibration_batches quantization_backend fine_tune_epochs power_watts
+        cpu_frequency_scale memory_bandwidth_gbps peak_compute_gmacs memory_budgets_mb active_memory_budget_mb
+        benchmark_repeats benchmark_trials benchmark_warmup pareto_use_ci output_dir""".split()
+    assert set(published) <= set(RunConfig.model_fields)
+
+
+def test_precisions_are_those_of_the_house() -> None:
+    assert typing.get_args(Precisions) == CONVERTIBLE
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("epoch: 3", "unknown key 'epoch'; closest: epochs"),
+        ("prunning_levels: [0.5]", "unknown key 'prunning_levels'; closest: pruning_levels"),
+        ("model: {conv1: 3}", "unknown key 'model.conv1'; closest: conv1_channels"),
+        ("epochs: 0", "epochs is 0; it must be at least 1"),
+        ("epochs: 2.5", "epochs is 2.5; it must be a whole number"),
+        ("epochs: true", "epochs is True; it must be a whole number"),
+        ("epochs: null", "epochs is null; it must be a whole number"),
+        ("learning_rate: fast", "learning_rate is 'fast'; it must be a number"),
+        ("learning_rate: 0", "learning_rate is 0; it must be above 0"),
+        ("pruning_levels: [0.5, 1]", "pruning_levels[1] is 1; it must be below 1"),
+        ("pruning_levels: 0.5", "pruning_levels is 0.5; it must be a list, such as [a, b]"),
+        ("pruning_levels: []", "pruning_levels is []; it must be a list of at least 1"),
+        ("pruning_levels: [0.5, 0.5]", "pruning_levels: holds 0.5 twice; keep one of them"),
+        ("layer_pruning: {conv1: [2.0]}", "layer_pruning.conv1[0] is 2.0; it must be below 1"),
+        ("precisions: [int4]", "precisions[0] is 'int4'; it must be one of 'fp32', 'fp16', 'bf16' or 'int8'"),
+        ("runtimes: [tflite]", "runtimes[0] is 'tflite'; it must be one of 'torch', 'onnxruntime' or 'openvino'"),
+        ("pareto_use_ci: 1", "pareto_use_ci is 1; it must be true or false"),
+        ("device: gpu", "device is 'gpu'; it must be cpu, cuda, cuda:1 or mps"),
+        ("model: 3", "model is 3; it must be a reference such as file.py:factory, or the widths"),
+        ("constraints: [latncy_ms <= 5]", "unknown metric 'latncy_ms'; closest: latency_ms"),
+        ("constraints: [latency_ms]", "expected <=, <, >= or >"),
+        ("sampler: random", "sampler is 'random'; it must be one of 'grid', 'nsga2' or 'tpe'"),
+        ("output_dir: 3", "output_dir is 3; it must be text"),
+        ("- epochs", "holds a list; a configuration is lines of `key: value`"),
+        ("epochs: [1", "is not YAML (line 1)"),
+        ("epochs: 1\nepochs: 2", "is not YAML (line 2): the key 'epochs' stands twice"),
+        ("epochs: !!python/object/apply:os.getcwd []", "is not YAML (line 1): could not determine a constructor"),
+    ],
+)
+def test_a_fault_is_named_with_its_value_and_its_cure(tmp_path: Path, text: str, sentence: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InvalidConfig, match=re.escape(sentence)) as caught:
+        read_config(path)
+    assert str(path) in str(caught.value)
+
+
+def test_every_fault_gets_its_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path, "epochs: 0\nbatch_sise: 4\n")
+    with pytest.raises(InvalidConfig) as caught:
+        read_config(path)
+    assert str(caught.value).splitlines() == [
+        f"{path}: epochs is 0; it must be at least 1",
+        f"{path}: unknown key 'batch_sise'; closest: batch_size, val_subset",
+    ]
+
+
+@pytest.mark.parametrize("name", ["absent.yaml", "."])
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidConfig, match="cannot be read: .*; `edge-opt init` writes one"):
+        read_config(tmp_path / name)
+
+
+def test_bytes_that_are_no_text_are_said(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"\x80\x02\xff")
+    with pytest.raises(InvalidConfig, match="not a text file"):
+        read_config(tmp_path / "model.pt")
+
+
+def test_keys_are_set_one_by_one_with_types(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {conv1_channels: 4}\nepochs: 9\n")
+    settings = ["model.conv2_channels=8", "epochs=1", "learning_rate=1e-4", "train_subset=null", "precisions=[int8]",
+                "layer_pruning.features.0=[0.5]", "output_dir=a=b"]  # fmt: skip
+    config = read_config(path, settings)
+    assert config.model_reference == "edge_opt.model:SmallCNN(conv1_channels=4, conv2_channels=8, num_classes=10)"
+    assert (config.epochs, config.learning_rate, config.train_subset, config.precisions) == (1, 1e-4, None, ["int8"])
+    assert config.layer_pruning == {"features.0": [0.5]} and config.output_dir == "a=b"
+
+
+@pytest.mark.parametrize("setting", ["epochs", "=3", "a..b=1"])
+def test_a_setting_that_cannot_be_read_is_said(setting: str) -> None:
+    with pytest.raises(InvalidConfig, match="write key=value, such as epochs=3"):
+        read_config(settings=[setting])
+
+
+def test_a_model_replaces_the_bundled_one() -> None:
+    assert read_config(settings=["model=net.py:Net"]).model_reference == "net.py:Net"
+
+
+def test_the_bundled_model_is_built_with_its_widths() -> None:
+    loaded = load_model(read_config(settings=["model.conv1_channels=3"]).model_reference)
+    assert loaded.model.conv1.out_channels == 3
+
+
+def test_the_memory_budget_is_a_constraint_like_others() -> None:
+    config = read_config(settings=["active_memory_budget_mb=2.5"])
+    assert config.budgets == ("accuracy_drop <= 0.01", "model_mb <= 2.5")
+    assert read_config().budgets == ("accuracy_drop <= 0.01",)
+
+
+def test_the_template_is_the_default_with_every_key_explained(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, template())) == RunConfig()
+    assert list(yaml.safe_load(template())) == list(RunConfig.model_fields)
+    for field in RunConfig.model_fields.values():
+        assert f"# {field.description}\n" in template()
+
+
+def test_the_default_file_of_the_project_is_the_template() -> None:
+    assert (ROOT / "configs/default.yaml").read_text(encoding="utf-8") == template()
+
+
+def test_the_published_default_is_a_configuration() -> None:
+    config = read_config(ROOT / "configs/fashion_mnist.yaml")
+    assert (config.dataset, config.train_subset) == ("fashion-mnist", 12000)
+
+
+def test_init_writes_a_configuration_and_never_over_one(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "mine.yaml"
+    done = CliRunner().invoke(app, ["init", str(path)])
+    assert (done.exit_code, done.stdout.strip()) == (0, str(path))
+    path.write_text("epochs: 1\n")
+    refused = CliRunner().invoke(app, ["init", str(path)])
+    assert refused.exit_code == 2 and "is there already" in refused.output
+    assert path.read_text() == "epochs: 1\n"
+    assert CliRunner().invoke(app, ["init", str(path), "--force"]).exit_code == 0
+    assert path.read_text() == template()
+
+
+def test_the_page_lists_every_key_with_its_default_and_purpose() -> None:
+    assert settings_table() in (ROOT / "docs/sweeping.md").read_text(encoding="utf-8")
+
+
+def test_a_sweep_takes_the_keys_of_a_configuration_with_their_defaults() -> None:
+    parameters = inspect.signature(eo.sweep).parameters
+    fields = RunConfig.model_fields
+    assert {name: parameters[name].default for name in SWEEP_KEYS} == {
+        name: fields[name].default for name in SWEEP_KEYS
+    }
+    assert all(f"        {name}: {fields[name].description}" in (eo.sweep.__doc__ or "") for name in SWEEP_KEYS)
+    assert sweep_settings({}) == RunConfig()
+    assert sweep_settings({"runtimes": ("torch",)}).runtimes == ["torch"]
+
+
+def test_former_names_of_settings_still_work_and_say_their_new_ones() -> None:
+    with pytest.warns(DeprecationWarning, match=r"sweep\(pruning=\) is called pruning_levels="):
+        assert sweep_settings({"pruning": [0.5]}).pruning_levels == [0.5]
+
+
+@pytest.mark.parametrize("key", ["epochs", "prunning_levels"])
+def test_keys_that_a_sweep_does_not_know_are_refused(key: str) -> None:
+    with pytest.raises(InvalidConfig, match=rf"unknown key '{key}'; closest: "):
+        sweep_settings({key: 1})
+
+
+def test_a_wrong_key_ends_a_run_with_one_sentence_and_exit_2() -> None:
+    done = CliRunner().invoke(app, ["run", "--set", "epoch=3"])
+    assert (done.exit_code, done.stderr) == (2, "error: unknown key 'epoch'; closest: epochs\n")
+
+
+@pytest.mark.parametrize("script", ["run_pipeline.py", "multi_seed.py"])
+def test_the_scripts_are_doors_to_the_command(script: str, tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        str(ROOT / "scripts" / script),
+        "--config",
+        str(tmp_path / "absent.yaml"),
+        "--workers",
+        "2",
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path}/absent.yaml cannot be read: No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--prune", "half"], "--prune: 'half' is not a number"),
+        (["-i", "1x3x8x8", "-i", "1x3"], "--input is the batch that is timed, one shape"),
+        (["--precision", "int4"], "precisions[0] is 'int4'; it must be one of 'fp32'"),
+        (["--keep", "latency_mss <= 5"], "unknown metric 'latency_mss'; closest: latency_ms"),
+    ],
+)
+def test_wrong_use_of_a_sweep_is_one_sentence_and_exit_2(tmp_path: Path, words: list[str], sentence: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\nbatch = (torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long))\n"
+        "def loaders():\n    return {'train': [batch], 'validation': [batch]}\n"
+    )
+    common = ["sweep", "edge_opt.model:SmallCNN", "--data", f"{tmp_path}/own.py:loaders", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*common, *words])
+    assert done.exit_code == 2 and sentence in done.stderr, done.output

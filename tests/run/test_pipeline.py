@@ -1,0 +1,289 @@
+"""A whole run: every artifact, resumed, judged, the same again, and with a model and data of one's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import edge_opt as eo
+from edge_opt.cli import app
+from edge_opt.data import load_splits
+from edge_opt.errors import InvalidInput, OtherSettings, UnknownDevice
+from edge_opt.model import SmallCNN
+from edge_opt.records import Candidate, Trial, TrialMetrics
+from edge_opt.report.sweep_files import read_sweep
+from edge_opt.run.config import RunConfig, read_config
+from edge_opt.run.run import RunResult, run, run_seeds
+from edge_opt.search.build import Event, TrialFinished
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "epochs=6", "fine_tune_epochs=2", "train_subset=600", "pruning_levels=[0.0, 0.5]", "min_time_s=0.02",
+    "constraints=[accuracy_drop <= 0.05, peak_memory_mb <= 3]", "sensitivity=true", "target=raspberry-pi-4",
+]  # fmt: skip
+ARTIFACTS = """sweep_results.csv pareto_frontier_latency.csv pareto_frontier_energy.csv accuracy_vs_latency.png
+    accuracy_vs_energy.png accuracy_vs_memory.png summary.json reproducibility.json layerwise_breakdown.csv
+    precision_tradeoffs.csv hardware_summary.csv layerwise_activation_memory.png layerwise_macs.png sweep.json
+    profile.json sensitivity.json report.html best/model.onnx best/model.safetensors best/spec.json best/samples.npz
+    best/run_best.py""".split()
+MEASURED = {"latency_s", "latency_low_s", "latency_high_s", "latency_std_s", "latency_p95_s", "cpu_latency_s",
+            "throughput", "energy_j", "single_latency_s", "remarks", "test_accuracy"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return read_config(settings=SMALL)
+
+
+@pytest.fixture(scope="module")
+def done(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    return run(config, tmp_path_factory.mktemp("run"), command=["edge-opt", "run"])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def metrics_of(trial: Trial) -> TrialMetrics:
+    assert trial.metrics is not None, trial.reason
+    return trial.metrics
+
+
+def test_every_artifact_is_there_and_says_something(done: RunResult) -> None:
+    for name in ARTIFACTS:
+        assert (done.folder / name).stat().st_size > 0, name
+    assert not (done.folder / "sweep_errors.csv").exists()
+    for picture in done.folder.glob("*.png"):
+        assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_table_has_a_row_for_every_candidate(done: RunResult) -> None:
+    # two levels, and of two precisions on two runtimes all but int8 on eager torch
+    assert len(rows(done.folder / "sweep_results.csv")) == len(done.result.trials) == 2 * (2 * 2 - 1)
+    assert done.summary["counts"]["tried"] == 6 and done.summary["counts"]["failed"] == 0
+    assert [item["runtime"] for item in done.summary["excluded"]] == ["torch"]
+
+
+def test_the_baseline_learns_and_is_the_eager_model(done: RunResult) -> None:
+    baseline = done.result.baseline
+    assert baseline.candidate == Candidate(0.0, "fp32", "torch")
+    assert metrics_of(baseline).accuracy_drop == 0
+    share = metrics_of(baseline).test_accuracy
+    assert share is not None and share > 0.85
+
+
+def test_only_what_is_reported_was_looked_at_on_the_test_part(done: RunResult) -> None:
+    tested = {trial.candidate.key for trial in done.result.trials if metrics_of(trial).test_accuracy is not None}
+    assert tested == {done.result.baseline.candidate.key, done.result.best}
+
+
+def test_static_figures_follow_from_the_shapes(done: RunResult) -> None:
+    half = metrics_of(done.result.trial(Candidate(0.5, "fp32", "torch").key))
+    # 8 and 16 channels: 8 * (9 + 1) + 16 * (8 * 9 + 1) + 10 * (16 * 49 + 1) parameters
+    assert half.params == 80 + 1168 + 7850
+    assert half.macs == 32 * (784 * 8 * 9 + 196 * 16 * 8 * 9 + 784 * 10)
+    assert half.model_bytes == 4 * half.params
+    int8 = metrics_of(done.result.trial(Candidate(0.5, "int8", "onnxruntime").key))
+    assert int8.model_bytes < half.model_bytes / 3 and int8.effective_precision == "int8"
+    assert int8.peak_memory_bytes < half.peak_memory_bytes
+
+
+def test_a_smaller_variant_is_accepted(done: RunResult) -> None:
+    baseline = metrics_of(done.result.baseline)
+    assert any(metrics_of(trial).size_bytes < baseline.size_bytes for trial in done.result.accepted)
+
+
+def test_the_memory_budget_rejects_by_name_and_amount(done: RunResult) -> None:
+    [broken] = done.result.baseline.violations
+    # weights, a batch of 32 images and the peak of eager activations: more than 3 MiB
+    found = metrics_of(done.result.baseline).peak_memory_bytes / 2**20
+    assert broken.metric == "peak_memory_mb" and broken.excess == pytest.approx(found - 3.0)
+    assert [budget["memory_budget_mb"] for budget in done.summary["memory_budgets"]] == [1.0, 2.0, 4.0]
+
+
+def test_the_hardware_summary_is_in_the_deployment(done: RunResult) -> None:
+    deployment = done.summary["deployment"]
+    assert {"batch_latency_ms", "stream_utilization", "bandwidth_utilization", "achieved_gmacs"} <= set(deployment)
+    assert deployment["batch_latency_ms"] == pytest.approx(metrics_of(done.result.baseline).latency_s * 1e3)
+    assert done.summary["target"]["device"] == "raspberry-pi-4"
+
+
+def test_what_was_written_reads_back(done: RunResult) -> None:
+    assert read_sweep((done.folder / "sweep.json").read_text(encoding="utf-8")) == done.result
+    assert eo.load(done.folder / "profile.json").totals.macs == metrics_of(done.result.baseline).macs
+    assert json.loads((done.folder / "summary.json").read_text(encoding="utf-8"))["best"]["key"] == done.result.best
+    repeated = json.loads((done.folder / "reproducibility.json").read_text(encoding="utf-8"))
+    assert repeated["config"]["epochs"] == 6 and repeated["command"] == ["edge-opt", "run"]
+    assert repeated["data"]["samples"] == {"train": 600, "calibration": 128, "validation": 300, "test": 359}
+
+
+def test_the_shipped_model_runs_without_us(done: RunResult) -> None:
+    program = (done.folder / "best/run_best.py").read_text(encoding="utf-8")
+    assert "edge_opt" not in program and "torch" not in program
+    ran = subprocess.run(
+        [sys.executable, "-I", str(done.folder / "best/run_best.py")], capture_output=True, text=True, check=True
+    )
+    right, total = ran.stdout.splitlines()[-1].split()[0::2][:2]
+    assert int(total) == 32 and int(right) >= 25
+
+
+def test_the_shipped_weights_are_those_of_the_candidate(done: RunResult) -> None:
+    from safetensors.numpy import load_file
+
+    best = done.result.trial(str(done.result.best))
+    stored = load_file(done.folder / "best/model.safetensors")
+    assert sum(array.size for array in stored.values()) == metrics_of(best).params
+    assert all(np.isfinite(array).all() for array in stored.values())
+
+
+def test_a_second_run_reruns_nothing(config: RunConfig, done: RunResult) -> None:
+    events: list[Event] = []
+    weights = (done.folder / "baseline/model.safetensors").stat().st_mtime_ns
+    again = run(config, done.folder, on_event=events.append)
+    assert not [event for event in events if isinstance(event, TrialFinished)]
+    assert again.result == done.result
+    assert (done.folder / "baseline/model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_other_settings_on_the_same_folder_are_told(config: RunConfig, done: RunResult) -> None:
+    with pytest.raises(OtherSettings, match="epochs was 6 and is 7 now"):
+        run(config.model_copy(update={"epochs": 7}), done.folder)
+
+
+def test_constraints_may_change_and_nothing_accepted_is_exit_1(done: RunResult) -> None:
+    settings = [*SMALL, "constraints=[latency_us <= 0.001]"]
+    words = ["run", "-o", str(done.folder), *(word for text in settings for word in ("--set", text))]
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code == 1, ran.output
+    assert "nothing satisfies the constraints" in ran.output and "report" in ran.stdout
+    assert rows(done.folder / "sweep_results.csv")[0]["violations"].startswith("latency_us <= 0.001")
+
+
+def test_an_unknown_target_is_refused_before_anything_runs(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UnknownDevice, match="raspberry-pi-4"):
+        run(config.model_copy(update={"target": "raspbery-pi-4"}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def same(trial: Trial) -> dict[str, object]:
+    """What a seed decides about a trial."""
+    found = metrics_of(trial)
+    return {item.name: getattr(found, item.name) for item in fields(found) if item.name not in MEASURED}
+
+
+def test_two_workers_and_another_run_give_the_same_table(config: RunConfig, done: RunResult, tmp_path: Path) -> None:
+    other = run(config.model_copy(update={"sensitivity": False}), tmp_path, workers=2)
+    assert {trial.candidate.key: same(trial) for trial in other.result.trials} == {
+        trial.candidate.key: same(trial) for trial in done.result.trials
+    }
+
+
+def test_seeds_are_run_and_put_together(config: RunConfig, done: RunResult, tmp_path: Path) -> None:
+    found = run_seeds(config, [3, 4], tmp_path, lambda config, folder: replace(done, folder=folder))
+    assert [item.folder.name for item in found.values()] == ["seed-3", "seed-4"]
+    table = rows(tmp_path / "aggregate.csv")
+    assert len(table) == 6 and {row["seeds"] for row in table} == {"2"}
+    assert json.loads((tmp_path / "aggregate.json").read_text())["seeds"] == [3, 4]
+    with pytest.raises(InvalidInput, match="must be different"):
+        run_seeds(config, [3, 3], tmp_path, lambda config, folder: done)
+
+
+RESIDUAL = '''
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+    def forward(self, x):
+        return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, width, 3, padding=1), Block(width)
+        self.head = nn.Linear(width, 4)
+    def forward(self, x):
+        return self.head(self.block(self.stem(x)).mean((2, 3)))
+
+def loaders(batch_size, seed):
+    """Squares in one of four corners."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(400) % 4
+    images = torch.rand(400, 3, 12, 12, generator=generator) / 10
+    for image, label in zip(images, labels):
+        image[int(label) % 3, :, :] += 1.0
+        if label == 3:
+            image[1] += 1.0
+    data = TensorDataset(images, labels)
+    parts = {"train": range(0, 240), "validation": range(240, 320), "test": range(320, 400)}
+    return {
+        name: DataLoader(torch.utils.data.Subset(data, part), batch_size, shuffle=name == "train")
+        for name, part in parts.items()
+    }
+'''
+
+
+def test_a_model_and_loaders_of_one_s_own_run_through_the_same_command(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(RESIDUAL)
+    (tmp_path / "run.yaml").write_text(
+        f"model: {tmp_path}/net.py:Net(width=12)\ndataset: {tmp_path}/net.py:loaders\nepochs: 4\nlearning_rate: 1e-2\n"
+        "batch_size: 16\nprecisions: [int8]\nruntimes: [onnxruntime]\npruning_levels: [0.5]\nmin_time_s: 0.02\n"
+        "constraints: [accuracy_drop <= 0.2]\n"
+    )
+    ran = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "-o", str(tmp_path / "out"), "--json"])
+    assert ran.exit_code == 0, ran.output
+    summary = json.loads(ran.stdout)
+    assert summary["baseline"]["label"] == "prune 0 fp32 torch"  # measured, though no part of the space
+    assert summary["best"]["label"] == "prune 0.5 int8 onnxruntime"
+    assert summary["best"]["metrics"]["params_ratio"] < 0.6
+    assert summary["best"]["metrics"]["test_accuracy"] > 0.7
+    repeated = json.loads((tmp_path / "out/reproducibility.json").read_text())
+    assert set(repeated["data"]["sha256"]) == {"batches of validation", "batches of test"}
+
+
+def test_a_trained_model_is_swept_from_python(done: RunResult, tmp_path: Path) -> None:
+    model = SmallCNN()
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(done.folder / "baseline/model.safetensors"))
+    splits = load_splits("digits", train_subset=100, val_subset=64)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = eo.sweep(
+        model,
+        {"train": list(splits.train), "validation": list(splits.validation)},
+        example_inputs=(16, 1, 28, 28),
+        pruning_levels=[0.0],
+        precisions=["fp32"],
+        runtimes=["torch", "onnxruntime"],
+        constraints=["accuracy_drop <= 0"],
+        folder=tmp_path / "out",
+        min_time_s=0.02,
+    )
+    assert [metrics_of(trial).batch_size for trial in result.trials] == [16, 16]
+    assert len(result.accepted) == 2 and metrics_of(result.baseline).test_accuracy is None
+    assert (tmp_path / "out/sweep_results.csv").is_file()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
+    class Local(SmallCNN):
+        pass
+
+    batch = torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(InvalidInput, match=r"the model is a .*Local, which other processes cannot import"):
+        eo.sweep(Local(), {"train": [batch], "validation": [batch]}, folder=tmp_path)

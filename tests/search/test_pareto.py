@@ -1,0 +1,171 @@
+"""Frontiers against brute force, and the recommendation by its rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_opt.budgets import parse_budget, violations
+from edge_opt.errors import InvalidInput
+from edge_opt.records import Candidate, Trial, TrialMetrics
+from edge_opt.search.choose import Point, Span, dominates, frontier, frontiers, recommend, trial_frontier
+from sweep_jobs import figures
+
+# Few distinct values, so that ties, duplicates and touching intervals are common.
+numbers = st.one_of(st.integers(0, 4).map(float), st.just(math.nan))
+exact = numbers.map(lambda value: Span(value, value, value))
+uncertain = st.lists(st.integers(0, 6).map(float), min_size=3, max_size=3).map(lambda three: Span(*sorted(three)))
+
+
+def points(spans: st.SearchStrategy[Span]) -> st.SearchStrategy[list[Point]]:
+    return st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[spans] * width), max_size=12))
+
+
+def has_nan(point: Point) -> bool:
+    return any(math.isnan(x) for span in point for x in span)
+
+
+@given(points(exact))
+def test_the_frontier_of_exact_figures_is_what_no_other_beats(found: list[Point]) -> None:
+    def beaten(i: int) -> bool:
+        return any(
+            all(a.value <= b.value for a, b in zip(other, found[i], strict=True))
+            and [a.value for a in other] != [b.value for b in found[i]]
+            for other in found
+            if not has_nan(other)
+        )
+
+    expected = [i for i, point in enumerate(found) if not has_nan(point) and not beaten(i)]
+    assert list(frontier(found)) == expected
+
+
+@given(points(uncertain))
+def test_the_frontier_of_intervals_is_what_no_other_surely_beats(found: list[Point]) -> None:
+    def beats(one: Point, other: Point) -> bool:
+        nowhere_worse = not any(
+            a.low > b.low or a.value > b.value or a.high > b.high for a, b in zip(one, other, strict=True)
+        )
+        return nowhere_worse and any(max(a) < min(b) for a, b in zip(one, other, strict=True))
+
+    assert list(frontier(found)) == [
+        i for i, point in enumerate(found) if not any(beats(other, point) for other in found)
+    ]
+
+
+@given(points(uncertain))
+def test_regard_to_intervals_only_ever_adds_to_the_frontier(found: list[Point]) -> None:
+    by_value = [tuple(Span(s.value, s.value, s.value) for s in point) for point in found]
+    assert set(frontier(by_value)) <= set(frontier(found))
+
+
+@given(points(uncertain))
+def test_dominance_is_a_strict_partial_order(found: list[Point]) -> None:
+    for a in found:
+        assert not dominates(a, a)
+        for b in found:
+            assert not (dominates(a, b) and dominates(b, a))
+            for c in found:
+                assert dominates(a, c) or not (dominates(a, b) and dominates(b, c))
+
+
+def trial(
+    pruning: float, *, budgets: tuple[str, ...] = (), runtime: str = "onnxruntime", **changes: float | None
+) -> Trial:
+    candidate = Candidate(pruning, "fp32", runtime)
+    metrics: TrialMetrics = replace(figures(candidate), **changes)
+    broken = violations(metrics, [parse_budget(text) for text in budgets])
+    return Trial(candidate, "done", metrics, None, "", broken, 1.0)
+
+
+def failed(pruning: float) -> Trial:
+    return Trial(Candidate(pruning, "fp32", "torch"), "failed", None, "raised", "build: ValueError: no", (), 1.0)
+
+
+def test_more_accuracy_and_less_of_everything_else_is_better() -> None:
+    good, slow, wrong = (
+        trial(0.1, accuracy=0.9, latency_s=1.0),
+        trial(0.2, accuracy=0.9, latency_s=2.0),
+        trial(0.3, accuracy=0.8, latency_s=1.0),
+    )
+    assert trial_frontier([slow, good, wrong], ("accuracy", "latency_ms")) == (good.candidate.key,)
+
+
+def test_equal_candidates_share_the_frontier() -> None:
+    same = [trial(level, accuracy=0.9, latency_s=1.0) for level in (0.1, 0.2)]
+    assert len(trial_frontier(same, ("accuracy", "latency_ms"))) == 2
+
+
+def test_what_failed_or_has_no_figure_is_on_no_frontier() -> None:
+    rows = [trial(0.1, energy_j=None), trial(0.2, energy_j=1.0), failed(0.3)]
+    assert trial_frontier(rows, ("accuracy", "energy_j")) == (rows[1].candidate.key,)
+
+
+def test_a_slower_candidate_stays_while_the_intervals_overlap() -> None:
+    fast = trial(0.1, accuracy=0.9, latency_s=1.0, latency_low_s=0.8, latency_high_s=1.2)
+    slow = trial(0.2, accuracy=0.9, latency_s=1.1, latency_low_s=1.0, latency_high_s=1.3)
+    # The accuracies are the same figure with the same interval.
+    same = {"accuracy_low": 0.88, "accuracy_high": 0.92}
+    rows = [replace(row, metrics=replace(row.metrics, **same)) for row in (fast, slow)]  # type: ignore[type-var]
+    objectives = ("accuracy", "latency_ms")
+    assert trial_frontier(rows, objectives) == (fast.candidate.key,)
+    assert len(trial_frontier(rows, objectives, use_ci=True)) == 2
+
+
+def test_frontiers_leave_out_objectives_that_nobody_knows() -> None:
+    # No candidate here knows its energy.
+    assert [name for name, _ in frontiers([trial(0.0), trial(0.5)])] == [
+        "accuracy,latency_ms",
+        "accuracy,peak_memory_mb",
+        "accuracy,size_mb",
+        "accuracy,latency_ms,peak_memory_mb,size_mb",
+    ]
+
+
+def test_an_unknown_objective_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="unknown objective 'speed'"):
+        trial_frontier([], ("accuracy", "speed"))
+
+
+def test_the_fastest_is_recommended_among_those_not_significantly_less_accurate() -> None:
+    rows = [
+        trial(0.0, accuracy=0.98, accuracy_high=0.99, latency_s=0.004),
+        trial(0.1, accuracy=0.975, accuracy_high=0.985, latency_s=0.002),  # reaches 0.98
+        trial(0.2, accuracy=0.95, accuracy_high=0.96, latency_s=0.001),  # does not
+    ]
+    key, sentence = recommend(rows)
+    assert key == rows[1].candidate.key
+    assert "2 of 3 accepted" in sentence
+    assert "2.00 ms" in sentence
+    assert "0.9750" in sentence
+    assert "the best is 0.9800" in sentence
+
+
+def test_rejected_and_failed_candidates_are_never_recommended() -> None:
+    rows = [failed(0.4), trial(0.0, latency_s=0.001, budgets=("size_mb <= 0.1",)), trial(0.1, latency_s=0.5)]
+    key, sentence = recommend(rows)
+    assert key == rows[2].candidate.key
+    assert "the only accepted candidate" in sentence
+
+
+def test_without_an_accepted_candidate_the_closest_is_named_with_its_excess() -> None:
+    # 4.2 - 3 = 1.2 ms beyond, which is closer than 6 - 3.
+    rows = [trial(level, latency_s=s, budgets=("latency_ms <= 3",)) for level, s in ((0.0, 0.006), (0.1, 0.0042))]
+    assert recommend(rows) == (
+        None,
+        "nothing satisfies the constraints; closest is prune 0.1 fp32 onnxruntime, beyond latency_ms by 1.2",
+    )
+
+
+def test_a_constraint_on_an_unknown_figure_is_not_satisfied_and_said() -> None:
+    assert recommend([trial(0.1, energy_j=None, budgets=("energy_j <= 1",))])[1].endswith("energy_j is not known")
+
+
+def test_when_everything_failed_the_first_reason_is_given() -> None:
+    key, sentence = recommend([failed(0.1), failed(0.2)])
+    assert key is None
+    assert "all 2 candidates failed" in sentence
+    assert "ValueError: no" in sentence

@@ -1,0 +1,185 @@
+"""The store: what it keeps, what it refuses, what it puts aside; and the lock of its folder."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
+from edge_opt.records import Candidate, Trial
+from edge_opt.search.store import STORE_NAME, Built, Store, alone, at_work, folder_lock, owner
+from sweep_jobs import figures
+
+CANDIDATE = Candidate(0.1, "int8", "onnxruntime", (("conv1", 0.25),))
+DONE = Trial(CANDIDATE, "done", figures(CANDIDATE), None, "", (), 1.5, attempts=2)
+
+
+def filled(folder: Path) -> None:
+    store = Store.open(folder, {"epochs": 3})
+    store.save(DONE)
+    store.close()
+
+
+def backups(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("sweep.*.sqlite") if path.name != STORE_NAME]
+
+
+def test_a_trial_comes_back_exactly_as_it_was(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = Store.open(tmp_path, {"epochs": 3})
+    assert store.trials() == {CANDIDATE.key: DONE}
+    store.close()
+
+
+def test_attempts_are_counted_before_they_start_and_remembered(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, {})
+    assert store.begin(CANDIDATE) == 1
+    store.close()
+    store = Store.open(tmp_path, {})
+    assert store.begin(CANDIDATE) == 2
+    assert store.unfinished() == (CANDIDATE,)
+    store.save(DONE)
+    assert store.unfinished() == ()
+    store.close()
+
+
+def test_builds_are_kept_and_failed_rows_can_be_forgotten(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, {})
+    store.save_build(CANDIDATE, Built({"accuracy": 0.5}, 2.0))
+    assert store.build_of(CANDIDATE) == Built({"accuracy": 0.5}, 2.0)
+    store.save(Trial(CANDIDATE, "failed", None, "raised", "measure: no", (), 1.0))
+    assert store.forget_failed() == 1
+    assert store.trials() == {}
+    assert store.build_of(CANDIDATE) is None
+    store.close()
+
+
+def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with pytest.raises(OtherSettings, match=r"epochs was 3 and is 5 now; seed was not set and is 1 now"):
+        Store.open(tmp_path, {"epochs": 5, "seed": 1})
+    assert not backups(tmp_path)
+
+
+def test_a_fresh_start_keeps_the_old_store_aside(tmp_path: Path) -> None:
+    filled(tmp_path)
+    said: list[str] = []
+    store = Store.open(tmp_path, {"epochs": 5}, fresh=True, on_notice=said.append)
+    assert store.trials() == {}
+    store.close()
+    (backup,) = backups(tmp_path)
+    assert backup.name in said[0]
+    backup.replace(tmp_path / STORE_NAME)
+    assert Store.look(tmp_path).trials() == {CANDIDATE.key: DONE}
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"not a database at all, but long enough to be taken for one" * 100)
+
+
+def garbled_row(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE trials SET trial = '{\"candidate\": 1'")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize("damage", [cut_short, overwritten, garbled_row])
+def test_a_damaged_store_is_said_and_kept_aside(damage: object, tmp_path: Path) -> None:
+    filled(tmp_path)
+    damage(tmp_path / STORE_NAME)  # type: ignore[operator]
+    before = (tmp_path / STORE_NAME).read_bytes()
+    with pytest.raises(UnreadableStore, match="damaged"):
+        Store.look(tmp_path)
+    said: list[str] = []
+    store = Store.open(tmp_path, {"epochs": 3}, on_notice=said.append)
+    assert store.trials() == {}
+    store.close()
+    (backup,) = backups(tmp_path)
+    assert backup.read_bytes() == before
+    assert "it is damaged" in said[0]
+    assert backup.name in said[0]
+
+
+def version(path: Path, number: int) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {number}")
+    connection.commit()
+    connection.close()
+
+
+def test_an_older_schema_is_said_and_kept_aside(tmp_path: Path) -> None:
+    filled(tmp_path)
+    version(tmp_path / STORE_NAME, 0)
+    said: list[str] = []
+    Store.open(tmp_path, {}, on_notice=said.append).close()
+    assert "it is of schema 0, and this edge_opt reads 1" in said[0]
+    assert len(backups(tmp_path)) == 1
+
+
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    filled(tmp_path)
+    version(tmp_path / STORE_NAME, 99)
+    with pytest.raises(UnreadableStore, match="newer edge_opt"):
+        Store.open(tmp_path, {})
+    assert not backups(tmp_path)
+
+
+def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    assert owner(tmp_path) is None
+    with folder_lock(tmp_path):
+        found = owner(tmp_path)
+        assert found is not None
+        with pytest.raises(FolderInUse, match=f"process {found.pid} on"), folder_lock(tmp_path):
+            pass
+    assert owner(tmp_path) is None
+    with folder_lock(tmp_path):
+        pass
+
+
+def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    happened: list[str] = []
+    waits, may_end = threading.Event(), threading.Event()
+
+    def build(name: str, ready: threading.Event) -> None:
+        with at_work():
+            happened.append(f"{name} begins")
+            ready.set()
+            may_end.wait(30)
+            happened.append(f"{name} ends")
+
+    def measure() -> None:
+        with alone(waits.set):
+            happened.append("timing")
+
+    first_runs, second_runs = threading.Event(), threading.Event()
+    threads = [threading.Thread(target=build, args=("first", first_runs)), threading.Thread(target=measure)]
+    threads[0].start()
+    assert first_runs.wait(30)
+    threads[1].start()
+    assert waits.wait(30)
+    may_end.set()
+    for thread in threads:
+        thread.join(30)
+    build("second", second_runs)
+    assert happened == ["first begins", "first ends", "timing", "second begins", "second ends"]
+
+
+def test_builds_go_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with at_work(), at_work():
+        pass
+
+
+def test_a_folder_without_a_sweep_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableStore, match="holds no sweep"):
+        Store.look(tmp_path)

@@ -1,0 +1,145 @@
+"""Candidates that fail, each in its way, and sweeps that go on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge_opt.errors import InvalidInput
+from edge_opt.records import Candidate, Trial
+from edge_opt.search.build import Event, PhaseStarted
+from edge_opt.search.process import Isolation, Limits, packed
+from edge_opt.search.space import Space
+from edge_opt.search.sweep import candidate_folder, run_sweep
+from sweep_jobs import Arithmetic, Flaky, Misbehaving, figures
+
+MIB = 2**20
+
+pytestmark = pytest.mark.usefixtures("own_machine")
+
+
+def test_a_sweep_finishes_with_a_row_for_each_way_to_fail(tmp_path: Path) -> None:
+    levels = tuple(level / 10 for level in range(9))
+    result = run_sweep(
+        Misbehaving(),
+        Space(levels, ("fp32",), ("torch",)),
+        folder=tmp_path,
+        memory_limit_bytes=250 * MIB,
+        time_limit_s=6,
+    )
+    assert [(trial.failure, trial.reason) for trial in result.trials] == [
+        (None, ""),
+        ("raised", "build: ValueError: channels must be divisible by 8"),
+        ("out of memory", "build used more memory than the limit of 250 MiB"),
+        ("timed out", "build took longer than the limit of 6 s"),
+        ("no result", "accuracy is nan"),
+        ("crashed", "build was ended by SIGABRT; see build.log"),
+        ("crashed", "build was over without a result; see build.log"),
+        ("no result", "build returned NoneType, not Mapping"),
+        ("no result", "measure returned dict, not TrialMetrics"),
+    ]
+    assert all(trial.metrics is None for trial in result.trials[1:])
+    assert result.best == result.trials[0].candidate.key
+    # Only a crash may have come from outside, so only that was tried again.
+    assert [trial.attempts for trial in result.trials] == [1, 1, 1, 1, 1, 2, 2, 1, 1]
+
+    def log(row: int) -> str:
+        return (candidate_folder(tmp_path, result.trials[row].candidate) / "build.log").read_text(encoding="utf-8")
+
+    assert re.search(r"Traceback .*sweep_jobs\.py.*ValueError: channels", log(1), re.DOTALL)
+    assert "about to hang" in log(3)
+    assert "Fatal Python error: Aborted" in log(5)
+
+
+def test_a_crash_is_tried_again_and_failed_rows_on_request(tmp_path: Path) -> None:
+    space = Space((0.0, 0.5), ("fp32",), ("torch",))
+    job = Flaky(tmp_path / "marks", crashes=2)
+    first = run_sweep(job, space, folder=tmp_path / "out", retries=0)
+    assert [(trial.status, trial.attempts) for trial in first.trials] == [("done", 1), ("failed", 1)]
+    assert run_sweep(job, space, folder=tmp_path / "out", retries=0) == first
+    # The second crash, and then the attempt that succeeds.
+    again = run_sweep(job, space, folder=tmp_path / "out", retries=1, retry_failed=True)
+    assert [(trial.status, trial.attempts) for trial in again.trials] == [("done", 1), ("done", 3)]
+
+
+def test_a_given_baseline_is_a_row_and_does_not_run(tmp_path: Path) -> None:
+    baseline = Candidate(0.0, "fp32", "torch")
+    given = Trial(baseline, "done", replace(figures(baseline), accuracy=0.5), None, "", (), 3.0)
+    space = Space((0.0, 0.5), ("fp32",), ("torch",))
+    result = run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "out", baseline=given)
+    assert result.baseline == result.trials[0] == given
+    assert baseline.key not in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def test_a_space_without_a_baseline_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no unpruned fp32 candidate"):
+        run_sweep(Arithmetic(tmp_path / "log"), Space((0.5,), ("fp32",), ("torch",)), folder=tmp_path)
+
+
+def test_limits_and_counts_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    space, job = Space((0.0,), ("fp32",), ("torch",)), Arithmetic(tmp_path / "log")
+    with pytest.raises(InvalidInput, match="the memory limit is 0"):
+        run_sweep(job, space, folder=tmp_path, memory_limit_bytes=0)
+    with pytest.raises(InvalidInput, match="trials is 0"):
+        run_sweep(job, space, folder=tmp_path, trials=0)
+    with pytest.raises(InvalidInput, match="unknown sampler 'random'"):
+        run_sweep(job, space, folder=tmp_path, sampler="random")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="say how many to try"):
+        many = Space((0.0,), ("fp32",), ("torch",), {f"conv{i}": (0.0, 0.5) for i in range(20)})
+        run_sweep(job, many, folder=tmp_path)
+    with pytest.raises(InvalidInput, match="workers is -1"):
+        run_sweep(job, space, folder=tmp_path, workers=-1)
+
+
+def test_a_job_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
+    class Local(Misbehaving):
+        pass
+
+    with pytest.raises(InvalidInput, match="define it at the top of a module"):
+        run_sweep(Local(), Space((0.0,), ("fp32",), ("torch",)), folder=tmp_path)
+    with pytest.raises(InvalidInput, match="cannot import no_such_module"):
+        run_sweep(Misbehaving(), Space((0.0,), ("fp32",), ("torch",)), folder=tmp_path, preload=["no_such_module"])
+
+
+def nurseries() -> list[psutil.Process]:
+    """The processes that others are forked from, and those forked from them."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if any("edge_opt.search.nursery" in word for word in child.cmdline())]
+
+
+def test_halves_run_in_processes_of_their_own_that_end(tmp_path: Path) -> None:
+    seen: list[list[psutil.Process]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, PhaseStarted):
+            seen.append(nurseries())
+
+    run_sweep(Arithmetic(tmp_path / "log"), Space((0.0, 0.5), ("fp32",), ("torch",)), folder=tmp_path, on_event=listen)
+    # Between the halves there is one process: that from which they are forked.
+    assert [len(processes) for processes in seen[1:]] == [1, 1, 1]
+    assert not psutil.wait_procs(seen[-1], timeout=30)[1]
+
+
+def test_closing_ends_what_runs(tmp_path: Path) -> None:
+    isolation = Isolation(["sweep_jobs"])
+    outcome = isolation.run(
+        packed(Misbehaving()), "build", (Candidate(0.3, "fp32", "torch"), tmp_path), tmp_path, Limits(seconds=0.3)
+    )
+    assert outcome.failure == "timed out"
+    (nursery,) = nurseries()
+    isolation.close()
+    assert not psutil.wait_procs([nursery], timeout=30)[1]
+
+
+def test_a_lost_nursery_is_a_crash_and_is_replaced(tmp_path: Path) -> None:
+    job, candidate = packed(Misbehaving()), Candidate(0.0, "fp32", "torch")
+    with Isolation(["sweep_jobs"]) as isolation:
+        assert isolation.run(job, "build", (candidate, tmp_path), tmp_path, Limits()).failure is None
+        (nursery,) = nurseries()
+        nursery.kill()
+        nursery.wait(30)
+        assert isolation.run(job, "build", (candidate, tmp_path), tmp_path, Limits()).failure is None

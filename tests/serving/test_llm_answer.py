@@ -1,0 +1,278 @@
+"""The answer as a whole: memory to the byte, speed on a device, side by side, drafts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("transformers")
+
+import edge_opt as eo
+from edge_opt.errors import InvalidInput, MissingExtra, ModelNotFound
+from edge_opt.platforms.catalog import device
+from edge_opt.records import ServingComparison
+from edge_opt.serving.decode_loop import decode_peak_bytes
+from edge_opt.serving.llm_report import llm
+from edge_opt.serving.model_source import import_transformers
+from language_models import CONFIGS, config, small_llama
+
+PI = "raspberry-pi-5"
+
+
+def test_a_70b_is_answered_within_two_seconds() -> None:
+    llm(small_llama(), target=PI, context=64)  # what is imported lazily is there now
+    start = time.process_time()
+    found = llm(config("llama-3-70b"), target=PI, weights="q4_k_m", context=8192)
+    assert time.process_time() - start < 2.0
+    assert found.params == 70_553_706_496
+
+
+def test_decoding_is_bandwidth_over_bytes() -> None:
+    found = llm(config("llama-2-7b"), target=PI, weights="q8_0", context=512)
+    # 0.52 of 17 GB/s; every weight but the embedding's table in 34 bytes for 32, norms in 4; the cache in fp16.
+    matrices = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) + 32000 * 4096
+    norms = (2 * 32 + 1) * 4096 * 4
+    row = 4096 * 34 // 32
+    cache = 2 * 32 * 4096 * 512 * 2
+    nbytes = matrices * 34 // 32 + norms + row + cache
+    assert found.decode.bytes_per_token == nbytes
+    assert found.decode.tokens_per_s == pytest.approx(0.52 * 17e9 / nbytes)
+    assert found.decode.bound == "memory"
+    assert found.decode.low is not None and found.decode.high is not None
+    assert found.decode.low < found.decode.tokens_per_s < found.decode.high
+    assert found.decode_at_start.tokens_per_s is not None
+    assert found.energy_per_token is not None and found.energy_per_token.source == "proxy"
+    assert found.energy_per_token.joules == pytest.approx(11.0 / found.decode.tokens_per_s)
+    assert [point.context for point in found.curve] == [128, 256, 512]
+
+
+def test_prefill_runs_at_the_matrix_rate() -> None:
+    found = llm(config("llama-2-7b"), target=PI, weights="q8_0", context=512, prompt=64).prefill
+    layer = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 64 * 4096
+    assert found.flops == 2 * (64 * 32 * layer + 4096 * 32000)  # the head sees the last token only
+    assert found.seconds == pytest.approx(found.flops / (0.5 * 153.6e9))
+    assert found.tokens_per_s == pytest.approx(64 / found.seconds)
+    assert found.bound == "compute"
+
+
+def test_memory_and_the_verdict() -> None:
+    found = llm(config("llama-3-8b"), target=PI, weights="q4_k_m", context=4096).memory
+    assert found.total_bytes == (
+        found.weights_bytes + found.buffer_bytes + found.kv_bytes + found.input_bytes + found.activation_bytes
+    )
+    assert found.fits is False and found.missing_bytes == found.total_bytes - (4 << 30)
+    assert found.fitting_ram_bytes == (8 << 30, 16 << 30) and found.limit_bytes == 8 << 30
+    per_position = 2 * 32 * 8 * 128 * 2
+    spare = (8 << 30) - found.total_bytes
+    assert found.longest_context == 4096 + spare // per_position
+    assert found.largest_batch is not None and found.largest_batch > 1
+    mine = llm(config("llama-3-8b"), target=PI, weights="q4_k_m", context=4096, ram_gib=8).memory
+    assert mine.fits is True and mine.missing_bytes == 0
+
+
+class Watch(TorchDispatchMode):
+    """Bytes of every storage that an operator returned and somebody still holds."""
+
+    def __init__(self, held: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.storages: dict[int, Any] = {}
+        self.peak = 0
+        for tensor in held:
+            self.note(tensor)
+        del held, tensor
+
+    def note(self, tensor: torch.Tensor) -> None:
+        import weakref
+
+        storage = tensor.untyped_storage()
+        self.storages[storage._cdata] = (weakref.ref(storage), storage.nbytes())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(item, torch.Tensor):
+                self.note(item)
+        self.peak = max(self.peak, sum(size for ref, size in self.storages.values() if ref() is not None))
+        return result
+
+
+@pytest.mark.parametrize(("context", "prompt", "batch"), [(300, 1, 1), (300, 40, 1), (128, 100, 2)])
+def test_static_peak_is_the_measured_one_to_the_byte(context: int, prompt: int, batch: int) -> None:
+    """A real loop in torch on the CPU: the prompt, then tokens until the context is full."""
+    configuration = small_llama()
+    static = llm(configuration, weights="fp32", context=context, prompt=prompt, batch=batch).memory
+    torch.manual_seed(0)
+    model = import_transformers().AutoModelForCausalLM.from_config(configuration).eval()
+    own = [*model.parameters(), *model.buffers()]
+    prompt_ids, one = torch.zeros(batch, prompt, dtype=torch.int64), torch.zeros(batch, 1, dtype=torch.int64)
+    with torch.no_grad():
+        with (watch := Watch([*own, prompt_ids])):
+            cache = model(input_ids=prompt_ids, use_cache=True, logits_to_keep=1).past_key_values
+        del prompt_ids
+        peak = watch.peak
+        with (watch := Watch([*own, one, *_held(cache)])):
+            for _ in range(context - prompt):
+                model(input_ids=one, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    assert static.total_bytes == max(peak, watch.peak)
+
+
+def _held(cache: Any) -> list[torch.Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def test_our_own_watch_agrees() -> None:
+    configuration = small_llama()
+    model = import_transformers().AutoModelForCausalLM.from_config(configuration).eval()
+    static = llm(configuration, weights="fp32", context=200, prompt=1).memory
+    with torch.no_grad():
+        cache = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=True).past_key_values
+    assert decode_peak_bytes(model, cache, torch.zeros(1, 1, dtype=torch.int64), 200) == static.total_bytes
+
+
+def test_formats_and_targets_side_by_side(tmp_path: Path) -> None:
+    found = llm(small_llama(), target=[PI, "apple-m1"], weights=["q8_0", "fp16"], context=128)
+    assert isinstance(found, ServingComparison)
+    assert [(item.target, item.weights) for item in found.reports] == [
+        (PI, "q8_0"), (PI, "fp16"), ("apple-m1", "q8_0"), ("apple-m1", "fp16"),
+    ]  # fmt: skip
+    assert "apple-m1" in str(found)
+    for name in ("out.json", "out.md", "out.txt", "out.html"):
+        text = found.save(tmp_path / name).read_text(encoding="utf-8")
+        assert "q8_0" in text
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["format"] == "edge_opt.llm" and len(document["reports"]) == 4
+    assert document["reports"][0]["memory"]["fits"] is True
+    with pytest.raises(InvalidInput, match="must end in"):
+        found.save(tmp_path / "out.pdf")
+
+
+def test_a_draft_model_proposes() -> None:
+    large = config("llama-2-7b")
+    found = llm(large, target=PI, weights="q8_0", context=256, draft=small_llama(), draft_tokens=3, acceptance=0.5)
+    guess = found.speculation
+    assert guess is not None and guess.tokens_per_step == 1 + 0.5 + 0.25 + 0.125
+    assert guess.speedup is not None and 1.5 < guess.speedup < guess.tokens_per_step
+    never = llm(large, target=PI, weights="q8_0", context=256, draft=small_llama(), acceptance=0.0).speculation
+    assert never is not None and never.speedup is not None and never.speedup < 1
+
+
+class Tiny(nn.Module):
+    """A causal model of nobody's make: one layer, its cache two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.attn = nn.Linear(32, 96, bias=False)
+        self.lm_head = nn.Linear(32, 50, bias=False)
+
+    def forward(self, ids: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.attn(self.embed(ids)).chunk(3, -1)
+        keys, values = torch.cat([keys, key], 1), torch.cat([values, value], 1)
+        return self.lm_head(nn.functional.scaled_dot_product_attention(query, keys, values)[:, -1])
+
+
+def _tiny_inputs(tokens: int, past: int, batch: int) -> dict[str, Any]:
+    state = torch.empty(batch, past, 32, device="meta")
+    return {"ids": torch.zeros(batch, tokens, dtype=torch.int64), "keys": state, "values": state.clone()}
+
+
+def test_a_module_of_ones_own() -> None:
+    found = llm(Tiny(), weights="fp32", context=100, prompt=10, inputs=_tiny_inputs)
+    assert found.memory.kv_bytes == 2 * 32 * 100 * 4
+    assert found.decode.flops_per_token == 2 * (32 * 96 + 32 * 50 + 2 * 32 * 100)
+    assert found.part("embedding").bytes_per_step == 32 * 4
+    with pytest.raises(InvalidInput, match="Tiny is no transformers model; pass inputs="):
+        llm(Tiny())
+
+
+def test_a_folder_and_a_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["qwen3-0.6b"]}))
+    found = llm(tmp_path, context=64)
+    assert found.model == tmp_path.name and found.params == llm(str(tmp_path / "config.json"), context=64).params
+
+
+REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ("no/such/folder", {}, ModelNotFound, "no folder and no file 'no/such/folder'; a language model is hf:"),
+    (3, {}, InvalidInput, "a language model is hf:ORG/NAME.*this is a int"),
+    ("llama-2-7b", {"context": 9000}, InvalidInput, "was made for 8192 positions .no RoPE scaling."),
+    ("llama-3-8b", {"context": 200_000}, InvalidInput, "131072 positions .RoPE scaling llama3, factor 8, from 8192"),
+    ("llama-2-7b", {"context": 8, "prompt": 9}, InvalidInput, "prompt is 9 tokens and context 8"),
+    ("llama-2-7b", {"context": 0}, InvalidInput, "context is 0; it must be a whole number of at least 1"),
+    ("llama-2-7b", {"weights": "q4_k_m", "runtime": "torch"}, InvalidInput, "torch has no weights in q4_k_m"),
+    ("llama-2-7b", {"weights": []}, InvalidInput, "no weight format or no target is given"),
+    ("llama-2-7b", {"target": "rp2040"}, InvalidInput, "the bandwidth of rp2040 is unknown"),
+    ("llama-2-7b", {"kv": "q3"}, InvalidInput, "no format 'q3' for the key-value cache"),
+    ("llama-2-7b", {"engine": "tpu"}, InvalidInput, "engine is 'tpu'"),
+    ("llama-2-7b", {"acceptance": 2}, InvalidInput, "acceptance is 2; it is a share from 0 to 1"),
+    ("llama-2-7b", {"weights": "q4_0", "measure": True}, InvalidInput, "torch runs no weights in q4_0"),
+    ("llama-2-7b", {"measure": "no.gguf"}, InvalidInput, "no GGUF file 'no.gguf'"),
+]
+
+
+@pytest.mark.parametrize(("source", "options", "error", "sentence"), REFUSED)
+def test_what_cannot_be_used_is_one_sentence(
+    source: Any, options: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    model = config(source) if source in CONFIGS else source
+    with pytest.raises(error, match=sentence) as caught:
+        llm(model, **{"prompt": 4, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_configurations_that_lead_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for text, sentence in (
+        ("{", "cannot be read as JSON"),
+        ("{}", "has no model_type"),
+        ('{"model_type": "gpt99"}', "is of type 'gpt99', which transformers .* does not know"),
+        ('{"model_type": "bert"}', "a model of type 'bert' is an encoder only"),
+        ('{"model_type": "vit"}', "a model of type 'vit' is no language model"),
+    ):
+        path.write_text(text)
+        with pytest.raises((ModelNotFound, InvalidInput), match=sentence):
+            llm(path)
+    with pytest.raises(ModelNotFound, match=r"no file .*config.json"):
+        llm(tmp_path / "elsewhere.json")
+
+
+def test_a_name_that_the_cache_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def missing(*_: Any, **__: Any) -> str:
+        raise errors.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", missing)
+    with pytest.raises(ModelNotFound, match="'org/name' is not in the local Hugging Face cache, and the Hub cannot"):
+        llm("hf:org/name")
+    with pytest.raises(ModelNotFound, match="is no name on the Hub"):
+        llm("hf:a/b/c")
+
+
+def test_llama_cpp_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(MissingExtra, match="llama-cpp-python, which is not installed; run `pip install"):
+        llm(small_llama(), context=64, prompt=8, measure=str(file))
+
+
+def test_measuring_runs_the_loop_here() -> None:
+    found = llm(small_llama(), weights="fp32", context=64, prompt=8, measure=True)
+    assert found.measured is not None
+    assert found.measured.decode_tokens_per_s > 0 and found.measured.tokens >= 5
+    assert found.measured.peak_bytes == found.memory.total_bytes
+
+
+def test_the_front_door_has_it() -> None:
+    assert eo.llm is llm
+    assert device(PI).name == PI

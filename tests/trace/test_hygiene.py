@@ -1,0 +1,136 @@
+"""A profile leaves the model and the process as it found them, also when forward raises."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import edge_opt as eo
+from awkward import Awkward, same, state
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["meta", "real"])
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "raises"])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("training", [False, True])
+def test_everything_is_as_it_was(looks: bool, fails: bool, mode: str, training: bool) -> None:
+    model = Awkward(fails, looks)
+    model.train(training)
+    model.norm.train(not training)
+    x = torch.randn(3, 4)
+    x_before = x.clone()
+    before = state(model)
+    if fails:
+        with pytest.raises(eo.EdgeOptError, match="forward gave up"):
+            eo.profile(model, x, mode=mode)
+    else:
+        profile = eo.profile(model, x, mode=mode)
+        assert profile.trace.used_real_tensors == looks
+    after = state(model)
+    for key in before:
+        assert same(before[key], after[key]), key
+    assert torch.equal(x, x_before)
+    assert not any(tensor.is_meta for tensor in model.state_dict().values())
+
+
+def test_grad_mode_and_fast_path_of_the_caller_survive() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+    torch.backends.mha.set_fastpath_enabled(True)
+    with torch.enable_grad():
+        eo.profile(model, (1, 3, 8))
+        assert torch.is_grad_enabled()
+    with torch.no_grad():
+        eo.profile(model, (1, 3, 8))
+        assert not torch.is_grad_enabled()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_the_model_still_runs_and_trains_afterwards() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
+    twin = copy.deepcopy(model)
+    eo.profile(model, (2, 3, 8, 8))
+    x = torch.randn(2, 3, 8, 8)
+    for net in (model, twin):
+        net(x).sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_hooks_of_the_user_are_kept_and_called() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    seen = []
+    handle = model[0].register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+    eo.profile(model, (2, 4))
+    assert seen == [(2, 4)]
+    handle.remove()
+    assert not model[0]._forward_hooks
+
+
+def test_a_profile_inside_inference_mode_works() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with torch.inference_mode():
+        assert eo.profile(model, (2, 4)).totals.macs == 2 * 16
+
+
+def test_weights_are_not_copied() -> None:
+    model = nn.Linear(4096, 4096)
+    pointer = model.weight.data_ptr()
+    eo.profile(model, (1, 4096))
+    assert model.weight.data_ptr() == pointer
+
+
+def test_objects_passed_as_arguments_are_not_written_to() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, memory: dict) -> torch.Tensor:
+            memory["last"] = self.layer(x)
+            return memory["last"]
+
+    memory: dict[str, torch.Tensor] = {}
+    eo.profile(Keeps(), [(2, 4), memory])
+    assert memory == {}
+
+
+def test_a_key_value_cache_passed_as_argument_stays_empty() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys: list[torch.Tensor] = []
+
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+            cache.keys.append(self.layer(x))
+            return cache.keys[-1]
+
+    cache = Cache()
+    eo.profile(Caching(), [(2, 4), cache])
+    assert cache.keys == []
+
+
+def test_hooks_that_forward_adds_itself_are_taken_back() -> None:
+    class AddsHooks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "is_ready"):
+                self.layer.register_forward_hook(lambda module, args, out: out + 1)
+                self.layer.register_forward_pre_hook(lambda module, args: None)
+                self.is_ready = True
+            return self.layer(x)
+
+    model = AddsHooks()
+    eo.profile(model, (2, 4))
+    assert not model.layer._forward_hooks
+    assert not model.layer._forward_pre_hooks
+    x = torch.zeros(2, 4)
+    assert torch.equal(model(x), model.layer.bias.expand(2, 4) + 1)

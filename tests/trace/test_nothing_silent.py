@@ -1,0 +1,197 @@
+"""Work that forward puts off, or hands to others, is counted or refused; inputs in containers are inputs."""
+
+from __future__ import annotations
+
+import multiprocessing.pool
+import queue
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import edge_opt as eo
+from edge_opt.errors import TraceFailed
+from zoo import torchvision_models
+
+ONE = 2 * 8 * 8  # MACs of Linear(8, 8) on two rows
+
+
+class Generator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.linear(x)
+            yield x
+
+
+def test_a_generator_is_counted_to_its_end() -> None:
+    profile = eo.profile(Generator(), (2, 8))
+    assert profile.totals.macs == 3 * ONE
+
+
+def test_a_generator_inside_a_model_keeps_its_own_row() -> None:
+    class Consumer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = Generator()
+
+        def forward(self, x):
+            return sum(self.steps(x))
+
+    profile = eo.profile(Consumer(), (2, 8))
+    assert profile.totals.macs == 3 * ONE
+    assert all(call.path == "steps.linear" for call in profile.trace.modules if call.kind == "Linear")
+
+
+def test_a_lazy_map_is_counted() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return {"outputs": map(self.linear, [x, x])}
+
+    assert eo.profile(Lazy(), (2, 8)).totals.macs == 2 * ONE
+
+
+def test_an_asynchronous_forward_is_refused() -> None:
+    class Later(nn.Linear):
+        async def forward(self, x):
+            return super().forward(x)
+
+    with pytest.raises(TraceFailed, match="async def"):
+        eo.profile(Later(8, 8), (2, 8))
+
+
+class Handing(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return getattr(self, self.way)(x)
+
+    def pool(self, x):
+        with ThreadPoolExecutor(2) as pool:
+            return sum(pool.map(self.linear, [x, x]))
+
+    def thread(self, x):
+        results = []
+        worker = threading.Thread(target=lambda: results.append(self.linear(x)))
+        worker.start()
+        worker.join()
+        return results[0]
+
+    def thread_pool(self, x):
+        with multiprocessing.pool.ThreadPool(1) as pool:
+            return pool.apply(torch.relu, (x,))
+
+    def process(self, x):
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        return x
+
+    def idle_thread(self, x):
+        worker = threading.Thread(target=lambda: None)
+        worker.start()
+        worker.join()
+        return self.linear(x)
+
+
+def test_a_pool_of_threads_is_counted() -> None:
+    profile = eo.profile(Handing("pool"), (2, 8))
+    assert profile.totals.macs == 2 * ONE
+    assert threading.Thread.start.__module__ == "threading"
+    assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
+
+
+@pytest.mark.parametrize(
+    ("way", "words"), [("thread", "another thread"), ("thread_pool", "another thread"), ("process", "another process")]
+)
+def test_work_that_is_out_of_sight_is_refused(way: str, words: str) -> None:
+    with pytest.raises(TraceFailed, match=words):
+        eo.profile(Handing(way), (2, 8))
+
+
+def test_a_thread_that_computes_nothing_is_no_matter() -> None:
+    assert eo.profile(Handing("idle_thread"), (2, 8)).totals.macs == ONE
+
+
+def test_a_worker_that_waited_before_is_noticed() -> None:
+    todo: queue.Queue = queue.Queue()
+    done: queue.Queue = queue.Queue()
+
+    def work() -> None:
+        while (x := todo.get()) is not None:
+            done.put(x * 2)
+
+    class Queued(nn.Module):
+        def forward(self, x):
+            todo.put(x)
+            return done.get() + 1
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    with pytest.raises(TraceFailed, match="another thread"):
+        eo.profile(nn.Sequential(nn.Linear(8, 8), Queued()), (2, 8))
+    todo.put(None)
+
+
+@dataclass
+class Batch:
+    image: torch.Tensor
+    extra: list
+
+
+class Holder:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.layers = [{"key": tensor}]
+
+
+class Reads(nn.Module):
+    def forward(self, x, given):
+        tensor = given.image if isinstance(given, Batch) else given.layers[0]["key"]
+        tensor += 1
+        return x + tensor.sum()
+
+
+@pytest.mark.parametrize("make", [lambda t: Batch(t, [t.clone()]), Holder], ids=["dataclass", "object"])
+def test_tensors_inside_objects_are_inputs(make) -> None:
+    inside = torch.zeros(4, 16)
+    given = make(inside)
+    profile = eo.profile(Reads(), [torch.zeros(2), given])
+    count = 2 if isinstance(given, Batch) else 1
+    assert profile.totals.input_bytes == 4 * (2 + count * 64)
+    assert not inside.any()
+    assert sum(storage.nbytes for storage in profile.trace.storages if storage.role == "input") == 4 * (2 + count * 64)
+
+
+def test_the_tensors_of_a_hugging_face_cache_are_inputs() -> None:
+    torchvision_models()  # transformers imports it
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    cache = transformers.DynamicCache()
+    for layer in range(2):
+        cache.update(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), layer)
+    profile = eo.profile(model, kwargs={"input_ids": torch.zeros(1, 1, dtype=torch.int64), "past_key_values": cache})
+    # Keys and values of 2 layers x 2 heads x 5 positions x 8, in float32; and one token of 8 bytes.
+    assert profile.totals.input_bytes == 2 * 2 * 2 * 5 * 8 * 4 + 8
+    assert cache.get_seq_length() == 5
+    static = transformers.StaticCache(config=config, max_cache_len=64)
+    static.early_initialization(1, 2, 8, torch.float32, "cpu")
+    sizes = sum(layer.keys.nbytes + layer.values.nbytes for layer in static.layers)
+    profile = eo.profile(model, kwargs={"input_ids": torch.zeros(1, 1, dtype=torch.int64), "past_key_values": static})
+    assert profile.totals.input_bytes >= sizes == 2 * 2 * 2 * 64 * 8 * 4
+    assert not any(layer.keys.is_meta or layer.keys.any() for layer in static.layers)
