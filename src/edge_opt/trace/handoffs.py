@@ -7,6 +7,7 @@ import multiprocessing.process
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,12 @@ class Handoffs:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
+        self._clocks = _clocks_of_others()
+
+    def others_worked(self) -> bool:
+        """Whether another thread ran meanwhile; where threads have no clocks, whether there is one."""
+        now = _clocks_of_others()
+        return any(self._clocks.get(thread) != clock or clock is None for thread, clock in now.items())
 
     def check(self) -> None:
         """Refuse a trace that did not see all of the forward."""
@@ -36,6 +43,20 @@ class Handoffs:
                 f"forward {self.reasons[0]}; what runs there is not seen by the trace and would count as nothing. "
                 "Call it in forward's own thread to profile the model"
             )
+
+
+def _clocks_of_others() -> dict[int, float | None]:
+    """The processor time of each other thread."""
+    own = threading.get_ident()
+    others = [thread.ident for thread in threading.enumerate() if thread.ident not in (None, own)]
+    return {ident: _clock(ident) for ident in others if ident is not None}
+
+
+def _clock(thread: int) -> float | None:
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread))
+    except (AttributeError, OSError):  # not on this system, or the thread has just ended
+        return None
 
 
 @contextmanager

@@ -257,7 +257,7 @@ def _forward(
             with watched() as handoffs, tape:
                 result = twins[0](*call.args, **call.kwargs)
                 _finish(result)
-            if tape.strangers and threading.active_count() > 1 and reach.names.isdisjoint(_MAKERS):
+            if tape.strangers and reach.names.isdisjoint(_MAKERS) and handoffs.others_worked():
                 handoffs.reasons.append("uses tensors that another thread computed")
             handoffs.check()
         except (NeedsData, FastPathTaken, EdgeOptError):
@@ -276,7 +276,9 @@ def _forward(
 
 
 # They make a tensor from Python's numbers on the device of an input, past the tape.
-_MAKERS = frozenset("tensor as_tensor asarray Tensor FloatTensor LongTensor IntTensor BoolTensor new_tensor".split())
+_MAKERS = frozenset(
+    "tensor as_tensor asarray Tensor FloatTensor LongTensor IntTensor BoolTensor new_tensor nested_tensor".split()
+)
 
 
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:
