@@ -62,7 +62,8 @@ from edge_opt.run.sweep import (
     training_settings,
 )
 from edge_opt.search.build import Listener, Notice
-from edge_opt.search.store import Store, folder_lock
+from edge_opt.search.locks import folder_lock
+from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 
 WEIGHTS = "model.safetensors"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge_opt.records import Candidate, SweepResult, Trial
+from edge_opt.search.locks import at_work
 from edge_opt.search.process import Isolation, Limits, Outcome, Phase
-from edge_opt.search.store import at_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,9 @@ class Order:
             if outcome.failure != "crashed":
                 break
             on_retry()
+            if phase == "build":
+                # What the crashed attempt had written is not to be taken for what this one writes.
+                emptied(folder)
             outcome = isolation.run(self.job, phase, arguments, folder, self.limits)
         return outcome
 
@@ -112,13 +115,23 @@ class Builders(Protocol):
         ...
 
 
+WAITING = "waiting to build: another sweep measures on this machine"
+
+
 class LocalBuilder:
     """Builds on this machine, one candidate after the other."""
 
-    def __init__(self, order: Order, isolation: Isolation, folder_of: Callable[[Candidate], Path]) -> None:
+    def __init__(
+        self,
+        order: Order,
+        isolation: Isolation,
+        folder_of: Callable[[Candidate], Path],
+        tell: Listener = lambda _: None,
+    ) -> None:
         self._order = order
         self._isolation = isolation
         self._folder_of = folder_of
+        self._tell = tell
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
         return ((candidate,) for candidate in candidates)
@@ -129,7 +142,7 @@ class LocalBuilder:
         for candidate in candidates:
             begin(candidate)
             folder = emptied(self._folder_of(candidate))
-            with at_work():
+            with at_work(lambda: self._tell(Notice(WAITING))):
                 again = partial(begin, candidate)
                 outcome = self._order.run(self._isolation, "build", (candidate, folder), folder, again)
             yield candidate, outcome
@@ -137,6 +150,7 @@ class LocalBuilder:
 
 def emptied(folder: Path) -> Path:
     """The folder without what an attempt that was ended has left in it."""
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder

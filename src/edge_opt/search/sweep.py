@@ -26,10 +26,11 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import check_objectives, frontiers, recommend
+from edge_opt.search.locks import alone, folder_lock
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Built, Store, alone, folder_lock
+from edge_opt.search.store import Built, Store
 
 
 def run_sweep(
@@ -39,6 +40,7 @@ def run_sweep(
     folder: str | Path,
     constraints: Sequence[str | Budget] = (),
     settings: Mapping[str, Any] | None = None,
+    sources: Sources | None = None,
     baseline: Trial | None = None,
     name: str = "sweep",
     sampler: SamplerName = "grid",
@@ -67,6 +69,7 @@ def run_sweep(
         folder: Where everything is kept.
         constraints: What a candidate must keep, such as "latency_ms <= 5".
         settings: What results depend on; a folder with other settings is refused.
+        sources: Code and data that results depend on, by name; where one has changed, what depends on it is run again.
         baseline: What others are compared with; unpruned fp32 unless given. It is a row if it is of the space.
         name: Name of the sweep.
         sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
@@ -91,7 +94,7 @@ def run_sweep(
     root = Path(folder)
     with ExitStack() as stack:
         stack.enter_context(folder_lock(root))
-        store = Store.open(root, settings or {}, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
+        store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
         stack.callback(store.close)
         if retry_failed:
             store.forget_failed()
@@ -102,7 +105,7 @@ def run_sweep(
             sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         try:
-            local = LocalBuilder(order, isolation, sweep.folder_of)
+            local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
             builders = _elsewhere(order, sweep.folder_of, workers, scheduler, on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))

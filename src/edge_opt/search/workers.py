@@ -21,8 +21,8 @@ from edge_opt._support.files import write_whole
 from edge_opt.errors import EdgeOptError
 from edge_opt.records import Candidate
 from edge_opt.search.build import Listener, Notice, Order, emptied
+from edge_opt.search.locks import at_work
 from edge_opt.search.process import Isolation, Outcome
-from edge_opt.search.store import at_work
 
 _PATIENCE_S = 30.0
 # Ctrl-C at the terminal reaches workers too; it is for the sweep, which closes them.
