@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from edge_opt.run.run import RunResult
 
 
+TlsDir = Annotated[
+    Path | None, typer.Option("--tls-dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of the cluster.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow tcp:// to another machine, without certificates.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try candidates again that failed before.")]
+
+
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("edge-opt.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
@@ -82,8 +89,11 @@ def run(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
     ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
+    retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
     debug: Debug = False,
@@ -102,7 +112,8 @@ def run(
     root = output or Path(loaded.output_dir)
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
-        done = _all(loaded, root, wanted, {"workers": workers, "scheduler": scheduler, "fresh": fresh}, as_json)
+        options = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
+        done = _all(loaded, root, wanted, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
     if as_json:
         typer.echo(json.dumps([dict(item.summary) for item in done] if wanted else dict(done[0].summary), indent=1))
     else:
@@ -167,8 +178,11 @@ def sweep(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
     ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
+    retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
     json: Annotated[bool, typer.Option("--json", help="Print the whole sweep as JSON.")] = False,
@@ -205,6 +219,9 @@ def sweep(
             example_inputs=_shape(inputs or []),
             workers=workers,
             scheduler=scheduler,
+            tls_dir=tls_dir,
+            insecure=insecure,
+            retry_failed=retry_failed,
             fresh=fresh,
             on_event=listener,
             **chosen,

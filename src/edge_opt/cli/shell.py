@@ -40,6 +40,23 @@ class Shell(TyperGroup):
                 traceback.print_exc()
             talk(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
+        except OSError as error:
+            # A pipe that nobody reads is not an error of ours; the rest is a disk or a permission.
+            if error.errno is None or isinstance(error, BrokenPipeError):
+                raise
+            if ctx.find_root().meta.get("edge_opt.debug"):
+                traceback.print_exc()
+            talk(f"error: {_refused(error)}")
+            raise typer.Exit(EdgeOptError.exit_code) from error
+
+
+def _refused(error: OSError) -> str:
+    """A file or a disk that refuses, in one sentence."""
+    where = f"use {error.filename}" if error.filename else "read or write"
+    return (
+        f"cannot {where}: {error.strerror}; free some space, allow reading and writing there, or choose another place, "
+        "and run the same again"
+    )
 
 
 def result_console(**options: Any) -> Console:

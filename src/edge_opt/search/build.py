@@ -68,14 +68,25 @@ Event = SweepStarted | PhaseStarted | PhaseEnded | TrialFinished | Notice | Swee
 Listener = Callable[[Event], None]
 
 
+_LEAST_PATIENCE = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done with every candidate. A half whose process crashes is tried `retries` times more."""
+    """What is to be done with every candidate. A half whose process crashes is tried `retries` times more.
+
+    One that was killed is given more patience: a process seldom kills itself, and whoever did may do so again.
+    """
 
     job: bytes
     limits: Limits
     retries: int
     preload: tuple[str, ...]
+
+    @property
+    def patience(self) -> int:
+        """How often something that was killed is tried again."""
+        return max(self.retries, _LEAST_PATIENCE) if self.retries else 0
 
     def run(
         self,
@@ -90,8 +101,8 @@ class Order:
         An exception, a time or a memory limit is the candidate's own doing, and is not tried again.
         """
         outcome = isolation.run(self.job, phase, arguments, folder, self.limits)
-        for _ in range(self.retries):
-            if outcome.failure != "crashed":
+        for retry in range(self.patience):
+            if outcome.failure != "crashed" or (retry >= self.retries and not outcome.was_killed):
                 break
             on_retry()
             if phase == "build":

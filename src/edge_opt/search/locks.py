@@ -102,19 +102,13 @@ def alone(on_wait: Callable[[], None]) -> Iterator[None]:
     import fcntl
 
     with _machine_file("gate") as gate, _machine_file("work") as work:
-        said: list[None] = []
-
-        def say_once() -> None:
-            if not said:
-                said.append(on_wait())
-
-        _lock(gate, fcntl.LOCK_EX, say_once)
-        _lock(work, fcntl.LOCK_EX, say_once)
+        has_waited = _lock(gate, fcntl.LOCK_EX, on_wait)
+        _lock(work, fcntl.LOCK_EX, (lambda: None) if has_waited else on_wait)
         yield
 
 
-def _lock(file: TextIO, kind: int, on_wait: Callable[[], None]) -> None:
-    """Take a lock; one that is held is said before it is waited for."""
+def _lock(file: TextIO, kind: int, on_wait: Callable[[], None]) -> bool:
+    """Take a lock, and tell whether it was waited for; that is said before."""
     import fcntl
 
     try:
@@ -122,6 +116,8 @@ def _lock(file: TextIO, kind: int, on_wait: Callable[[], None]) -> None:
     except BlockingIOError:
         on_wait()
         fcntl.flock(file, kind)
+        return True
+    return False
 
 
 def _machine_file(name: str) -> TextIO:

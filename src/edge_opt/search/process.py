@@ -85,12 +85,13 @@ serve(json.loads(sys.argv[2]))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of half a job: its value, or a failure with its reason."""
+    """What came of half a job: its value, or a failure with its reason, and whether it was killed from outside."""
 
     value: Any
     failure: Failure | None
     reason: str
     seconds: float
+    was_killed: bool = False
 
 
 class Isolation:
@@ -142,7 +143,8 @@ class Isolation:
             # A child that cannot even leave its result looks like one that crashed.
             check_space(folder)
             reason = f"{reason}; see {log.name}"
-        return Outcome(value, failure, reason, time.monotonic() - begun)
+        was_killed = failure == "crashed" and (_KILLED in reason or _LOST in reason)
+        return Outcome(value, failure, reason, time.monotonic() - begun, was_killed)
 
     def _watch(self, request: bytes, phase: Phase, limits: Limits) -> tuple[None, Failure | None, str]:
         """How the child ended: None where it ended by itself and in order."""
@@ -165,7 +167,7 @@ class Isolation:
             if pid is not None:
                 # The kernel ends the child with its nursery; what the child had started is left to us.
                 _end(pid)
-            return None, "crashed", f"the process that {phase}s are forked from was ended from outside"
+            return None, "crashed", f"the process that {phase}s are forked from {_LOST}"
         except BaseException:
             self.close()
             raise
@@ -253,9 +255,13 @@ def _psutil() -> Any:
     return optional("psutil", "a memory limit needs", "run")
 
 
+_LOST = "was ended from outside"
+_KILLED = "ended by SIGKILL, which the sweep did not send"
+
+
 def _ended_by(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "ended by SIGKILL, which the sweep did not send; the kernel does that when memory runs out"
+        return f"{_KILLED}; the kernel does that when memory runs out"
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"over with exit code {code} and no result"
 
 

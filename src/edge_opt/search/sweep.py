@@ -30,7 +30,7 @@ from edge_opt.search.locks import alone, folder_lock
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Built, Store
+from edge_opt.search.store import Built, Sources, Store
 
 
 def run_sweep(
@@ -50,6 +50,8 @@ def run_sweep(
     use_ci: bool = False,
     workers: int = 0,
     scheduler: str | None = None,
+    tls_dir: str | Path | None = None,
+    insecure: bool = False,
     memory_limit_bytes: int | None = None,
     time_limit_s: float | None = None,
     retries: int = 1,
@@ -79,6 +81,8 @@ def run_sweep(
         use_ci: Whether one candidate beats another only where their intervals do not overlap.
         workers: Processes that build side by side; 0 builds one after the other. Measuring is always done here, alone.
         scheduler: Address of a Dask scheduler whose workers build instead.
+        tls_dir: Folder with ca.pem, cert.pem and key.pem, by which scheduler, workers and we know each other.
+        insecure: Whether a scheduler on another machine may be spoken to without TLS.
         memory_limit_bytes: Resident bytes that one half of the job may take; None is no limit.
         time_limit_s: Seconds that one half of the job may take; None is no limit.
         retries: How often a half is tried again when its process crashes.
@@ -106,7 +110,9 @@ def run_sweep(
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         try:
             local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
-            builders = _elsewhere(order, sweep.folder_of, workers, scheduler, on_event)
+            builders = _elsewhere(
+                order, sweep.folder_of, (workers, scheduler, root.absolute(), tls_dir, insecure), on_event
+            )
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
         except KeyboardInterrupt:
@@ -161,15 +167,16 @@ def _reference(space: Space) -> Candidate:
 def _elsewhere(
     order: Order,
     folder_of: Callable[[Candidate], Path],
-    workers: int,
-    scheduler: str | None,
+    cluster: tuple[int, str | None, Path, str | Path | None, bool],
     on_event: Listener,
 ) -> Builders | None:
+    workers, scheduler, root, tls_dir, insecure = cluster
     if not workers and scheduler is None:
         return None
-    from edge_opt.search.workers import DaskBuilders
+    from edge_opt.search.workers import Cluster, DaskBuilders
 
-    return DaskBuilders(order, folder_of, workers, scheduler, on_event)
+    where = None if tls_dir is None else Path(tls_dir)
+    return DaskBuilders(order, folder_of, Cluster(workers, scheduler, root, where, insecure), on_event)
 
 
 def _all_rounds(sampling: Sampling, run: Callable[[Sequence[Candidate]], list[Trial]]) -> tuple[Trial, ...]:
