@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS
 
@@ -95,6 +95,7 @@ def run(
     insecure: Insecure = False,
     retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -184,6 +185,7 @@ def sweep(
     insecure: Insecure = False,
     retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    trust: Trust = False,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
     json: Annotated[bool, typer.Option("--json", help="Print the whole sweep as JSON.")] = False,
     debug: Debug = False,

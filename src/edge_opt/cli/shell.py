@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from edge_opt.errors import EdgeOptError
+from edge_opt.exported_file import TRUST
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +27,22 @@ def _remember_debug(context: typer.Context, wanted: bool) -> bool:
 
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
+]
+
+
+def _remember_trust(context: typer.Context, wanted: bool) -> bool:
+    if wanted and TRUST not in os.environ:
+        # Processes that build candidates open the file too; they inherit this.
+        os.environ[TRUST] = "1"
+        context.find_root().call_on_close(lambda: os.environ.pop(TRUST, None))
+    return wanted
+
+
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Open a .pt2 that could run code; only if you know its origin.", callback=_remember_trust
+    ),
 ]
 
 
