@@ -26,6 +26,7 @@ from sweep_process import space_of
 
 HERE = Path(__file__).parent
 PATIENCE_S = 120.0
+_LOOK_FOR_S = 10.0
 
 
 def role_of(process: psutil.Process, sweep: int) -> str | None:
@@ -59,7 +60,6 @@ class KilledSweep:
         """Kill so many, then let the sweep come to its end, and hold it to what must hold."""
         process = self._start()
         while self.kills.total() < kills:
-            time.sleep(self._chance.uniform(0.02, 0.6))
             if process.poll() is not None:
                 if self._is_whole():
                     break
@@ -133,16 +133,31 @@ class KilledSweep:
         return process
 
     def _victim(self, sweep: int, wanted: str) -> tuple[psutil.Process | None, str]:
+        """A process of that role, at a random moment of its life; None where there is none in good time."""
+        deadline = time.monotonic() + _LOOK_FOR_S
+        # The sweep itself is there from the start: at any moment of its first seconds.
+        time.sleep(self._chance.uniform(0, 2.0 if wanted == "parent" else 0.2))
+        while time.monotonic() < deadline:
+            victim = self._found(sweep, wanted)
+            if victim is not None:
+                time.sleep(self._chance.uniform(0, 0.1))
+                return victim, wanted
+            if not psutil.pid_exists(sweep) or psutil.Process(sweep).status() == psutil.STATUS_ZOMBIE:
+                break
+            time.sleep(0.01)
+        return None, wanted
+
+    def _found(self, sweep: int, wanted: str) -> psutil.Process | None:
         try:
             below = psutil.Process(sweep).children(recursive=True)
         except psutil.NoSuchProcess:
-            return None, wanted
+            return None
         for process in below:
             self._processes[process.pid] = process
         if wanted == "parent":
-            return self._processes[sweep], wanted
+            return self._processes[sweep]
         found = [process for process in below if role_of(process, sweep) == wanted]
-        return (self._chance.choice(found) if found else None), wanted
+        return self._chance.choice(found) if found else None
 
     def _remember(self) -> None:
         """What is in the store by now must not run after this line of the log."""
