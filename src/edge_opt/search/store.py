@@ -102,7 +102,7 @@ class Store:
             why = "a fresh start was asked for" if fresh else _unusable(path, on_notice)
             if why is not None:
                 on_notice(f"{path} is kept as {_set_aside(path).name}, and a new store is begun: {why}")
-        store = cls(_connect(path), path)
+        store = cls(_opened(path), path)
         try:
             store._prepare()
             store._hold_to(settings, folder)
@@ -121,7 +121,7 @@ class Store:
         why = _unusable(path)
         if why is not None:
             raise UnreadableStore(f"cannot read {path}: {why}; the next run there keeps it aside and begins anew")
-        return cls(_connect(path), path)
+        return cls(_opened(path), path)
 
     def close(self) -> None:
         self._connection.close()
@@ -274,14 +274,18 @@ def _differences(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
 _PATIENCE_S = 30.0
 
 
-def _connect(path: Path, patience_s: float = _PATIENCE_S) -> sqlite3.Connection:
+def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=patience_s)
+    # The rollback journal, flushed at each step: it needs no shared memory, so it also works on network folders.
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _opened(path: Path) -> sqlite3.Connection:
     try:
-        connection = sqlite3.connect(path, timeout=patience_s)
-        # The rollback journal, flushed at each step: it needs no shared memory, so it also works on network folders.
-        connection.execute("PRAGMA synchronous = FULL")
+        return _connect(path, _PATIENCE_S)
     except sqlite3.OperationalError as error:
         raise _not_now(path, error) from error
-    return connection
 
 
 def _is_locked(error: sqlite3.Error) -> bool:
