@@ -10,10 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +18,7 @@ from typer.testing import CliRunner
 
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, NotSaved, UnreadableStore
-from edge_opt.records import Candidate, TrialMetrics
+from edge_opt.records import Candidate
 from edge_opt.search.locks import alone, at_work, run_folder
 from edge_opt.search.process import Isolation, Limits, packed
 from edge_opt.search.space import Space
@@ -29,7 +26,7 @@ from edge_opt.search.store import STORE_NAME, Store
 from edge_opt.search.sweep import run_sweep
 from kills import KilledSweep
 from sweep_control import lines
-from sweep_jobs import Arithmetic, Flaky, figures
+from sweep_jobs import Family, Large, Littering
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 SPACE = Space((0.0, 0.5), ("fp32",), ("torch",))
@@ -42,35 +39,9 @@ def test_kills_at_random_moments_lose_nothing_and_leave_nobody(tmp_path: Path) -
     assert sweep.kills.total() == 6
 
 
-@dataclass(frozen=True)
-class Littering(Flaky):
-    """Leaves a file behind before it crashes, and refuses a folder in which there is one."""
-
-    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
-        assert not (folder / "half").exists()
-        (folder / "half").touch()
-        return super().build(candidate, folder)
-
-
 def test_a_crashed_build_starts_again_in_a_clean_folder(tmp_path: Path) -> None:
     result = run_sweep(Littering(tmp_path / "marks", crashes=1), SPACE, folder=tmp_path / "out")
     assert [(trial.status, trial.attempts) for trial in result.trials] == [("done", 1), ("done", 2)]
-
-
-@dataclass(frozen=True)
-class Family:
-    """Starts a process of its own, as a loader of data does, and says which."""
-
-    note: Path
-
-    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        self.note.write_text(f"{os.getppid()} {child.pid}", encoding="utf-8")
-        time.sleep(600)
-        return {}
-
-    def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
-        return figures(candidate)
 
 
 def test_a_killed_nursery_takes_along_what_a_build_has_started(tmp_path: Path) -> None:
@@ -86,7 +57,7 @@ def test_a_killed_nursery_takes_along_what_a_build_has_started(tmp_path: Path) -
 
     killer = threading.Thread(target=kill_nursery)
     killer.start()
-    with Isolation(["test_nothing_lost"]) as isolation:
+    with Isolation(["sweep_jobs"]) as isolation:
         candidate = Candidate(0.0, "fp32", "torch")
         outcome = isolation.run(packed(Family(note)), "build", (candidate, tmp_path), tmp_path, Limits(seconds=60))
     killer.join()
@@ -94,26 +65,17 @@ def test_a_killed_nursery_takes_along_what_a_build_has_started(tmp_path: Path) -
     assert not psutil.wait_procs(started, timeout=30)[1]
 
 
-@dataclass(frozen=True)
-class Large(Arithmetic):
-    """Writes more than a disk takes, if the candidate is pruned."""
-
-    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
-        if candidate.pruning:
-            (folder / "large").write_bytes(bytes(4_000_000))
-        return super().build(candidate, folder)
-
-
 FULL = """
 import resource, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
 from edge_opt.errors import NotSaved
 from edge_opt.search.sweep import run_sweep
-from test_nothing_lost import SPACE, Large
+from edge_opt.search.space import Space
+from sweep_jobs import Large
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
 try:
-    run_sweep(Large(Path(sys.argv[1]) / "log"), SPACE, folder=Path(sys.argv[1]) / "out")
+    space = Space((0.0, 0.5), ("fp32",), ("torch",))
+    run_sweep(Large(Path(sys.argv[1]) / "log"), space, folder=Path(sys.argv[1]) / "out")
 except NotSaved as error:
     sys.exit(str(error))
 """
@@ -121,7 +83,7 @@ except NotSaved as error:
 
 def test_a_disk_that_takes_no_more_is_one_sentence_and_no_failed_row(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
-    command = [sys.executable, "-c", FULL, str(tmp_path), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
     (sentence,) = ended.stderr.strip().splitlines()
     assert "File too large" in sentence

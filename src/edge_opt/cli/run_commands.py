@@ -234,7 +234,11 @@ def sweep(
         for line in conclusion(result):
             typer.echo(line)
         typer.echo(f"tables    {output}")
-    if not result.accepted:
+    _end(bool(result.accepted))
+
+
+def _end(is_accepted: bool) -> None:
+    if not is_accepted:
         talk("nothing satisfies the constraints; loosen one, or widen the space")
         raise typer.Exit(NOT_SATISFIED)
 

@@ -272,13 +272,7 @@ def sweep(
         settings: Keys of a configuration, each of them below.
     """
     config, root = sweep_settings(settings), Path(folder)
-    data = (
-        {"dataset": absolute(loaders), "seed": config.seed, "calibration_batches": config.calibration_batches}
-        if isinstance(loaders, str)
-        else splits_of(loaders, "loaders", config.calibration_batches)
-    )
-    batch_size = None if example_inputs is None else int(example_inputs[0])
-    subject = Subject(absolute(model) if isinstance(model, str) else _sendable(model), data, batch_size=batch_size)
+    subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
     example = subject.example(splits)
     if example_inputs is not None and tuple(example[0].shape) != tuple(example_inputs):
@@ -325,6 +319,16 @@ def sweep(
     )
     write_sweep(result, root)
     return result
+
+
+def _subject(model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig) -> Subject:
+    data = (
+        {"dataset": absolute(loaders), "seed": config.seed, "calibration_batches": config.calibration_batches}
+        if isinstance(loaders, str)
+        else splits_of(loaders, "loaders", config.calibration_batches)
+    )
+    batch_size = None if example_inputs is None else int(example_inputs[0])
+    return Subject(absolute(model) if isinstance(model, str) else _sendable(model), data, batch_size=batch_size)
 
 
 def _with_settings(function: Callable[..., SweepResult], keys: Sequence[str]) -> None:

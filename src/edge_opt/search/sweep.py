@@ -62,8 +62,8 @@ def run_sweep(
 ) -> SweepResult:
     """Try every candidate of a space, or some of them, and say which to ship. Run again, it continues.
 
-    A candidate that has finished is kept in the folder before the next begins, and is not run again. A candidate that
-    fails is a row with its reason. Constraints and the space may change from run to run.
+    A candidate that has finished is kept before the next begins, and is not run again. One that fails is a row with its
+    reason. Constraints and the space may change from run to run.
 
     Args:
         job: How a candidate is built and measured. Each half runs in a process of its own.
@@ -100,19 +100,15 @@ def run_sweep(
         stack.enter_context(folder_lock(root))
         store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
         stack.callback(store.close)
-        if retry_failed:
-            store.forget_failed()
-        store.keep_fact("plan", {"name": name, "total": sampling.count, "constraints": [item.text for item in budgets]})
+        _begin(store, name, sampling.count, budgets, retry_failed)
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
-        if baseline is not None:
-            sweep.take(baseline)
+        sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         try:
             local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
-            builders = _elsewhere(
-                order, sweep.folder_of, (workers, scheduler, root.absolute(), tls_dir, insecure), on_event
-            )
+            cluster = (workers, scheduler, root.absolute(), tls_dir, insecure)
+            builders = _elsewhere(order, sweep.folder_of, cluster, on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
         except KeyboardInterrupt:
@@ -131,6 +127,12 @@ def _checked(
     if workers < 0 or retries < 0:
         raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
     return budgets
+
+
+def _begin(store: Store, name: str, total: int, budgets: tuple[Budget, ...], retry_failed: bool) -> None:
+    if retry_failed:
+        store.forget_failed()
+    store.keep_fact("plan", {"name": name, "total": total, "constraints": [item.text for item in budgets]})
 
 
 def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
@@ -226,9 +228,9 @@ class _Sweep:
         broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
         return replace(trial, violations=broken)
 
-    def take(self, baseline: Trial) -> None:
-        """Know the baseline without running it. The row of an earlier run stays as it was."""
-        if baseline.candidate.key not in self.known:
+    def take(self, baseline: Trial | None) -> None:
+        """Know a baseline, if one is given, without running it. The row of an earlier run stays as it was."""
+        if baseline is not None and baseline.candidate.key not in self.known:
             if baseline.candidate in self._space:
                 self._store.save(baseline)
             self.known[baseline.candidate.key] = self.judged(baseline)
