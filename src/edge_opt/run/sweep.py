@@ -275,10 +275,7 @@ def sweep(
     subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
     example = subject.example(splits)
-    if example_inputs is not None and tuple(example[0].shape) != tuple(example_inputs):
-        raise InvalidInput(
-            f"example_inputs is {tuple(example_inputs)}, and samples of the data make it {tuple(example[0].shape)}"
-        )
+    _check_shape(example_inputs, example[0].shape)
     profiled, weights = profile(original, example), weights_of(original)
     depends_on = {
         "model": model if isinstance(model, str) else profiled.name,
@@ -319,6 +316,11 @@ def sweep(
     )
     write_sweep(result, root)
     return result
+
+
+def _check_shape(wanted: Sequence[int] | None, found: Sequence[int]) -> None:
+    if wanted is not None and tuple(found) != tuple(wanted):
+        raise InvalidInput(f"example_inputs is {tuple(wanted)}, and samples of the data make it {tuple(found)}")
 
 
 def _subject(model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig) -> Subject:

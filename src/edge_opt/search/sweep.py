@@ -107,15 +107,12 @@ def run_sweep(
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         try:
             local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
-            cluster = (workers, scheduler, root.absolute(), tls_dir, insecure)
-            builders = _elsewhere(order, sweep.folder_of, cluster, on_event)
+            builders = _elsewhere(order, sweep.folder_of, (workers, scheduler, root, tls_dir, insecure), on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
-        result = _result(name, sweep.known[reference.key], rows, budgets, use_ci)
-        on_event(SweepEnded(result))
-        return result
+        return _result(name, sweep.known[reference.key], rows, budgets, use_ci, on_event)
 
 
 def _checked(
@@ -142,10 +139,11 @@ def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
 
 
 def _result(
-    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool
+    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool, tell: Listener
 ) -> SweepResult:
+    """The sweep as a whole, told as its last event."""
     chosen, sentence = recommend(rows)
-    return SweepResult(
+    result = SweepResult(
         name=name,
         baseline=baseline,
         trials=rows,
@@ -154,6 +152,8 @@ def _result(
         best=chosen,
         recommendation=sentence,
     )
+    tell(SweepEnded(result))
+    return result
 
 
 def _reference(space: Space) -> Candidate:
@@ -178,7 +178,7 @@ def _elsewhere(
     from edge_opt.search.workers import Cluster, DaskBuilders
 
     where = None if tls_dir is None else Path(tls_dir)
-    return DaskBuilders(order, folder_of, Cluster(workers, scheduler, root, where, insecure), on_event)
+    return DaskBuilders(order, folder_of, Cluster(workers, scheduler, root.absolute(), where, insecure), on_event)
 
 
 def _all_rounds(sampling: Sampling, run: Callable[[Sequence[Candidate]], list[Trial]]) -> tuple[Trial, ...]:
