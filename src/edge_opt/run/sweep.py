@@ -252,9 +252,8 @@ def sweep(
 ) -> SweepResult:
     """Every variant of a trained model, measured and judged by constraints; tables and plots go to `folder`.
 
-    Candidates are built in processes of their own: the model and the loaders must be picklable, with classes that can
-    be imported; else name them, `file.py:factory`. Run again with the same folder, it goes on. The settings are keys
-    of a run's configuration, with the same names and defaults.
+    Candidates are built in processes of their own: model and loaders must be picklable, with classes that can be imported;
+    else name them, `file.py:factory`. Run again, it goes on. The settings are a configuration's keys and defaults.
 
     Args:
         model: A trained model, or the reference of a function that makes one: `file.py:factory`.
