@@ -252,7 +252,7 @@ def sweep(
 ) -> SweepResult:
     """Every variant of a trained model, measured and judged by constraints; tables and plots go to `folder`.
 
-    Candidates are built in processes of their own: model and loaders must be picklable, with classes that can be imported;
+    Candidates are built in processes of their own: model and loaders must be picklable, with classes one can import;
     else name them, `file.py:factory`. Run again, it goes on. The settings are a configuration's keys and defaults.
 
     Args:
