@@ -36,7 +36,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps of this test do not wait for those of others on the machine: their locks are in the temporary folder."""
+    """Sweeps of this test do not wait for those of others on the machine: their locks are in a folder of their own."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
 

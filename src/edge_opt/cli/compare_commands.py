@@ -11,7 +11,7 @@ import typer
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS
 from edge_opt.budgets.parse import TABLE, configured_budgets, parse_budget, parse_increase
 from edge_opt.cli.arguments import Batch, Inputs, Keywords, Maker, is_profile, measuring, read_profile
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS
 from edge_opt.report.comparison import SORT_KEYS, check_choice
@@ -75,6 +75,7 @@ def compare(
         typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .html or .txt."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """What differs between models, layer by layer; the first is the baseline.
@@ -144,6 +145,7 @@ def check(
     ] = None,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Save as JUnit XML.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Whether a model keeps within its budgets: exit code 0 if it does, 1 if not, 2 for wrong use.

@@ -24,7 +24,7 @@ from edge_opt.cli.arguments import (
     read_arguments,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 from edge_opt.report.terminal import Cell, Strip, grid
@@ -119,6 +119,7 @@ def prune(
     fail_on_shortfall: Annotated[
         bool, typer.Option("--fail-on-shortfall", help="Exit with 1 if a target is missed by more than a tenth.")
     ] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Remove the least important channels and heads, prove the result, and save it without pickles.
@@ -237,6 +238,7 @@ def quantize(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Quantise a model to int8 and say what came of it: what runs in int8, agreement, size.
@@ -278,6 +280,7 @@ def export(
         float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Write a model as ONNX for any batch size, run it, and say how far it agrees with the original.

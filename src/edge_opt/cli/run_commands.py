@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from edge_opt.records import SweepStatus
     from edge_opt.run.config import RunConfig
     from edge_opt.run.run import RunResult
+
+
+TlsDir = Annotated[
+    Path | None, typer.Option("--tls-dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of the cluster.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow tcp:// to another machine, without certificates.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try candidates again that failed before.")]
 
 
 def init(
@@ -82,9 +89,13 @@ def run(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
     ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
+    retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -102,7 +113,8 @@ def run(
     root = output or Path(loaded.output_dir)
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
-        done = _all(loaded, root, wanted, {"workers": workers, "scheduler": scheduler, "fresh": fresh}, as_json)
+        options = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
+        done = _all(loaded, root, wanted, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
     if as_json:
         typer.echo(json.dumps([dict(item.summary) for item in done] if wanted else dict(done[0].summary), indent=1))
     else:
@@ -167,9 +179,13 @@ def sweep(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
     ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
+    retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    trust: Trust = False,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
     json: Annotated[bool, typer.Option("--json", help="Print the whole sweep as JSON.")] = False,
     debug: Debug = False,
@@ -205,6 +221,9 @@ def sweep(
             example_inputs=_shape(inputs or []),
             workers=workers,
             scheduler=scheduler,
+            tls_dir=tls_dir,
+            insecure=insecure,
+            retry_failed=retry_failed,
             fresh=fresh,
             on_event=listener,
             **chosen,
@@ -215,7 +234,11 @@ def sweep(
         for line in conclusion(result):
             typer.echo(line)
         typer.echo(f"tables    {output}")
-    if not result.accepted:
+    _end(bool(result.accepted))
+
+
+def _end(is_accepted: bool) -> None:
+    if not is_accepted:
         talk("nothing satisfies the constraints; loosen one, or widen the space")
         raise typer.Exit(NOT_SATISFIED)
 

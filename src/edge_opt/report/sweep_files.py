@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_opt._support.checks import implausible
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
 from edge_opt.records import SweepResult, Trial, TrialMetrics
@@ -57,9 +58,34 @@ def read_sweep(text: str, source: str = "the text") -> SweepResult:
             f"{source} has schema version {version!r}, and this edge_opt reads {SCHEMA_VERSION}; {cure}"
         )
     try:
-        return from_plain(SweepResult, {key: value for key, value in data.items() if key != "format"})
+        result = from_plain(SweepResult, {key: value for key, value in data.items() if key != "format"})
     except UnreadableProfile as error:
         raise UnreadableSweep(f"{source} is damaged: {error}; run the sweep again") from error
+    fault = implausible(result) or _contradiction(result)
+    if fault is not None:
+        raise UnreadableSweep(f"{source} is damaged: {fault}; run the sweep again")
+    return result
+
+
+def _contradiction(result: SweepResult) -> str | None:
+    """What in a sweep does not fit together; None where all does."""
+    keys = [trial.candidate.key for trial in result.trials]
+    known = set(keys)
+    if len(known) < len(keys):
+        return "a candidate has two rows"
+    if result.best is not None and result.best not in known:
+        return f"the best is {result.best!r}, which is no row"
+    for name, members in result.frontiers:
+        if not known.issuperset(members):
+            return f"the frontier {name!r} names candidates that are no rows"
+    for trial in (result.baseline, *result.trials):
+        if (trial.status == "done") != (trial.metrics is not None) or (trial.status == "failed") != bool(trial.failure):
+            return f"{trial.candidate.label} is {trial.status!r} and has {'no ' * (trial.metrics is None)}figures"
+        if trial.metrics is not None and not (
+            trial.metrics.latency_low_s <= trial.metrics.latency_s <= trial.metrics.latency_high_s
+        ):
+            return f"the latency of {trial.candidate.label} is outside its own interval"
+    return None
 
 
 def load_sweep(path: str | os.PathLike[str]) -> SweepResult:

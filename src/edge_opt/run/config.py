@@ -22,9 +22,11 @@ except ModuleNotFoundError as error:
 
 Precisions = Literal["fp32", "fp16", "bf16", "int8"]
 Runtimes = Literal["torch", "onnxruntime", "openvino"]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+# Beyond this a number of passes is a slip of the keyboard.
+Epochs = Annotated[int, Field(le=100_000)]
 
 SMALL_CNN = "edge_opt.model:SmallCNN"
 
@@ -78,9 +80,9 @@ class RunConfig(BaseModel):
     build_threads: Count | None = Field(
         1, description="Threads of training and building; small networks are fastest with one. null is all cores."
     )
-    epochs: Count = Field(12, description="Passes over the training part for the baseline.")
+    epochs: Annotated[Epochs, Field(ge=1)] = Field(12, description="Passes over the training part for the baseline.")
     learning_rate: Positive = Field(3e-3, description="Of AdamW, falling to zero over the epochs.")
-    fine_tune_epochs: Annotated[int, Field(ge=0)] = Field(3, description="Passes after pruning.")
+    fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = Field(3, description="Passes after pruning.")
     distillation: bool = Field(False, description="Let the baseline teach while fine-tuning.")
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] = Field(
@@ -302,11 +304,29 @@ def _file(path: Path) -> dict[str, Any]:
 
 def _yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
+        content = yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
+        if _written_out(content, {}) > _MOST_VALUES:
+            raise InvalidConfig(f"{where} holds more than {_MOST_VALUES} values; a configuration has about a hundred")
+        return content
+    except RecursionError as error:
+        raise InvalidConfig(f"{where} is nested deeper than a configuration can be, or holds itself") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise InvalidConfig(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from error
+
+
+_MOST_VALUES = 10_000
+
+
+def _written_out(value: Any, known: dict[int, int]) -> int:
+    """How many values there are where every alias is written out; a few lines of YAML can stand for billions."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        items = [*value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_written_out(item, known) for item in items)
+    return known[id(value)]
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
@@ -337,6 +357,8 @@ _ALLOWED = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "above {gt}",
     "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
     "too_short": "a list of at least {min_length}",
     "literal_error": "one of {expected}",
 }

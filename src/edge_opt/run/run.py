@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from edge_opt.metrics import collect_metrics
 from edge_opt.platforms.targets import find_targets
 from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult, TrialMetrics
 from edge_opt.run.config import RunConfig
+from edge_opt.run.dependencies import code_sources, plain
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
 from edge_opt.run.outputs import (
     Findings,
@@ -56,13 +58,15 @@ from edge_opt.run.sweep import (
     data_options,
     digest,
     job_options,
+    run_sources,
     search_of,
     space_of,
     sweep_space,
     training_settings,
 )
 from edge_opt.search.build import Listener, Notice
-from edge_opt.search.store import Store, folder_lock
+from edge_opt.search.locks import folder_lock
+from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 
 WEIGHTS = "model.safetensors"
@@ -104,11 +108,12 @@ def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Ca
     return Trained(model, weights, accuracy)
 
 
-def check_model(config: RunConfig, splits: Splits) -> None:
-    """Refuse a model that cannot be made, or does not take the data, before anything is written."""
+def check_model(config: RunConfig, splits: Splits) -> nn.Module:
+    """The model as it is made; one that cannot be, or does not take the data, is refused before anything is written."""
     with seeded(config.seed):
         model = load_model(config.model_reference).model
         eo.profile(model, Subject(model, splits).example(splits))
+    return model
 
 
 def check_device(name: str) -> None:
@@ -149,6 +154,9 @@ def run(
     *,
     workers: int = 0,
     scheduler: str | None = None,
+    tls_dir: str | Path | None = None,
+    insecure: bool = False,
+    retry_failed: bool = False,
     fresh: bool = False,
     on_event: Listener = lambda _: None,
     command: Sequence[str] | None = None,
@@ -161,12 +169,13 @@ def run(
     if config.target is not None:
         find_targets(config.target)
     splits = load_splits(**data_options(config))
-    check_model(config, splits)
-    settings = {**training_settings(config, splits), **candidate_settings(config)}
+    model = check_model(config, splits)
+    settings = {**training_settings(config), **candidate_settings(config)}
+    sources = run_sources(config, splits, model)
     # Held for the whole run: training, the sweep and the files that come after it.
     with folder_lock(root / "baseline"):
-        Store.open(root, settings, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
-        key = digest(training_settings(config, splits))
+        Store.open(root, settings, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
+        key = digest({**training_settings(config), "sources": plain(sources)})
         options = job_options(config)
         with computing_with(options["build_threads"]):
             trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
@@ -176,7 +185,7 @@ def run(
         job = PipelineJob(
             subject,
             Reference(trained.accuracy, profile.totals.macs, profile.totals.params),
-            (root / "pruned" / digest(settings)).resolve(),
+            (root / "pruned" / digest({**settings, "sources": plain(sources)})).resolve(),
             **options,
         )
         result = sweep_space(
@@ -186,7 +195,13 @@ def run(
             folder=root,
             constraints=config.budgets,
             settings=settings,
-            search=search_of(config, workers, scheduler),
+            sources=sources,
+            code=partial(code_sources, config.model_reference, model),
+            search=search_of(
+                config,
+                {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure},
+                retry_failed=retry_failed,
+            ),
             name=profile.name,
             on_event=on_event,
         )

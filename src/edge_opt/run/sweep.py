@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,18 @@ from torch import nn
 
 from edge_opt.data import Splits
 from edge_opt.data.datasets import splits_of
-from edge_opt.errors import InvalidInput
-from edge_opt.loading import parse_reference
+from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, SweepResult, Trial
 from edge_opt.run.config import SWEEP_KEYS, RunConfig, settings_help, settings_parameters, sweep_settings
+from edge_opt.run.dependencies import code_sources, data_sources, first_weights, plain, weights_source
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
 from edge_opt.run.outputs import write_sweep
 from edge_opt.run.scores import accuracy_of
 from edge_opt.search.build import Listener
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Store
+from edge_opt.search.store import Source, Sources, Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
 from edge_opt.units import MIB
 
@@ -39,14 +40,17 @@ _VARIANTS = ("fine_tune_epochs", "distillation", "importance", "round_to", "quan
 REDUCED_RANGE = {"auto": None, "x86": True, "fbgemm": True, "onednn": True, "qnnpack": False}
 
 
-def training_settings(config: RunConfig, splits: Splits) -> dict[str, Any]:
-    """What the baseline depends on: keys, the data itself, and the model's file."""
-    found: dict[str, Any] = {key: getattr(config, key) for key in _TRAINING}
+def training_settings(config: RunConfig) -> dict[str, Any]:
+    """The keys that the baseline depends on."""
+    return {**{key: getattr(config, key) for key in _TRAINING}, "model": config.model_reference}
+
+
+def run_sources(config: RunConfig, splits: Splits, model: nn.Module) -> dict[str, Source]:
+    """The code and the data that a run depends on."""
     return {
-        **found,
-        "model": config.model_reference,
-        "model_sha256": _file_digest(config.model_reference),
-        "data_sha256": dict(splits.fingerprints()),
+        **code_sources(config.model_reference, model),
+        **first_weights(config.model_reference, config.seed),
+        **data_sources(splits, config.seed, train="all", ranking=config.importance == "taylor"),
     }
 
 
@@ -62,12 +66,6 @@ def digest(settings: Mapping[str, Any]) -> str:
     True
     """
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _file_digest(reference: str) -> str | None:
-    parsed = parse_reference(reference)
-    path = Path(parsed.source) if parsed else Path(reference)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def data_options(config: RunConfig) -> dict[str, Any]:
@@ -118,12 +116,14 @@ class Search:
     use_ci: bool = False
     memory_limit_bytes: int | None = None
     time_limit_s: float | None = None
-    workers: int = 0
-    scheduler: str | None = None
+    builders: Mapping[str, Any] = field(default_factory=dict)
+    retry_failed: bool = False
     fresh: bool = False
 
 
-def search_of(config: RunConfig, workers: int = 0, scheduler: str | None = None, fresh: bool = False) -> Search:
+def search_of(
+    config: RunConfig, builders: Mapping[str, Any], *, retry_failed: bool = False, fresh: bool = False
+) -> Search:
     """The configuration as a way through the space; who builds is said by the command."""
     limit_mb = config.memory_limit_mb
     return Search(
@@ -133,8 +133,8 @@ def search_of(config: RunConfig, workers: int = 0, scheduler: str | None = None,
         use_ci=config.pareto_use_ci,
         memory_limit_bytes=None if limit_mb is None else int(limit_mb * MIB),
         time_limit_s=config.time_limit_s,
-        workers=workers,
-        scheduler=scheduler,
+        builders=builders,
+        retry_failed=retry_failed,
         fresh=fresh,
     )
 
@@ -147,6 +147,8 @@ def sweep_space(
     folder: Path,
     constraints: Sequence[str],
     settings: Mapping[str, Any],
+    sources: Sources,
+    code: Callable[[], Sources],
     search: Search,
     name: str,
     on_event: Listener,
@@ -155,6 +157,8 @@ def sweep_space(
     limits: dict[str, Any] = {
         "folder": folder,
         "settings": settings,
+        "sources": sources,
+        "retry_failed": search.retry_failed,
         "memory_limit_bytes": search.memory_limit_bytes,
         "time_limit_s": search.time_limit_s,
         "preload": _importable(PRELOAD),
@@ -173,13 +177,23 @@ def sweep_space(
         trials=search.trials,
         seed=search.seed,
         use_ci=search.use_ci,
-        workers=search.workers,
-        scheduler=search.scheduler,
         fresh=fresh,
         on_event=on_event,
+        **search.builders,
         **limits,
     )
+    _check_unchanged(sources, code())
     return _tested(result, job, splits, folder)
+
+
+def _check_unchanged(before: Sources, code: Sources) -> None:
+    """Refuse a table in which some rows may be those of another model: its file was edited while the sweep ran."""
+    changed = [name for name in sorted(code) if before.get(name) != code[name]]
+    if changed:
+        raise EdgeOptError(
+            f"{', '.join(changed[:3])} changed while the sweep ran; run the same again: what depends on that is found "
+            "anew"
+        )
 
 
 def _importable(names: Sequence[str]) -> list[str]:
@@ -229,15 +243,17 @@ def sweep(
     example_inputs: Sequence[int] | None = None,
     workers: int = 0,
     scheduler: str | None = None,
+    tls_dir: str | Path | None = None,
+    insecure: bool = False,
+    retry_failed: bool = False,
     fresh: bool = False,
     on_event: Listener = lambda _: None,
     **settings: Any,
 ) -> SweepResult:
     """Every variant of a trained model, measured and judged by constraints; tables and plots go to `folder`.
 
-    Candidates are built in processes of their own: the model and the loaders must be picklable, with classes that can
-    be imported; else name them, `file.py:factory`. Run again with the same folder, it goes on. The settings are keys
-    of a run's configuration, with the same names and defaults.
+    Candidates are built in processes of their own: model and loaders must be picklable, with classes one can import;
+    else name them, `file.py:factory`. Run again, it goes on. The settings are a configuration's keys and defaults.
 
     Args:
         model: A trained model, or the reference of a function that makes one: `file.py:factory`.
@@ -246,39 +262,37 @@ def sweep(
         folder: Where everything is written; a sweep that was ended goes on from there.
         example_inputs: Shape of the batch to time; the first validation batch unless given.
         workers: Processes that build side by side; 0 builds one after the other.
-        scheduler: Address of a Dask scheduler whose workers build instead, such as `tcp://host:8786`.
+        scheduler: Address of a Dask scheduler whose workers build instead, such as `tls://host:8786`.
+        tls_dir: Folder with ca.pem, cert.pem and key.pem, by which scheduler, workers and we know each other.
+        insecure: Whether a scheduler on another machine may be spoken to without TLS, as `tcp://`.
+        retry_failed: Try candidates again that failed in an earlier run.
         fresh: Start over; the earlier table is kept aside.
         on_event: Called with everything that happens, as it happens.
         settings: Keys of a configuration, each of them below.
     """
     config, root = sweep_settings(settings), Path(folder)
-    data = (
-        {"dataset": absolute(loaders), "seed": config.seed, "calibration_batches": config.calibration_batches}
-        if isinstance(loaders, str)
-        else splits_of(loaders, "loaders", config.calibration_batches)
-    )
-    batch_size = None if example_inputs is None else int(example_inputs[0])
-    subject = Subject(absolute(model) if isinstance(model, str) else _sendable(model), data, batch_size=batch_size)
+    subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
     example = subject.example(splits)
-    if example_inputs is not None and tuple(example[0].shape) != tuple(example_inputs):
-        raise InvalidInput(
-            f"example_inputs is {tuple(example_inputs)}, and samples of the data make it {tuple(example[0].shape)}"
-        )
+    _check_shape(example_inputs, example[0].shape)
     profiled, weights = profile(original, example), weights_of(original)
     depends_on = {
         "model": model if isinstance(model, str) else profiled.name,
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        "data_sha256": dict(splits.fingerprints()),
         "batch_size": len(example[0]),
         **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
         **candidate_settings(config),
+    }
+    code = partial(code_sources, model if isinstance(model, str) else None, original)
+    sources = {
+        **code(),
+        "weights": weights_source(original),
+        **data_sources(splits, config.seed, train="pruned", ranking=config.importance == "taylor"),
     }
     job = PipelineJob(
         # A factory may draw its weights anew each time: all processes get those of the first.
         replace(subject, weights=weights) if isinstance(model, str) else subject,
         Reference(accuracy_of(original, splits.validation), profiled.totals.macs, profiled.totals.params),
-        (root / "pruned" / digest(depends_on)).resolve(),
+        (root / "pruned" / digest({**depends_on, "sources": plain(sources)})).resolve(),
         **job_options(config),
     )
     result = sweep_space(
@@ -288,12 +302,34 @@ def sweep(
         folder=root,
         constraints=config.budgets,
         settings=depends_on,
-        search=search_of(config, workers, scheduler, fresh),
+        sources=sources,
+        code=code,
+        search=search_of(
+            config,
+            {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure},
+            retry_failed=retry_failed,
+            fresh=fresh,
+        ),
         name=profiled.name,
         on_event=on_event,
     )
     write_sweep(result, root)
     return result
+
+
+def _check_shape(wanted: Sequence[int] | None, found: Sequence[int]) -> None:
+    if wanted is not None and tuple(found) != tuple(wanted):
+        raise InvalidInput(f"example_inputs is {tuple(wanted)}, and samples of the data make it {tuple(found)}")
+
+
+def _subject(model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig) -> Subject:
+    data = (
+        {"dataset": absolute(loaders), "seed": config.seed, "calibration_batches": config.calibration_batches}
+        if isinstance(loaders, str)
+        else splits_of(loaders, "loaders", config.calibration_batches)
+    )
+    batch_size = None if example_inputs is None else int(example_inputs[0])
+    return Subject(absolute(model) if isinstance(model, str) else _sendable(model), data, batch_size=batch_size)
 
 
 def _with_settings(function: Callable[..., SweepResult], keys: Sequence[str]) -> None:

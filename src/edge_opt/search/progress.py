@@ -27,8 +27,9 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import recommend
+from edge_opt.search.locks import owner
 from edge_opt.search.process import Phase
-from edge_opt.search.store import Store, owner, plain_trial
+from edge_opt.search.store import Store, plain_trial
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

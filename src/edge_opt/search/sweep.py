@@ -26,10 +26,11 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import check_objectives, frontiers, recommend
+from edge_opt.search.locks import alone, folder_lock
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Built, Store, alone, folder_lock
+from edge_opt.search.store import Built, Sources, Store
 
 
 def run_sweep(
@@ -39,6 +40,7 @@ def run_sweep(
     folder: str | Path,
     constraints: Sequence[str | Budget] = (),
     settings: Mapping[str, Any] | None = None,
+    sources: Sources | None = None,
     baseline: Trial | None = None,
     name: str = "sweep",
     sampler: SamplerName = "grid",
@@ -48,6 +50,8 @@ def run_sweep(
     use_ci: bool = False,
     workers: int = 0,
     scheduler: str | None = None,
+    tls_dir: str | Path | None = None,
+    insecure: bool = False,
     memory_limit_bytes: int | None = None,
     time_limit_s: float | None = None,
     retries: int = 1,
@@ -58,8 +62,8 @@ def run_sweep(
 ) -> SweepResult:
     """Try every candidate of a space, or some of them, and say which to ship. Run again, it continues.
 
-    A candidate that has finished is kept in the folder before the next begins, and is not run again. A candidate that
-    fails is a row with its reason. Constraints and the space may change from run to run.
+    A candidate that has finished is kept before the next begins, and is not run again. One that fails is a row with its
+    reason. Constraints and the space may change from run to run.
 
     Args:
         job: How a candidate is built and measured. Each half runs in a process of its own.
@@ -67,6 +71,7 @@ def run_sweep(
         folder: Where everything is kept.
         constraints: What a candidate must keep, such as "latency_ms <= 5".
         settings: What results depend on; a folder with other settings is refused.
+        sources: Code and data that results depend on, by name; where one has changed, what depends on it is run again.
         baseline: What others are compared with; unpruned fp32 unless given. It is a row if it is of the space.
         name: Name of the sweep.
         sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
@@ -76,6 +81,8 @@ def run_sweep(
         use_ci: Whether one candidate beats another only where their intervals do not overlap.
         workers: Processes that build side by side; 0 builds one after the other. Measuring is always done here, alone.
         scheduler: Address of a Dask scheduler whose workers build instead.
+        tls_dir: Folder with ca.pem, cert.pem and key.pem, by which scheduler, workers and we know each other.
+        insecure: Whether a scheduler on another machine may be spoken to without TLS.
         memory_limit_bytes: Resident bytes that one half of the job may take; None is no limit.
         time_limit_s: Seconds that one half of the job may take; None is no limit.
         retries: How often a half is tried again when its process crashes.
@@ -91,26 +98,21 @@ def run_sweep(
     root = Path(folder)
     with ExitStack() as stack:
         stack.enter_context(folder_lock(root))
-        store = Store.open(root, settings or {}, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
+        store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
         stack.callback(store.close)
-        if retry_failed:
-            store.forget_failed()
-        store.keep_fact("plan", {"name": name, "total": sampling.count, "constraints": [item.text for item in budgets]})
+        _begin(store, name, sampling.count, budgets, retry_failed)
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
-        if baseline is not None:
-            sweep.take(baseline)
+        sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         try:
-            local = LocalBuilder(order, isolation, sweep.folder_of)
-            builders = _elsewhere(order, sweep.folder_of, workers, scheduler, on_event)
+            local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
+            builders = _elsewhere(order, sweep.folder_of, (workers, scheduler, root, tls_dir, insecure), on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
-        result = _result(name, sweep.known[reference.key], rows, budgets, use_ci)
-        on_event(SweepEnded(result))
-        return result
+        return _result(name, sweep.known[reference.key], rows, budgets, use_ci, on_event)
 
 
 def _checked(
@@ -124,6 +126,12 @@ def _checked(
     return budgets
 
 
+def _begin(store: Store, name: str, total: int, budgets: tuple[Budget, ...], retry_failed: bool) -> None:
+    if retry_failed:
+        store.forget_failed()
+    store.keep_fact("plan", {"name": name, "total": total, "constraints": [item.text for item in budgets]})
+
+
 def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
     return SweepInterrupted(
         f"stopped: {done} of {total} candidates are finished and kept in {root}; run the same again to go on"
@@ -131,10 +139,11 @@ def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
 
 
 def _result(
-    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool
+    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool, tell: Listener
 ) -> SweepResult:
+    """The sweep as a whole, told as its last event."""
     chosen, sentence = recommend(rows)
-    return SweepResult(
+    result = SweepResult(
         name=name,
         baseline=baseline,
         trials=rows,
@@ -143,6 +152,8 @@ def _result(
         best=chosen,
         recommendation=sentence,
     )
+    tell(SweepEnded(result))
+    return result
 
 
 def _reference(space: Space) -> Candidate:
@@ -158,15 +169,16 @@ def _reference(space: Space) -> Candidate:
 def _elsewhere(
     order: Order,
     folder_of: Callable[[Candidate], Path],
-    workers: int,
-    scheduler: str | None,
+    cluster: tuple[int, str | None, Path, str | Path | None, bool],
     on_event: Listener,
 ) -> Builders | None:
+    workers, scheduler, root, tls_dir, insecure = cluster
     if not workers and scheduler is None:
         return None
-    from edge_opt.search.workers import DaskBuilders
+    from edge_opt.search.workers import Cluster, DaskBuilders
 
-    return DaskBuilders(order, folder_of, workers, scheduler, on_event)
+    where = None if tls_dir is None else Path(tls_dir)
+    return DaskBuilders(order, folder_of, Cluster(workers, scheduler, root.absolute(), where, insecure), on_event)
 
 
 def _all_rounds(sampling: Sampling, run: Callable[[Sequence[Candidate]], list[Trial]]) -> tuple[Trial, ...]:
@@ -216,9 +228,9 @@ class _Sweep:
         broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
         return replace(trial, violations=broken)
 
-    def take(self, baseline: Trial) -> None:
-        """Know the baseline without running it. The row of an earlier run stays as it was."""
-        if baseline.candidate.key not in self.known:
+    def take(self, baseline: Trial | None) -> None:
+        """Know a baseline, if one is given, without running it. The row of an earlier run stays as it was."""
+        if baseline is not None and baseline.candidate.key not in self.known:
             if baseline.candidate in self._space:
                 self._store.save(baseline)
             self.known[baseline.candidate.key] = self.judged(baseline)
