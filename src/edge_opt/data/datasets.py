@@ -105,7 +105,7 @@ def load_splits(
     seed: int = 0,
     dataloader_seed: int | None = None,
     train_subset: int | None = None,
-    val_subset: int | None = 300,
+    val_subset: int | None = None,
     calibration_batches: int = 4,
     num_workers: int = 0,
     data_dir: str | Path | None = None,

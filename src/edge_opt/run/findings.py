@@ -78,7 +78,7 @@ def findings(
         "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
         "frontiers": {name: list(keys) for name, keys in result.frontiers},
         "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
-        "target": None if config.target is None else _on_target(profile, config.target),
+        "target": None if config.target is None else on_target(profile, config.target),
         "notes": [
             "accuracy is on validation, by which the winner is chosen; test_accuracy is on the test part",
             "latency is measured here, with memory that is kept between calls; peak memory is an estimate from shapes, "
@@ -144,7 +144,7 @@ def _comparison(result: SweepResult) -> dict[str, Any] | None:
     }
 
 
-def _on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
+def on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
     """What the baseline would take on a target, as `eo.profile(target=)` says it, with what it rests on."""
     [found] = predictions(profile, find_targets(name), "fp32")
 
