@@ -135,7 +135,7 @@ def test_what_was_written_reads_back(done: RunResult) -> None:
 def page_data(path: Path) -> dict[str, Any]:
     """The one JSON value that a page draws from."""
     text = path.read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text.partition('type="application/json">')[2].partition("</script>")[0])
+    found: dict[str, Any] = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     return found
 
 

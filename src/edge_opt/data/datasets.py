@@ -127,7 +127,7 @@ def load_splits(
 
     >>> splits = load_splits("digits", train_subset=500)
     >>> splits.sizes()
-    {'train': 500, 'calibration': 128, 'validation': 300, 'test': 359}
+    {'train': 500, 'calibration': 128, 'validation': 359, 'test': 359}
     """
     shuffle_seed = seed if dataloader_seed is None else dataloader_seed
     folder = None if data_dir is None else Path(data_dir)

@@ -297,17 +297,8 @@ def sweep(
         name=profiled.name,
         on_event=on_event,
     )
-    found = findings(
-        config,
-        splits,
-        profiled,
-        result,
-        space=space_of(config),
-        threads=job.bench.used_threads,
-        command=command_line(),
-        settings={**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]},
-    )
-    hand_over(found, job, splits, root)
+    told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
+    hand_over(findings(config, splits, profiled, result, space_of(config), command_line(), told), job, splits, root)
     return result
 
 
