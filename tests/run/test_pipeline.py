@@ -354,6 +354,20 @@ def test_a_trained_model_is_swept_from_python(done: RunResult, tmp_path: Path) -
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_winner_in_torch_ships_as_torch(tmp_path: Path) -> None:
+    splits = load_splits("digits", train_subset=64, val_subset=32)
+    loaders = {"train": list(splits.train), "validation": list(splits.validation)}
+    space: dict[str, Any] = {"pruning_levels": [0.0], "precisions": ["fp32"], "runtimes": ["torch"]}
+    result = eo.sweep(SmallCNN(), loaders, folder=tmp_path, constraints=[], min_time_s=0.01, **space)
+    # the winner is the baseline: exactly as fast as itself
+    assert result.speedup is not None and result.speedup.whole.ratio == 1
+    [measured] = (tmp_path / "candidates" / str(result.best)).glob("*.pt")
+    assert (tmp_path / "best/model.pt").read_bytes() == measured.read_bytes()
+    assert not (tmp_path / "best/model.onnx").exists()
+    program = [sys.executable, "-I", str(tmp_path / "best/run_best.py")]
+    assert " of 32 right" in subprocess.run(program, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_model_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
     class Local(SmallCNN):
         pass
