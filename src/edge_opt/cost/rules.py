@@ -183,6 +183,16 @@ def _result_names(name: str) -> frozenset[str]:
 
 def _by_schema(name: str) -> Registration | None:
     """What torch says of its own operators: element-wise, a reduction, a view in place, or a view where it can."""
+    known = _schema_rules.get(name)
+    if known is None and (known := _read_schema(name)) is not None:
+        _schema_rules[name] = known
+    return known
+
+
+_schema_rules: dict[str, Registration] = {}  # an operator without one may be declared later
+
+
+def _read_schema(name: str) -> Registration | None:
     overloads = _overloads(name)
     tags = {tag for overload in overloads for tag in overload.tags}
     if torch.Tag.inplace_view in tags:

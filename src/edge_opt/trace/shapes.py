@@ -119,7 +119,9 @@ def _layer_norm(
 ) -> tuple[Spec, ...] | None:
     wanted = tuple(normalized_shape)
     fits = tuple(x.shape[-len(wanted) :]) == wanted and (weight is None or tuple(weight.shape) == wanted)
-    return _alike(x) if fits and (weight is None or weight.dtype == x.dtype) else None
+    if not fits or not x.is_floating_point() or (weight is not None and weight.dtype != x.dtype):
+        return None
+    return (_dense(tuple(x.shape), x.dtype),)  # row-major, however the input lies
 
 
 @_rule(aten.batch_norm.default, aten.instance_norm.default)
