@@ -160,6 +160,19 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _family("predicted", "time", _predicted, _predicted_interval, is_predicted=True),
 )
 
+
+def _interval(low: float | None, high: float | None) -> Interval | None:
+    return None if low is None or high is None else Interval(low, high)
+
+
+def _drop_interval(trial: TrialMetrics) -> Interval | None:
+    return _interval(trial.accuracy_drop_low, trial.accuracy_drop_high)
+
+
+def _deploy_interval(trial: TrialMetrics) -> Interval | None:
+    return _interval(trial.deploy_latency_low_s, trial.deploy_latency_high_s)
+
+
 TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family(
         "accuracy",
@@ -167,7 +180,7 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
         lambda trial: trial.accuracy,
         lambda trial: Interval(trial.accuracy_low, trial.accuracy_high),
     ),
-    _family("accuracy_drop", "share", lambda trial: trial.accuracy_drop, is_signed=True),
+    _family("accuracy_drop", "share", lambda trial: trial.accuracy_drop, _drop_interval, is_signed=True),
     _family("test_accuracy", "share", lambda trial: trial.test_accuracy),
     _family(
         "latency",
@@ -178,8 +191,10 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family("latency_p95", "time", lambda trial: trial.latency_p95_s),
     _family("cpu_latency", "time", lambda trial: trial.cpu_latency_s),
     _family("single_latency", "time", lambda trial: trial.single_latency_s),
+    _family("deploy_latency", "time", lambda trial: trial.deploy_latency_s, _deploy_interval),
     _family("throughput", "rate", lambda trial: trial.throughput),
     _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
+    _family("measured_memory", "bytes", lambda trial: trial.measured_memory_bytes),
     _family("model", "bytes", lambda trial: trial.model_bytes),
     _family("size", "bytes", lambda trial: trial.size_bytes),
     _family("energy", "energy", lambda trial: trial.energy_j),

@@ -23,7 +23,7 @@ from edge_opt.loading import FORMS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_opt.records import SweepStatus
+    from edge_opt.records import SweepResult, SweepStatus
     from edge_opt.run.config import RunConfig
     from edge_opt.run.run import RunResult
 
@@ -150,10 +150,19 @@ def _conclude(done: list[RunResult], root: Path) -> None:
         for line in conclusion(item.result):
             typer.echo(line)
         typer.echo(f"report    {item.report}")
+        _ships(item.folder, item.result)
     if len(done) > 1:
         typer.echo(f"together  {root / 'aggregate.csv'}")
     if not all(item.result.accepted for item in done):
         talk("nothing satisfies the constraints; loosen one, or widen the space")
+
+
+def _ships(folder: Path, result: SweepResult) -> None:
+    """Name the winner's file, last of all."""
+    from edge_opt.run.handover import shipped_file
+
+    if result.best is not None:
+        typer.echo(f"ships     {shipped_file(folder / 'best')}")
 
 
 def sweep(
@@ -234,6 +243,8 @@ def sweep(
         for line in conclusion(result):
             typer.echo(line)
         typer.echo(f"tables    {output}")
+        typer.echo(f"report    {output / 'report.html'}")
+        _ships(output, result)
     _end(bool(result.accepted))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import fcntl
 import hashlib
+import importlib
 import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +25,16 @@ from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_ru
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model, parse_reference
+from edge_opt.measuring.allocator import ResidentGrowth
+from edge_opt.measuring.energy import measure_energy
+from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
+from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.platforms.capacity import lifetimes_of, peak_memory
 from edge_opt.profiling import profile
-from edge_opt.records import Candidate, Converted, Importance, TrialMetrics
+from edge_opt.records import Candidate, Converted, Importance, Latency, TrialMetrics
 from edge_opt.run.scores import Accuracy, accuracy_of
+from edge_opt.search.paired import Difference, paired_shares, unpacked_answers
 
 
 @contextmanager
@@ -88,8 +94,7 @@ class Subject:
             raise InvalidInput("the validation part has no batches; at least one is needed")
         if self.batch_size is None:
             return inputs
-        repeats = -(-self.batch_size // len(inputs[0]))
-        return [torch.cat([value] * repeats)[: self.batch_size].clone() for value in inputs]
+        return [sized(value, self.batch_size).clone() for value in inputs]
 
 
 def absolute(reference: str) -> str:
@@ -235,11 +240,12 @@ INPUTS = "inputs.safetensors"
 
 @dataclass(frozen=True)
 class Bench:
-    """How variants are timed, and what energy is reckoned with."""
+    """How variants are timed, at which batch they are ranked, and what energy is reckoned with."""
 
     threads: int | None = 1
     min_time_s: float = 0.4
     power_watts: float = 2.0
+    deploy_batch: int = 1
 
     @property
     def used_threads(self) -> int:
@@ -302,6 +308,7 @@ class PipelineJob:
         return {
             "correct": scored.correct,
             "samples": scored.samples,
+            "answers": scored.answers,
             "size_bytes": converted.size_bytes,
             "model_bytes": held.weight_bytes + held.buffer_bytes,
             "peak_memory_bytes": held.total_bytes,
@@ -315,43 +322,80 @@ class PipelineJob:
         }
 
     def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
-        """Time batches and single samples of what was built."""
-        inputs = _kept_inputs(folder / INPUTS)
-        options = {"min_time_s": self.bench.min_time_s, "max_time_s": 2 * self.bench.min_time_s}
+        """Time what was built, in batches, in the batch that is deployed and in single samples; see what it holds."""
+        inputs = kept_inputs(folder / INPUTS)
+        batch_size, deploy_batch = len(inputs[0]), self.bench.deploy_batch
+        importlib.import_module(candidate.runtime)
+        growth = ResidentGrowth()
         with self.runner(candidate, folder, built) as runner:
-            batch = measure_runner(runner, *inputs, **options)
-            single = measure_runner(runner, *(value[:1] for value in inputs), **options)
-        scored = Accuracy(built["correct"], built["samples"])
+            held = growth.peak_while(lambda: runner(*inputs))
+            times = {
+                size: self._timed(runner, [sized(value, size) for value in inputs])
+                for size in dict.fromkeys((batch_size, deploy_batch, 1))
+            }
+            energy_j, energy_source = self._energy(lambda: runner(*inputs), times[batch_size])
+        batch, deployed = times[batch_size], times[deploy_batch]
+        scored, reference = Accuracy(built["correct"], built["samples"], built.get("answers", "")), self.reference
         low, high = scored.interval
-        watts, reference = self.bench.power_watts, self.reference
+        drop = paired_drop(reference.accuracy, scored)
         return TrialMetrics(
             accuracy=scored.share,
             accuracy_low=low,
             accuracy_high=high,
             accuracy_drop=reference.accuracy.share - scored.share,
+            accuracy_drop_low=None if drop is None else drop.low,
+            accuracy_drop_high=None if drop is None else drop.high,
             latency_s=batch.median_s,
             latency_low_s=batch.median_interval_s.low,
             latency_high_s=batch.median_interval_s.high,
             latency_std_s=batch.std_s,
             latency_p95_s=batch.p95_s,
             cpu_latency_s=batch.cpu_median_s,
-            batch_size=len(inputs[0]),
+            batch_size=batch_size,
             throughput=batch.throughput,
             model_bytes=built["model_bytes"],
             size_bytes=built["size_bytes"],
             peak_memory_bytes=built["peak_memory_bytes"],
             peak_memory_kind=built["peak_memory_kind"],
-            energy_j=watts * batch.median_s,
-            energy_source=f"proxy: {watts:g} W given, times the median latency",
+            measured_memory_bytes=held,
+            energy_j=energy_j,
+            energy_source=energy_source,
             macs=built["macs"],
             params=built["params"],
             macs_ratio=built["macs"] / max(reference.macs, 1),
             params_ratio=built["params"] / max(reference.params, 1),
             effective_precision=built["effective_precision"],
             float_layers=tuple(built["float_layers"]),
-            single_latency_s=single.median_s,
-            remarks=(*built["remarks"], *batch.remarks),
+            single_latency_s=times[1].median_s,
+            deploy_batch=deploy_batch,
+            deploy_latency_s=deployed.median_s,
+            deploy_latency_low_s=deployed.median_interval_s.low,
+            deploy_latency_high_s=deployed.median_interval_s.high,
+            is_disturbed=any(is_disturbed(found) for found in (batch, deployed)),
+            answers=scored.answers,
+            remarks=(*built["remarks"], *dict.fromkeys((*batch.remarks, *deployed.remarks))),
         )
+
+    def _timed(self, runner: Runner, inputs: list[torch.Tensor]) -> Latency:
+        """The latency of these inputs; a disturbed one is measured again when the machine is quieter."""
+        options = {"min_time_s": self.bench.min_time_s, "max_time_s": 2 * self.bench.min_time_s}
+        found = measure_runner(runner, *inputs, **options)
+        if not is_disturbed(found):
+            return found
+        wait_for_quiet(QUIET_WITHIN * self.bench.min_time_s, cores=usable_cores())
+        again = measure_runner(runner, *inputs, **options)
+        return min((again, found), key=lambda each: (is_disturbed(each), relative_half_width(each.samples_s)))
+
+    def _energy(self, forward: Callable[[], object], latency: Latency) -> tuple[float | None, str]:
+        """Joules of one batch and where they come from: a meter where there is one, else the given power."""
+        found, _ = measure_energy(
+            forward, latency, power_watts=self.bench.power_watts, min_time_s=self.bench.min_time_s
+        )
+        if found is None:
+            return None, "not known"
+        if found.source == "proxy":
+            return found.joules, f"proxy: {self.bench.power_watts:g} W given, times the median latency"
+        return found.joules, f"{found.source}: {found.note}"
 
     @contextmanager
     def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
@@ -371,7 +415,7 @@ class PipelineJob:
         """The candidate's model as torch runs it."""
         # Its files are not needed; left to the end of the process they would stay, for ours end without clean-up.
         with tempfile.TemporaryDirectory() as aside:
-            model, inputs = self.model(candidate, folder), _kept_inputs(folder / INPUTS)
+            model, inputs = self.model(candidate, folder), kept_inputs(folder / INPUTS)
             return convert(model, inputs, candidate.precision, "torch", folder=aside)
 
     def model(self, candidate: Candidate, folder: Path) -> torch.nn.Module:
@@ -379,10 +423,32 @@ class PipelineJob:
         return read_variant(self.subject, folder / PRUNED).model if is_pruned(candidate) else self.subject.build()
 
 
+# A quiet moment is waited for this many times as long as a measurement takes at least.
+QUIET_WITHIN = 5.0
+
+
+def is_disturbed(latency: Latency) -> bool:
+    """Whether other programs or noise were in the way of a measurement."""
+    return latency.is_contended or latency.is_noisy
+
+
+def sized(value: torch.Tensor, size: int) -> torch.Tensor:
+    """A batch of so many samples: the first ones, or all of them again and again."""
+    repeats = -(-size // len(value))
+    return (torch.cat([value] * repeats) if repeats > 1 else value)[:size].contiguous()
+
+
+def paired_drop(reference: Accuracy, scored: Accuracy) -> Difference | None:
+    """By how much the answers are worse than the reference's to the same samples; None where those are not kept."""
+    ours, theirs = unpacked_answers(reference.answers), unpacked_answers(scored.answers)
+    return paired_shares(ours, theirs) if len(ours) and len(ours) == len(theirs) else None
+
+
 def _keep_inputs(path: Path, inputs: list[torch.Tensor]) -> None:
     write_whole(path, safetensors().save({f"{index}": value.contiguous() for index, value in enumerate(inputs)}))
 
 
-def _kept_inputs(path: Path) -> list[torch.Tensor]:
+def kept_inputs(path: Path) -> list[torch.Tensor]:
+    """The batch that a build kept for timing."""
     found = weights_from(path.read_bytes())
     return [found[f"{index}"] for index in range(len(found))]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from edge_opt.metrics import Metrics
 from edge_opt.records import SweepResult, Trial
-from edge_opt.report.sweep_files import WeightBudgets
+from edge_opt.report.sweep_files import WeightBudgets, sweep_rows
 from edge_opt.run.config import RunConfig
 
 DEFAULT_CONSTRAINTS = (
@@ -28,13 +28,22 @@ def weight_budgets(config: RunConfig) -> WeightBudgets:
     return WeightBudgets(tuple(config.memory_budgets_mb), config.active_memory_budget_mb)
 
 
-def baseline_keys(metrics: Metrics, budgets: WeightBudgets) -> dict[str, Any]:
-    """The baseline's figures, which budgets its weights break, and whether they keep the active one."""
-    weights_mb = metrics.model_memory_mb
+def baseline_keys(baseline: Trial, budgets: WeightBudgets) -> dict[str, Any]:
+    """The baseline's figures, which budgets its weights break, and whether they keep the active one.
+
+    They are those of its row: what is told twice is told the same.
+    """
+    if baseline.metrics is None:
+        return {}
+    only = SweepResult("", baseline, (baseline,), (), (), None, "")
+    [row] = sweep_rows(only)
+    weights_mb = row["model_memory_mb"]
+    figures = {item.name: row[item.name] for item in fields(Metrics)}
     return {
-        **asdict(metrics),
+        **figures,
         **budgets.violations(weights_mb),
         "accepted_under_active_budget": budgets.active_mb is None or weights_mb <= budgets.active_mb,
+        "published_metrics": figures,
     }
 
 

@@ -1,26 +1,25 @@
-"""Accuracy of a variant, with its interval."""
+"""Accuracy of a variant, with its interval and its answers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from edge_opt.errors import InvalidInput, MeasurementFailed
-
-_Z95 = 1.959963984540054
+from edge_opt.search.paired import packed_answers, wilson
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Right answers among all, with Wilson's 95 % interval, which has a width also where all are right."""
+    """Right answers among all, with Wilson's 95 % interval; `answers` are those of each sample, "" where not kept."""
 
     correct: int
     samples: int
+    answers: str = field(default="", repr=False, compare=False)
 
     @property
     def share(self) -> float:
@@ -33,11 +32,7 @@ class Accuracy:
         >>> [round(bound, 4) for bound in Accuracy(95, 100).interval]
         [0.8882, 0.9785]
         """
-        p, n, z2 = self.share, self.samples, _Z95**2
-        center = (p + z2 / (2 * n)) / (1 + z2 / n)
-        half = _Z95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-        # Rounding must not put the share outside its own interval.
-        return max(0.0, min(center - half, p)), min(1.0, max(center + half, p))
+        return wilson(self.correct, self.samples)
 
 
 def accuracy_of(run: Callable[..., Any], batches: Iterable[Any]) -> Accuracy:
@@ -46,7 +41,7 @@ def accuracy_of(run: Callable[..., Any], batches: Iterable[Any]) -> Accuracy:
     >>> accuracy_of(lambda x: x, [(torch.eye(3), torch.tensor([0, 1, 0]))])
     Accuracy(correct=2, samples=3)
     """
-    correct = samples = 0
+    right: list[np.ndarray[Any, Any]] = []
     for number, (*inputs, labels) in enumerate(batches):
         scores = _scores(run(*inputs))
         truth = torch.as_tensor(labels).reshape(-1).cpu().numpy()
@@ -57,11 +52,11 @@ def accuracy_of(run: Callable[..., Any], batches: Iterable[Any]) -> Accuracy:
             )
         if np.isnan(scores).any():
             raise MeasurementFailed(f"outputs of batch {number} are NaN; accuracy has no meaning")
-        correct += int((scores.argmax(axis=1) == truth).sum())
-        samples += len(truth)
-    if not samples:
+        right.append(scores.argmax(axis=1) == truth)
+    answers = np.concatenate(right) if right else np.zeros(0, dtype=bool)
+    if not len(answers):
         raise InvalidInput("the loader has no batches; accuracy needs at least one")
-    return Accuracy(correct, samples)
+    return Accuracy(int(answers.sum()), len(answers), packed_answers(answers))
 
 
 def _scores(output: Any) -> np.ndarray[Any, Any]:

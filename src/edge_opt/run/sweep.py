@@ -20,11 +20,14 @@ from edge_opt.measuring.machine import usable_cores
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, SweepResult, Trial
 from edge_opt.run.config import SWEEP_KEYS, RunConfig, settings_help, settings_parameters, sweep_settings
+from edge_opt.run.contest import Referee
 from edge_opt.run.dependencies import code_sources, data_sources, first_weights, plain, weights_source
+from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
-from edge_opt.run.outputs import write_sweep
+from edge_opt.run.outputs import command_line
 from edge_opt.run.scores import accuracy_of
 from edge_opt.search.build import Listener
+from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Source, Sources, Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
@@ -34,7 +37,7 @@ from edge_opt.units import MIB
 _TRAINING = ("seed", "dataloader_seed", "dataset", "batch_size", "train_subset", "val_subset", "calibration_batches",
              "epochs", "learning_rate")  # fmt: skip
 _VARIANTS = ("fine_tune_epochs", "distillation", "importance", "round_to", "quantization_backend", "min_time_s",
-             "threads", "power_watts")  # fmt: skip
+             "deploy_batch", "threads", "power_watts")  # fmt: skip
 
 # x86 adds products of eight bits in sixteen unless it has VNNI: weights get seven bits. None looks at this machine.
 REDUCED_RANGE = {"auto": None, "x86": True, "fbgemm": True, "onednn": True, "qnnpack": False}
@@ -88,7 +91,7 @@ def job_options(config: RunConfig) -> dict[str, Any]:
             device=config.device,
             seed=config.seed,
         ),
-        "bench": Bench(config.threads, config.min_time_s, config.power_watts),
+        "bench": Bench(config.threads, config.min_time_s, config.power_watts, config.deploy_batch),
         "calibration_batches": config.calibration_batches,
         "reduce_range": REDUCED_RANGE[config.quantization_backend],
         "build_threads": config.build_threads or usable_cores(),
@@ -180,6 +183,8 @@ def sweep_space(
         fresh=fresh,
         on_event=on_event,
         **search.builders,
+        compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event),
+        objectives=("accuracy", "deploy_latency_ms"),
         **limits,
     )
     _check_unchanged(sources, code())
@@ -250,7 +255,7 @@ def sweep(
     on_event: Listener = lambda _: None,
     **settings: Any,
 ) -> SweepResult:
-    """Every variant of a trained model, measured and judged by constraints; tables and plots go to `folder`.
+    """Every variant of a trained model, measured and judged by constraints; the winner, tables and a page in `folder`.
 
     Candidates are built in processes of their own: model and loaders must be picklable, with classes one can import;
     else name them, `file.py:factory`. Run again, it goes on. The settings are a configuration's keys and defaults.
@@ -313,7 +318,8 @@ def sweep(
         name=profiled.name,
         on_event=on_event,
     )
-    write_sweep(result, root)
+    told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
+    hand_over(findings(config, splits, profiled, result, space_of(config), command_line(), told), job, splits, root)
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from edge_opt._support.json import from_plain
 from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
-from edge_opt.records import Budget, Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus
+from edge_opt.records import Budget, Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
 from edge_opt.search.build import (
     Builders,
     Listener,
@@ -26,11 +26,14 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import check_objectives, frontiers, recommend
+from edge_opt.search.finals import retimed, speedup_of
 from edge_opt.search.locks import alone, folder_lock
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Built, Sources, Store
+
+Comparer = Callable[[SweepResult, Isolation, Store], Finals | None]
 
 
 def run_sweep(
@@ -59,6 +62,7 @@ def run_sweep(
     fresh: bool = False,
     preload: Sequence[str] = (),
     on_event: Listener = lambda _: None,
+    compare: Comparer | None = None,
 ) -> SweepResult:
     """Try every candidate of a space, or some of them, and say which to ship. Run again, it continues.
 
@@ -90,12 +94,12 @@ def run_sweep(
         fresh: Start over; the earlier table is kept aside.
         preload: Modules that processes start with, so that they start faster.
         on_event: Called with everything that happens, as it happens.
+        compare: Times the candidates worth having once more, in turns, before the winner is named.
     """
-    budgets = _checked(constraints, objectives, workers, retries)
+    budgets, root = _checked(constraints, objectives, workers, retries), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
     sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
     reference = _reference(space) if baseline is None else baseline.candidate
-    root = Path(folder)
     with ExitStack() as stack:
         stack.enter_context(folder_lock(root))
         store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
@@ -105,14 +109,16 @@ def run_sweep(
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
         sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
+        local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
         try:
-            local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
             builders = _elsewhere(order, sweep.folder_of, (workers, scheduler, root, tls_dir, insecure), on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
+            result = sweep.settled(_result(name, sweep.known[reference.key], rows, budgets, use_ci), compare, use_ci)
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
-        return _result(name, sweep.known[reference.key], rows, budgets, use_ci, on_event)
+        on_event(SweepEnded(result))
+        return result
 
 
 def _checked(
@@ -139,11 +145,16 @@ def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
 
 
 def _result(
-    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool, tell: Listener
+    name: str,
+    baseline: Trial,
+    rows: tuple[Trial, ...],
+    budgets: tuple[Budget, ...],
+    use_ci: bool,
+    finals: Finals | None = None,
 ) -> SweepResult:
-    """The sweep as a whole, told as its last event."""
-    chosen, sentence = recommend(rows)
-    result = SweepResult(
+    chosen, sentence = recommend(rows, finals)
+    winner = next((trial.candidate for trial in rows if trial.candidate.key == chosen), None)
+    return SweepResult(
         name=name,
         baseline=baseline,
         trials=rows,
@@ -151,9 +162,9 @@ def _result(
         frontiers=frontiers(rows, use_ci=use_ci),
         best=chosen,
         recommendation=sentence,
+        finals=finals,
+        speedup=speedup_of(finals, baseline.candidate, winner) if finals and winner else None,
     )
-    tell(SweepEnded(result))
-    return result
 
 
 def _reference(space: Space) -> Candidate:
@@ -227,6 +238,14 @@ class _Sweep:
         """The trial with the constraints of this run."""
         broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
         return replace(trial, violations=broken)
+
+    def settled(self, result: SweepResult, compare: Comparer | None, use_ci: bool) -> SweepResult:
+        """The result by the times of the finals, where there are any; constraints are judged anew."""
+        finals = None if compare is None else compare(result, self._isolation, self._store)
+        if finals is None:
+            return result
+        baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (result.baseline, *result.trials))
+        return _result(result.name, baseline, tuple(rows), self._budgets, use_ci, finals)
 
     def take(self, baseline: Trial | None) -> None:
         """Know a baseline, if one is given, without running it. The row of an earlier run stays as it was."""

@@ -23,6 +23,7 @@ from edge_opt.report.figures import (
     timeline,
 )
 from edge_opt.report.page.verdict import advice, verdict
+from edge_opt.report.speedup import headline, speedup_data
 from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.report.table import table
 
@@ -117,8 +118,17 @@ def _swept(sweep: SweepResult) -> Iterable[Card]:
     label = sweep.trial(sweep.best).candidate.label
     between = f"{units.percent(best.accuracy_low)} to {units.percent(best.accuracy_high)}, {label}"
     yield Card(_SWEEP, "Best: accuracy", best.accuracy, "share", "measured", between)
-    interval = f"{units.duration(best.latency_low_s)} to {units.duration(best.latency_high_s)}, batch {best.batch_size}"
-    yield Card(_SWEEP, "Best: latency", best.latency_s, "time", "measured", interval)
+    low_s, high_s = best.latency_low_s, best.latency_high_s
+    if best.deploy_latency_low_s is not None and best.deploy_latency_high_s is not None:
+        low_s, high_s = best.deploy_latency_low_s, best.deploy_latency_high_s
+    mark = "; disturbed" if best.is_disturbed else ""
+    interval = f"{units.duration(low_s)} to {units.duration(high_s)}, batch {best.ranked_batch}{mark}"
+    yield Card(_SWEEP, "Best: latency", best.ranked_latency_s, "time", "measured", interval)
+    if sweep.speedup is not None:
+        yield Card(_SWEEP, "Best: speedup", sweep.speedup.whole.ratio, "number", "measured", headline(sweep.speedup))
+    if best.measured_memory_bytes is not None:
+        note = "growth of the process over the idle runtime"
+        yield Card(_SWEEP, "Best: memory", best.measured_memory_bytes, "bytes", "measured", note)
     yield Card(
         _SWEEP,
         "Best: size",
@@ -259,6 +269,7 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
         "name": sweep.name,
         "constraints": list(sweep.constraints),
         "best": sweep.best,
+        "speedup": speedup_data(sweep.speedup),
         "rows": [{**row, "label": trial.candidate.label} for row, trial in zip(rows, sweep.trials, strict=True)],
         "baseline": {**baseline, "label": f"baseline, {sweep.baseline.candidate.label}"},
         "violations": [[to_plain(found) for found in trial.violations] for trial in sweep.trials],

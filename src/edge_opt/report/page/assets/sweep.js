@@ -23,7 +23,8 @@ function hoverText(row, sweep, violations) {
 }
 
 function paretoFigure(sweep) {
-  const state = { x: "latency_ms", y: "accuracy" };
+  const isDeployed = sweep.rows.some((row) => row.deploy_latency_ms !== null && row.deploy_latency_ms !== undefined);
+  const state = { x: isDeployed ? "deploy_latency_ms" : "latency_ms", y: "accuracy" };
   const axis = (name) => sweep.axes.find((item) => item.name === name);
   const known = sweep.axes.filter((item) => [...sweep.rows, sweep.baseline].some((row) => row[item.name] !== null));
   if (known.length && !known.some((item) => item.name === state.x)) state.x = known.at(-1).name;
@@ -74,7 +75,7 @@ function drawPareto(sweep, x, y) {
 
 const CANDIDATE_COLUMNS = [
   ["label", "Candidate", "text"], ["state", "Verdict", "text"], ["accuracy", "Accuracy", "share"], ["accuracy_drop", "Lost", "share"], ["test_accuracy", "On test", "share"],
-  ["latency_ms", "Latency, ms", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
+  ["deploy_latency_ms", "Latency as deployed, ms", "number"], ["deploy_batch", "Deployed batch", "number"], ["speedup", "Times as fast", "number"], ["disturbed", "Disturbed", "flag"], ["latency_ms", "Latency, ms", "number"], ["batch_size", "Batch", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, estimated, MiB", "number"], ["measured_memory_mb", "Memory, measured, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
   ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "energy"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
   ["effective_precision", "Runs as", "text"], ["violations", "Breaks", "text"], ["remarks", "Remarks", "text"], ["key", "Key", "text"],
 ];
@@ -85,7 +86,7 @@ function candidateTable(sweep) {
   return new DataTable({
     id: "candidates-table", caption: "Candidates", label: "label", filter: "state",
     columns: columns.map(([name, header, kind]) => ({ name, header, kind })), values: columns.map(([name]) => rows.map((row) => row[name])),
-    visible: ["state", "accuracy", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
+    visible: ["state", "accuracy", "deploy_latency_ms", "speedup", "disturbed", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
     cells: { state: (state) => el("td", {}, badge(state)) },
   });
 }
