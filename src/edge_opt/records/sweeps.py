@@ -11,6 +11,7 @@ from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import MemoryKind
 
 TrialStatus = Literal["done", "failed"]
+MetricDirection = Literal["higher", "lower"]
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
 
 
@@ -47,6 +48,9 @@ class Candidate:
 class TrialMetrics:
     """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
 
+    Where `metric` names another metric than accuracy, the fields `accuracy`, `accuracy_low`, `accuracy_high` and
+    `test_accuracy` hold that one, and `accuracy_drop` is by how much it is worse than the baseline's.
+
     Attributes:
         accuracy: Accuracy on the validation part, by which candidates are chosen.
         accuracy_low: Lower end of its 95 % interval.
@@ -75,6 +79,8 @@ class TrialMetrics:
         single_latency_s: Median seconds for one sample, measured.
         peak_memory_kind: Whose lifetimes `peak_memory_bytes` counts: an eager run's, or a planner's.
         remarks: What a reader should know.
+        metric: What is scored: "accuracy", or the metric that was set.
+        metric_direction: Whether a higher or a lower score is better.
     """
 
     accuracy: float
@@ -104,6 +110,8 @@ class TrialMetrics:
     single_latency_s: float | None = None
     peak_memory_kind: MemoryKind | None = None
     remarks: tuple[str, ...] = ()
+    metric: str = "accuracy"
+    metric_direction: MetricDirection = "higher"
 
 
 @dataclass(frozen=True, slots=True)
