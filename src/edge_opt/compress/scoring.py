@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import io
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from edge_opt._support.files import write_whole
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
 from edge_opt.records.sweeps import MetricDirection
 
@@ -83,7 +80,7 @@ class Metric:
         for number, (outputs, targets) in enumerate(batches):
             found = self._gathered(outputs, targets, number)
             found[:, 0] += samples
-            samples += _count(targets)
+            samples += count_samples(targets)
             tables.append(found)
         if not samples:
             raise InvalidInput(f"the loader has no batches; {self.name} needs at least one")
@@ -114,7 +111,7 @@ class Metric:
         whole, own = self.whole, self.name
         outputs = _joined([outputs for outputs, _ in answers], own)
         targets = _joined([targets for _, targets in answers], own)
-        samples, first = _count(targets), whole(outputs, targets)
+        samples, first = count_samples(targets), whole(outputs, targets)
         values = _numbers(first, samples)
         if values is not None:
             return _mean_score(self, values, resamples)
@@ -182,20 +179,6 @@ class Score:
         drops = self.resamples[:count] - other.resamples[:count]
         value = self.metric.drop(self.value, other.value)
         return (value, *_middle(drops if self.metric.direction == "higher" else -drops, value))
-
-    def save(self, path: Path) -> None:
-        """Write what pairing needs, as numbers without code."""
-        each = np.empty(0) if self.per_sample is None else self.per_sample
-        kept = io.BytesIO()
-        np.savez_compressed(kept, head=[self.value, self.samples], resamples=self.resamples, per_sample=each)
-        write_whole(path, kept.getvalue())
-
-
-def read_score(path: Path, metric: Metric) -> Score:
-    """The score that `Score.save` wrote."""
-    with np.load(path, allow_pickle=False) as kept:
-        each, (value, samples) = kept["per_sample"], kept["head"]
-        return Score(metric, float(value), int(samples), kept["resamples"], each if len(each) else None)
 
 
 def wilson(correct: int, samples: int) -> tuple[float, float]:
@@ -286,9 +269,8 @@ def class_scores(name: str, scores: torch.Tensor, labels: torch.Tensor) -> tuple
     classes = 0 if not (is_first or is_last) else shape[1] if is_first else shape[-1]
     if not whole or classes < 2:
         raise InvalidInput(
-            f"{name} needs scores (samples, classes, ...) and whole-numbered labels (samples, ...); the outputs are "
-            f"{shape} and the labels {tuple(labels.shape)} of {str(labels.dtype).removeprefix('torch.')}. "
-            f"{_way_out(scores, labels)}"
+            f"outputs {shape} and labels {tuple(labels.shape)} of {labels.dtype} do not fit {name}; it needs scores "
+            f"(samples, classes, ...) and whole-numbered labels (samples, ...). {_way_out(scores, labels)}"
         )
     ordered = scores.movedim(1, -1) if is_first else scores
     truth = labels.reshape(len(labels), -1).to(torch.int64)
@@ -607,7 +589,7 @@ def _is_odd(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and bool(leaf.isnan().any())
 
 
-def _count(targets: Any) -> int:
+def count_samples(targets: Any) -> int:
     """How many samples there are."""
     for leaf in tree_leaves(targets):
         if isinstance(leaf, (torch.Tensor, np.ndarray)):
