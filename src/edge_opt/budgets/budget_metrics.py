@@ -13,6 +13,7 @@ from edge_opt import units
 from edge_opt.errors import InvalidInput
 from edge_opt.platforms.capacity import peak_memory
 from edge_opt.records import Interval, Latency, ModelProfile, TrialMetrics
+from edge_opt.records.sweeps import SHARES
 
 Kind = Literal["count", "bytes", "time", "energy", "share", "rate"]
 S = TypeVar("S")
@@ -201,15 +202,15 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
 
 
 @cache
-def trial_metrics(metric: str = "accuracy", is_share: bool = True) -> Mapping[str, Metric[TrialMetrics]]:
+def trial_metrics(metric: str = "accuracy") -> Mapping[str, Metric[TrialMetrics]]:
     """The figures of a trial where another metric than accuracy is scored, in whose name constraints then speak.
 
-    >>> sorted(set(trial_metrics("mae", is_share=False)) - set(TRIAL_METRICS))
+    >>> sorted(set(trial_metrics("mae")) - set(TRIAL_METRICS))
     ['mae', 'mae_drop', 'test_mae']
     """
     if metric == "accuracy":
         return TRIAL_METRICS
-    scores = {found.name: found for found in _scores(metric, "share" if is_share else "count")}
+    scores = {found.name: found for found in _scores(metric, "share" if metric in SHARES else "count")}
     others = {name: found for name, found in TRIAL_METRICS.items() if "accuracy" not in name}
     taken = [name for name in scores if name in others or any(found.family == name for found in others.values())]
     if taken:

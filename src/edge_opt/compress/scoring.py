@@ -16,7 +16,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
-from edge_opt.records.sweeps import MetricDirection
+from edge_opt.loading import parse_reference
+from edge_opt.records.sweeps import SHARES, MetricDirection
 
 Table = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.float64]
@@ -44,7 +45,6 @@ class Metric:
         reckon: Columns and weights of the rows to the value.
         whole: Outputs and targets of all batches to the value; None where the metric gathers.
         is_mean: The value is the mean of one number per sample, or a function of that mean that never turns.
-        is_share: The value lies between 0 and 1, and is shown as a share.
     """
 
     name: str
@@ -53,7 +53,6 @@ class Metric:
     reckon: Callable[[Table, Weights], float] | None = None
     whole: Callable[[Any, Any], float] | None = field(default=None, repr=False)
     is_mean: bool = False
-    is_share: bool = False
 
     def value(self, outputs: Any, targets: Any) -> float:
         """The metric of these outputs."""
@@ -158,7 +157,7 @@ class Score:
         [0.8882, 0.9785]
         """
         counted = self.per_sample
-        if self.metric.is_share and counted is not None and np.isin(counted, (0.0, 1.0)).all():
+        if self.metric.name in SHARES and counted is not None and np.isin(counted, (0.0, 1.0)).all():
             return wilson(int(counted.sum()), len(counted))
         return _middle(self.resamples, self.value)
 
@@ -465,11 +464,11 @@ def _table(*columns: torch.Tensor) -> Table:
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", "higher", _hits("accuracy", 1), _ratio, is_mean=True, is_share=True),
-        Metric("top5", "higher", _hits("top5", 5), _ratio, is_mean=True, is_share=True),
-        Metric("f1", "higher", _confusion("f1"), _f1, is_share=True),
-        Metric("miou", "higher", _confusion("miou"), _miou, is_share=True),
-        Metric("auroc", "higher", _ranks, _auroc, is_share=True),
+        Metric("accuracy", "higher", _hits("accuracy", 1), _ratio, is_mean=True),
+        Metric("top5", "higher", _hits("top5", 5), _ratio, is_mean=True),
+        Metric("f1", "higher", _confusion("f1"), _f1),
+        Metric("miou", "higher", _confusion("miou"), _miou),
+        Metric("auroc", "higher", _ranks, _auroc),
         Metric("mae", "lower", _errors("mae", 1), _ratio, is_mean=True),
         Metric("rmse", "lower", _errors("rmse", 2), lambda c, w: math.sqrt(_ratio(c, w)), is_mean=True),
         Metric("r2", "higher", _errors("r2", 2, with_truth=True), _r2),
@@ -497,13 +496,14 @@ def metric_named(name: str) -> Metric:
     return found
 
 
-def metric_of(given: Any, direction: MetricDirection | None = None) -> Metric:
+def metric_of(given: Any, direction: MetricDirection | None = None, name: str | None = None) -> Metric:
     """The metric that a user means: a name, a Metric, a torchmetrics object, or a function of (outputs, targets).
 
     Args:
         given: The name, object or function. A function returns one number, or one per sample, whose mean counts.
         direction: Whether "higher" or "lower" is better. A function of your own must say it: here, or as an attribute
             `higher_is_better` as in torchmetrics.
+        name: What to call a function or an object; its own name unless given.
 
     >>> def worst(outputs, targets):
     ...     return (outputs - targets).abs().max()
@@ -521,7 +521,7 @@ def metric_of(given: Any, direction: MetricDirection | None = None) -> Metric:
     is_stateful = callable(getattr(given, "update", None)) and callable(getattr(given, "compute", None))
     if not is_stateful and not callable(given):
         raise InvalidInput(f"metric is a {type(given).__name__}; it must be a name or a function of (outputs, targets)")
-    name = own_name(given)
+    name = name or own_name(given)
     said = getattr(given, "higher_is_better", None)
     better = direction or (None if said is None else "higher" if said else "lower")
     if better not in ("higher", "lower"):
@@ -534,9 +534,26 @@ def metric_of(given: Any, direction: MetricDirection | None = None) -> Metric:
 
 def own_name(given: Any) -> str:
     """What columns and constraints call a function or an object of the user's."""
-    name = getattr(given, "name", None) or getattr(given, "__name__", None) or type(given).__name__
-    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(name)).lower()
+    name = getattr(given, "__name__", None) or type(given).__name__
+    return plain_name(str(name))
+
+
+def plain_name(name: str) -> str:
+    """A name as a column: snake case; "score" where it is no name at all."""
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return plain if plain.isidentifier() else "score"
+
+
+def reference_name(given: Any) -> str:
+    """What columns call a metric, from its name, its reference, or itself; nothing is imported for it.
+
+    >>> reference_name("top-5"), reference_name("net.py:dice")
+    ('top5', 'dice')
+    """
+    parsed = parse_reference(given) if isinstance(given, str) else None
+    if parsed is not None:
+        return plain_name(parsed.name.rpartition(".")[2])
+    return metric_named(given).name if isinstance(given, str) else own_name(given)
 
 
 def _updated(given: Any) -> Callable[[Any, Any], Any]:

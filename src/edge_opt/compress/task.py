@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from edge_opt.compress.export import flat_tensors
-from edge_opt.compress.scoring import RESAMPLES, Metric, Score, class_scores, first_tensor, metric_of
-from edge_opt.errors import EdgeOptError, InvalidInput, ModelNotFound, first_line
+from edge_opt.compress.scoring import RESAMPLES, Metric, Score, class_scores, first_tensor, metric_of, reference_name
+from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, ModelNotFound, first_line
 from edge_opt.loading import find_object, parse_reference
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.trace.inputs import CallArguments, call_arguments, materialize
@@ -151,6 +151,20 @@ class Task:
         found = (batch.args, batch.kwargs) if self.forward is None else _asked(self.forward, batch.raw)
         return _in_one_way(model, *found)
 
+    def check(self, model: nn.Module, loader: Iterable[Any]) -> None:
+        """Refuse a metric or a loss that does not fit the data and what the model answers, on the first batch."""
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            model.eval()
+            with torch.no_grad():
+                batch = next(self.batches(model, loader))
+                answer = batch.answer(model)
+                batch.loss_of(answer)
+                _fits(self.metric, answer, batch.labels)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
     def score(self, model: Any, loader: Iterable[Any], resamples: int = RESAMPLES) -> Score:
         """The metric of whatever answers as the model does; a module is in eval mode meanwhile, and then as it was."""
         modes = [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
@@ -165,6 +179,14 @@ class Task:
                 module.training = mode
 
 
+def _fits(metric: Metric, answer: Any, labels: Any) -> None:
+    try:
+        metric.value(answer, labels)
+    except MeasurementFailed:
+        # One batch may have no value, such as an R² of one sample, where all of them have.
+        return
+
+
 def task_of(
     metric: Any = "accuracy",
     loss: Any = None,
@@ -173,8 +195,23 @@ def task_of(
     metric_direction: MetricDirection | None = None,
 ) -> Task:
     """The task that a user's words mean: names, references as `file.py:f`, or the functions themselves."""
-    found = metric_of(_found(metric, "metric"), metric_direction)
+    found = metric_of(_found(metric, "metric"), metric_direction, reference_name(metric))
     return Task(found, loss_of(loss, found), _function(forward, "forward"), _function(collate, "collate"))
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """A task as a configuration says it: names, references as `file.py:f`, or functions that can be imported."""
+
+    metric: Any = "accuracy"
+    metric_direction: MetricDirection | None = None
+    loss: Any = None
+    forward: Any = None
+    collate: Any = None
+
+    def build(self) -> Task:
+        """The task itself, in whatever process."""
+        return task_of(self.metric, self.loss, self.forward, self.collate, self.metric_direction)
 
 
 def loss_of(given: Any, metric: Metric) -> Loss:
@@ -382,3 +419,62 @@ def _shaped(like: Any, tensors: list[torch.Tensor]) -> Any:
 def example_inputs(call: CallArguments) -> Any:
     """A call as `profile`, `prune` and `convert` take their inputs: a list by position, a mapping by name."""
     return call.kwargs if call.kwargs else list(call.args)
+
+
+def samples_of(call: CallArguments) -> int:
+    """Samples of a call: the length of its first tensor."""
+    first = next((leaf for leaf in tree_leaves((call.args, call.kwargs)) if _is_tensor(leaf) and leaf.dim()), None)
+    if first is None:
+        raise InvalidInput("inputs of a batch must be tensors whose first dimension is the sample")
+    return len(first)
+
+
+def first_shape(call: CallArguments) -> tuple[int, ...]:
+    """Shape of a call's first tensor."""
+    samples_of(call)
+    return next(tuple(leaf.shape) for leaf in tree_leaves((call.args, call.kwargs)) if _is_tensor(leaf) and leaf.dim())
+
+
+def joined_calls(one: CallArguments, other: CallArguments) -> CallArguments:
+    """The samples of two calls in one."""
+    size = samples_of(one)
+
+    def joined(first: Any, second: Any) -> Any:
+        is_sampled = _is_tensor(first) and first.dim() and len(first) == size
+        return torch.cat([first, second]) if is_sampled else first
+
+    return _each(joined, one, CallArguments(*_as_in((one.args, one.kwargs), (other.args, other.kwargs))))
+
+
+def sized_call(call: CallArguments, size: int) -> CallArguments:
+    """A call with so many samples: the first ones, or all of them again and again."""
+    count = samples_of(call)
+    repeats = -(-size // count)
+
+    def cut(leaf: Any) -> Any:
+        is_sampled = _is_tensor(leaf) and leaf.dim() and len(leaf) == count
+        return torch.cat([leaf] * repeats)[:size].clone() if is_sampled else leaf
+
+    return _each(cut, call)
+
+
+def _each(function: Callable[..., Any], *calls: CallArguments) -> CallArguments:
+    """A function applied to the leaves of calls that are built alike."""
+    leaves, spec = tree_flatten((tuple(calls[0].args), calls[0].kwargs))
+    others = [tree_leaves((tuple(call.args), call.kwargs)) for call in calls[1:]]
+    args, kwargs = tree_unflatten([function(*row) for row in zip(leaves, *others, strict=True)], spec)
+    return CallArguments(args, kwargs)
+
+
+class FlatCalls:
+    """A loader's batches as the flat tensors of the model's inputs, at each pass."""
+
+    def __init__(self, task: Task, model: nn.Module, loader: Iterable[Any]) -> None:
+        self._task, self._model, self._loader = task, model, loader
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        first: CallArguments | None = None
+        for raw in self._loader:
+            call = self._task.call(self._model, raw)
+            first = first or call
+            yield tuple(filter(_is_tensor, tree_leaves(_as_in((first.args, first.kwargs), (call.args, call.kwargs)))))

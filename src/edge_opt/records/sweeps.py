@@ -12,6 +12,8 @@ from edge_opt.records.predictions import MemoryKind
 
 TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
+# Metrics that lie between 0 and 1.
+SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
 
 
@@ -112,6 +114,11 @@ class TrialMetrics:
     remarks: tuple[str, ...] = ()
     metric: str = "accuracy"
     metric_direction: MetricDirection = "higher"
+
+    @property
+    def merit(self) -> float:
+        """The score, turned so that more is better."""
+        return self.accuracy if self.metric_direction == "higher" else -self.accuracy
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from edge_opt.report.sweep_files import (
     sweep_dataframe,
     sweep_document,
 )
-from edge_opt.run.job import PRUNED, PipelineJob, inputs_of, weights_of
+from edge_opt.run.job import PRUNED, PipelineJob, weights_of
 from edge_opt.run.published_keys import stale_metadata
 from edge_opt.search.choose import recommend
 
@@ -247,11 +247,17 @@ session = onnxruntime.InferenceSession(str(FOLDER / "model.onnx"), providers=["C
 names = [entry.name for entry in session.get_inputs()]
 samples = np.load(FOLDER / "samples.npz")
 scores = session.run(None, {name: samples[f"input_{index}"] for index, name in enumerate(names)})[0]
+'''
+_RIGHT = """\
 answers = scores.argmax(axis=1)
 print("answers: ", *answers)
 print("labels:  ", *samples["labels"])
 print(f"{(answers == samples['labels']).sum()} of {len(answers)} right")
-'''
+"""
+_ANSWERS = """\
+print("answers:", scores.shape, *scores.reshape(-1)[:8].round(4), "...")
+print("targets:", samples["labels"].shape, *samples["labels"].reshape(-1)[:8].round(4), "...")
+"""
 
 
 def ship(trial: Trial, job: PipelineJob, origin: Path, splits: Splits, folder: Path) -> list[Path]:
@@ -278,10 +284,10 @@ def _fill(draft: Path, trial: Trial, job: PipelineJob, origin: Path, splits: Spl
     precision = candidate.precision
     converted = convert(
         model,
-        job.subject.example(splits),
+        job.subject.example(splits, model),
         precision,
         "onnxruntime",
-        calibration=splits.calibration if precision == "int8" else None,
+        calibration=job.subject.calls(splits, model) if precision == "int8" else None,
         calibration_batches=job.calibration_batches,
         reduce_range=job.reduce_range,
         folder=draft / "onnx",
@@ -295,8 +301,9 @@ def _fill(draft: Path, trial: Trial, job: PipelineJob, origin: Path, splits: Spl
     if recipe.is_dir():
         shutil.copytree(recipe, draft / PRUNED)
     write_whole(draft / "spec.json", json.dumps(_spec(trial, job, converted.effective_precision), indent=1))
-    write_whole(draft / "samples.npz", _samples(splits))
-    write_whole(draft / "run_best.py", _PROGRAM)
+    write_whole(draft / "samples.npz", _samples(job, model, splits))
+    scores = trial.metrics is None or trial.metrics.metric == "accuracy"
+    write_whole(draft / "run_best.py", _PROGRAM + (_RIGHT if scores else _ANSWERS))
 
 
 def _spec(trial: Trial, job: PipelineJob, effective: str) -> dict[str, Any]:
@@ -315,13 +322,14 @@ def _spec(trial: Trial, job: PipelineJob, effective: str) -> dict[str, Any]:
     }
 
 
-def _samples(splits: Splits) -> bytes:
+def _samples(job: PipelineJob, model: Any, splits: Splits) -> bytes:
     """Samples that the model was neither trained nor chosen on, where there are such."""
-    batch = next(iter(splits.test if splits.test is not None else splits.validation))
-    inputs = inputs_of(batch)
-    arrays: dict[str, Any] = {f"input_{index}": value[:_SAMPLES].numpy() for index, value in enumerate(inputs)}
+    inputs, labels = job.subject.samples(splits.test if splits.test is not None else splits.validation, model, _SAMPLES)
+    arrays: dict[str, Any] = {f"input_{index}": value.numpy() for index, value in enumerate(inputs)}
+    names = ["labels", *(f"labels_{index}" for index in range(1, len(labels)))]
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, labels=np.asarray(batch[-1][:_SAMPLES]), **arrays)
+    arrays |= dict(zip(names, (value.numpy() for value in labels), strict=True))
+    np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
 
 

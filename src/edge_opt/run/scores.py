@@ -1,18 +1,54 @@
-"""Accuracy of a variant, with its interval."""
+"""The score of a variant, with its interval."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from edge_opt.compress.scoring import Score
 from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.records.sweeps import MetricDirection
 
 _Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a variant scored, as plain values that any process and JSON can hold.
+
+    Attributes:
+        value: The metric over all samples.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
+        samples: Samples it was reckoned over.
+        metric: Its name.
+        direction: Whether higher or lower is better.
+        replicates: The metric on samples drawn again and again, the same draws for every variant.
+    """
+
+    value: float
+    low: float
+    high: float
+    samples: int
+    metric: str = "accuracy"
+    direction: MetricDirection = "higher"
+    replicates: tuple[float, ...] = field(default=(), repr=False, compare=False)
+
+    def drop(self, other: Figure) -> float:
+        """By how much another is worse."""
+        return self.value - other.value if self.direction == "higher" else other.value - self.value
+
+
+def figure_of(score: Score) -> Figure:
+    """A score as plain values."""
+    metric, (low, high) = score.metric, score.interval
+    drawn = tuple(float(value) for value in score.resamples)
+    return Figure(score.value, low, high, score.samples, metric.name, metric.direction, drawn)
 
 
 @dataclass(frozen=True, slots=True)

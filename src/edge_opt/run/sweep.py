@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from edge_opt.compress.task import TaskSettings, first_shape
+from edge_opt.compress.task import example_inputs as call_inputs
 from edge_opt.data import Splits
 from edge_opt.data.datasets import splits_of
 from edge_opt.errors import InvalidInput
@@ -19,10 +21,18 @@ from edge_opt.loading import parse_reference
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, SweepResult, Trial
-from edge_opt.run.config import SWEEP_KEYS, RunConfig, settings_help, settings_parameters, sweep_settings
+from edge_opt.run.config import (
+    SWEEP_KEYS,
+    TASK_KEYS,
+    RunConfig,
+    settings_help,
+    settings_parameters,
+    sweep_settings,
+    task_name,
+)
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
 from edge_opt.run.outputs import write_sweep
-from edge_opt.run.scores import accuracy_of
+from edge_opt.run.scores import figure_of
 from edge_opt.search.build import Listener
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Store
@@ -47,6 +57,7 @@ def training_settings(config: RunConfig, splits: Splits) -> dict[str, Any]:
         "model": config.model_reference,
         "model_sha256": _file_digest(config.model_reference),
         "data_sha256": dict(splits.fingerprints()),
+        **task_settings(config),
     }
 
 
@@ -70,12 +81,31 @@ def _file_digest(reference: str) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
+def task_of(config: RunConfig) -> TaskSettings:
+    """What is scored and trained on, the same in every process."""
+    given: dict[str, Any] = {key: getattr(config, key) for key in TASK_KEYS}
+    return TaskSettings(**{key: absolute(value) if isinstance(value, str) else value for key, value in given.items()})
+
+
+def task_settings(config: RunConfig) -> dict[str, Any]:
+    """What scores and training depend on, where it is not accuracy on (inputs, labels): names, and files by content."""
+    given = {key: getattr(config, key) for key in TASK_KEYS}
+    if given == {key: RunConfig.model_fields[key].default for key in TASK_KEYS}:
+        return {}
+    named = {
+        key: value if value is None or isinstance(value, str) else task_name(value) for key, value in given.items()
+    }
+    files = {f"{key}_sha256": _file_digest(value) for key, value in named.items() if value}
+    return named | {key: value for key, value in files.items() if value}
+
+
 def data_options(config: RunConfig) -> dict[str, Any]:
     """The configuration as `load_splits` takes it, the same in every process."""
     keys = ("batch_size", "seed", "dataloader_seed", "train_subset", "val_subset", "calibration_batches",
             "num_workers", "download")  # fmt: skip
     folder = None if config.data_dir is None else str(Path(config.data_dir).resolve())
-    return {key: getattr(config, key) for key in keys} | {"dataset": absolute(config.dataset), "data_dir": folder}
+    found = {"dataset": absolute(config.dataset), "data_dir": folder, "has_samples": config.collate is not None}
+    return {key: getattr(config, key) for key in keys} | found
 
 
 def job_options(config: RunConfig) -> dict[str, Any]:
@@ -152,8 +182,10 @@ def sweep_space(
     on_event: Listener,
 ) -> SweepResult:
     """Every candidate tried; the eager baseline and the winner also scored on the test part, where there is one."""
+    metric = job.reference.accuracy.metric
     limits: dict[str, Any] = {
         "folder": folder,
+        "metric": metric,
         "settings": settings,
         "memory_limit_bytes": search.memory_limit_bytes,
         "time_limit_s": search.time_limit_s,
@@ -167,6 +199,7 @@ def sweep_space(
         job,
         space,
         constraints=constraints,
+        objectives=(metric, "latency_ms"),
         baseline=baseline,
         name=name,
         sampler=search.sampler,
@@ -217,8 +250,7 @@ def _test_accuracy(candidate: Candidate, job: PipelineJob, splits: Splits, folde
     finally:
         store.close()
     assert built is not None and splits.test is not None
-    with job.runner(candidate, origin, built.value) as runner:
-        return accuracy_of(runner, splits.test).share
+    return job.score(candidate, origin, built.value, splits.test).value
 
 
 def sweep(
@@ -252,32 +284,42 @@ def sweep(
         settings: Keys of a configuration, each of them below.
     """
     config, root = sweep_settings(settings), Path(folder)
+    has_samples, task = config.collate is not None, task_of(config)
+    for key, value in vars(task).items():
+        _importable_function(key, value)
     data = (
-        {"dataset": absolute(loaders), "seed": config.seed, "calibration_batches": config.calibration_batches}
+        {
+            "dataset": absolute(loaders),
+            "seed": config.seed,
+            "calibration_batches": config.calibration_batches,
+            "has_samples": has_samples,
+        }
         if isinstance(loaders, str)
-        else splits_of(loaders, "loaders", config.calibration_batches)
+        else splits_of(loaders, "loaders", config.calibration_batches, has_samples=has_samples, seed=config.seed)
     )
     batch_size = None if example_inputs is None else int(example_inputs[0])
-    subject = Subject(absolute(model) if isinstance(model, str) else _sendable(model), data, batch_size=batch_size)
+    sent = absolute(model) if isinstance(model, str) else _sendable(model)
+    subject = Subject(sent, data, batch_size=batch_size, task=task)
     splits, original = subject.splits(), subject.build()
-    example = subject.example(splits)
-    if example_inputs is not None and tuple(example[0].shape) != tuple(example_inputs):
-        raise InvalidInput(
-            f"example_inputs is {tuple(example_inputs)}, and samples of the data make it {tuple(example[0].shape)}"
-        )
+    call = subject.call(splits, original)
+    example, shape = call_inputs(call), first_shape(call)
+    if example_inputs is not None and shape != tuple(example_inputs):
+        raise InvalidInput(f"example_inputs is {tuple(example_inputs)}, and samples of the data make it {shape}")
+    scored = figure_of(task.build().score(original, splits.validation))
     profiled, weights = profile(original, example), weights_of(original)
     depends_on = {
         "model": model if isinstance(model, str) else profiled.name,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "data_sha256": dict(splits.fingerprints()),
-        "batch_size": len(example[0]),
+        "batch_size": shape[0],
+        **task_settings(config),
         **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
         **candidate_settings(config),
     }
     job = PipelineJob(
         # A factory may draw its weights anew each time: all processes get those of the first.
         replace(subject, weights=weights) if isinstance(model, str) else subject,
-        Reference(accuracy_of(original, splits.validation), profiled.totals.macs, profiled.totals.params),
+        Reference(scored, profiled.totals.macs, profiled.totals.params),
         (root / "pruned" / digest(depends_on)).resolve(),
         **job_options(config),
     )
@@ -319,3 +361,14 @@ def _sendable(model: nn.Module) -> nn.Module:
                 "and pass 'file.py:factory'"
             )
     return model
+
+
+def _importable_function(key: str, given: Any) -> None:
+    """Refuse a function that other processes cannot import."""
+    kind = given if inspect.isroutine(given) or inspect.isclass(given) else type(given)
+    where, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", "")
+    if where == "__main__" or "<locals>" in name or "<lambda>" in name:
+        raise InvalidInput(
+            f"{key} is {name.rpartition('.')[2]}, which other processes cannot import; put it into a file and pass "
+            "'file.py:f'"
+        )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from edge_opt import units
-from edge_opt.budgets import TRIAL_METRICS
+from edge_opt.budgets import trial_metrics
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Trial, TrialMetrics, Violation
 
@@ -60,20 +60,26 @@ def frontier(points: Sequence[Point]) -> tuple[int, ...]:
 
 def span(metrics: TrialMetrics, objective: str, use_ci: bool = False) -> Span | None:
     """A figure as the frontier sees it, turned so that less is better; None where it is not known."""
-    metric = TRIAL_METRICS[objective]
+    metric = trial_metrics(metrics.metric).get(objective)
+    if metric is None:
+        return None
     value = metric.value(metrics)
     if value is None:
         return None
     bounds = metric.bounds(metrics) if use_ci else None
     low, high = (value, value) if bounds is None else (min(bounds.low, value), max(bounds.high, value))
-    return Span(-high, -value, -low) if objective in _MORE_IS_BETTER else Span(low, value, high)
+    is_score = objective in (metrics.metric, f"test_{metrics.metric}")
+    is_more_better = metrics.metric_direction == "higher" if is_score else objective in _MORE_IS_BETTER
+    return Span(-high, -value, -low) if is_more_better else Span(low, value, high)
 
 
 def trial_frontier(trials: Iterable[Trial], objectives: Sequence[str], *, use_ci: bool = False) -> tuple[str, ...]:
     """The keys of the trials on the frontier. One whose figure is not known for an objective is not on it."""
-    check_objectives(objectives)
+    found = list(trials)
+    scored = [trial.metrics.metric for trial in found if trial.metrics is not None]
+    check_objectives(objectives, scored[0] if scored else "accuracy")
     points = {}
-    for trial in trials:
+    for trial in found:
         if trial.metrics is not None:
             spans = [span(trial.metrics, objective, use_ci) for objective in objectives]
             if None not in spans:
@@ -88,17 +94,20 @@ def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[s
     Names are the objectives with commas between: "accuracy,latency_ms", ..., "accuracy,latency_ms,energy_j,...".
     """
     found = [trial.metrics for trial in trials if trial.metrics is not None]
-    known = [name for name in ALL_OBJECTIVES if any(span(metrics, name) is not None for metrics in found)]
-    pairs = [("accuracy", cost) for cost in known if cost != "accuracy"]
+    score = found[0].metric if found else "accuracy"
+    asked = [score if name == "accuracy" else name for name in ALL_OBJECTIVES]
+    known = [name for name in asked if any(span(metrics, name) is not None for metrics in found)]
+    pairs = [(score, cost) for cost in known if cost != score]
     wanted = [*pairs, tuple(known)] if len(known) > 2 else pairs
     return tuple((",".join(names), trial_frontier(trials, names, use_ci=use_ci)) for names in wanted)
 
 
-def check_objectives(objectives: Sequence[str]) -> None:
-    """Refuse names that are no metrics of a trial."""
+def check_objectives(objectives: Sequence[str], metric: str = "accuracy") -> None:
+    """Refuse names that are no metrics of a trial that scores `metric`."""
     for name in objectives:
-        if name not in TRIAL_METRICS:
-            raise InvalidInput(f"unknown objective {name!r}; objectives are {', '.join(ALL_OBJECTIVES)}, ...")
+        if name not in trial_metrics(metric):
+            known = ", ".join([metric, *ALL_OBJECTIVES[1:]])
+            raise InvalidInput(f"unknown objective {name!r}; objectives are {known}, ...")
     if len(objectives) < 2:
         raise InvalidInput(f"a frontier needs two objectives or more, not {list(objectives)}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt._support.json import from_plain
-from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
+from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records import Budget, Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus
 from edge_opt.search.build import (
@@ -41,6 +41,7 @@ def run_sweep(
     settings: Mapping[str, Any] | None = None,
     baseline: Trial | None = None,
     name: str = "sweep",
+    metric: str = "accuracy",
     sampler: SamplerName = "grid",
     trials: int | None = None,
     seed: int = 0,
@@ -69,6 +70,7 @@ def run_sweep(
         settings: What results depend on; a folder with other settings is refused.
         baseline: What others are compared with; unpruned fp32 unless given. It is a row if it is of the space.
         name: Name of the sweep.
+        metric: What the job's `TrialMetrics.metric` says that trials score; constraints speak in its name.
         sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
         trials: Candidates to try; None is the whole space.
         seed: Decides what the sampler chooses.
@@ -84,7 +86,7 @@ def run_sweep(
         preload: Modules that processes start with, so that they start faster.
         on_event: Called with everything that happens, as it happens.
     """
-    budgets = _checked(constraints, objectives, workers, retries)
+    budgets = _checked(constraints, objectives, workers, retries, metric)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
     sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
     reference = _reference(space) if baseline is None else baseline.candidate
@@ -95,7 +97,10 @@ def run_sweep(
         stack.callback(store.close)
         if retry_failed:
             store.forget_failed()
-        store.keep_fact("plan", {"name": name, "total": sampling.count, "constraints": [item.text for item in budgets]})
+        store.keep_fact(
+            "plan",
+            {"name": name, "total": sampling.count, "metric": metric, "constraints": [item.text for item in budgets]},
+        )
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
         if baseline is not None:
@@ -114,11 +119,12 @@ def run_sweep(
 
 
 def _checked(
-    constraints: Sequence[str | Budget], objectives: Sequence[str], workers: int, retries: int
+    constraints: Sequence[str | Budget], objectives: Sequence[str], workers: int, retries: int, metric: str
 ) -> tuple[Budget, ...]:
     """The constraints as budgets, once the other arguments make sense."""
-    budgets = tuple(parse_budget(item, TRIAL_METRICS) if isinstance(item, str) else item for item in constraints)
-    check_objectives(objectives)
+    known = trial_metrics(metric)
+    budgets = tuple(parse_budget(item, known) if isinstance(item, str) else item for item in constraints)
+    check_objectives(objectives, metric)
     if workers < 0 or retries < 0:
         raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
     return budgets
