@@ -1,4 +1,4 @@
-"""A regression on scikit-learn's diabetes data: how far a network can shrink, if the mean absolute error may grow by 0.05.
+"""A regression on scikit-learn's diabetes data: how far a network can shrink within an error.
 
 Run it: python examples/regression.py
 """

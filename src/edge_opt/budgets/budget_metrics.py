@@ -164,6 +164,18 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
 )
 
 
+def _interval(low: float | None, high: float | None) -> Interval | None:
+    return None if low is None or high is None else Interval(low, high)
+
+
+def _drop_interval(trial: TrialMetrics) -> Interval | None:
+    return _interval(trial.accuracy_drop_low, trial.accuracy_drop_high)
+
+
+def _deploy_interval(trial: TrialMetrics) -> Interval | None:
+    return _interval(trial.deploy_latency_low_s, trial.deploy_latency_high_s)
+
+
 def _scores(name: str, kind: Kind) -> Iterator[Metric[TrialMetrics]]:
     """The score of a metric, how much worse it is than the baseline's, and the score on the test part."""
     is_signed = kind != "share"
@@ -174,7 +186,7 @@ def _scores(name: str, kind: Kind) -> Iterator[Metric[TrialMetrics]]:
         lambda trial: Interval(trial.accuracy_low, trial.accuracy_high),
         is_signed=is_signed,
     )
-    yield from _family(f"{name}_drop", kind, lambda trial: trial.accuracy_drop, is_signed=True)
+    yield from _family(f"{name}_drop", kind, lambda trial: trial.accuracy_drop, _drop_interval, is_signed=True)
     yield from _family(f"test_{name}", kind, lambda trial: trial.test_accuracy, is_signed=is_signed)
 
 
@@ -189,8 +201,10 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family("latency_p95", "time", lambda trial: trial.latency_p95_s),
     _family("cpu_latency", "time", lambda trial: trial.cpu_latency_s),
     _family("single_latency", "time", lambda trial: trial.single_latency_s),
+    _family("deploy_latency", "time", lambda trial: trial.deploy_latency_s, _deploy_interval),
     _family("throughput", "rate", lambda trial: trial.throughput),
     _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
+    _family("measured_memory", "bytes", lambda trial: trial.measured_memory_bytes),
     _family("model", "bytes", lambda trial: trial.model_bytes),
     _family("size", "bytes", lambda trial: trial.size_bytes),
     _family("energy", "energy", lambda trial: trial.energy_j),

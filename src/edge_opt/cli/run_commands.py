@@ -23,7 +23,7 @@ from edge_opt.loading import FORMS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_opt.records import SweepStatus
+    from edge_opt.records import SweepResult, SweepStatus
     from edge_opt.run.config import RunConfig
     from edge_opt.run.run import RunResult
 
@@ -76,6 +76,9 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
     ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
     seeds: Annotated[
         list[int] | None, typer.Option("--seeds", metavar="N…", help="One run per seed, and means with intervals.")
@@ -98,7 +101,7 @@ def run(
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
     wanted = seeds or []
-    loaded = _config(config, settings or [])
+    loaded = _config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
     root = output or Path(loaded.output_dir)
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
@@ -138,10 +141,19 @@ def _conclude(done: list[RunResult], root: Path) -> None:
         for line in conclusion(item.result):
             typer.echo(line)
         typer.echo(f"report    {item.report}")
+        _ships(item.folder, item.result)
     if len(done) > 1:
         typer.echo(f"together  {root / 'aggregate.csv'}")
     if not all(item.result.accepted for item in done):
         talk("nothing satisfies the constraints; loosen one, or widen the space")
+
+
+def _ships(folder: Path, result: SweepResult) -> None:
+    """Name the winner's file, last of all."""
+    from edge_opt.run.handover import shipped_file
+
+    if result.best is not None:
+        typer.echo(f"ships     {shipped_file(folder / 'best')}")
 
 
 def sweep(
@@ -157,6 +169,9 @@ def sweep(
     ] = "torch,onnxruntime",
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
     ] = None,
     fine_tune_epochs: Annotated[
         int | None, typer.Option("--fine-tune-epochs", help="Passes after pruning; 3 unless given.")
@@ -179,6 +194,7 @@ def sweep(
     \b
     edge-opt sweep net.py:trained -i 32x1x28x28 --data net.py:loaders --keep "latency_ms <= 20" -o out/
     edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --precision int8 --keep "accuracy_drop <= 1%"
+    edge-opt sweep net.py:trained --data net.py:loaders --metric mae --keep "mae_drop <= 0.1"
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
@@ -194,6 +210,7 @@ def sweep(
         "runtimes": _words(runtime),
         "seed": seed,
         **({"constraints": keep} if keep else {}),
+        **({} if metric is None else {"metric": metric}),
         **({} if fine_tune_epochs is None else {"fine_tune_epochs": fine_tune_epochs}),
         **read_settings(settings or ()),
     }
@@ -215,6 +232,8 @@ def sweep(
         for line in conclusion(result):
             typer.echo(line)
         typer.echo(f"tables    {output}")
+        typer.echo(f"report    {output / 'report.html'}")
+        _ships(output, result)
     if not result.accepted:
         talk("nothing satisfies the constraints; loosen one, or widen the space")
         raise typer.Exit(NOT_SATISFIED)

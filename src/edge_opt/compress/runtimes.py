@@ -321,31 +321,37 @@ def measure_runner(runner: Runner, *inputs: Any, **options: Any) -> Latency:
     return measure_runners({"": runner}, *inputs, **options)[""]
 
 
-def measure_runners(runners: Mapping[str, Runner], *inputs: Any, **options: Any) -> dict[str, Latency]:
+def measure_runners(
+    runners: Mapping[str, Runner], *inputs: Any, rehearses: bool = False, **options: Any
+) -> dict[str, Latency]:
     """Latencies of several runners on the same inputs, a block of each in turn, so that they can be compared.
 
     Args:
         runners: What to time, by name.
         inputs: The tensors of one call.
+        rehearses: Whether each runs once, untimed, before its turn, so that none begins with what others left in the
+            cache.
         options: Those of `edge_opt.measuring.interleaved`.
     """
     if not inputs:
         raise InvalidInput("no inputs given; pass the tensors of one call")
     first = torch.as_tensor(inputs[0])
     facts = {"batch_size": first.shape[0] if first.dim() else 1, "environment": read_environment(), **options}
-    return interleaved({name: _repeats(runner, inputs) for name, runner in runners.items()}, **facts)
+    return interleaved({name: _repeats(runner, inputs, rehearses) for name, runner in runners.items()}, **facts)
 
 
-def _repeats(runner: Runner, inputs: tuple[Any, ...]) -> Repeats:
+def _repeats(runner: Runner, inputs: tuple[Any, ...], rehearses: bool) -> Repeats:
     """Torch's thread count is the process's, so that it is set before each block and put back behind it."""
     run = runner.bind(*inputs)
     if not isinstance(runner, TorchRunner):
-        return Repeats(run)
+        return Repeats(run, (lambda _: run()) if rehearses else None)
     found: list[int] = []
 
     def prepare(_: int) -> None:
         found.append(torch.get_num_threads())
         torch.set_num_threads(runner.threads)
+        if rehearses:
+            run()
 
     def collect(_: int) -> None:
         torch.set_num_threads(found.pop())

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
 from edge_opt.loading import parse_reference
+from edge_opt.measuring.statistics import wilson
 from edge_opt.records.sweeps import SHARES, MetricDirection
 
 Table = npt.NDArray[np.float64]
@@ -26,7 +27,6 @@ RESAMPLES = 1000
 # Own metrics may be slow: after this many seconds, the resamples that are there have to do.
 _RESAMPLING_SECONDS = 10.0
 _FEWEST_RESAMPLES = 40
-_Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,19 +178,6 @@ class Score:
         drops = self.resamples[:count] - other.resamples[:count]
         value = self.metric.drop(self.value, other.value)
         return (value, *_middle(drops if self.metric.direction == "higher" else -drops, value))
-
-
-def wilson(correct: int, samples: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, which has a width also where all are right.
-
-    >>> [round(bound, 4) for bound in wilson(95, 100)]
-    [0.8882, 0.9785]
-    """
-    p, n, z2 = correct / samples, samples, _Z95**2
-    center = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    # Rounding must not put the share outside its own interval.
-    return max(0.0, min(center - half, p)), min(1.0, max(center + half, p))
 
 
 def _middle(values: npt.NDArray[np.float64], value: float) -> tuple[float, float]:

@@ -438,7 +438,7 @@ class RunnerProfile:
 Bottleneck = Literal["overhead", "memory", "compute", "unknown"]
 Topic = Literal[
     "time", "conversions", "float layers", "slow precision", "overhead", "memory", "unchanged layers", "vector width",
-    "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured",
+    "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured", "score",
 ]  # fmt: skip
 
 

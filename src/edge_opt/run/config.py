@@ -71,7 +71,7 @@ class RunConfig(BaseModel):
     batch_size: Count = Field(32, description="Samples per batch, in training and in measured latency.")
     train_subset: Count | None = Field(None, description="Training samples; null is all that are left.")
     val_subset: Count | None = Field(
-        300, description="Validation samples, by which candidates are chosen; null is as many as the test part has."
+        None, description="Validation samples, by which candidates are chosen; null is as many as the test part has."
     )
     calibration_batches: Count = Field(4, description="Batches that decide the ranges of int8, apart from the others.")
     dataloader_seed: Annotated[int, Field(ge=0)] | None = Field(
@@ -161,13 +161,18 @@ class RunConfig(BaseModel):
         description="Seconds for which each variant is timed at least; twice as long where it is noisy.",
         json_schema_extra={"group": "Measuring"},
     )
-    threads: Count | None = Field(1, description="Threads of a variant while it is timed; null is all cores.")
-    benchmark_repeats: Count = Field(5, description="Baseline's published metrics: runs that are timed as one.")
-    benchmark_trials: Count = Field(3, description="Baseline's published metrics: how often that is repeated.")
-    benchmark_warmup: Annotated[int, Field(ge=0)] = Field(
-        3, description="Baseline's published metrics: runs before the clock starts."
+    deploy_batch: Count = Field(
+        1, description="Samples in one call of the deployed model; by its time variants are ranked and compared."
     )
-    power_watts: Positive = Field(2.0, description="Power of the device; energy is this times latency, a proxy.")
+    threads: Count | None = Field(1, description="Threads of a variant while it is timed; null is all cores.")
+    benchmark_repeats: Count = Field(5, description="Accepted from older files and not used: min_time_s decides.")
+    benchmark_trials: Count = Field(3, description="Accepted from older files and not used: min_time_s decides.")
+    benchmark_warmup: Annotated[int, Field(ge=0)] = Field(
+        3, description="Accepted from older files and not used: warm-up ends when times no longer fall."
+    )
+    power_watts: Positive = Field(
+        2.0, description="Power of the device; where no meter can be read, energy is this times latency, a proxy."
+    )
 
     target: str | None = Field(
         None,
@@ -176,7 +181,9 @@ class RunConfig(BaseModel):
     )
     cpu_frequency_scale: Positive = Field(1.0, description="Clock of the device over the clock here; 0.5 is half.")
     stream_interval_ms: Positive = Field(10.0, description="One sample arrives every so often.")
-    memory_bandwidth_gbps: Positive = Field(4.3, description="Of the device; 4.3 is a Raspberry Pi 4.")
+    memory_bandwidth_gbps: Positive = Field(
+        4.3, description="Of the device, for its own roofline; 4.3 is a Raspberry Pi 4."
+    )
     peak_compute_gmacs: Positive | None = Field(None, description="Of the device; null leaves the roofline's knee out.")
 
     @field_validator("model", mode="before")
@@ -318,9 +325,8 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
 SWEEP_KEYS = (
     "pruning_levels", "layer_pruning", "importance", "round_to", "precisions", "quantization_backend", "runtimes",
     "calibration_batches", "metric", "metric_direction", "loss", "forward", "collate", "fine_tune_epochs",
-    "learning_rate", "distillation", "constraints",
-    "active_memory_budget_mb", "pareto_use_ci", "sampler", "trials", "seed", "min_time_s", "threads", "build_threads",
-    "power_watts", "memory_limit_mb", "time_limit_s",
+    "learning_rate", "distillation", "constraints", "active_memory_budget_mb", "pareto_use_ci", "sampler", "trials",
+    "seed", "min_time_s", "deploy_batch", "threads", "build_threads", "power_watts", "memory_limit_mb", "time_limit_s",
 )  # fmt: skip
 # What is scored and trained on, as `finetune` and `sensitivity` take it, too.
 TASK_KEYS = ("metric", "metric_direction", "loss", "forward", "collate")

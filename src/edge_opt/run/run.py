@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import math
@@ -12,44 +11,23 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import nn
 
 import edge_opt as eo
 from edge_opt._support.files import write_whole
-from edge_opt.calibration.predict import predictions
 from edge_opt.compress import finetune
 from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidConfig, InvalidInput
-from edge_opt.hardware import layer_estimates, summarize_hardware
 from edge_opt.loading import load_model
-from edge_opt.metrics import collect_metrics
 from edge_opt.platforms.targets import find_targets
-from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult, TrialMetrics
+from edge_opt.records import Sensitivity, SweepResult, TrialMetrics
 from edge_opt.run.config import RunConfig
+from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
-from edge_opt.run.outputs import (
-    Findings,
-    command_line,
-    deployment_summary,
-    memory_budgets,
-    reproducibility,
-    ship,
-    trial_summary,
-    write_artifacts,
-    write_json,
-)
-from edge_opt.run.published_keys import (
-    baseline_keys,
-    notes,
-    quantization_metadata,
-    reproducibility_keys,
-    study_keys,
-    weight_budgets,
-)
+from edge_opt.run.outputs import command_line, write_json
 from edge_opt.run.scores import Figure, figure_of
 from edge_opt.run.sweep import (
     candidate_settings,
@@ -64,7 +42,6 @@ from edge_opt.run.sweep import (
 )
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.store import Store, folder_lock
-from edge_opt.search.sweep import candidate_folder
 
 WEIGHTS = "model.safetensors"
 FACTS = "training.json"
@@ -195,74 +172,19 @@ def run(
             name=profile.name,
             on_event=on_event,
         )
-        found = _findings(config, splits, trained, profile, result, command or command_line())
-        files = write_artifacts(found, root)
-        if result.best is not None:
-            best = result.trial(result.best)
-            files += ship(best, job, candidate_folder(root, best.candidate), splits, root / "best")
-    return RunResult(root, result, found.summary, tuple(files))
-
-
-def _findings(
-    config: RunConfig,
-    splits: Splits,
-    trained: Trained,
-    profile: ModelProfile,
-    result: SweepResult,
-    command: Sequence[str],
-) -> Findings:
-    with computing_with(job_options(config)["bench"].used_threads):
-        metrics = collect_metrics(
-            trained.model,
-            splits.validation,
-            "cpu",
-            config.power_watts,
-            "fp32",
-            benchmark_repeats=config.benchmark_repeats,
-            benchmark_trials=config.benchmark_trials,
-            benchmark_warmup=config.benchmark_warmup,
+        found = findings(
+            config,
+            splits,
+            profile,
+            result,
+            space=space_of(config),
+            threads=job.bench.used_threads,
+            command=command or command_line(),
+            settings=config.model_dump(),
+            sensitivity=(lambda: _sensitivity(trained, splits, config)) if config.sensitivity else None,
         )
-    layerwise = pd.DataFrame([dataclasses.asdict(item) for item in layer_estimates(profile)])
-    hardware = summarize_hardware(
-        layerwise, metrics.latency_ms, config.memory_bandwidth_gbps, config.peak_compute_gmacs
-    )
-    best = None if result.best is None else result.trial(result.best)
-    budgets = weight_budgets(config)
-    summary = {
-        "name": result.name,
-        "dataset": splits.name,
-        **study_keys(config, result),
-        "baseline": {
-            **baseline_keys(metrics, budgets),
-            **(trial_summary(result.baseline) or {}),
-            "published_metrics": dataclasses.asdict(metrics),
-        },
-        "best": trial_summary(best),
-        "recommendation": result.recommendation,
-        "constraints": list(result.constraints),
-        "counts": {
-            "tried": len(result.trials),
-            "accepted": len(result.accepted),
-            "rejected": len(result.rejected),
-            "failed": len(result.failed),
-        },
-        "excluded": [dataclasses.asdict(item) for item in space_of(config).excluded],
-        "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
-        "frontiers": {name: list(keys) for name, keys in result.frontiers},
-        "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
-        "target": None if config.target is None else _on_target(profile, config.target),
-        "notes": [
-            "accuracy is on validation, by which the winner is chosen; test_accuracy is on the test part",
-            "latency is measured here; peak memory is an estimate from shapes; energy is a proxy",
-            SCRATCH_IS_APART,
-            *notes(config),
-        ],
-    }
-    repeated = reproducibility(config.model_dump(), splits.fingerprints(), splits.sizes(), command)
-    repeated |= reproducibility_keys(config, profile.name, repeated["versions"], repeated["commit"])
-    found = _sensitivity(trained, splits, config) if config.sensitivity else None
-    metadata = quantization_metadata(result, config)
-    return Findings(result, profile, layerwise, hardware, summary, repeated, found, budgets, metadata)
+        files = hand_over(found, job, splits, root)
+    return RunResult(root, result, found.summary, tuple(files))
 
 
 def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensitivity:
@@ -277,25 +199,6 @@ def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensiti
         importance=config.importance,
         **vars(task_of(config)),
     )
-
-
-def _on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
-    """What the baseline would take on a target, as `eo.profile(target=)` says it, with what it rests on."""
-    [found] = predictions(profile, find_targets(name), "fp32")
-
-    def milliseconds(seconds: float | None) -> float | None:
-        return None if seconds is None else seconds * 1e3
-
-    return {
-        "device": found.target,
-        "precision": found.precision,
-        "basis": found.basis,
-        "estimated_latency_ms": milliseconds(found.seconds),
-        "estimated_latency_low_ms": milliseconds(found.low),
-        "estimated_latency_high_ms": milliseconds(found.high),
-        "bound": found.bound,
-        "remarks": list(found.remarks),
-    }
 
 
 # Student's t at 97.5 % by degrees of freedom; beyond the table, the one before is used: a little wide, never narrow.

@@ -30,10 +30,13 @@ from edge_opt.run.config import (
     sweep_settings,
     task_name,
 )
+from edge_opt.run.contest import Referee
+from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
-from edge_opt.run.outputs import write_sweep
+from edge_opt.run.outputs import command_line
 from edge_opt.run.scores import figure_of
 from edge_opt.search.build import Listener
+from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
@@ -43,7 +46,7 @@ from edge_opt.units import MIB
 _TRAINING = ("seed", "dataloader_seed", "dataset", "batch_size", "train_subset", "val_subset", "calibration_batches",
              "epochs", "learning_rate")  # fmt: skip
 _VARIANTS = ("fine_tune_epochs", "distillation", "importance", "round_to", "quantization_backend", "min_time_s",
-             "threads", "power_watts")  # fmt: skip
+             "deploy_batch", "threads", "power_watts")  # fmt: skip
 
 # x86 adds products of eight bits in sixteen unless it has VNNI: weights get seven bits. None looks at this machine.
 REDUCED_RANGE = {"auto": None, "x86": True, "fbgemm": True, "onednn": True, "qnnpack": False}
@@ -84,7 +87,8 @@ def _file_digest(reference: str) -> str | None:
 def task_of(config: RunConfig) -> TaskSettings:
     """What is scored and trained on, the same in every process."""
     given: dict[str, Any] = {key: getattr(config, key) for key in TASK_KEYS}
-    return TaskSettings(**{key: absolute(value) if isinstance(value, str) else value for key, value in given.items()})
+    found: dict[str, Any] = {key: absolute(value) if isinstance(value, str) else value for key, value in given.items()}
+    return TaskSettings(**found)
 
 
 def task_settings(config: RunConfig) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def job_options(config: RunConfig) -> dict[str, Any]:
             device=config.device,
             seed=config.seed,
         ),
-        "bench": Bench(config.threads, config.min_time_s, config.power_watts),
+        "bench": Bench(config.threads, config.min_time_s, config.power_watts, config.deploy_batch),
         "calibration_batches": config.calibration_batches,
         "reduce_range": REDUCED_RANGE[config.quantization_backend],
         "build_threads": config.build_threads or usable_cores(),
@@ -199,7 +203,7 @@ def sweep_space(
         job,
         space,
         constraints=constraints,
-        objectives=(metric, "latency_ms"),
+        objectives=(metric, "deploy_latency_ms"),
         baseline=baseline,
         name=name,
         sampler=search.sampler,
@@ -210,6 +214,7 @@ def sweep_space(
         scheduler=search.scheduler,
         fresh=fresh,
         on_event=on_event,
+        compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event),
         **limits,
     )
     return _tested(result, job, splits, folder)
@@ -265,7 +270,7 @@ def sweep(
     on_event: Listener = lambda _: None,
     **settings: Any,
 ) -> SweepResult:
-    """Every variant of a trained model, measured and judged by constraints; tables and plots go to `folder`.
+    """Every variant of a trained model, measured and judged by constraints; the winner, tables and a page in `folder`.
 
     Candidates are built in processes of their own: the model and the loaders must be picklable, with classes that can
     be imported; else name them, `file.py:factory`. Run again with the same folder, it goes on. The settings are keys
@@ -334,7 +339,17 @@ def sweep(
         name=profiled.name,
         on_event=on_event,
     )
-    write_sweep(result, root)
+    found = findings(
+        config,
+        splits,
+        profiled,
+        result,
+        space=space_of(config),
+        threads=job.bench.used_threads,
+        command=command_line(),
+        settings={**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]},
+    )
+    hand_over(found, job, splits, root)
     return result
 
 

@@ -23,7 +23,7 @@ from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.records import Candidate, Failure, TrialMetrics
 from edge_opt.search.nursery import frame
 
-Phase = Literal["build", "measure"]
+Phase = Literal["build", "measure", "compare"]
 
 
 class Job(Protocol):
@@ -57,7 +57,7 @@ class Limits:
                 raise InvalidInput(f"the {name} limit is {value}; expected a number above 0, or None for no limit")
 
 
-def packed(job: Job) -> bytes:
+def packed(job: object) -> bytes:
     """The job as other processes can receive it, or the reason why they cannot."""
     kind = type(job)
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
@@ -72,7 +72,7 @@ def packed(job: Job) -> bytes:
 
 
 # A look costs a walk over the process table; while something is timed, it is taken less often.
-_LOOK_EVERY_S = {"build": 0.1, "measure": 0.5}
+_LOOK_EVERY_S = {"build": 0.1, "measure": 0.5, "compare": 0.5}
 _PATIENCE_S = 2.0
 _START = """
 import json, sys

@@ -12,7 +12,7 @@ from typing import Any
 from edge_opt._support.json import from_plain
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
-from edge_opt.records import Budget, Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus
+from edge_opt.records import Budget, Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
 from edge_opt.search.build import (
     Builders,
     Listener,
@@ -26,10 +26,13 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import check_objectives, frontiers, recommend
+from edge_opt.search.finals import retimed, speedup_of
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Built, Store, alone, folder_lock
+
+Comparer = Callable[[SweepResult, Isolation, Store], Finals | None]
 
 
 def run_sweep(
@@ -56,6 +59,7 @@ def run_sweep(
     fresh: bool = False,
     preload: Sequence[str] = (),
     on_event: Listener = lambda _: None,
+    compare: Comparer | None = None,
 ) -> SweepResult:
     """Try every candidate of a space, or some of them, and say which to ship. Run again, it continues.
 
@@ -85,7 +89,10 @@ def run_sweep(
         fresh: Start over; the earlier table is kept aside.
         preload: Modules that processes start with, so that they start faster.
         on_event: Called with everything that happens, as it happens.
+        compare: Compares the candidates worth having once more, in turns, before the winner is named; None compares
+            the times that were taken one after the other.
     """
+    objectives = [metric if name == "accuracy" else name for name in objectives]
     budgets = _checked(constraints, objectives, workers, retries, metric)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
     sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
@@ -114,6 +121,10 @@ def run_sweep(
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
         result = _result(name, sweep.known[reference.key], rows, budgets, use_ci)
+        finals = None if compare is None else compare(result, isolation, store)
+        if finals is not None:
+            again = [sweep.judged(retimed(trial, finals)) for trial in (result.baseline, *rows)]
+            result = _result(name, again[0], tuple(again[1:]), budgets, use_ci, finals)
         on_event(SweepEnded(result))
         return result
 
@@ -137,9 +148,15 @@ def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
 
 
 def _result(
-    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool
+    name: str,
+    baseline: Trial,
+    rows: tuple[Trial, ...],
+    budgets: tuple[Budget, ...],
+    use_ci: bool,
+    finals: Finals | None = None,
 ) -> SweepResult:
-    chosen, sentence = recommend(rows)
+    chosen, sentence = recommend(rows, finals)
+    winner = next((trial.candidate for trial in rows if trial.candidate.key == chosen), None)
     return SweepResult(
         name=name,
         baseline=baseline,
@@ -148,6 +165,8 @@ def _result(
         frontiers=frontiers(rows, use_ci=use_ci),
         best=chosen,
         recommendation=sentence,
+        finals=finals,
+        speedup=speedup_of(finals, baseline.candidate, winner) if finals and winner else None,
     )
 
 
