@@ -209,8 +209,7 @@ def sweep(
         "precisions": _words(precision),
         "runtimes": _words(runtime),
         "seed": seed,
-        **({"constraints": keep} if keep else {}),
-        **({} if metric is None else {"metric": metric}),
+        **({"constraints": keep} if keep else {}) | ({} if metric is None else {"metric": metric}),
         **({} if fine_tune_epochs is None else {"fine_tune_epochs": fine_tune_epochs}),
         **read_settings(settings or ()),
     }

@@ -343,8 +343,12 @@ def measure_runners(
 def _repeats(runner: Runner, inputs: tuple[Any, ...], rehearses: bool) -> Repeats:
     """Torch's thread count is the process's, so that it is set before each block and put back behind it."""
     run = runner.bind(*inputs)
+
+    def rehearse(_: int) -> None:
+        run()
+
     if not isinstance(runner, TorchRunner):
-        return Repeats(run, (lambda _: run()) if rehearses else None)
+        return Repeats(run, rehearse if rehearses else None)
     found: list[int] = []
 
     def prepare(_: int) -> None:

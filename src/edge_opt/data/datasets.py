@@ -149,7 +149,7 @@ def load_splits(
     seed: int = 0,
     dataloader_seed: int | None = None,
     train_subset: int | None = None,
-    val_subset: int | None = 300,
+    val_subset: int | None = None,
     calibration_batches: int = 4,
     num_workers: int = 0,
     data_dir: str | Path | None = None,
@@ -174,7 +174,7 @@ def load_splits(
 
     >>> splits = load_splits("digits", train_subset=500)
     >>> splits.sizes()
-    {'train': 500, 'calibration': 128, 'validation': 300, 'test': 359}
+    {'train': 500, 'calibration': 128, 'validation': 359, 'test': 359}
     """
     shuffle_seed = seed if dataloader_seed is None else dataloader_seed
     folder = None if data_dir is None else Path(data_dir)

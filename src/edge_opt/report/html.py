@@ -82,7 +82,7 @@ def _trial_row(trial: Trial, fate: str) -> list[str]:
         if metrics is None
         else [
             units.percent(metrics.accuracy) if metrics.metric in SHARES else f"{metrics.accuracy:.4g}",
-            units.duration(metrics.latency_s),
+            units.per_call(metrics.ranked_latency_s, metrics.ranked_batch),
             units.size(metrics.size_bytes),
             units.size(metrics.peak_memory_bytes),
             units.DASH if metrics.energy_j is None else f"{units.energy(metrics.energy_j)} ({metrics.energy_source})",

@@ -58,8 +58,7 @@ def calls(batch_size: int) -> str:
 
 def per_call(metrics: TrialMetrics) -> str:
     """The time by which candidates are ranked: `0.31 ms per sample`."""
-    size = metrics.ranked_batch
-    return f"{units.duration(metrics.ranked_latency_s)} per {'sample' if size == 1 else f'batch of {size}'}"
+    return units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)
 
 
 def speedup_data(found: Speedup | None) -> dict[str, Any] | None:

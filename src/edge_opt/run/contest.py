@@ -111,7 +111,7 @@ class Referee:
     def __call__(self, result: SweepResult, isolation: Isolation, store: Store) -> Finals | None:
         """The finals of a result; None where there is nothing to compare, or it could not be done."""
         entries = entries_of(result)
-        if result.baseline.metrics is None or len(entries) < 2:
+        if result.baseline.metrics is None or result.best is None:
             return None
         kept = self._kept(store, entries)
         if kept is not None:
@@ -165,7 +165,7 @@ class Referee:
 def _width(session: Session, entries: Sequence[Candidate]) -> float:
     """How wide the first ratio is known: the winner's against the baseline."""
     logs = session.cpu if session.is_contended else session.wall
-    one, other = (logs.get(entry.key, ()) for entry in entries[:2])
+    one, other = (logs.get(entry.key, ()) for entry in (entries[0], entries[min(1, len(entries) - 1)]))
     if not one or len(one) != len(other):
         return float("inf")
     _, interval = paired_ratio(one, other)

@@ -14,6 +14,7 @@ from edge_opt.calibration.calibrate import memory_bandwidth
 from edge_opt.calibration.predict import predictions
 from edge_opt.data import Splits
 from edge_opt.hardware import layer_estimates, summarize_hardware
+from edge_opt.measuring.machine import usable_cores
 from edge_opt.platforms.targets import find_targets
 from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.speedup import speedup_data
@@ -46,16 +47,14 @@ def findings(
     splits: Splits,
     profile: ModelProfile,
     result: SweepResult,
-    *,
     space: Space,
-    threads: int,
     command: Sequence[str],
     settings: Mapping[str, Any],
     sensitivity: Callable[[], Sensitivity] | None = None,
 ) -> Findings:
     """All that the files of a run tell, from what its sweep found. `settings` are those that the result depends on."""
     layerwise = pd.DataFrame([asdict(item) for item in layer_estimates(profile)])
-    hardware = _hardware(layerwise, config, result, threads)
+    hardware = _hardware(layerwise, config, result)
     best = None if result.best is None else result.trial(result.best)
     budgets = weight_budgets(config)
     shown = trial_summary(best)
@@ -80,7 +79,7 @@ def findings(
         "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
         "frontiers": {name: list(keys) for name, keys in result.frontiers},
         "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
-        "target": None if config.target is None else _on_target(profile, config.target),
+        "target": None if config.target is None else on_target(profile, config.target),
         "notes": [
             f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
             "part",
@@ -110,12 +109,12 @@ def hand_over(found: Findings, job: PipelineJob, splits: Splits, root: Path) -> 
     return files + ship(found.result, job, candidate_folder(root, candidate), built.value, splits, root / "best")
 
 
-def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult, threads: int) -> Mapping[str, Any]:
+def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -> Mapping[str, Any]:
     """How the baseline uses the machine that it was timed on; the roofline is that of the configured device."""
     metrics = result.baseline.metrics
     if metrics is None:
         return {}
-    with computing_with(threads):
+    with computing_with(config.threads or usable_cores()):
         machine_gbps = memory_bandwidth() / 1e9
     return summarize_hardware(
         layerwise, metrics.latency_s * 1e3, config.memory_bandwidth_gbps, config.peak_compute_gmacs, machine_gbps
@@ -147,7 +146,7 @@ def _comparison(result: SweepResult) -> dict[str, Any] | None:
     }
 
 
-def _on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
+def on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
     """What the baseline would take on a target, as `eo.profile(target=)` says it, with what it rests on."""
     [found] = predictions(profile, find_targets(name), "fp32")
 

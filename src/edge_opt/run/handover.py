@@ -283,7 +283,7 @@ def _speed_lines(result: SweepResult) -> list[str]:
     if found is None:
         return []
     parts = bought(found)
-    lines = [f"| speed | {headline(found)} as {result.baseline.candidate.label}; {conditions(found)} |"]
+    lines = [f"| speed | against {result.baseline.candidate.label}: {headline(found)}; {conditions(found)} |"]
     return lines if parts is None else [*lines, f"| of that | {parts} |"]
 
 

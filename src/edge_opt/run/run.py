@@ -177,11 +177,10 @@ def run(
             splits,
             profile,
             result,
-            space=space_of(config),
-            threads=job.bench.used_threads,
-            command=command or command_line(),
-            settings=config.model_dump(),
-            sensitivity=(lambda: _sensitivity(trained, splits, config)) if config.sensitivity else None,
+            space_of(config),
+            command or command_line(),
+            config.model_dump(),
+            (lambda: _sensitivity(trained, splits, config)) if config.sensitivity else None,
         )
         files = hand_over(found, job, splits, root)
     return RunResult(root, result, found.summary, tuple(files))

@@ -289,18 +289,11 @@ def sweep(
         settings: Keys of a configuration, each of them below.
     """
     config, root = sweep_settings(settings), Path(folder)
-    has_samples, task = config.collate is not None, task_of(config)
-    for key, value in vars(task).items():
-        _importable_function(key, value)
+    task = _sendable_task(task_of(config))
     data = (
-        {
-            "dataset": absolute(loaders),
-            "seed": config.seed,
-            "calibration_batches": config.calibration_batches,
-            "has_samples": has_samples,
-        }
+        {"dataset": absolute(loaders)} | dict(_data_settings(config))
         if isinstance(loaders, str)
-        else splits_of(loaders, "loaders", config.calibration_batches, has_samples=has_samples, seed=config.seed)
+        else splits_of(loaders, "loaders", **_data_settings(config))
     )
     batch_size = None if example_inputs is None else int(example_inputs[0])
     sent = absolute(model) if isinstance(model, str) else _sendable(model)
@@ -339,17 +332,8 @@ def sweep(
         name=profiled.name,
         on_event=on_event,
     )
-    found = findings(
-        config,
-        splits,
-        profiled,
-        result,
-        space=space_of(config),
-        threads=job.bench.used_threads,
-        command=command_line(),
-        settings={**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]},
-    )
-    hand_over(found, job, splits, root)
+    told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
+    hand_over(findings(config, splits, profiled, result, space_of(config), command_line(), told), job, splits, root)
     return result
 
 
@@ -378,7 +362,20 @@ def _sendable(model: nn.Module) -> nn.Module:
     return model
 
 
-def _importable_function(key: str, given: Any) -> None:
+def _data_settings(config: RunConfig) -> dict[str, Any]:
+    """How a user's own parts are read."""
+    keys = ("calibration_batches", "seed")
+    return {key: getattr(config, key) for key in keys} | {"has_samples": config.collate is not None}
+
+
+def _sendable_task(task: TaskSettings) -> TaskSettings:
+    """Refuse functions that other processes cannot import."""
+    for key, value in vars(task).items():
+        _check_importable(key, value)
+    return task
+
+
+def _check_importable(key: str, given: Any) -> None:
     """Refuse a function that other processes cannot import."""
     kind = given if inspect.isroutine(given) or inspect.isclass(given) else type(given)
     where, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", "")

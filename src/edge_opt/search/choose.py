@@ -172,7 +172,7 @@ def _best(accepted: Sequence[Ran], finals: Finals | None) -> tuple[str, str]:
     timed = [pair for pair in near if finals is not None and finals.of(pair[0].candidate) is not None] or near
     chosen, metrics = _cheapest(timed, finals)
     fastest, _ = min(timed, key=lambda pair: pair[1].ranked_latency_s)
-    latency = f"{units.duration(metrics.ranked_latency_s)} per {_calls(metrics.ranked_batch)}"
+    latency = units.per_call(metrics.ranked_latency_s, metrics.ranked_batch)
     if len(accepted) == 1:
         figures = f"{latency}, {metrics.metric} {metrics.accuracy:.4f}"
         return chosen.candidate.key, f"{chosen.candidate.label}: the only accepted candidate ({figures})"
@@ -217,10 +217,6 @@ def _surety(metrics: TrialMetrics, best: TrialMetrics) -> str:
 def _worse(metrics: TrialMetrics) -> str:
     """What it means to score worse: a higher error is worse, too."""
     return "less accurate" if metrics.metric == "accuracy" else f"worse in {metrics.metric}"
-
-
-def _calls(batch_size: int) -> str:
-    return "sample" if batch_size == 1 else f"batch of {batch_size}"
 
 
 def _distance(broken: Sequence[Violation]) -> float:

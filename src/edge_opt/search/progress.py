@@ -198,7 +198,8 @@ def fate(trial: Trial) -> str:
     """What became of a candidate, in a line."""
     if trial.metrics is None:
         return f"{trial.failure}: {trial.reason}"
-    figures = f"{trial.metrics.metric} {trial.metrics.accuracy:.4f}, {units.duration(trial.metrics.latency_s)}"
+    taken = units.per_call(trial.metrics.ranked_latency_s, trial.metrics.ranked_batch)
+    figures = f"{trial.metrics.metric} {trial.metrics.accuracy:.4f}, {taken}"
     broken = ", ".join(item.constraint for item in trial.violations)
     return f"{figures}, {f'rejected by {broken}' if broken else 'accepted'}"
 

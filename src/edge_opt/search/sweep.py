@@ -89,15 +89,13 @@ def run_sweep(
         fresh: Start over; the earlier table is kept aside.
         preload: Modules that processes start with, so that they start faster.
         on_event: Called with everything that happens, as it happens.
-        compare: Compares the candidates worth having once more, in turns, before the winner is named; None compares
-            the times that were taken one after the other.
+        compare: Times the candidates worth having once more, in turns, before the winner is named.
     """
-    objectives = [metric if name == "accuracy" else name for name in objectives]
-    budgets = _checked(constraints, objectives, workers, retries, metric)
+    objectives = tuple(metric if name == "accuracy" else name for name in objectives)
+    budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
     sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
     reference = _reference(space) if baseline is None else baseline.candidate
-    root = Path(folder)
     with ExitStack() as stack:
         stack.enter_context(folder_lock(root))
         store = Store.open(root, settings or {}, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
@@ -113,18 +111,14 @@ def run_sweep(
         if baseline is not None:
             sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
+        local = LocalBuilder(order, isolation, sweep.folder_of)
         try:
-            local = LocalBuilder(order, isolation, sweep.folder_of)
             builders = _elsewhere(order, sweep.folder_of, workers, scheduler, on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
+            result = sweep.settled(_result(name, sweep.known[reference.key], rows, budgets, use_ci), compare, use_ci)
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
-        result = _result(name, sweep.known[reference.key], rows, budgets, use_ci)
-        finals = None if compare is None else compare(result, isolation, store)
-        if finals is not None:
-            again = [sweep.judged(retimed(trial, finals)) for trial in (result.baseline, *rows)]
-            result = _result(name, again[0], tuple(again[1:]), budgets, use_ci, finals)
         on_event(SweepEnded(result))
         return result
 
@@ -240,6 +234,14 @@ class _Sweep:
         """The trial with the constraints of this run."""
         broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
         return replace(trial, violations=broken)
+
+    def settled(self, result: SweepResult, compare: Comparer | None, use_ci: bool) -> SweepResult:
+        """The result by the times of the finals, where there are any; constraints are judged anew."""
+        finals = None if compare is None else compare(result, self._isolation, self._store)
+        if finals is None:
+            return result
+        baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (result.baseline, *result.trials))
+        return _result(result.name, baseline, tuple(rows), self._budgets, use_ci, finals)
 
     def take(self, baseline: Trial) -> None:
         """Know the baseline without running it. The row of an earlier run stays as it was."""
