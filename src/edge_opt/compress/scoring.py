@@ -19,6 +19,7 @@ from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first
 from edge_opt.loading import parse_reference
 from edge_opt.measuring.statistics import wilson
 from edge_opt.records.sweeps import SHARES, MetricDirection
+from edge_opt.text import edit_distance
 
 Table = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.float64]
@@ -424,23 +425,6 @@ def _edits(outputs: Any, targets: Any) -> Table:
     rows = zip(guesses.tolist(), truth.tolist(), strict=True)
     pairs = [tuple([token for token in row if token >= 0] for row in pair) for pair in rows]
     return _table(torch.tensor([edit_distance(*pair) for pair in pairs]), torch.tensor([len(w) for _, w in pairs]))
-
-
-def edit_distance(one: list[Any], other: list[Any]) -> int:
-    """How many tokens must be inserted, deleted or replaced to turn one row of tokens into another.
-
-    >>> edit_distance("a cat sat here".split(), "the cat sat".split())
-    2
-    """
-    costs = list(range(len(other) + 1))
-    for row, token in enumerate(one, 1):
-        before, costs[0] = costs[0], row
-        for column, wanted in enumerate(other, 1):
-            before, costs[column] = (
-                costs[column],
-                min(costs[column] + 1, costs[column - 1] + 1, before + (token != wanted)),
-            )
-    return costs[-1]
 
 
 def _table(*columns: torch.Tensor) -> Table:

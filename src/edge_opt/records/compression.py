@@ -568,6 +568,10 @@ class LayerSensitivity:
     note: str
 
 
+def _turned(change: float, direction: str) -> float:
+    return change if direction == "higher" else -change
+
+
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
     """What each layer's change costs. Pruning is real; quantization is simulated in floating point.
@@ -588,12 +592,9 @@ class Sensitivity:
     unchanged: tuple[tuple[str, str], ...]
     direction: Literal["higher", "lower"] = "higher"
 
-    def _gain(self, row: LayerSensitivity) -> float:
-        return row.score_change if self.direction == "higher" else -row.score_change
-
     def worst_first(self) -> tuple[LayerSensitivity, ...]:
         """The rows, those that hurt most in front: by score, among equals by error of the outputs."""
-        return tuple(sorted(self.rows, key=lambda row: (self._gain(row), -row.output_error)))
+        return tuple(sorted(self.rows, key=lambda row: (_turned(row.score_change, self.direction), -row.output_error)))
 
     def spare(self, change: Change | None = None, most: int = 3) -> tuple[str, ...]:
         """The layers that hurt most when changed; those that cost nothing are not among them.
@@ -603,7 +604,7 @@ class Sensitivity:
             most: Number of layers at most.
         """
         hurting = [row for row in self.worst_first() if change in (None, row.change)]
-        return tuple(dict.fromkeys(row.path for row in hurting if self._gain(row) < 0))[:most]
+        return tuple(dict.fromkeys(row.path for row in hurting if _turned(row.score_change, self.direction) < 0))[:most]
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per layer and change, in the model's order."""

@@ -91,25 +91,22 @@ def run_sweep(
         on_event: Called with everything that happens, as it happens.
         compare: Times the candidates worth having once more, in turns, before the winner is named.
     """
-    objectives = tuple(metric if name == "accuracy" else name for name in objectives)
     budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
+    sampling = Sampling(
+        space, sampler, trials, seed, _named(objectives, metric), lambda trial: _excesses(trial, budgets)
+    )
     reference = _reference(space) if baseline is None else baseline.candidate
     with ExitStack() as stack:
         stack.enter_context(folder_lock(root))
-        store = Store.open(root, settings or {}, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
-        stack.callback(store.close)
+        opened = Store.open(root, settings or {}, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
+        store = stack.enter_context(closing(opened))
         if retry_failed:
             store.forget_failed()
-        store.keep_fact(
-            "plan",
-            {"name": name, "total": sampling.count, "metric": metric, "constraints": [item.text for item in budgets]},
-        )
+        store.keep_fact("plan", _plan(name, sampling.count, metric, budgets))
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
-        if baseline is not None:
-            sweep.take(baseline)
+        sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
         local = LocalBuilder(order, isolation, sweep.folder_of)
         try:
@@ -120,7 +117,7 @@ def run_sweep(
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
         on_event(SweepEnded(result))
-        return result
+    return result
 
 
 def _checked(
@@ -129,10 +126,20 @@ def _checked(
     """The constraints as budgets, once the other arguments make sense."""
     known = trial_metrics(metric)
     budgets = tuple(parse_budget(item, known) if isinstance(item, str) else item for item in constraints)
-    check_objectives(objectives, metric)
+    check_objectives(_named(objectives, metric), metric)
     if workers < 0 or retries < 0:
         raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
     return budgets
+
+
+def _plan(name: str, total: int, metric: str, budgets: Sequence[Budget]) -> dict[str, Any]:
+    """What somebody who looks at the folder must know of the sweep."""
+    return {"name": name, "total": total, "metric": metric, "constraints": [item.text for item in budgets]}
+
+
+def _named(objectives: Sequence[str], metric: str) -> tuple[str, ...]:
+    """The objectives, with the metric that is scored in place of accuracy."""
+    return tuple(metric if name == "accuracy" else name for name in objectives)
 
 
 def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
@@ -243,9 +250,9 @@ class _Sweep:
         baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (result.baseline, *result.trials))
         return _result(result.name, baseline, tuple(rows), self._budgets, use_ci, finals)
 
-    def take(self, baseline: Trial) -> None:
+    def take(self, baseline: Trial | None) -> None:
         """Know the baseline without running it. The row of an earlier run stays as it was."""
-        if baseline.candidate.key not in self.known:
+        if baseline is not None and baseline.candidate.key not in self.known:
             if baseline.candidate in self._space:
                 self._store.save(baseline)
             self.known[baseline.candidate.key] = self.judged(baseline)
