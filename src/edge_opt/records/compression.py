@@ -568,10 +568,6 @@ class LayerSensitivity:
     note: str
 
 
-def _turned(change: float, direction: str) -> float:
-    return change if direction == "higher" else -change
-
-
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
     """What each layer's change costs. Pruning is real; quantization is simulated in floating point.
@@ -594,7 +590,8 @@ class Sensitivity:
 
     def worst_first(self) -> tuple[LayerSensitivity, ...]:
         """The rows, those that hurt most in front: by score, among equals by error of the outputs."""
-        return tuple(sorted(self.rows, key=lambda row: (_turned(row.score_change, self.direction), -row.output_error)))
+        sign = 1 if self.direction == "higher" else -1
+        return tuple(sorted(self.rows, key=lambda row: (row.score_change * sign, -row.output_error)))
 
     def spare(self, change: Change | None = None, most: int = 3) -> tuple[str, ...]:
         """The layers that hurt most when changed; those that cost nothing are not among them.
@@ -603,8 +600,9 @@ class Sensitivity:
             change: Look at "prune" or at "quantize" only; None looks at both.
             most: Number of layers at most.
         """
+        sign = 1 if self.direction == "higher" else -1
         hurting = [row for row in self.worst_first() if change in (None, row.change)]
-        return tuple(dict.fromkeys(row.path for row in hurting if _turned(row.score_change, self.direction) < 0))[:most]
+        return tuple(dict.fromkeys(row.path for row in hurting if row.score_change * sign < 0))[:most]
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per layer and change, in the model's order."""

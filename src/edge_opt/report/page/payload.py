@@ -119,8 +119,8 @@ def _swept(sweep: SweepResult) -> Iterable[Card]:
     label = sweep.trial(sweep.best).candidate.label
     is_share = best.metric in SHARES
     low, high = (units.percent(v) if is_share else f"{v:.4g}" for v in (best.accuracy_low, best.accuracy_high))
-    kind: Format = "share" if is_share else "number"
-    yield Card(_SWEEP, f"Best: {best.metric}", best.accuracy, kind, "measured", f"{low} to {high}, {label}")
+    shown: Format = "share" if is_share else "number"
+    yield Card(_SWEEP, f"Best: {best.metric}", best.accuracy, shown, "measured", f"{low} to {high}, {label}")
     low_s, high_s = best.latency_low_s, best.latency_high_s
     if best.deploy_latency_low_s is not None and best.deploy_latency_high_s is not None:
         low_s, high_s = best.deploy_latency_low_s, best.deploy_latency_high_s
