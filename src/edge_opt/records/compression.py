@@ -600,9 +600,12 @@ class Sensitivity:
             change: Look at "prune" or at "quantize" only; None looks at both.
             most: Number of layers at most.
         """
-        sign = 1 if self.direction == "higher" else -1
         hurting = [row for row in self.worst_first() if change in (None, row.change)]
-        return tuple(dict.fromkeys(row.path for row in hurting if row.score_change * sign < 0))[:most]
+        return tuple(
+            dict.fromkeys(
+                row.path for row in hurting if row.score_change * (1 if self.direction == "higher" else -1) < 0
+            )
+        )[:most]
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per layer and change, in the model's order."""
