@@ -83,6 +83,9 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
     ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
     seeds: Annotated[
         list[int] | None, typer.Option("--seeds", metavar="N…", help="One run per seed, and means with intervals.")
@@ -109,7 +112,7 @@ def run(
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
     wanted = seeds or []
-    loaded = _config(config, settings or [])
+    loaded = _config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
     root = output or Path(loaded.output_dir)
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
@@ -179,6 +182,9 @@ def sweep(
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
     ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
+    ] = None,
     fine_tune_epochs: Annotated[
         int | None, typer.Option("--fine-tune-epochs", help="Passes after pruning; 3 unless given.")
     ] = None,
@@ -204,6 +210,7 @@ def sweep(
     \b
     edge-opt sweep net.py:trained -i 32x1x28x28 --data net.py:loaders --keep "latency_ms <= 20" -o out/
     edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --precision int8 --keep "accuracy_drop <= 1%"
+    edge-opt sweep net.py:trained --data net.py:loaders --metric mae --keep "mae_drop <= 0.1"
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
@@ -218,7 +225,7 @@ def sweep(
         "precisions": _words(precision),
         "runtimes": _words(runtime),
         "seed": seed,
-        **({"constraints": keep} if keep else {}),
+        **({"constraints": keep} if keep else {}) | ({} if metric is None else {"metric": metric}),
         **({} if fine_tune_epochs is None else {"fine_tune_epochs": fine_tune_epochs}),
         **read_settings(settings or ()),
     }

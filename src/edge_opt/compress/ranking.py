@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edge_opt.compress.channels import NONE, ChannelMap, Group
-from edge_opt.compress.training import classifier_loss, read_batches
+from edge_opt.compress.task import task_of
 from edge_opt.errors import InvalidInput, PruningFailed
 from edge_opt.records import Importance
 
@@ -54,8 +54,8 @@ def _gradients(model: nn.Module, loader: Iterable[Any] | None) -> dict[str, torc
         raise InvalidInput('importance="taylor" needs data to feel the loss; pass loader= with (inputs, labels)')
     model.zero_grad()
     with torch.enable_grad():
-        for batch in read_batches(model, loader):
-            classifier_loss(model(*batch.args, **batch.kwargs), batch.labels).backward()  # type: ignore[no-untyped-call]
+        for batch in task_of().batches(model, loader):
+            batch.loss_of(batch.answer(model)).backward()  # type: ignore[no-untyped-call]
     found = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 

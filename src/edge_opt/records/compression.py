@@ -438,7 +438,7 @@ class RunnerProfile:
 Bottleneck = Literal["overhead", "memory", "compute", "unknown"]
 Topic = Literal[
     "time", "conversions", "float layers", "slow precision", "overhead", "memory", "unchanged layers", "vector width",
-    "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured",
+    "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured", "score",
 ]  # fmt: skip
 
 
@@ -573,11 +573,12 @@ class Sensitivity:
     """What each layer's change costs. Pruning is real; quantization is simulated in floating point.
 
     Attributes:
-        metric: What the score is: "accuracy", or the name of your function.
+        metric: What the score is: "accuracy", or the metric that was asked for.
         baseline: Score of the unchanged model.
         samples: Samples that it was measured on.
         rows: One row per layer and change.
         unchanged: Layers that could not be changed, each with the reason.
+        direction: Whether a higher or a lower score is better.
     """
 
     metric: str
@@ -585,10 +586,12 @@ class Sensitivity:
     samples: int
     rows: tuple[LayerSensitivity, ...]
     unchanged: tuple[tuple[str, str], ...]
+    direction: Literal["higher", "lower"] = "higher"
 
     def worst_first(self) -> tuple[LayerSensitivity, ...]:
         """The rows, those that hurt most in front: by score, among equals by error of the outputs."""
-        return tuple(sorted(self.rows, key=lambda row: (row.score_change, -row.output_error)))
+        sign = 1 if self.direction == "higher" else -1
+        return tuple(sorted(self.rows, key=lambda row: (row.score_change * sign, -row.output_error)))
 
     def spare(self, change: Change | None = None, most: int = 3) -> tuple[str, ...]:
         """The layers that hurt most when changed; those that cost nothing are not among them.
@@ -598,7 +601,11 @@ class Sensitivity:
             most: Number of layers at most.
         """
         hurting = [row for row in self.worst_first() if change in (None, row.change)]
-        return tuple(dict.fromkeys(row.path for row in hurting if row.score_change < 0))[:most]
+        return tuple(
+            dict.fromkeys(
+                row.path for row in hurting if row.score_change * (1 if self.direction == "higher" else -1) < 0
+            )
+        )[:most]
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per layer and change, in the model's order."""

@@ -11,6 +11,9 @@ from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import MemoryKind
 
 TrialStatus = Literal["done", "failed"]
+MetricDirection = Literal["higher", "lower"]
+# Metrics that lie between 0 and 1.
+SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
 
 
@@ -46,6 +49,9 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class TrialMetrics:
     """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
+
+    Where `metric` names another metric than accuracy, the fields `accuracy`, `accuracy_low`, `accuracy_high` and
+    `test_accuracy` hold that one, and `accuracy_drop` is by how much it is worse than the baseline's.
 
     Attributes:
         accuracy: Accuracy on the validation part, by which candidates are chosen.
@@ -88,6 +94,8 @@ class TrialMetrics:
             figure is no share of right answers.
         replicates: Its score on samples drawn again and again, the same draws for every candidate; empty where
             `answers` say more.
+        metric: What is scored: "accuracy", or the metric that was set.
+        metric_direction: Whether a higher or a lower score is better.
     """
 
     accuracy: float
@@ -127,6 +135,13 @@ class TrialMetrics:
     is_disturbed: bool = False
     answers: str = ""
     replicates: tuple[float, ...] = ()
+    metric: str = "accuracy"
+    metric_direction: MetricDirection = "higher"
+
+    @property
+    def merit(self) -> float:
+        """The score, turned so that more is better."""
+        return self.accuracy if self.metric_direction == "higher" else -self.accuracy
 
     @property
     def ranked_latency_s(self) -> float:
@@ -310,6 +325,17 @@ class SweepResult:
     recommendation: str
     finals: Finals | None = None
     speedup: Speedup | None = None
+
+    @property
+    def metric(self) -> str:
+        """Name of what the candidates score."""
+        return next((trial.metrics.metric for trial in (self.baseline, *self.trials) if trial.metrics), "accuracy")
+
+    @property
+    def metric_direction(self) -> MetricDirection:
+        """Whether a higher or a lower score is better."""
+        ran = (trial.metrics for trial in (self.baseline, *self.trials) if trial.metrics)
+        return next((metrics.metric_direction for metrics in ran), "higher")
 
     @property
     def accepted(self) -> tuple[Trial, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -256,6 +256,13 @@ AXES = (
 _RECORDED = {"deploy_latency_ms": "latency", "latency_ms": "latency", "energy_j": "energy"}
 
 
+def axes_of(result: SweepResult) -> tuple[Axis, ...]:
+    """The axes of a sweep; where another metric is scored, the axis of accuracy has its title and direction."""
+    if result.metric == "accuracy":
+        return AXES
+    return (replace(AXES[0], title=result.metric, is_better_high=result.metric_direction == "higher"), *AXES[1:])
+
+
 def axis_named(name: str) -> Axis:
     """The axis of that name."""
     return next(axis for axis in AXES if axis.name == name)
@@ -294,7 +301,7 @@ def frontiers(result: SweepResult) -> dict[str, list[int]]:
     is_deployed = any("deploy" in name for name, _ in result.frontiers)
     ranked = "deploy_latency_ms" if is_deployed else "latency_ms"
     found = {}
-    for first, second in combinations(AXES, 2):
+    for first, second in combinations(axes_of(result), 2):
         recorded: Iterable[str] = ()
         if first.name == "accuracy" and second.name in (ranked, "energy_j"):
             recorded = frontier_keys(result, _RECORDED[second.name])

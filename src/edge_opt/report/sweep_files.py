@@ -242,7 +242,12 @@ def sweep_csv(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> str:
     """The rows as CSV: exact numbers, an empty cell where one is not known, no text that a spreadsheet would run."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow(_row(result, result.baseline, budgets))
+    # Where another metric is scored, its columns stand in for those of accuracy, and say which way is better.
+    is_other = result.metric != "accuracy"
+    behind = {"metric_direction": result.metric_direction} if is_other else {}
+    names = [*_row(result, result.baseline, budgets), *behind]
+    lines.writerow([name.replace("accuracy", result.metric) for name in names])
     for row in sweep_rows(result, budgets):
-        lines.writerow([spreadsheet(value) if isinstance(value, str) else value for value in row.values()])
+        cells = [*row.values(), *behind.values()]
+        lines.writerow([spreadsheet(value) if isinstance(value, str) else value for value in cells])
     return out.getvalue()

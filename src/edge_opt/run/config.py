@@ -11,12 +11,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from edge_opt._support.extras import missing
-from edge_opt.budgets import TRIAL_METRICS, parse_budget
-from edge_opt.errors import BudgetError, InvalidConfig
+from edge_opt.budgets import parse_budget, trial_metrics
+from edge_opt.errors import BudgetError, EdgeOptError, InvalidConfig
+from edge_opt.records.sweeps import SHARES
 
 try:
     import yaml
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+    from pydantic import (
+        BaseModel,
+        ConfigDict,
+        Field,
+        ValidationError,
+        ValidationInfo,
+        field_serializer,
+        field_validator,
+        model_validator,
+    )
 except ModuleNotFoundError as error:
     raise missing("this needs", error.name or "pydantic", "run") from error
 
@@ -71,6 +81,27 @@ class RunConfig(BaseModel):
     )
     num_workers: Annotated[int, Field(ge=0)] = Field(0, description="Processes that load data; 0 is none beside ours.")
 
+    metric: Any = Field(
+        "accuracy",
+        description="What answers are worth: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, "
+        "or your own on outputs and targets: file.py:f.",
+        json_schema_extra={"group": "Task"},
+    )
+    metric_direction: Literal["higher", "lower"] | None = Field(
+        None, description="Which way the metric is better; null is the named metric's own. Yours must say it."
+    )
+    loss: Any = Field(
+        None,
+        description="What is trained on: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, "
+        "or file.py:f; null follows the metric's task.",
+    )
+    forward: Any = Field(
+        None, description="How the model is called with a batch: file.py:f of (model, batch); null passes its inputs."
+    )
+    collate: Any = Field(
+        None, description="Makes a batch of a list of samples: file.py:f, for parts that are datasets, not loaders."
+    )
+
     model: str | SmallCNNConfig = Field(
         SmallCNNConfig(),
         description="Widths of the bundled network, or a model of yours: file.py:factory, torchvision:NAME, timm:NAME.",
@@ -105,7 +136,8 @@ class RunConfig(BaseModel):
 
     constraints: list[str] = Field(
         ["accuracy_drop <= 0.01"],
-        description="What a variant must keep, such as latency_ms <= 5, size_mb <= 1, energy_j <= 0.01.",
+        description="What a variant must keep, such as latency_ms <= 5, size_mb <= 1, mae_drop <= 0.2. With another "
+        "metric the default speaks of its own drop if it is a share, and else there is none.",
         json_schema_extra={"group": "Budget"},
     )
     active_memory_budget_mb: Positive | None = Field(
@@ -162,15 +194,30 @@ class RunConfig(BaseModel):
         """The bundled network under its own name, as earlier configurations call it."""
         return SmallCNNConfig() if model == "SmallCNN" else model
 
-    @field_validator("constraints")
+    @field_validator("metric", "loss", "forward", "collate")
     @classmethod
-    def _are_budgets(cls, texts: list[str]) -> list[str]:
-        for text in texts:
-            try:
-                parse_budget(text, TRIAL_METRICS)
-            except BudgetError as error:
-                raise ValueError(str(error)) from error
-        return texts
+    def _are_functions(cls, given: Any, info: ValidationInfo) -> Any:
+        if given is None and info.field_name != "metric":
+            return given
+        if not isinstance(given, str) and not callable(given) and not hasattr(given, "compute"):
+            raise ValueError("must be a name, or a function: file.py:f")
+        return given
+
+    @field_serializer("metric", "loss", "forward", "collate")
+    def _by_name(self, given: Any) -> Any:
+        return given if given is None or isinstance(given, str) else task_name(given)
+
+    @model_validator(mode="after")
+    def _are_budgets(self) -> RunConfig:
+        try:
+            known = trial_metrics(self.metric_name)
+            for text in self.constraints if "constraints" in self.model_fields_set else ():
+                parse_budget(text, known)
+        except BudgetError as error:
+            raise ValueError(f"constraints: {error}") from error
+        except EdgeOptError as error:
+            raise ValueError(f"metric: {error}") from error
+        return self
 
     @field_validator("pruning_levels", "precisions", "runtimes", "memory_budgets_mb", "constraints")
     @classmethod
@@ -197,11 +244,34 @@ class RunConfig(BaseModel):
         return f"{SMALL_CNN}({arguments})"
 
     @property
+    def metric_name(self) -> str:
+        """The metric as columns and constraints call it."""
+        if self.metric == "accuracy":
+            return "accuracy"
+        # Not imported for accuracy: it needs torch, and reading a configuration does not.
+        from edge_opt.compress.scoring import reference_name
+
+        return reference_name(self.metric)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """The constraints; where none were given, those that fit the metric."""
+        if "constraints" in self.model_fields_set or self.metric_name == "accuracy":
+            return tuple(self.constraints)
+        return (f"{self.metric_name}_drop <= 0.01",) if self.metric_name in SHARES else ()
+
+    @property
     def budgets(self) -> tuple[str, ...]:
         """All constraints as texts, the memory budget among them."""
         if self.active_memory_budget_mb is None:
-            return tuple(self.constraints)
-        return (*self.constraints, f"model_mb <= {self.active_memory_budget_mb:g}")
+            return self.keeps
+        return (*self.keeps, f"model_mb <= {self.active_memory_budget_mb:g}")
+
+
+def task_name(given: Any) -> str:
+    """A function or an object of the user's as text: where it is found."""
+    kind = given if inspect.isfunction(given) or inspect.isclass(given) else type(given)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -256,10 +326,12 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
 # What a sweep of a trained model shares with a run: the same key, the same default, the same meaning.
 SWEEP_KEYS = (
     "pruning_levels", "layer_pruning", "importance", "round_to", "precisions", "quantization_backend", "runtimes",
-    "calibration_batches", "fine_tune_epochs", "learning_rate", "distillation", "constraints",
-    "active_memory_budget_mb", "pareto_use_ci", "sampler", "trials", "seed", "min_time_s", "deploy_batch", "threads",
-    "build_threads", "power_watts", "memory_limit_mb", "time_limit_s",
+    "calibration_batches", "metric", "metric_direction", "loss", "forward", "collate", "fine_tune_epochs",
+    "learning_rate", "distillation", "constraints", "active_memory_budget_mb", "pareto_use_ci", "sampler", "trials",
+    "seed", "min_time_s", "deploy_batch", "threads", "build_threads", "power_watts", "memory_limit_mb", "time_limit_s",
 )  # fmt: skip
+# What is scored and trained on, as `finetune` and `sensitivity` take it, too.
+TASK_KEYS = ("metric", "metric_direction", "loss", "forward", "collate")
 _FORMER = {"pruning": "pruning_levels", "use_ci": "pareto_use_ci"}
 
 

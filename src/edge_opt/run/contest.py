@@ -21,8 +21,9 @@ from edge_opt.records import Candidate, Finals, SweepResult
 from edge_opt.run.job import INPUTS, QUIET_WITHIN, PipelineJob, is_disturbed, kept_inputs, sized
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.finals import Session, entries_of, finals_of, session_of
+from edge_opt.search.locks import alone
 from edge_opt.search.process import Isolation, Limits, packed
-from edge_opt.search.store import Store, alone
+from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 
 # Each variant is timed this many times as long as when it was timed alone, and at most twice that.
@@ -75,14 +76,14 @@ class Contest:
             with self.job.runner(candidate, folder, built) as runner:
                 yield runner
             return
-        splits = self.job.subject.splits()
+        splits, model = self.job.subject.splits(), self.job.subject.build()
         with tempfile.TemporaryDirectory() as aside:
             converted = convert(
-                self.job.subject.build(),
-                self.job.subject.example(splits),
+                model,
+                self.job.subject.example(splits, model),
                 candidate.precision,
                 candidate.runtime,
-                calibration=splits.calibration if candidate.precision == "int8" else None,
+                calibration=self.job.subject.calls(splits, model) if candidate.precision == "int8" else None,
                 calibration_batches=self.job.calibration_batches,
                 reduce_range=self.job.reduce_range,
                 folder=aside,

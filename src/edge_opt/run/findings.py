@@ -61,6 +61,8 @@ def findings(
     summary = {
         "name": result.name,
         "dataset": splits.name,
+        "metric": result.metric,
+        "metric_direction": result.metric_direction,
         **study_keys(config, result),
         "baseline": {**baseline_keys(result.baseline, budgets), **(trial_summary(result.baseline) or {})},
         "best": None if shown is None else shown | {"speedup": speedup_data(result.speedup)},
@@ -79,7 +81,8 @@ def findings(
         "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
         "target": None if config.target is None else on_target(profile, config.target),
         "notes": [
-            "accuracy is on validation, by which the winner is chosen; test_accuracy is on the test part",
+            f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
+            "part",
             "latency is measured here, with memory that is kept between calls; peak memory is an estimate from shapes, "
             "and measured memory the growth of the process over the idle runtime",
             "speedups are of finalists timed in turns in one process; other times are of their own moments",

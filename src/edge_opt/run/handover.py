@@ -22,7 +22,7 @@ from edge_opt.errors import InvalidInput, first_line
 from edge_opt.measuring.machine import read_environment
 from edge_opt.records import SweepResult, Trial, TrialMetrics
 from edge_opt.report.speedup import bought, conditions, headline, per_call, speedup_data
-from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, inputs_of, kept_inputs, weights_of
+from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, kept_inputs, weights_of
 
 CARD = "MODEL_CARD.md"
 PROGRAM = "run_best.py"
@@ -38,7 +38,7 @@ import numpy as np
 
 FOLDER = Path(__file__).parent
 samples = np.load(FOLDER / "samples.npz")
-inputs = [samples[name] for name in sorted(samples.files) if name.startswith("input_")]
+inputs = [samples[f"input_{{index}}"] for index in range(sum(name.startswith("input_") for name in samples.files))]
 '''
 _RUN = {
     "onnxruntime": """
@@ -136,7 +136,7 @@ def _fill(
     recipe = origin / PRUNED
     if recipe.is_dir():
         shutil.copytree(recipe, draft / PRUNED)
-    write_whole(draft / "samples.npz", _samples(splits))
+    write_whole(draft / "samples.npz", _samples(job, job.model(candidate, origin), splits))
     write_whole(draft / PROGRAM, text)
     write_whole(draft / "spec.json", json.dumps(_spec(trial, job, result, sorted(_names(draft))), indent=1))
     write_whole(draft / CARD, model_card(result, splits, job))
@@ -179,7 +179,8 @@ def plain_metrics(metrics: TrialMetrics | None) -> dict[str, Any] | None:
     """The figures of a candidate without the answers to single samples, which `sweep.json` keeps."""
     if metrics is None:
         return None
-    return {name: value for name, value in asdict(metrics).items() if name not in ("answers", "replicates")}
+    kept = {name: value for name, value in asdict(metrics).items() if name not in ("answers", "replicates")}
+    return {name.replace("accuracy", metrics.metric): value for name, value in kept.items()}
 
 
 def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[str]) -> dict[str, Any]:
@@ -198,13 +199,14 @@ def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[s
     }
 
 
-def _samples(splits: Splits) -> bytes:
+def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
     """Samples that the model was neither trained nor chosen on, where there are such."""
-    batch = next(iter(splits.test if splits.test is not None else splits.validation))
-    inputs = inputs_of(batch)
-    arrays: dict[str, Any] = {f"input_{index}": value[:_SAMPLES].numpy() for index, value in enumerate(inputs)}
+    inputs, labels = job.subject.samples(splits.test if splits.test is not None else splits.validation, model, _SAMPLES)
+    names = ["labels", *(f"labels_{index}" for index in range(1, len(labels)))]
+    arrays: dict[str, Any] = {f"input_{index}": value.numpy() for index, value in enumerate(inputs)}
+    arrays |= dict(zip(names, (value.numpy() for value in labels), strict=False))
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, labels=np.asarray(batch[-1][:_SAMPLES]), **arrays)
+    np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
 
 
@@ -225,9 +227,9 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
         "",
         "| | |",
         "|---|---|",
-        "| task | classification: one score per class |",
+        f"| task | {_task(metrics)} |",
         f"| data | {splits.name} ({sizes} samples) |",
-        f"| accuracy | {metrics.accuracy:.4f} on validation ({metrics.accuracy_low:.4f} to "
+        f"| {metrics.metric} | {metrics.accuracy:.4f} on validation ({metrics.accuracy_low:.4f} to "
         f"{metrics.accuracy_high:.4f}, 95 %){test} |",
         f"| against the baseline | {_drop(metrics)} |",
         f"| latency | {per_call(metrics)}{_between(metrics)}, measured on {conditions_here}{mark} |",
@@ -249,11 +251,17 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
         "",
         "## What was tried",
         "",
-        "| candidate | accuracy | latency | file | |",
+        f"| candidate | {metrics.metric} | latency | file | |",
         "|---|---|---|---|---|",
         *(_tried(row, row is trial) for row in result.trials),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _task(metrics: TrialMetrics) -> str:
+    if metrics.metric in ("accuracy", "top5", "f1"):
+        return "classification: one score per class"
+    return f"scored by {metrics.metric}; {metrics.metric_direction} is better"
 
 
 def _drop(metrics: TrialMetrics) -> str:

@@ -320,6 +320,6 @@ def _figures(trial: Trial) -> str:
     test = "" if metrics.test_accuracy is None else f", {metrics.test_accuracy:.4f} on test"
     mark = " (disturbed)" if metrics.is_disturbed else ""
     return (
-        f"accuracy {metrics.accuracy:.4f} on validation{test}; {per_call(metrics)}{mark}; "
+        f"{metrics.metric} {metrics.accuracy:.4f} on validation{test}; {per_call(metrics)}{mark}; "
         f"{units.size(metrics.size_bytes)} on disk"
     )

@@ -53,6 +53,7 @@ def study_keys(config: RunConfig, result: SweepResult) -> dict[str, Any]:
     A row is accepted or rejected: one that failed is rejected, too.
     """
     found = [trial.metrics for trial in result.accepted if trial.metrics is not None]
+    best = max(found, key=lambda metrics: metrics.merit, default=None)
     return {
         "memory_budgets_mb": list(config.memory_budgets_mb),
         "active_memory_budget_mb": config.active_memory_budget_mb,
@@ -61,14 +62,15 @@ def study_keys(config: RunConfig, result: SweepResult) -> dict[str, Any]:
         "study_rows": len(result.trials),
         "accepted_rows": len(result.accepted),
         "rejected_rows": len(result.trials) - len(result.accepted),
-        "best_accuracy_accepted": max((metrics.accuracy for metrics in found), default=None),
+        f"best_{result.metric}_accepted": best and best.accuracy,
         "lowest_latency_ms_accepted": min((metrics.latency_s * 1e3 for metrics in found), default=None),
     }
 
 
 def notes(config: RunConfig) -> list[str]:
     """What a user of the published pipeline must know of this run."""
-    said = [] if "constraints" in config.model_fields_set else [DEFAULT_CONSTRAINTS]
+    is_said = "constraints" in config.model_fields_set or config.metric_name != "accuracy"
+    said = [] if is_said else [DEFAULT_CONSTRAINTS]
     return [*said, NOT_SCALED]
 
 

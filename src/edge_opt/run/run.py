@@ -30,7 +30,7 @@ from edge_opt.run.dependencies import code_sources, plain
 from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
 from edge_opt.run.outputs import command_line, write_json
-from edge_opt.run.scores import Accuracy, accuracy_of
+from edge_opt.run.scores import Figure, figure_of
 from edge_opt.run.sweep import (
     candidate_settings,
     data_options,
@@ -40,6 +40,7 @@ from edge_opt.run.sweep import (
     search_of,
     space_of,
     sweep_space,
+    task_of,
     training_settings,
 )
 from edge_opt.search.build import Listener, Notice
@@ -52,11 +53,11 @@ FACTS = "training.json"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The baseline, in eval mode, with its weights as bytes and its accuracy on validation."""
+    """The baseline, in eval mode, with its weights as bytes and its score on validation."""
 
     model: nn.Module
     weights: bytes
-    accuracy: Accuracy
+    accuracy: Figure
 
 
 def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Callable[[str], None]) -> Trained:
@@ -75,21 +76,24 @@ def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Ca
         epochs=config.epochs,
         learning_rate=config.learning_rate,
         seed=config.seed,
+        **vars(task_of(config)),
     )
     model = tuned.model.cpu().eval()
-    weights, accuracy = weights_of(model), accuracy_of(model, splits.validation)
+    weights, accuracy = weights_of(model), figure_of(task_of(config).build().score(model, splits.validation))
     write_whole(folder / WEIGHTS, weights)
     # Written last: with it, everything is there.
-    facts = {**asdict(accuracy), "key": key, "epochs": config.epochs}
+    facts = {"key": key, "score": asdict(accuracy), "epochs": config.epochs}
     write_whole(folder / FACTS, json.dumps(facts))
     return Trained(model, weights, accuracy)
 
 
 def check_model(config: RunConfig, splits: Splits) -> nn.Module:
-    """The model as it is made; one that cannot be, or does not take the data, is refused before anything is written."""
+    """The model as it is made; one that does not fit the data or the metric is refused before training."""
+    task = task_of(config)
     with seeded(config.seed):
         model = load_model(config.model_reference).model
-        eo.profile(model, Subject(model, splits).example(splits))
+        eo.profile(model, Subject(model, splits, task=task).example(splits, model))
+        task.build().check(model, splits.validation)
     return model
 
 
@@ -101,13 +105,13 @@ def check_device(name: str) -> None:
         raise InvalidConfig(f"device is {name!r}, and torch sees {count} of that kind here; write device: cpu")
 
 
-def _kept(folder: Path, key: str) -> tuple[bytes, Accuracy] | None:
+def _kept(folder: Path, key: str) -> tuple[bytes, Figure] | None:
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         if facts["key"] != key:
             return None
-        return (folder / WEIGHTS).read_bytes(), Accuracy(facts["correct"], facts["samples"], facts.get("answers", ""))
-    except (OSError, ValueError, KeyError):
+        return (folder / WEIGHTS).read_bytes(), Figure(**facts["score"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -156,8 +160,9 @@ def run(
         options = job_options(config)
         with computing_with(options["build_threads"]):
             trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
-        subject = Subject(absolute(config.model_reference), data_options(config), trained.weights)
-        example = subject.example(splits)
+        task = task_of(config)
+        subject = Subject(absolute(config.model_reference), data_options(config), trained.weights, task=task)
+        example = subject.example(splits, trained.model)
         profile = eo.profile(trained.model, example, name=type(trained.model).__name__)
         job = PipelineJob(
             subject,
@@ -201,7 +206,12 @@ def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensiti
     levels = [level for level in config.pruning_levels if level > 0]
     precisions = [name for name in config.precisions if name != "fp32"]
     return sensitivity(
-        trained.model, splits.validation, prune=levels, precisions=precisions, importance=config.importance
+        trained.model,
+        splits.validation,
+        prune=levels,
+        precisions=precisions,
+        importance=config.importance,
+        **vars(task_of(config)),
     )
 
 

@@ -13,19 +13,29 @@ from typing import Any
 
 from torch import nn
 
+from edge_opt.compress.task import TaskSettings, first_shape
+from edge_opt.compress.task import example_inputs as call_inputs
 from edge_opt.data import Splits
 from edge_opt.data.datasets import splits_of
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, SweepResult, Trial
-from edge_opt.run.config import SWEEP_KEYS, RunConfig, settings_help, settings_parameters, sweep_settings
+from edge_opt.run.config import (
+    SWEEP_KEYS,
+    TASK_KEYS,
+    RunConfig,
+    settings_help,
+    settings_parameters,
+    sweep_settings,
+    task_name,
+)
 from edge_opt.run.contest import Referee
 from edge_opt.run.dependencies import code_sources, data_sources, first_weights, plain, weights_source
 from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
 from edge_opt.run.outputs import command_line
-from edge_opt.run.scores import accuracy_of
+from edge_opt.run.scores import figure_of
 from edge_opt.search.build import Listener
 from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
@@ -45,7 +55,8 @@ REDUCED_RANGE = {"auto": None, "x86": True, "fbgemm": True, "onednn": True, "qnn
 
 def training_settings(config: RunConfig) -> dict[str, Any]:
     """The keys that the baseline depends on."""
-    return {**{key: getattr(config, key) for key in _TRAINING}, "model": config.model_reference}
+    keys = {key: getattr(config, key) for key in _TRAINING}
+    return {**keys, "model": config.model_reference, **task_settings(config)}
 
 
 def run_sources(config: RunConfig, splits: Splits, model: nn.Module) -> dict[str, Source]:
@@ -54,6 +65,7 @@ def run_sources(config: RunConfig, splits: Splits, model: nn.Module) -> dict[str
         **code_sources(config.model_reference, model),
         **first_weights(config.model_reference, config.seed),
         **data_sources(splits, config.seed, train="all", ranking=config.importance == "taylor"),
+        **task_sources(config),
     }
 
 
@@ -71,12 +83,39 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def task_of(config: RunConfig) -> TaskSettings:
+    """What is scored and trained on, the same in every process."""
+    given: dict[str, Any] = {key: getattr(config, key) for key in TASK_KEYS}
+    found: dict[str, Any] = {key: absolute(value) if isinstance(value, str) else value for key, value in given.items()}
+    return TaskSettings(**found)
+
+
+def task_settings(config: RunConfig) -> dict[str, Any]:
+    """What scores and training depend on, where it is not accuracy on (inputs, labels), by name."""
+    given = {key: getattr(config, key) for key in TASK_KEYS}
+    if given == {key: RunConfig.model_fields[key].default for key in TASK_KEYS}:
+        return {}
+    return {key: value if value is None or isinstance(value, str) else task_name(value) for key, value in given.items()}
+
+
+def task_sources(config: RunConfig) -> dict[str, Source]:
+    """The code of the user's own metric, loss, forward and collate."""
+    found: dict[str, Source] = {}
+    for value in (getattr(config, key) for key in TASK_KEYS):
+        if isinstance(value, str) and ":" in value:
+            found |= code_sources(value)
+        elif callable(value) and hasattr(value, "__module__"):
+            found |= code_sources(f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}")
+    return found
+
+
 def data_options(config: RunConfig) -> dict[str, Any]:
     """The configuration as `load_splits` takes it, the same in every process."""
     keys = ("batch_size", "seed", "dataloader_seed", "train_subset", "val_subset", "calibration_batches",
             "num_workers", "download")  # fmt: skip
     folder = None if config.data_dir is None else str(Path(config.data_dir).resolve())
-    return {key: getattr(config, key) for key in keys} | {"dataset": absolute(config.dataset), "data_dir": folder}
+    found = {"dataset": absolute(config.dataset), "data_dir": folder, "has_samples": config.collate is not None}
+    return {key: getattr(config, key) for key in keys} | found
 
 
 def job_options(config: RunConfig) -> dict[str, Any]:
@@ -157,8 +196,10 @@ def sweep_space(
     on_event: Listener,
 ) -> SweepResult:
     """Every candidate tried; the eager baseline and the winner also scored on the test part, where there is one."""
+    metric = job.reference.accuracy.metric
     limits: dict[str, Any] = {
         "folder": folder,
+        "metric": metric,
         "settings": settings,
         "sources": sources,
         "retry_failed": search.retry_failed,
@@ -174,6 +215,7 @@ def sweep_space(
         job,
         space,
         constraints=constraints,
+        objectives=(metric, "deploy_latency_ms"),
         baseline=baseline,
         name=name,
         sampler=search.sampler,
@@ -184,7 +226,6 @@ def sweep_space(
         on_event=on_event,
         **search.builders,
         compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event),
-        objectives=("accuracy", "deploy_latency_ms"),
         **limits,
     )
     _check_unchanged(sources, code())
@@ -236,8 +277,7 @@ def _test_accuracy(candidate: Candidate, job: PipelineJob, splits: Splits, folde
     finally:
         store.close()
     assert built is not None and splits.test is not None
-    with job.runner(candidate, origin, built.value) as runner:
-        return accuracy_of(runner, splits.test).share
+    return job.score(candidate, origin, built.value, splits.test).value
 
 
 def sweep(
@@ -278,16 +318,18 @@ def sweep(
     config, root = sweep_settings(settings), Path(folder)
     subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
-    example = subject.example(splits)
-    _check_shape(example_inputs, example[0].shape)
-    profiled, weights = profile(original, example), weights_of(original)
+    call = subject.call(splits, original)
+    _check_shape(example_inputs, first_shape(call))
+    scored = figure_of(subject.task.build().score(original, splits.validation))
+    profiled, weights = profile(original, call_inputs(call)), weights_of(original)
     depends_on = {
         "model": model if isinstance(model, str) else profiled.name,
-        "batch_size": len(example[0]),
+        "batch_size": first_shape(call)[0],
+        **task_settings(config),
         **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
         **candidate_settings(config),
     }
-    code = partial(code_sources, model if isinstance(model, str) else None, original)
+    code = partial(_code, config, model if isinstance(model, str) else None, original)
     sources = {
         **code(),
         "weights": weights_source(original),
@@ -296,7 +338,7 @@ def sweep(
     job = PipelineJob(
         # A factory may draw its weights anew each time: all processes get those of the first.
         replace(subject, weights=weights) if isinstance(model, str) else subject,
-        Reference(accuracy_of(original, splits.validation), profiled.totals.macs, profiled.totals.params),
+        Reference(scored, profiled.totals.macs, profiled.totals.params),
         (root / "pruned" / digest({**depends_on, "sources": plain(sources)})).resolve(),
         **job_options(config),
     )
@@ -323,19 +365,25 @@ def sweep(
     return result
 
 
+def _code(config: RunConfig, reference: str | None, model: nn.Module) -> Sources:
+    return {**code_sources(reference, model), **task_sources(config)}
+
+
 def _check_shape(wanted: Sequence[int] | None, found: Sequence[int]) -> None:
     if wanted is not None and tuple(found) != tuple(wanted):
         raise InvalidInput(f"example_inputs is {tuple(wanted)}, and samples of the data make it {tuple(found)}")
 
 
 def _subject(model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig) -> Subject:
+    task = _sendable_task(task_of(config))
     data = (
-        {"dataset": absolute(loaders), "seed": config.seed, "calibration_batches": config.calibration_batches}
+        {"dataset": absolute(loaders)} | _data_settings(config)
         if isinstance(loaders, str)
-        else splits_of(loaders, "loaders", config.calibration_batches)
+        else splits_of(loaders, "loaders", **_data_settings(config))
     )
     batch_size = None if example_inputs is None else int(example_inputs[0])
-    return Subject(absolute(model) if isinstance(model, str) else _sendable(model), data, batch_size=batch_size)
+    sent = absolute(model) if isinstance(model, str) else _sendable(model)
+    return Subject(sent, data, batch_size=batch_size, task=task)
 
 
 def _with_settings(function: Callable[..., SweepResult], keys: Sequence[str]) -> None:
@@ -361,3 +409,27 @@ def _sendable(model: nn.Module) -> nn.Module:
                 "and pass 'file.py:factory'"
             )
     return model
+
+
+def _data_settings(config: RunConfig) -> dict[str, Any]:
+    """How a user's own parts are read."""
+    keys = ("calibration_batches", "seed")
+    return {key: getattr(config, key) for key in keys} | {"has_samples": config.collate is not None}
+
+
+def _sendable_task(task: TaskSettings) -> TaskSettings:
+    """Refuse functions that other processes cannot import."""
+    for key, value in vars(task).items():
+        _check_importable(key, value)
+    return task
+
+
+def _check_importable(key: str, given: Any) -> None:
+    """Refuse a function that other processes cannot import."""
+    kind = given if inspect.isroutine(given) or inspect.isclass(given) else type(given)
+    where, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", "")
+    if where == "__main__" or "<locals>" in name or "<lambda>" in name:
+        raise InvalidInput(
+            f"{key} is {name.rpartition('.')[2]}, which other processes cannot import; put it into a file and pass "
+            "'file.py:f'"
+        )

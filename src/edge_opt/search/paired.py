@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.measuring.statistics import wilson
 from edge_opt.records import TrialMetrics
 
-_Z95 = 1.959963984540054
 _CONFIDENCE = (2.5, 97.5)
 
 
@@ -47,19 +47,6 @@ def unpacked_answers(text: str) -> NDArray[np.bool_]:
         return np.zeros(0, dtype=bool)
     bits = np.frombuffer(base64.b64decode(content), dtype=np.uint8)
     return np.unpackbits(bits, count=int(count)).astype(bool)
-
-
-def wilson(correct: int, samples: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, which has a width also where all are right.
-
-    >>> [round(bound, 4) for bound in wilson(95, 100)]
-    [0.8882, 0.9785]
-    """
-    p, n, z2 = correct / samples, samples, _Z95**2
-    center = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    # Rounding must not put the share outside its own interval.
-    return max(0.0, min(center - half, p)), min(1.0, max(center + half, p))
 
 
 def paired_shares(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> Difference:
@@ -97,8 +84,11 @@ def difference(one: TrialMetrics, other: TrialMetrics) -> Difference:
     if len(mine) and len(mine) == len(theirs):
         return paired_shares(mine, theirs)
     value = one.accuracy - other.accuracy
-    if one.replicates and len(one.replicates) == len(other.replicates):
-        low, high = np.percentile(np.subtract(one.replicates, other.replicates), _CONFIDENCE)
+    # A slow metric is not drawn as often everywhere; the first draws are the same.
+    count = min(len(one.replicates), len(other.replicates))
+    if count:
+        drawn = np.subtract(one.replicates[:count], other.replicates[:count])
+        low, high = np.nanpercentile(drawn, _CONFIDENCE)
         return Difference(value, min(float(low), value), max(float(high), value), "a paired bootstrap's", 0)
     # Newcombe's square and add: what two intervals say of a difference when nothing is known of the pairs.
     return Difference(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt._support.json import from_plain
-from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
+from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records import Budget, Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
 from edge_opt.search.build import (
@@ -46,6 +46,7 @@ def run_sweep(
     sources: Sources | None = None,
     baseline: Trial | None = None,
     name: str = "sweep",
+    metric: str = "accuracy",
     sampler: SamplerName = "grid",
     trials: int | None = None,
     seed: int = 0,
@@ -78,6 +79,7 @@ def run_sweep(
         sources: Code and data that results depend on, by name; where one has changed, what depends on it is run again.
         baseline: What others are compared with; unpruned fp32 unless given. It is a row if it is of the space.
         name: Name of the sweep.
+        metric: What the job's `TrialMetrics.metric` says that trials score; constraints speak in its name.
         sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
         trials: Candidates to try; None is the whole space.
         seed: Decides what the sampler chooses.
@@ -96,15 +98,17 @@ def run_sweep(
         on_event: Called with everything that happens, as it happens.
         compare: Times the candidates worth having once more, in turns, before the winner is named.
     """
-    budgets, root = _checked(constraints, objectives, workers, retries), Path(folder)
+    budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
+    sampling = Sampling(
+        space, sampler, trials, seed, _named(objectives, metric), lambda trial: _excesses(trial, budgets)
+    )
     reference = _reference(space) if baseline is None else baseline.candidate
     with ExitStack() as stack:
         stack.enter_context(folder_lock(root))
         store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
         stack.callback(store.close)
-        _begin(store, name, sampling.count, budgets, retry_failed)
+        _begin(store, _plan(name, sampling.count, metric, budgets), retry_failed)
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
         sweep.take(baseline)
@@ -118,24 +122,35 @@ def run_sweep(
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
         on_event(SweepEnded(result))
-        return result
+    return result
 
 
 def _checked(
-    constraints: Sequence[str | Budget], objectives: Sequence[str], workers: int, retries: int
+    constraints: Sequence[str | Budget], objectives: Sequence[str], workers: int, retries: int, metric: str
 ) -> tuple[Budget, ...]:
     """The constraints as budgets, once the other arguments make sense."""
-    budgets = tuple(parse_budget(item, TRIAL_METRICS) if isinstance(item, str) else item for item in constraints)
-    check_objectives(objectives)
+    known = trial_metrics(metric)
+    budgets = tuple(parse_budget(item, known) if isinstance(item, str) else item for item in constraints)
+    check_objectives(_named(objectives, metric), metric)
     if workers < 0 or retries < 0:
         raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
     return budgets
 
 
-def _begin(store: Store, name: str, total: int, budgets: tuple[Budget, ...], retry_failed: bool) -> None:
+def _begin(store: Store, plan: Mapping[str, Any], retry_failed: bool) -> None:
     if retry_failed:
         store.forget_failed()
-    store.keep_fact("plan", {"name": name, "total": total, "constraints": [item.text for item in budgets]})
+    store.keep_fact("plan", plan)
+
+
+def _plan(name: str, total: int, metric: str, budgets: Sequence[Budget]) -> dict[str, Any]:
+    """What somebody who looks at the folder must know of the sweep."""
+    return {"name": name, "total": total, "metric": metric, "constraints": [item.text for item in budgets]}
+
+
+def _named(objectives: Sequence[str], metric: str) -> tuple[str, ...]:
+    """The objectives, with the metric that is scored in place of accuracy."""
+    return tuple(metric if name == "accuracy" else name for name in objectives)
 
 
 def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:

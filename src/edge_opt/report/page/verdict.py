@@ -72,7 +72,10 @@ def _of_sweep(sweep: SweepResult) -> str:
 def _best(sweep: SweepResult, trial: Trial) -> str:
     if trial.metrics is None:
         return f"The best is {trial.candidate.label}."
-    figures = f"{units.percent(trial.metrics.accuracy)} accurate, {per_call(trial.metrics)}"
+    metrics = trial.metrics
+    is_share = metrics.metric == "accuracy"
+    score = f"{units.percent(metrics.accuracy)} accurate" if is_share else f"{metrics.metric} {metrics.accuracy:.4g}"
+    figures = f"{score}, {per_call(metrics)}"
     told = f"The best is {trial.candidate.label}: {figures}."
     found = sweep.speedup
     if found is None:
