@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,13 +19,19 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.extras import optional
 from edge_opt.compress.attention import Heads, split_heads
+from edge_opt.compress.standins import BESIDE, Role, StandIn, Twin, is_transposed_linear, twin_of
 from edge_opt.errors import PruningFailed
 from edge_opt.trace.inputs import CallArguments
 
 Side = Literal["in", "out", "both"]
 NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm)
 # Layers whose output channels a user can ask to prune.
-PRUNABLE = (_ConvNd, nn.Linear, nn.MultiheadAttention)
+PRUNABLE = (_ConvNd, nn.Linear, nn.MultiheadAttention, nn.RNNBase)
+
+
+def is_prunable(module: nn.Module) -> bool:
+    """Whether a user can ask for fewer output channels, heads or hidden units of a layer."""
+    return isinstance(module, PRUNABLE) or is_transposed_linear(module)
 
 
 class Place(NamedTuple):
@@ -56,6 +63,10 @@ def channels(module: nn.Module, side: Side) -> int:
         return module.num_parameters if module.num_parameters > 1 else 0
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
+    if isinstance(module, nn.RNNBase):
+        return module.input_size if side == "in" else module.hidden_size
+    if is_transposed_linear(module):
+        return int(module.get_parameter("weight").shape[0 if side == "in" else 1])
     return module.embed_dim if isinstance(module, nn.MultiheadAttention) else 0
 
 
@@ -72,6 +83,12 @@ def places(module: nn.Module, side: Side) -> list[Place]:
     if isinstance(module, nn.MultiheadAttention):
         names = ("in_proj_weight",) if side == "in" else ("out_proj.weight", "out_proj.bias")
         return _present(module, names, 1 if side == "in" else 0, every)
+    if isinstance(module, nn.RNNBase):
+        return _recurrent_places(module, side)
+    if is_transposed_linear(module):
+        if side == "in":
+            return [Place("weight", 0, every)]
+        return [Place("weight", 1, every), *_present(module, ("bias",), 0, every)]
     return _present(module, ("weight", "bias", "running_mean", "running_var"), 0, every) if count else []
 
 
@@ -89,6 +106,26 @@ def _conv_places(conv: _ConvNd, side: Side, every: np.ndarray) -> list[Place]:
     else:
         found = [Place("weight", 1, every % (len(every) // conv.groups))]
     return found + (_present(conv, ("bias",), 0, every) if side != "in" else [])
+
+
+def _recurrent_places(layer: nn.RNNBase, side: Side) -> list[Place]:
+    """Where a hidden unit stands: a row in each gate, and a column for every reader, of each layer and direction."""
+    if side == "in":
+        names = [name for name in layer._flat_weights_names if name.startswith("weight_ih_l0")]
+        return [Place(name, 1, np.arange(layer.input_size)) for name in names]
+    hidden = np.arange(layer.hidden_size)
+    found = []
+    for name in layer._flat_weights_names:
+        tensor = layer.get_parameter(name)
+        gates = tensor.shape[0] // layer.hidden_size
+        found += [Place(name, 0, hidden + gate * layer.hidden_size) for gate in range(gates)]
+        if name.startswith("weight_hh"):
+            found.append(Place(name, 1, hidden))
+        elif name.startswith("weight_ih") and not name.startswith("weight_ih_l0"):
+            # Deeper layers read all directions of the one before.
+            parts = tensor.shape[1] // layer.hidden_size
+            found += [Place(name, 1, hidden + part * layer.hidden_size) for part in range(parts)]
+    return found
 
 
 def _present(module: nn.Module, names: tuple[str, ...], dim: int, every: np.ndarray) -> list[Place]:
@@ -126,7 +163,7 @@ def refusal(module: nn.Module) -> str | None:
     """Why the channels of a layer cannot be pruned, if they cannot."""
     kind = type(module).__name__
     if isinstance(module, nn.RNNBase):
-        return f"{kind}: recurrent layers are not pruned"
+        return f"{kind} that projects its outputs" if module.proj_size else None
     if parametrize.is_parametrized(module) or hasattr(module, "weight_g"):
         return f"{kind}: its weight is computed from other parameters"
     if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) != 1:
@@ -152,12 +189,17 @@ def counted_attributes(module: nn.Module, kept_in: int, kept_out: int) -> dict[s
         return {"num_channels": kept_out}
     if isinstance(module, nn.PReLU):
         return {"num_parameters": kept_out}
+    if isinstance(module, nn.RNNBase):
+        return {"input_size": kept_in, "hidden_size": kept_out}
+    if is_transposed_linear(module):
+        return {name: count for name, count in (("nx", kept_in), ("nf", kept_out)) if hasattr(module, name)}
     if isinstance(module, nn.MultiheadAttention):
         return {"embed_dim": kept_in}
     return {"embedding_dim": kept_out} if isinstance(module, nn.Embedding) else {}
 
 
-def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
+def dependency_graph(model: nn.Module, arguments: CallArguments, beside: list[torch.Tensor] | None = None) -> Any:
+    """torch-pruning's graph of a model; `beside` are outputs that the model keeps instead of returning them."""
     pruning = optional("torch_pruning", "pruning needs", "compress", "torch-pruning")
 
     base: Any = pruning.pruner.function.MultiheadAttentionPruner
@@ -182,15 +224,55 @@ def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
                 model,
                 arguments,
                 forward_fn=lambda net, call: net(*call.args, **call.kwargs),
-                output_transform=_differentiable,
+                output_transform=lambda output: [*_differentiable(output), *(beside or ())],
                 verbose=False,
             )
-            _follow_pixel_shuffles(graph)
-            return graph
+        except (ArithmeticError, LookupError) as error:
+            if not _mapped_one_by_one(pruning, graph):
+                raise PruningFailed(
+                    f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
+                ) from error
         except Exception as error:
             raise PruningFailed(
                 f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
             ) from error
+    _follow_pixel_shuffles(graph)
+    return graph
+
+
+class _Lost:
+    """Channels behind an operator that could not be read: none of them may go."""
+
+    def __call__(self, indices: list[Any]) -> list[Any]:
+        return [type(each)(sys.maxsize, each.root_idx) for each in indices]
+
+
+def _mapped_one_by_one(pruning: Any, graph: Any) -> bool:
+    """Read the mappings of operators again, one at a time: those that cannot be read lose the channels behind them."""
+    nodes = getattr(graph, "module2node", None)
+    if not nodes:
+        return False
+    kinds = pruning.ops.OPTYPE
+    readers = pruning.dependency.index_mapping
+    by_kind = {
+        kinds.CONCAT: readers.update_concat_index_mapping,
+        kinds.SPLIT: readers.update_split_index_mapping,
+        kinds.RESHAPE: readers.update_reshape_index_mapping,
+        kinds.UNBIND: readers.update_unbind_index_mapping,
+        kinds.EXPAND: readers.update_expand_index_mapping,
+        kinds.SLICE: readers.update_slice_index_mapping,
+    }
+    for node in nodes.values():
+        try:
+            by_kind.get(node.type, lambda *_: None)(graph, node)
+        except (ArithmeticError, LookupError, TypeError, AttributeError):
+            for other in (*node.inputs, *node.outputs):
+                for dependency in other.dependencies:
+                    if dependency.target is node:
+                        dependency.index_mapping[0] = _Lost()
+            for dependency in node.dependencies:
+                dependency.index_mapping[0] = _Lost()
+    return True
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
@@ -288,8 +370,8 @@ class _Index(NamedTuple):
 
 def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[str]) -> ChannelMap:
     """Every channel of the model with what must go when it goes. The model is a copy, in eval mode, to be traced."""
-    graph = dependency_graph(model, arguments)
-    survey = _Survey(model, graph, set(ignored))
+    twin = twin_of(model, arguments)
+    survey = _Survey(model, twin, dependency_graph(twin.model, arguments, twin.beside), set(ignored))
     survey.follow()
     survey.tie_heads()
     survey.tie_shared_tensors()
@@ -299,10 +381,17 @@ def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[st
 class _Survey:
     """The walk over the graph: each channel is reached once, and channels reached from two units make them one."""
 
-    def __init__(self, model: nn.Module, graph: Any, ignored: set[str]) -> None:
+    def __init__(self, model: nn.Module, twin: Twin, graph: Any, ignored: set[str]) -> None:
         self.model = model
+        self.twin = twin
         self.graph = graph
-        self.paths = {module: path for path, module in model.named_modules()}
+        # A part set beside the stream stands one step deeper in the twin than in the model.
+        known = dict(model.named_modules())
+        self.paths = {
+            module: own if (own := path.replace(f".{BESIDE}.", ".").removesuffix(f".{BESIDE}")) in known else path
+            for path, module in twin.model.named_modules()
+        }
+        self.aside = [each for path, each in twin.model.named_modules() if path.endswith(f".{BESIDE}")]
         self.ignored = ignored
         self.first_names = _first_names(model)
         # No layer has more channels than this; a walk that counts beyond has lost its way in reshapes.
@@ -347,7 +436,14 @@ class _Survey:
     def path_of(self, module: Any) -> str | None:
         if isinstance(module, nn.Parameter):
             return str(self.graph._param_to_name.get(module, ""))
-        return self.paths.get(module)
+        return module.writes[0].path if isinstance(module, StandIn) else self.paths.get(module)
+
+    def roles(self, module: nn.Module, side: Side) -> tuple[Role, ...]:
+        """The layers of the model whose channels those of a module in the twin are."""
+        if isinstance(module, StandIn):
+            return module.reads if side == "in" else module.writes
+        path = self.paths.get(module)
+        return () if path is None else (Role(path, np.arange(channels(module, side))),)
 
     def side(self, node: Any, handler: Any) -> Side:
         pruner = self.graph.get_pruner_of_module(node.module)
@@ -367,8 +463,12 @@ class _Survey:
                 if not dependency.is_triggered_by(handler):
                     continue
                 mapped: Any = fresh
-                for mapping in dependency.index_mapping:
-                    mapped = mapped if mapping is None else mapping(mapped)
+                try:
+                    for mapping in dependency.index_mapping:
+                        mapped = mapped if mapping is None else mapping(mapped)
+                except LookupError:
+                    self.refuse(fresh, "the channels could not be followed: a split or concatenation is not understood")
+                    continue
                 if any(index.root_idx is None for index in mapped):
                     self.refuse(fresh, "keys and values shared by several heads are not followed")
                 elif mapped:
@@ -401,6 +501,8 @@ class _Survey:
         path, module = self.path_of(node.module), node.module
         name = f"{path} ({type(module).__name__})"
         if side != "in" and not node.outputs:
+            if any(part is module for each in self.aside for part in each.modules()):
+                return f"{path} writes tokens, and their number is the input's"
             return f"{path} is the model's output" if path else "its channels are the model's output"
         if path is None:
             return None
@@ -440,11 +542,17 @@ class _Survey:
                 self.heads[path] = list(units)
                 if self.is_ignored(path):
                     self.refuse([_Index(0, unit) for unit in units], f"{path} is ignored")
-        for heads in split_heads(self.model):
+        for module in self.graph.module2node:
+            if isinstance(module, StandIn) and module.block > 1:
+                seen = self.seen.get((self.graph.module2node[module], "out"), {})
+                for channel, unit in seen.items():
+                    self.unite(seen.get(channel // module.block * module.block, unit), unit)
+        self.head_owners |= {heads.owner: heads for heads in self.twin.heads}
+        for heads in split_heads(self.twin.model):
             self._tie_projections(heads)
 
     def _tie_projections(self, heads: Heads) -> None:
-        layers = [self.model.get_submodule(path) for path in heads.projections]
+        layers = [self.twin.model.get_submodule(path) for path in heads.projections]
         owners = [self.seen.get((self.graph.module2node.get(layer), "out"), {}) for layer in layers]
         width = channels(layers[0], "out")
         if any(len(owner) < width for owner in owners):
@@ -459,14 +567,14 @@ class _Survey:
         """A tensor that two layers share, as tied embeddings are, can only be cut once for both."""
         owners: dict[tuple[TensorDim, int], int] = {}
         for (node, side), seen in self.seen.items():
-            path = self.path_of(node.module)
-            if path is None or isinstance(node.module, nn.Parameter):
+            if isinstance(node.module, nn.Parameter):
                 continue
-            for place in places(node.module, side):
-                at = TensorDim(self.first_name(path, place.tensor), place.dim)
-                for channel, unit in seen.items():
-                    if channel < len(place.where):
-                        self.unite(owners.setdefault((at, int(place.where[channel])), unit), unit)
+            for path, where in self.roles(node.module, side):
+                for place in places(self.model.get_submodule(path), side):
+                    at = TensorDim(self.first_name(path, place.tensor), place.dim)
+                    for index, channel in zip(place.where, where, strict=False):
+                        if (unit := seen.get(int(channel))) is not None:
+                            self.unite(owners.setdefault((at, int(index)), unit), unit)
 
     def first_name(self, path: str, tensor: str) -> str:
         """The name of a layer's tensor; of one with several, the first."""
@@ -512,16 +620,18 @@ class _Survey:
                 if indices.max() < module.shape[dim]:
                     own(TensorDim(path, dim), indices, unit_of[[seen[index] for index in sorted(seen)]])
                 continue
-            owner = np.full(channels(module, side), NONE)
+            every = np.full(channels(module, side), NONE)
             for index, unit in seen.items():
-                if index < len(owner):
-                    owner[index] = unit_of[unit]
-            layers[path, side] = owner
-            for place in places(module, side):
-                at = TensorDim(self.first_name(path, place.tensor), place.dim)
-                own(at, place.where, owner)
-                if side != "in" and _is_root(module) and place.tensor.endswith("weight") and at in tensors:
-                    scored[at] = None
+                if index < len(every):
+                    every[index] = unit_of[unit]
+            for role in self.roles(module, side):
+                owner = every[role.where]
+                layers[role.path, side] = owner
+                for place in places(self.model.get_submodule(role.path), side):
+                    at = TensorDim(self.first_name(role.path, place.tensor), place.dim)
+                    own(at, place.where, owner)
+                    if side != "in" and _is_root(module) and "weight" in place.tensor and at in tensors:
+                        scored[at] = None
         for path, units in self.heads.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, nn.MultiheadAttention)

@@ -89,8 +89,12 @@ class RunConfig(BaseModel):
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(
         {}, description="Shares to try for single layers, by path; there they stand in for pruning_levels."
     )
-    importance: Literal["l1", "l2", "taylor"] = Field("l1", description="Which channels go: the smallest by this.")
-    round_to: Count = Field(4, description="Channels that stay are a multiple of this.")
+    importance: Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2"] = Field(
+        "auto", description="Which channels go: the least by this; auto is reconstruction, on calibration batches."
+    )
+    round_to: Count | Literal["auto"] = Field(
+        "auto", description="Channels that stay are a multiple of this; auto is what this CPU, or target, runs fast."
+    )
     precisions: Annotated[list[Precisions], Field(min_length=1)] = Field(
         ["fp32", "int8"], description="fp32, fp16, bf16, int8."
     )

@@ -21,6 +21,7 @@ from torch import nn
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune, save_pruned
+from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model, parse_reference
@@ -139,8 +140,8 @@ FACTS = "facts.json"
 class Tuning:
     """How models are pruned and trained after it."""
 
-    importance: Importance = "l1"
-    round_to: int = 1
+    importance: Importance = "auto"
+    round_to: RoundTo = "auto"
     fine_tune_epochs: int = 2
     learning_rate: float = 1e-3
     distillation: bool = False
