@@ -28,20 +28,20 @@ def batch(count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("wanted", [0.3, 0.5, 0.8])
 def test_a_target_of_macs_is_met_within_a_tenth(wanted: float) -> None:
-    pruned = prune(UNet(32), IMAGE, macs_target=wanted)
+    pruned = prune(UNet(32), IMAGE, macs_target=wanted, round_to=8)
     assert abs(pruned.achieved.macs_ratio - wanted) <= 0.1 * wanted
     assert pruned.shortfalls == ()
 
 
 def test_groups_are_nudged_where_one_ratio_jumps_over_the_target() -> None:
-    pruned = prune(SmallCNN(16, 32), SMALL, macs_target=0.5)
+    pruned = prune(SmallCNN(16, 32), SMALL, macs_target=0.5, round_to=8)
     # With multiples of 8 one ratio gives 16 and 16 channels (55 %) or 8 and 24 (39 %); 8 and 32 are nearest.
     macs = 784 * 8 * 9 + 196 * 32 * 72 + 32 * 49 * 10
     assert (pruned.achieved.macs, pruned.shortfalls) == (macs, ())
 
 
 def test_a_target_out_of_reach_is_reported_by_layer() -> None:
-    pruned = prune(Residual(16, 32), IMAGE, macs_target=0.1, ignored=["stem"])
+    pruned = prune(Residual(16, 32), IMAGE, macs_target=0.1, ignored=["stem"], round_to=8)
     # stem 16 x 27 MACs a pixel, up and down 16 x 9 for each of 32 channels; only those 32 can go, down to 8
     left, whole = 432 + 8 * 288, 432 + 32 * 288
     assert pruned.achieved.macs_ratio == pytest.approx((256 * left + 160) / (256 * whole + 160))
@@ -96,7 +96,7 @@ def test_ignored_layers_keep_their_channels() -> None:
 
 
 def test_rounding_is_to_the_nearest_multiple_and_is_reported() -> None:
-    pruned = prune(SmallCNN(24, 40), SMALL, 0.5)
+    pruned = prune(SmallCNN(24, 40), SMALL, 0.5, round_to=8)
     # 12 of 24 and 20 of 40 are halfway between multiples of 8; halves stay
     assert (pruned.model.conv1.out_channels, pruned.model.conv2.out_channels) == (16, 24)
     reasons = {fall.path: fall.reason for fall in pruned.shortfalls}

@@ -511,8 +511,12 @@ class _Survey:
         size = module.shape[node.pruning_dim] if isinstance(module, nn.Parameter) else channels(module, side)
         if size and any(index.idx >= size for index in fresh):
             return f"the channels could not be followed into {name}"
-        why = None if isinstance(module, nn.Parameter) else refusal(module)
-        return f"{path} is a {why}" if why else None
+        roles = () if isinstance(module, nn.Parameter) else self.roles(module, side)
+        for role in roles:
+            why = refusal(self.model.get_submodule(role.path))
+            if why:
+                return f"{role.path} is a {why}"
+        return None
 
     def is_ignored(self, path: str) -> bool:
         return any(path == each or path.startswith(f"{each}.") for each in self.ignored)
@@ -629,6 +633,8 @@ class _Survey:
                 layers[role.path, side] = owner
                 for place in places(self.model.get_submodule(role.path), side):
                     at = TensorDim(self.first_name(role.path, place.tensor), place.dim)
+                    if len(place.where) != len(owner):  # a layer that is refused
+                        continue
                     own(at, place.where, owner)
                     if side != "in" and _is_root(module) and "weight" in place.tensor and at in tensors:
                         scored[at] = None

@@ -83,7 +83,7 @@ def twin_of(model: nn.Module, arguments: CallArguments) -> Twin:
         if not path or any(path.startswith(f"{each}.") for each in done):
             continue
         stand_in: nn.Module | None = None
-        if isinstance(module, nn.RNNBase) and not module.proj_size:
+        if isinstance(module, nn.RNNBase):
             stand_in = _Recurrent(path, module)
         elif is_transposed_linear(module):
             inputs, outputs = module.get_parameter("weight").shape
@@ -162,8 +162,9 @@ class _Recurrent(nn.Module):
         self.batch_first = layer.batch_first
         self.directions = 2 if layer.bidirectional else 1
         self.states = layer.num_layers * self.directions
-        inputs, hidden = np.arange(layer.input_size), np.arange(layer.hidden_size)
-        self.cell = StandIn(layer.input_size, layer.hidden_size, (Role(path, inputs),), (Role(path, hidden),))
+        outputs = layer.proj_size or layer.hidden_size
+        roles = (Role(path, np.arange(layer.input_size)),), (Role(path, np.arange(outputs)),)
+        self.cell = StandIn(layer.input_size, outputs, *roles)
 
     def forward(self, x: Any, hx: Any = None) -> tuple[Any, Any]:
         rows: torch.Tensor = x.data if isinstance(x, PackedSequence) else x

@@ -83,8 +83,10 @@ class RunConfig(BaseModel):
     fine_tune_epochs: Annotated[int, Field(ge=0)] = Field(3, description="Passes after pruning.")
     distillation: bool = Field(False, description="Let the baseline teach while fine-tuning.")
 
-    pruning_levels: Annotated[list[Share], Field(min_length=1)] = Field(
-        [0.0, 0.25, 0.5], description="Shares of channels to remove.", json_schema_extra={"group": "Variants"}
+    pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = Field(
+        [0.0, 0.25, 0.5],
+        description="Shares of channels to remove; auto tries six before training, and trains the two worth it.",
+        json_schema_extra={"group": "Variants"},
     )
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(
         {}, description="Shares to try for single layers, by path; there they stand in for pruning_levels."
@@ -169,7 +171,9 @@ class RunConfig(BaseModel):
 
     @field_validator("pruning_levels", "precisions", "runtimes", "memory_budgets_mb", "constraints")
     @classmethod
-    def _are_distinct(cls, values: list[Any]) -> list[Any]:
+    def _are_distinct(cls, values: list[Any] | str) -> list[Any] | str:
+        if isinstance(values, str):
+            return values
         twice = [value for index, value in enumerate(values) if value in values[:index]]
         if twice:
             raise ValueError(f"holds {twice[0]!r} twice; keep one of them")

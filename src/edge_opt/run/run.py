@@ -51,6 +51,7 @@ from edge_opt.run.published_keys import (
     weight_budgets,
 )
 from edge_opt.run.scores import Accuracy, accuracy_of
+from edge_opt.run.screening import levels_of
 from edge_opt.run.sweep import (
     candidate_settings,
     data_options,
@@ -179,9 +180,10 @@ def run(
             (root / "pruned" / digest(settings)).resolve(),
             **options,
         )
+        levels = levels_of(config, job, splits, root, digest(settings), lambda text: on_event(Notice(text)))
         result = sweep_space(
             job,
-            space_of(config),
+            space_of(config, levels),
             splits,
             folder=root,
             constraints=config.budgets,
@@ -241,7 +243,7 @@ def _findings(
             "rejected": len(result.rejected),
             "failed": len(result.failed),
         },
-        "excluded": [dataclasses.asdict(item) for item in space_of(config).excluded],
+        "excluded": [dataclasses.asdict(item) for item in space_of(config, [0.0]).excluded],
         "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
         "frontiers": {name: list(keys) for name, keys in result.frontiers},
         "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
@@ -262,7 +264,8 @@ def _findings(
 
 def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensitivity:
     """What each layer alone costs on validation."""
-    levels = [level for level in config.pruning_levels if level > 0]
+    named = () if config.pruning_levels == "auto" else config.pruning_levels
+    levels = [level for level in named if level > 0]
     precisions = [name for name in config.precisions if name != "fp32"]
     return sensitivity(
         trained.model, splits.validation, prune=levels, precisions=precisions, importance=config.importance

@@ -23,7 +23,8 @@ from edge_opt.run.config import SWEEP_KEYS, RunConfig, settings_help, settings_p
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
 from edge_opt.run.outputs import write_sweep
 from edge_opt.run.scores import accuracy_of
-from edge_opt.search.build import Listener
+from edge_opt.run.screening import levels_of
+from edge_opt.search.build import Listener, Notice
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
@@ -97,10 +98,10 @@ def job_options(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def space_of(config: RunConfig) -> Space:
-    """Everything the configuration allows; eager torch first, because the baseline is that."""
+def space_of(config: RunConfig, levels: Sequence[float]) -> Space:
+    """Everything the configuration allows at these levels; eager torch first, because the baseline is that."""
     runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
-    return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning)
+    return Space(levels, config.precisions, runtimes, config.layer_pruning)
 
 
 # What candidates need, imported once in the process that they are forked from.
@@ -281,9 +282,10 @@ def sweep(
         (root / "pruned" / digest(depends_on)).resolve(),
         **job_options(config),
     )
+    levels = levels_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
     result = sweep_space(
         job,
-        space_of(config),
+        space_of(config, levels),
         splits,
         folder=root,
         constraints=config.budgets,
