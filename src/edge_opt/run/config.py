@@ -95,7 +95,7 @@ class RunConfig(BaseModel):
         "auto", description="Which channels go: the least by this; auto is reconstruction, on calibration batches."
     )
     round_to: Count | Literal["auto"] = Field(
-        "auto", description="Channels that stay are a multiple of this; auto is what this CPU, or target, runs fast."
+        "auto", description="Channels that stay are a multiple of this; auto is what this CPU runs fast."
     )
     precisions: Annotated[list[Precisions], Field(min_length=1)] = Field(
         ["fp32", "int8"], description="fp32, fp16, bf16, int8."

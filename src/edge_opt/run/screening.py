@@ -33,7 +33,7 @@ LEVELS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 TRAINED = 2
 # A variant counts as faster from this share of the parent's time on: less is noise.
 FASTER = 0.97
-# Accuracy that a cut and fitted model may lack. Fine-tuning wins back two thirds or so: beyond this, too little is left.
+# Accuracy that a cut and fitted model may lack: fine-tuning wins back two thirds or so of what is lost.
 RECOVERABLE = 0.1
 _WINDOW_S = 0.3
 
