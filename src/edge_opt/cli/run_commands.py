@@ -152,7 +152,7 @@ def sweep(
     ] = None,
     prune: Annotated[
         str,
-        typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; auto finds those worth training."),
+        typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; auto finds those worth it."),
     ] = "0,0.25,0.5",
     precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
     runtime: Annotated[
