@@ -176,6 +176,21 @@ def test_tokens_are_not_pruned_and_the_layer_says_so() -> None:
     assert reasons["part.tokens.2"] == "part.tokens.2 writes tokens, and their number is the input's"
 
 
+def test_flattened_features_that_are_concatenated_keep_their_own_channels() -> None:
+    class TwoSources(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.image = nn.Sequential(nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.numbers, self.head = nn.Linear(5, 16), nn.Linear(32, 3)
+
+        def forward(self, image: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.cat([self.image(image), self.numbers(numbers)], dim=1))
+
+    pruned = prune(TwoSources(), [torch.randn(2, 3, 8, 8), torch.randn(2, 5)], {"image.0": 0.5})
+    assert (pruned.model.image[0].out_channels, pruned.model.numbers.out_features) == (8, 16)
+    assert pruned.model.head.in_features == 8 + 16
+
+
 def test_a_lone_recurrent_layer_is_refused_in_one_sentence() -> None:
     from edge_opt.errors import PruningFailed
 

@@ -237,6 +237,7 @@ def dependency_graph(model: nn.Module, arguments: CallArguments, beside: list[to
                 f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
             ) from error
     _follow_pixel_shuffles(graph)
+    _correct_flattened(graph)
     return graph
 
 
@@ -299,6 +300,23 @@ class _Shuffled:
         if self.is_inward:
             return [type(each)(each.idx * self.block + k, each.root_idx) for each in indices for k in range(self.block)]
         return [type(each)(each.idx // self.block, each.root_idx) for each in indices]
+
+
+def _correct_flattened(graph: Any) -> None:
+    """Give flattened images the block that their height and width make.
+
+    The graph guesses it from the next layer's inputs, which are those of others, too, where features are concatenated.
+    """
+    for node in graph.module2node.values():
+        sizes = getattr(node.grad_fn, "_saved_self_sym_sizes", None) or getattr(node.grad_fn, "_saved_self_sizes", ())
+        if len(sizes) != 4:
+            continue
+        block = int(sizes[2]) * int(sizes[3])
+        for dependency in (*node.dependencies, *(each for source in node.inputs for each in source.dependencies)):
+            is_way_in = {dependency.source, dependency.target} <= {node, *node.inputs}
+            mapping = dependency.index_mapping[0]
+            if is_way_in and type(mapping).__name__ == "_FlattenIndexMapping" and mapping._stride != block:
+                dependency.index_mapping[0] = type(mapping)(block, mapping.reverse) if block > 1 else None
 
 
 def _follow_pixel_shuffles(graph: Any) -> None:
