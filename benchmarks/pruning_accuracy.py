@@ -144,8 +144,8 @@ def theirs(kind: str, is_global: bool = False) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    "ours group": ours(importance="group"),
-    "ours reconstruction (default)": ours(),
+    "ours group (default)": ours(),
+    "ours reconstruction": ours(importance="reconstruction"),
     "torch-pruning magnitude": theirs("GroupMagnitudeImportance"),
     "torch-pruning magnitude, global": theirs("GroupMagnitudeImportance", is_global=True),
     "torch-pruning bn scale": theirs("BNScaleImportance"),
@@ -153,7 +153,7 @@ METHODS: dict[str, Method] = {
 # Beside the comparison: what single steps are worth. Run with --all.
 VARIANTS: dict[str, Method] = {
     "ours group, not fitted": ours(importance="group", reconstruct=False),
-    "ours reconstruction, not fitted": ours(reconstruct=False),
+    "ours reconstruction, not fitted": ours(importance="reconstruction", reconstruct=False),
     "ours taylor": ours(importance="taylor"),
     "ours bn_scale": ours(importance="bn_scale"),
     "ours random": ours(importance="random"),

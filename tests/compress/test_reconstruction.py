@@ -27,7 +27,7 @@ BATCHES = [torch.randn(256, 6, generator=torch.Generator().manual_seed(seed)) fo
 
 def test_a_channel_that_others_know_goes_without_loss() -> None:
     model = copies()
-    pruned = prune(model, (1, 6), 0.5, round_to=1, loader=BATCHES)
+    pruned = prune(model, (1, 6), 0.5, round_to=1, importance="reconstruction", loader=BATCHES)
     kept = next(each.indices for each in pruned.spec.kept if each.tensor == "0.weight")
     # Of each pair one stays: 0 or 2, and 1 or 3.
     assert {index % 2 for index in kept} == {0, 1}
@@ -42,7 +42,7 @@ def test_a_channel_that_others_know_goes_without_loss() -> None:
 
 def test_without_a_fit_the_weights_are_those_of_the_recipe() -> None:
     model = copies()
-    pruned = prune(model, (1, 6), 0.5, round_to=1, loader=BATCHES, reconstruct=False)
+    pruned = prune(model, (1, 6), 0.5, round_to=1, importance="reconstruction", loader=BATCHES, reconstruct=False)
     assert torch.equal(pruned.model[1].weight, apply_spec(model, pruned.spec)[1].weight)
 
 
@@ -54,7 +54,7 @@ def test_the_mean_of_removed_channels_goes_into_the_bias() -> None:
         model[0].bias.copy_(torch.tensor([0.0, 5.0]))
         model[1].weight.copy_(torch.tensor([[1.0, 2.0]]))
         model[1].bias.fill_(1.0)
-    pruned = prune(model, (1, 2), 0.5, round_to=1, loader=[torch.randn(64, 2)])
+    pruned = prune(model, (1, 2), 0.5, round_to=1, importance="reconstruction", loader=[torch.randn(64, 2)])
     assert pruned.model[1].bias.item() == pytest.approx(1 + 2 * 5, rel=1e-3)
 
 
@@ -80,8 +80,8 @@ def test_statistics_stay_where_the_batches_do_not_fit() -> None:
 
 
 def test_a_loader_that_runs_out_serves_every_step() -> None:
-    once = prune(copies(), (1, 6), 0.5, round_to=1, loader=iter(BATCHES))
-    again = prune(copies(), (1, 6), 0.5, round_to=1, loader=BATCHES)
+    once = prune(copies(), (1, 6), 0.5, round_to=1, importance="reconstruction", loader=iter(BATCHES))
+    again = prune(copies(), (1, 6), 0.5, round_to=1, importance="reconstruction", loader=BATCHES)
     assert torch.equal(once.model[1].weight, again.model[1].weight)
 
 

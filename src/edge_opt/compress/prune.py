@@ -387,7 +387,7 @@ def prune(
         importance: What ranks channels. "group": weights of the layers that write and read a channel, and scales of its
             norms. "reconstruction": what the layers behind lose without it, on `loader`. "taylor": what the loss feels,
             with labels. "bn_scale": scales of norms alone. "l1", "l2": weights of the layers that write it. "random".
-            "auto" is reconstruction where there is a loader, else group: the best in our benchmark.
+            "auto" is group, the best on average in our benchmark.
         round_to: Kept channels are a multiple of this. "auto" takes what kernels run fast: two vectors of this CPU, or
             of `target`, and less in layers that have fewer channels than twice that.
         ignored: Paths of layers that stay whole.
@@ -417,7 +417,7 @@ def prune(
         layers=tuple((layers or {}).items()),
         macs_target=macs_target,
         latency_target=latency_target,
-        importance=best_kind(importance, loader is not None),
+        importance=best_kind(importance),
         round_to=fast_multiple(place) if round_to == "auto" else round_to,
         ignored=tuple([ignored] if isinstance(ignored, str) else ignored),
         global_ranking=global_ranking,

@@ -23,16 +23,16 @@ LEAST_MULTIPLE = 4
 NEED_DATA = {"taylor": "data to feel the loss", "reconstruction": "data to see what channels contribute"}
 
 
-def best_kind(kind: Importance, has_data: bool) -> Importance:
-    """What "auto" stands for: the best in our benchmark, with data and without."""
-    return kind if kind != "auto" else "reconstruction" if has_data else "group"
+def best_kind(kind: Importance) -> Importance:
+    """What "auto" stands for: the best on average in benchmarks/pruning_accuracy.py, with data and without."""
+    return "group" if kind == "auto" else kind
 
 
 def unit_scores(
     model: nn.Module, found: ChannelMap, kind: Importance, loader: Iterable[Any] | None, seed: int
 ) -> np.ndarray:
-    """A score per unit; "auto" is the best that the data allow."""
-    kind = best_kind(kind, loader is not None)
+    """A score per unit."""
+    kind = best_kind(kind)
     if kind == "random":
         return np.random.default_rng(seed).random(found.units)
     if kind in NEED_DATA and loader is None:

@@ -92,7 +92,7 @@ class RunConfig(BaseModel):
         {}, description="Shares to try for single layers, by path; there they stand in for pruning_levels."
     )
     importance: Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2"] = Field(
-        "auto", description="Which channels go: the least by this; auto is reconstruction, on calibration batches."
+        "auto", description="Which channels go: the least by this; auto is group: all layers that write or read it."
     )
     round_to: Count | Literal["auto"] = Field(
         "auto", description="Channels that stay are a multiple of this; auto is what this CPU runs fast."
