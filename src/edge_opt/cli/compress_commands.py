@@ -104,8 +104,7 @@ def prune(
         list[str] | None, typer.Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
     ] = None,
     importance: Annotated[
-        str,
-        typer.Option("--importance", help="group, bn_scale, l1, l2 or random; reconstruction and taylor need Python."),
+        str, typer.Option("--importance", help="group, bn_scale, l1, l2 or random; others need data, in Python.")
     ] = "auto",
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="NAME", help="A layer or module to leave alone.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -425,18 +425,19 @@ def prune(
         is_round_auto=round_to == "auto",
     )
     _check_request(model, request, loader, reconstruct)
-    if loader is not None and not isinstance(loader, Sequence) and iter(loader) is loader:
-        # It can be gone through once only, and several steps look at it.
-        loader = list(loader)
     latency = _latency(request, latency_of, place)
+    # Several steps look at the data: what can be gone through once only is kept.
+    data = list(loader) if isinstance(loader, Iterator) else loader
     with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
-        plan = make_plan(model, example_inputs, kwargs, request, loader)
+        plan = make_plan(model, example_inputs, kwargs, request, data)
         pruned = _carried_out(model, plan, request, latency)
-        if loader is not None:
-            pruned = _healed(model, plan, pruned, loader, reestimate, reconstruct is not False)
-    if not check_export:
-        return pruned
-    difference = export_difference(pruned.model, example_inputs, kwargs)
+        if data is not None:
+            _heal(model, plan, pruned, data, reestimate, reconstruct is not False)
+    return _exported(pruned, example_inputs, kwargs) if check_export else pruned
+
+
+def _exported(pruned: Pruned, inputs: Any, kwargs: Mapping[str, Any] | None) -> Pruned:
+    difference = export_difference(pruned.model, inputs, kwargs)
     return replace(pruned, check=replace(pruned.check, export_difference=difference))
 
 
@@ -475,18 +476,18 @@ def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: L
     )
 
 
-def _healed(
-    model: nn.Module, plan: Plan, pruned: Pruned, loader: Iterable[Any], reestimate: bool, reconstruct: bool
-) -> Pruned:
-    """The pruned model with kept channels that stand in for removed ones, and norms that have seen it as it is."""
-    if reconstruct and pruned.spec.kept:
+def _heal(
+    model: nn.Module, plan: Plan, pruned: Pruned, data: Iterable[Any], reestimate: bool, reconstruct: bool
+) -> None:
+    """Let kept channels of the pruned copy stand in for removed ones, and its norms see it as it is."""
+    if not pruned.spec.kept:
+        return
+    if reconstruct:
         filled = working_copy(model)
-        stand_in(filled, plan.found, plan.removed_by(pruned.spec), loader)
-        cut = apply_spec(filled, pruned.spec).state_dict()
-        pruned.model.load_state_dict(cut)
-    if reestimate and pruned.spec.kept:
-        reestimate_norms(pruned.model, loader)
-    return pruned
+        stand_in(filled, plan.found, plan.removed_by(pruned.spec), data)
+        pruned.model.load_state_dict(apply_spec(filled, pruned.spec).state_dict())
+    if reestimate:
+        reestimate_norms(pruned.model, data)
 
 
 def is_reached(request: PruneRequest, achieved: PruneResult) -> bool:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-
 Importance = Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2", "random"]
 
 PRUNE_SCHEMA = "edge_opt.pruned"
