@@ -109,12 +109,7 @@ def prune(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="NAME", help="A layer or module to leave alone.")
     ] = None,
-    round_to: Annotated[
-        str,
-        typer.Option(
-            "--round-to", help="Kept channels are a multiple of this; auto: what is fast here, or on --target."
-        ),
-    ] = "auto",
+    round_to: Annotated[str, typer.Option("--round-to", help="Kept channels are a multiple; auto is fast.")] = "auto",
     global_ranking: Annotated[bool, typer.Option("--global", help="Channels of all layers compete.")] = False,
     weights: Annotated[
         Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")

@@ -125,7 +125,7 @@ def _correct_flattened(graph: Any) -> None:
     The graph guesses it from the next layer's inputs, which are those of others, too, where features are concatenated.
     """
     for node in graph.module2node.values():
-        sizes = getattr(node.grad_fn, "_saved_self_sym_sizes", None) or getattr(node.grad_fn, "_saved_self_sizes", ())
+        sizes: Any = getattr(node.grad_fn, "_saved_self_sym_sizes", getattr(node.grad_fn, "_saved_self_sizes", ()))
         if len(sizes) != 4:
             continue
         block = int(sizes[2]) * int(sizes[3])

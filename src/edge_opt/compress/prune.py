@@ -384,19 +384,15 @@ def prune(
         latency_target: Share of the latency that is to remain; it needs `latency_of` or `target`.
         latency_of: A function of the model that gives its latency in seconds.
         target: Where the model is to run, as in `profile`: its latency is predicted, and `round_to` chosen, for it.
-        importance: What ranks channels. "group": weights of the layers that write and read a channel, and scales of its
-            norms. "reconstruction": what the layers behind lose without it, on `loader`. "taylor": what the loss feels,
-            with labels. "bn_scale": scales of norms alone. "l1", "l2": weights of the layers that write it. "random".
-            "auto" is group, the best on average in our benchmark.
-        round_to: Kept channels are a multiple of this. "auto" takes what kernels run fast: two vectors of this CPU, or
-            of `target`, and less in layers that have fewer channels than twice that.
+        importance: What ranks channels: weights of all layers that write and read them (group, which is auto), what the
+            layers behind lose on `loader` (reconstruction), what the loss feels (taylor), norms (bn_scale), weights of
+            the layers that write them (l1, l2), or chance (random).
+        round_to: Kept channels are a multiple of this; "auto" is what kernels run fast here, or on `target`.
         ignored: Paths of layers that stay whole.
         global_ranking: Whether channels of all layers compete with each other; else each layer loses its own share.
-        loader: Calibration batches: inputs, or (inputs, labels), which taylor needs. With them norms and weights are
-            fitted to the cut, see below; a few hundred samples do.
+        loader: Calibration batches, inputs or (inputs, labels), which taylor needs; a few hundred samples do.
         reestimate: Whether batch norms see the loader's batches after the cut, so that their statistics hold again.
-        reconstruct: Whether kept channels stand in for removed ones: the layers behind are fitted by least squares on
-            the loader's batches, without labels. None: where there is a loader.
+        reconstruct: Whether layers behind a cut are fitted to the loader's batches. None: where there is a loader.
         seed: Decides a random ranking.
         check_export: Whether to export the result, too, and run it in ONNX Runtime.
 
@@ -426,8 +422,7 @@ def prune(
     )
     _check_request(model, request, loader, reconstruct)
     latency = _latency(request, latency_of, place)
-    # Several steps look at the data: what can be gone through once only is kept.
-    data = list(loader) if isinstance(loader, Iterator) else loader
+    data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, data)
         pruned = _carried_out(model, plan, request, latency)
