@@ -247,7 +247,7 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
     try:
         return RunConfig.model_validate(dict(content))
     except ValidationError as error:
-        faults = [fault for fault in error.errors() if not _is_other_form(fault)]
+        faults = [{**fault, "loc": _named(fault["loc"])} for fault in error.errors() if not _is_other_form(fault)]
         sentences = dict.fromkeys(map(_sentence, faults))
         raise InvalidConfig("\n".join(f"{where}{sentence}" for sentence in sentences)) from error
 
@@ -288,8 +288,15 @@ def _as_lists(value: Any) -> Any:
 
 
 def _is_other_form(fault: Any) -> bool:
-    """A mapping under `model` is not meant to be text: what is wrong inside it is all there is to say."""
+    """A mapping under `model` is not meant to be text, and a list not the word "auto": the other fault says it all."""
+    if len(fault["loc"]) > 1 and str(fault["loc"][1]).startswith("literal["):
+        return not isinstance(fault["input"], str)
     return fault["loc"] == ("model", "str") and isinstance(fault["input"], Mapping)
+
+
+def _named(place: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Where a fault is, without the names of the forms that a value may have."""
+    return tuple(part for part in place if not str(part).startswith(("list[", "constrained-")))
 
 
 def _file(path: Path) -> dict[str, Any]:
