@@ -98,16 +98,18 @@ def prune(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="DEVICE", help="Device, calibration or host to predict on."),
+        typer.Option("--target", metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for."),
     ] = None,
     layer: Annotated[
         list[str] | None, typer.Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
     ] = None,
-    importance: Annotated[str, typer.Option("--importance", help="l1, l2 or random; taylor needs Python.")] = "l1",
+    importance: Annotated[
+        str, typer.Option("--importance", help="group, bn_scale, l1, l2 or random; others need data, in Python.")
+    ] = "auto",
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="NAME", help="A layer or module to leave alone.")
     ] = None,
-    round_to: Annotated[int, typer.Option("--round-to", help="Kept channels are a multiple of this.")] = 8,
+    round_to: Annotated[str, typer.Option("--round-to", help="Kept channels are a multiple; auto is fast.")] = "auto",
     global_ranking: Annotated[bool, typer.Option("--global", help="Channels of all layers compete.")] = False,
     weights: Annotated[
         Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
@@ -129,10 +131,10 @@ def prune(
     edge-opt prune net.py:Net -i 1x3x32x32 --macs-target 0.5 --ignore stem
     edge-opt prune net.py:Net -i 1x3x32x32 --layer block.conv1=0.3 --json
     """
-    if importance == "taylor":
+    if importance in ("taylor", "reconstruction"):
         raise InvalidInput(
-            'importance "taylor" needs data, which the command line does not have; '
-            "call edge_opt.compress.prune(..., importance='taylor', loader=...) in Python"
+            f'importance "{importance}" needs data, which the command line does not have; '
+            f"call edge_opt.compress.prune(..., importance='{importance}', loader=...) in Python"
         )
     from edge_opt import compress
 
@@ -153,7 +155,7 @@ def prune(
             latency_target=latency_target,
             target=target,
             importance=cast("Importance", importance),
-            round_to=round_to,
+            round_to=int(round_to) if round_to.isdecimal() else cast("Any", round_to),
             ignored=ignore or (),
             global_ranking=global_ranking,
             seed=seed,

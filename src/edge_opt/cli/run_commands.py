@@ -174,7 +174,10 @@ def sweep(
     inputs: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"Batch to time: {GRAMMAR}.")
     ] = None,
-    prune: Annotated[str, typer.Option("--prune", metavar="A,B", help="Shares of channels to remove.")] = "0,0.25,0.5",
+    prune: Annotated[
+        str,
+        typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; auto finds those worth it."),
+    ] = "0,0.25,0.5",
     precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
     runtime: Annotated[
         str, typer.Option("--runtime", metavar="A,B", help="torch, onnxruntime, openvino.")
@@ -221,7 +224,7 @@ def sweep(
     from edge_opt.search.progress import progress
 
     chosen = {
-        "pruning_levels": [_share(text) for text in _words(prune)],
+        "pruning_levels": "auto" if prune == "auto" else [_share(text) for text in _words(prune)],
         "precisions": _words(precision),
         "runtimes": _words(runtime),
         "seed": seed,

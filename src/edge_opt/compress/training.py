@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +65,7 @@ def finetune(
         model: The model; it is left as it was.
         loader: Batches of (inputs, labels), or mappings with `labels` among their keys.
         epochs: Passes over the loader.
-        learning_rate: Rate of the first epoch; it falls to zero.
+        learning_rate: Rate of the first step; it falls to zero with every step, also over a single epoch.
         teacher: A model to learn from, too: its answers are part of the loss.
         distillation_weight: Share w of the teacher in the loss: (1 - w) times the loss plus w times the divergence of
             classes, or the mean squared distance of numbers.
@@ -101,13 +101,12 @@ def finetune(
         history = [EpochRecord(0, None, None if score is None else score(student))]
         best, best_state = 0, _state(student)
         optimizer = torch.optim.AdamW(trained, lr=learning_rate) if epochs else None
+        steps = len(loader) if isinstance(loader, Sized) else None
         for epoch in range(1, epochs + 1):
             assert optimizer is not None
-            # From the rate given down to none, along half a cosine.
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
+            pace = _Pace(optimizer, learning_rate, epoch, epochs, steps)
             lesson = _Lesson(task, teacher, distillation_weight, temperature)
-            mean = _epoch(student, loader, optimizer, epoch, lesson, advance)
+            mean, steps = _epoch(student, loader, pace, lesson, advance)
             history.append(EpochRecord(epoch, mean, None if score is None else score(student)))
             latest, record = history[-1].score, history[best].score
             if latest is None or record is None or sign * latest > sign * record:
@@ -127,15 +126,38 @@ class _Lesson:
     temperature: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """The steps of one epoch, with a rate that falls at every step from the one given to none, along half a cosine.
+
+    Where nobody knows how many steps an epoch has, the rate stays as it is during the first.
+    """
+
+    optimizer: torch.optim.Optimizer
+    learning_rate: float
+    epoch: int
+    epochs: int
+    steps: int | None
+
+    def step(self, number: int, loss: torch.Tensor) -> None:
+        """Go the step with this number, from 0, down the slope of the loss."""
+        within = min(number / self.steps, 1.0) if self.steps else 0.0
+        for group in self.optimizer.param_groups:
+            done = (self.epoch - 1 + within) / self.epochs
+            group["lr"] = self.learning_rate * (1 + math.cos(math.pi * done)) / 2
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
 def _epoch(
     student: nn.Module,
     loader: Iterable[Any],
-    optimizer: torch.optim.Optimizer,
-    epoch: int,
+    pace: _Pace,
     lesson: _Lesson,
     advance: Callable[[int, int, float], None],
-) -> float:
-    """One pass over the loader; the mean loss."""
+) -> tuple[float, int]:
+    """One pass over the loader; the mean loss and the number of steps."""
     student.train()
     total, steps = 0.0, 0
     with torch.enable_grad():
@@ -150,13 +172,12 @@ def _epoch(
                 loss = (1 - lesson.weight) * loss + lesson.weight * apart
             value = float(loss.detach())
             if not math.isfinite(value):
-                raise TrainingFailed(f"the loss is {value} in epoch {epoch}, step {steps}; lower the learning rate")
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+                where = f"epoch {pace.epoch}, step {steps}"
+                raise TrainingFailed(f"the loss is {value} in {where}; lower the learning rate")
+            pace.step(steps - 1, loss)
             total += value
-            advance(epoch, steps, total / steps)
-    return total / steps
+            advance(pace.epoch, steps, total / steps)
+    return total / steps, steps
 
 
 def _divergence(student: torch.Tensor, teacher: torch.Tensor, labels: Any, temperature: float) -> torch.Tensor:

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-
-Importance = Literal["l1", "l2", "taylor", "random"]
+Importance = Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2", "random"]
 
 PRUNE_SCHEMA = "edge_opt.pruned"
 PRUNE_SCHEMA_VERSION = 1
@@ -97,6 +96,7 @@ class PruneRequest:
         ignored: Paths of layers that stay whole.
         global_ranking: Whether channels of all layers compete with each other.
         seed: Decides a random ranking.
+        is_round_auto: Whether `round_to` was chosen for speed; then narrow layers are rounded to less.
     """
 
     ratio: float | None
@@ -108,6 +108,7 @@ class PruneRequest:
     ignored: tuple[str, ...]
     global_ranking: bool
     seed: int
+    is_round_auto: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,14 +116,20 @@ class RunConfig(BaseModel):
     fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = Field(3, description="Passes after pruning.")
     distillation: bool = Field(False, description="Let the baseline teach while fine-tuning.")
 
-    pruning_levels: Annotated[list[Share], Field(min_length=1)] = Field(
-        [0.0, 0.25, 0.5], description="Shares of channels to remove.", json_schema_extra={"group": "Variants"}
+    pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = Field(
+        [0.0, 0.25, 0.5],
+        description="Shares of channels to remove; auto tries six before training, and trains the two worth it.",
+        json_schema_extra={"group": "Variants"},
     )
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(
         {}, description="Shares to try for single layers, by path; there they stand in for pruning_levels."
     )
-    importance: Literal["l1", "l2", "taylor"] = Field("l1", description="Which channels go: the smallest by this.")
-    round_to: Count = Field(4, description="Channels that stay are a multiple of this.")
+    importance: Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2"] = Field(
+        "auto", description="Which channels go: the least by this; auto is group: all layers that write or read it."
+    )
+    round_to: Count | Literal["auto"] = Field(
+        "auto", description="Channels that stay are a multiple of this; auto is what this CPU runs fast."
+    )
     precisions: Annotated[list[Precisions], Field(min_length=1)] = Field(
         ["fp32", "int8"], description="fp32, fp16, bf16, int8."
     )
@@ -221,7 +227,9 @@ class RunConfig(BaseModel):
 
     @field_validator("pruning_levels", "precisions", "runtimes", "memory_budgets_mb", "constraints")
     @classmethod
-    def _are_distinct(cls, values: list[Any]) -> list[Any]:
+    def _are_distinct(cls, values: list[Any] | str) -> list[Any] | str:
+        if isinstance(values, str):
+            return values
         twice = [value for index, value in enumerate(values) if value in values[:index]]
         if twice:
             raise ValueError(f"holds {twice[0]!r} twice; keep one of them")
@@ -318,7 +326,7 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
     try:
         return RunConfig.model_validate(dict(content))
     except ValidationError as error:
-        faults = [fault for fault in error.errors() if not _is_other_form(fault)]
+        faults = [{**fault, "loc": _named(fault["loc"])} for fault in error.errors() if not _is_other_form(fault)]
         sentences = dict.fromkeys(map(_sentence, faults))
         raise InvalidConfig("\n".join(f"{where}{sentence}" for sentence in sentences)) from error
 
@@ -361,8 +369,15 @@ def _as_lists(value: Any) -> Any:
 
 
 def _is_other_form(fault: Any) -> bool:
-    """A mapping under `model` is not meant to be text: what is wrong inside it is all there is to say."""
+    """A mapping under `model` is not meant to be text, and a list not the word "auto": the other fault says it all."""
+    if len(fault["loc"]) > 1 and str(fault["loc"][1]).startswith("literal["):
+        return not isinstance(fault["input"], str)
     return fault["loc"] == ("model", "str") and isinstance(fault["input"], Mapping)
+
+
+def _named(place: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Where a fault is, without the names of the forms that a value may have."""
+    return tuple(part for part in place if not str(part).startswith(("list[", "constrained-")))
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -475,7 +490,8 @@ def _known_keys(steps: Sequence[Any]) -> Iterable[str]:
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What to say about a key that there is not: the closest ones."""
     names = list(known)
-    close = get_close_matches(key.rpartition(".")[2], names, n=3, cutoff=0.6)
+    last = key.rpartition(".")[2]
+    close = [name for name in names if name.startswith(last)] or get_close_matches(last, names, n=3, cutoff=0.6)
     return f"unknown key {key!r}; {'closest: ' + ', '.join(close) if close else 'keys are ' + ', '.join(names)}"
 
 

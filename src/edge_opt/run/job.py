@@ -32,6 +32,7 @@ from edge_opt.compress.task import (
     samples_of,
     sized_call,
 )
+from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model, parse_reference
@@ -163,8 +164,8 @@ FACTS = "facts.json"
 class Tuning:
     """How models are pruned and trained after it."""
 
-    importance: Importance = "l1"
-    round_to: int = 1
+    importance: Importance = "auto"
+    round_to: RoundTo = "auto"
     fine_tune_epochs: int = 2
     learning_rate: float = 1e-3
     distillation: bool = False

@@ -31,6 +31,7 @@ from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
 from edge_opt.run.outputs import command_line, write_json
 from edge_opt.run.scores import Figure, figure_of
+from edge_opt.run.screening import levels_of
 from edge_opt.run.sweep import (
     candidate_settings,
     data_options,
@@ -170,9 +171,10 @@ def run(
             (root / "pruned" / digest({**settings, "sources": plain(sources)})).resolve(),
             **options,
         )
+        levels = levels_of(config, job, splits, root, digest(settings), lambda text: on_event(Notice(text)))
         result = sweep_space(
             job,
-            space_of(config),
+            space_of(config, levels),
             splits,
             folder=root,
             constraints=config.budgets,
@@ -192,7 +194,7 @@ def run(
             splits,
             profile,
             result,
-            space_of(config),
+            space_of(config, levels),
             command or command_line(),
             config.model_dump(),
             (lambda: _sensitivity(trained, splits, config)) if config.sensitivity else None,
@@ -203,7 +205,8 @@ def run(
 
 def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensitivity:
     """What each layer alone costs on validation."""
-    levels = [level for level in config.pruning_levels if level > 0]
+    named = () if config.pruning_levels == "auto" else config.pruning_levels
+    levels = [level for level in named if level > 0]
     precisions = [name for name in config.precisions if name != "fp32"]
     return sensitivity(
         trained.model,

@@ -36,7 +36,8 @@ from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
 from edge_opt.run.outputs import command_line
 from edge_opt.run.scores import figure_of
-from edge_opt.search.build import Listener
+from edge_opt.run.screening import levels_of
+from edge_opt.search.build import Listener, Notice
 from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Source, Sources, Store
@@ -137,10 +138,10 @@ def job_options(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def space_of(config: RunConfig) -> Space:
-    """Everything the configuration allows; eager torch first, because the baseline is that."""
+def space_of(config: RunConfig, levels: Sequence[float]) -> Space:
+    """Everything the configuration allows at these levels; eager torch first, because the baseline is that."""
     runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
-    return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning)
+    return Space(levels, config.precisions, runtimes, config.layer_pruning)
 
 
 # What candidates need, imported once in the process that they are forked from.
@@ -342,9 +343,11 @@ def sweep(
         (root / "pruned" / digest({**depends_on, "sources": plain(sources)})).resolve(),
         **job_options(config),
     )
+    levels = levels_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
+    space = space_of(config, levels)
     result = sweep_space(
         job,
-        space_of(config),
+        space,
         splits,
         folder=root,
         constraints=config.budgets,
@@ -361,7 +364,7 @@ def sweep(
         on_event=on_event,
     )
     told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
-    hand_over(findings(config, splits, profiled, result, space_of(config), command_line(), told), job, splits, root)
+    hand_over(findings(config, splits, profiled, result, space, command_line(), told), job, splits, root)
     return result
 
 
