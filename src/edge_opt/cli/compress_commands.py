@@ -232,6 +232,9 @@ def quantize(
         list[str] | None, typer.Option("--spare", metavar="LAYER", help="Keep a layer and all inside it in float.")
     ] = None,
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
+    allow: Annotated[
+        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+    ] = None,
     min_agreement: Annotated[
         float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
     ] = None,
@@ -260,7 +263,7 @@ def quantize(
         talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
     done = converted(
         model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
-        method=method, spare=spare or (), folder=output,
+        method=method, spare=spare or (), folder=output, allow=allow,
     )  # fmt: skip
     show(done, json, min_agreement)
 
@@ -274,6 +277,9 @@ def export(
         str, typer.Option("--precision", help="fp32 or fp16; `edge-opt quantize` is for int8.")
     ] = "fp32",
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help=f"Compare on: {FORM}.")] = None,
+    allow: Annotated[
+        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+    ] = None,
     min_agreement: Annotated[
         float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
     ] = None,
@@ -294,6 +300,6 @@ def export(
     # The file may be for another machine; what it runs in on this one is said, not demanded.
     done = converted(
         model, inputs, kwarg, precision, "onnxruntime", verify=verify, folder=output.parent, filename=output.name,
-        must_run=False,
+        must_run=False, allow=allow,
     )  # fmt: skip
     show(done, json, min_agreement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,13 @@ import torch
 from torch import nn
 
 from edge_opt._support.files import own_folder, publish, staging
+from edge_opt.compress.agreement import agreement, bound_of, disagreement, first_difference, sized, trouble_of
 from edge_opt.compress.export import (
+    PATH_KEY,
     Subject,
     Tensors,
     export,
+    labels_of,
     read_batches,
     size_of,
     subject_of,
@@ -29,48 +32,6 @@ from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
 from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime
-
-
-def agreement(subject: Subject, runner: Runner, batches: Sequence[Tensors], source: str) -> Agreement:
-    """Differences over all outputs and batches; a converted output that is not finite is a failure, not a figure."""
-    largest, total, magnitude, elements = 0.0, 0.0, 0.0, 0
-    same, scored, samples = 0, 0, 0
-    for batch in batches:
-        expected, found = subject.outputs(batch), runner(*batch)
-        _check(expected, found, runner)
-        for ours, theirs in zip(expected, found, strict=True):
-            difference = (ours.double() - theirs.double()).abs()
-            largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
-            total += float(difference.sum())
-            magnitude += float(ours.double().abs().sum())
-            elements += ours.numel()
-        samples += batch[0].shape[0] if batch[0].dim() else 1
-        first = expected[0]
-        if first.dim() == 2 and first.shape[1] > 1:
-            same += int((first.argmax(1) == found[0].argmax(1)).sum())
-            scored += first.shape[0]
-    return Agreement(
-        max_difference=largest,
-        mean_difference=total / max(1, elements),
-        scale=magnitude / max(1, elements),
-        top1=same / scored if scored else None,
-        samples=samples,
-        batches=len(batches),
-        source=source,
-    )
-
-
-def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
-    shapes, theirs = [tuple(t.shape) for t in expected], [tuple(t.shape) for t in found]
-    if shapes != theirs:
-        raise ConversionFailed(f"{runner.runtime} returns shapes {theirs}; the original returns {shapes}")
-    for number, (ours, other) in enumerate(zip(expected, found, strict=True)):
-        if other.is_floating_point() and not bool(torch.isfinite(other).all()) and bool(torch.isfinite(ours).all()):
-            raise ConversionFailed(
-                f"output {number} of the converted model has NaN or infinity where the original has numbers; "
-                "values left the range of the precision: use bf16 or fp32, or spare the layers that overflow"
-            )
-
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -94,6 +55,7 @@ def convert(
     exported: Exported | None = None,
     filename: str | None = None,
     must_run: bool = True,
+    allow: float | None = None,
 ) -> Converted:
     """The model in a precision for a runtime, verified: what each layer really runs in, and how far it agrees.
 
@@ -113,6 +75,8 @@ def convert(
         exported: The result of `export_onnx`, so that the model is not exported again.
         filename: Name of the file; made from the model and the precision unless given.
         must_run: Whether to raise where no layer runs in what was asked; turn it off for a file of another machine.
+        allow: Largest mean difference of an output, as a share of its mean, before `Disagrees` is raised; None is the
+            bound of the precision (fp32 0.01, fp16 0.05, bf16 0.1, int8 0.3, int4 0.5), True takes anything.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -121,13 +85,14 @@ def convert(
     ('int8', ['0', '2'], 32)
     """
     maker = maker_of(precision, runtime)
+    bound = bound_of(precision, allow)
     spared = _checked_spared(model, spare, precision, runtime, method)
     subject = subject_of(model, example_inputs, kwargs)
     _check_calibrated(calibration, precision, runtime)
     # A loader that shuffles draws from torch's random numbers, which are the caller's.
     with torch.random.fork_rng(devices=[]):
-        ranges = None if calibration is None else read_batches(subject, calibration, calibration_batches, "calibration")
-        checks, source = _checks(subject, verify_on, ranges)
+        ranges, labels = _read(subject, calibration, calibration_batches, "calibration")
+        checks, answers, source = _checks(subject, verify_on, ranges, labels)
     place = Path(own_folder() if folder is None else folder)
     with staging(place) as aside:
         name = filename or f"{subject.name}.{precision}.{'pt' if runtime == 'torch' else 'onnx'}"
@@ -137,7 +102,8 @@ def convert(
             layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
             if must_run:
                 _check_effective(layers, precision, runtime, spared)
-            found = agreement(subject, runner, checks, source)
+            found = agreement(subject, runner, checks, source, answers, made.batch)
+        _check_agreement(found, bound, made, precision, runtime, checks)
         files = publish(with_data(made.path), place)
     return Converted(
         precision=cast(Precision, precision),
@@ -151,7 +117,7 @@ def convert(
         path=str(files[-1]),
         inputs=subject.names,
         outputs=made.outputs,
-        remarks=(*made.remarks, *_remarks(layers, kernels, precision, runtime)),
+        remarks=(*made.remarks, *_remarks(layers, kernels, precision, runtime), *_refusals(found, runtime)),
         model=made.model,
     )
 
@@ -187,18 +153,60 @@ def _check_runs(precision: str) -> None:
         )
 
 
-def _checks(subject: Subject, verify_on: Iterable[Any] | None, ranges: Any) -> tuple[list[Any], str]:
+Labels = list[torch.Tensor | None]
+
+
+def _read(subject: Subject, batches: Any, most: int | None, what: str) -> tuple[list[Tensors] | None, Labels]:
+    """Batches of inputs with the labels behind them, where there are any."""
+    if batches is None:
+        return None, []
+    labels: Labels = []
+    return read_batches(subject, labels_of(subject, batches, labels), most, what), labels
+
+
+def _checks(
+    subject: Subject, verify_on: Iterable[Any] | None, ranges: list[Tensors] | None, labels: Labels
+) -> tuple[list[Tensors], Labels, str]:
     if verify_on is not None:
-        return read_batches(subject, verify_on, None, "verification"), "verify_on"
+        read, answers = _read(subject, verify_on, None, "verification")
+        assert read is not None
+        return read, answers, "verify_on"
     if ranges is not None:
-        return ranges[:_VERIFIED_BATCHES], "calibration batches"
-    return [subject.tensors], "example inputs"
+        return ranges[:_VERIFIED_BATCHES], labels[: len(ranges)][:_VERIFIED_BATCHES], "calibration batches"
+    return [subject.tensors], [None], "example inputs"
+
+
+def _check_agreement(
+    found: Agreement, bound: float, made: Made, precision: str, runtime: str, checks: list[Tensors]
+) -> None:
+    """Refuse a conversion that ruined the model, with the layer where the difference begins."""
+    trouble = trouble_of(found, bound)
+    if trouble is None:
+        return
+    entry, problem = trouble
+    begins = None
+    if made.reference is not None:
+        batch = checks[0] if entry is None else sized(checks, entry.samples)
+        begins = first_difference(
+            made.reference, made.path, lambda path: _open(path, runtime, precision), PATH_KEY, batch, bound
+        )
+    raise disagreement(f"{precision} on {runtime}", found, problem, begins)
+
+
+def _refusals(found: Agreement, runtime: str) -> list[str]:
+    return [
+        f"{runtime} takes no batch of {entry.samples}: {entry.refused}" for entry in found.by_batch if entry.refused
+    ]
 
 
 def _runner(made: Made, runtime: str, precision: str) -> Runner:
     if made.model is not None:
         return TorchRunner(made.model, 1)
-    return OpenVinoRunner(made.path, 1, precision) if runtime == "openvino" else OnnxRuntimeRunner(made.path, 1)
+    return _open(made.path, runtime, precision)
+
+
+def _open(path: Path, runtime: str, precision: str) -> Runner:
+    return OpenVinoRunner(path, 1, precision) if runtime == "openvino" else OnnxRuntimeRunner(path, 1)
 
 
 def _layers(path: Path, kernels: tuple[Kernel, ...], precision: str, runtime: str) -> tuple[LayerPrecision, ...]:
@@ -283,7 +291,7 @@ def _in_onnx(name: str) -> Any:
         else:
             model, dtype = _cast(job.subject.model, name)
             done = export(job.subject, path, dtype, model)
-        return Made(path, done.outputs, done.remarks)
+        return Made(path, done.outputs, done.remarks, reference=path, batch=done.batch)
 
     return make
 
@@ -291,7 +299,7 @@ def _in_onnx(name: str) -> Any:
 def _copied(exported: Exported, folder: Path) -> Made:
     """The export that the caller brings; it keeps its name, which weights beside it go by."""
     copies = [Path(shutil.copyfile(file, folder / file.name)) for file in with_data(Path(exported.path))]
-    return Made(copies[-1], exported.outputs, exported.remarks)
+    return Made(copies[-1], exported.outputs, exported.remarks, reference=copies[-1], batch=exported.batch)
 
 
 for _name in _DTYPES:
@@ -316,7 +324,8 @@ def _int8(job: Job) -> Made:
         spare=job.spare,
         reduce_range=job.reduce_range,
     )
-    return Made(path, source.outputs, (*source.remarks, *remarks))
+    prepared = path.with_name(f"prepared-{path.name}")
+    return Made(path, source.outputs, (*source.remarks, *remarks), reference=prepared, batch=source.batch)
 
 
 @precision("int8", "torch")

@@ -199,6 +199,19 @@ def read_batches(subject: Subject, batches: Iterable[Any], most: int | None, wha
     return read
 
 
+def labels_of(subject: Subject, batches: Iterable[Any], labels: list[torch.Tensor | None]) -> Iterable[Any]:
+    """The batches as they are; what stands behind their inputs, if it is one class per sample, is put into `labels`."""
+    if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
+        batches = [batches]
+    for batch in batches:
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+        behind = [torch.as_tensor(leaf) for leaf in leaves[len(subject.names) :]]
+        one = behind[0] if isinstance(batch, (tuple, list)) and len(behind) == 1 else None
+        is_class = one is not None and one.dim() == 1 and not one.is_floating_point() and len(leaves[0]) == len(one)
+        labels.append(one.detach().cpu() if one is not None and is_class else None)
+        yield batch
+
+
 # protobuf refuses 2 GiB; weights of larger models stand in a file of their own, with room for the rest of the graph.
 EXTERNAL_DATA_BYTES = 1_500_000_000
 # Where each node keeps the path of its module, so that every tool behind the export can name it.

@@ -34,12 +34,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file, for torch with the module that it holds the weights of."""
+    """A file, for torch with the module that it holds the weights of.
+
+    `reference` is the float file beside it whose nodes have the same names, and `batch` the only batch it takes, if so.
+    """
 
     path: Path
     outputs: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     model: nn.Module | None = None
+    reference: Path | None = None
+    batch: int | None = None
 
 
 Maker = Callable[[Job], Made]

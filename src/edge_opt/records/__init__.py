@@ -4,6 +4,7 @@ from edge_opt.records.compression import (
     PRUNE_SCHEMA,
     PRUNE_SCHEMA_VERSION,
     Agreement,
+    BatchAgreement,
     ChangedAttribute,
     Converted,
     EpochRecord,
@@ -146,8 +147,8 @@ from edge_opt.records.sweeps import (
 
 __all__ = [
     "PRUNE_SCHEMA", "PRUNE_SCHEMA_VERSION", "SCHEMA_VERSION", "SCRATCH_IS_APART", "SERVING_FORMAT", "Agreement",
-    "Bandwidth", "Basis", "BatchFit", "Bound", "Budget", "Calibration", "Candidate", "Cause", "Change",
-    "ChangedAttribute", "CheckResult", "CheckedBudget", "ComparedFigure", "ComparedLayer", "Comparison",
+    "Bandwidth", "Basis", "BatchAgreement", "BatchFit", "Bound", "Budget", "Calibration", "Candidate", "Cause",
+    "Change", "ChangedAttribute", "CheckResult", "CheckedBudget", "ComparedFigure", "ComparedLayer", "Comparison",
     "Contribution", "Converted", "CurvePoint", "DecodeCost", "DeviceMemory", "DeviceMemoryPoint", "DeviceSpec",
     "Diagnosis", "Energy", "EnergySource", "Engine", "Environment", "EpochRecord", "Explanation", "Exported",
     "Facility", "Failure", "Figure", "FigureKind", "FigureUnit", "FreshOutput", "GroupDeviation", "Importance",

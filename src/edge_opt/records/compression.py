@@ -348,6 +348,25 @@ _CONVERTING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class BatchAgreement:
+    """A converted model against the original at one batch size.
+
+    Attributes:
+        samples: The batch size.
+        difference: Mean difference over mean output, of the output that differs most; None where it was refused.
+        output: Number of that output; None where it was refused.
+        flips: Of the samples with a clear answer, the share that gets another one; None where there are none.
+        refused: Why the runtime takes no batch of this size; "" where it does.
+    """
+
+    samples: int
+    difference: float | None
+    output: int | None
+    flips: float | None
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """A converted model against the original on the same inputs.
 
@@ -359,6 +378,9 @@ class Agreement:
         samples: Samples that were compared.
         batches: Batches that were compared.
         source: Where the inputs come from, in words.
+        by_batch: What was found at each batch size: one sample, the batches given, and a large one.
+        accuracy_before: Share of labels that the original meets; None where the batches have no labels.
+        accuracy: Share of labels that the converted model meets; None where the batches have no labels.
     """
 
     max_difference: float
@@ -368,6 +390,9 @@ class Agreement:
     samples: int
     batches: int
     source: str
+    by_batch: tuple[BatchAgreement, ...] = ()
+    accuracy_before: float | None = None
+    accuracy: float | None = None
 
     @property
     def relative_difference(self) -> float | None:
