@@ -228,8 +228,10 @@ def quantize(
     batches: Annotated[int, typer.Option("--batches", help="Calibration batches to use at most.")] = 32,
     method: Annotated[str, typer.Option("--method", help="minmax, entropy or percentile.")] = "minmax",
     runtime: Annotated[str, typer.Option("--runtime", help="onnxruntime or openvino.")] = "onnxruntime",
+    scheme: Annotated[str, typer.Option("--scheme", help="auto, static, dynamic or weights.")] = "auto",
     spare: Annotated[
-        list[str] | None, typer.Option("--spare", metavar="LAYER", help="Keep a layer and all inside it in float.")
+        list[str] | None,
+        typer.Option("--spare", metavar="LAYER", help="Keep a layer in float; auto finds them."),
     ] = None,
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
     allow: Annotated[
@@ -263,7 +265,7 @@ def quantize(
         talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
     done = converted(
         model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
-        method=method, spare=spare or (), folder=output, allow=allow,
+        method=method, spare="auto" if spare == ["auto"] else spare or (), folder=output, allow=allow, scheme=scheme,
     )  # fmt: skip
     show(done, json, min_agreement)
 

@@ -14,8 +14,11 @@ import torch
 from torch import nn
 
 from edge_opt._support.files import own_folder, publish, staging
+from edge_opt.compress.activation_ranges import Ranges
 from edge_opt.compress.agreement import agreement, bound_of, disagreement, first_difference, sized, trouble_of
+from edge_opt.compress.dynamic import chosen_scheme, quantize_dynamic, quantize_weights
 from edge_opt.compress.export import (
+    EXTERNAL_DATA_BYTES,
     PATH_KEY,
     Subject,
     Tensors,
@@ -27,11 +30,23 @@ from edge_opt.compress.export import (
     with_data,
 )
 from edge_opt.compress.kernels import executed_kernels, layer_precisions, read_graph
-from edge_opt.compress.quantize import Job, Made, check_method, check_spared, is_below, maker_of, precision, quantize
+from edge_opt.compress.mixed_precision import AUTO_BOUND, ranked_layers, spare_until_it_agrees
+from edge_opt.compress.quantize import (
+    Job,
+    Made,
+    check_method,
+    check_spared,
+    is_below,
+    is_reduced,
+    maker_of,
+    precision,
+    quantize,
+    range_remarks,
+)
 from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner, TorchRunner, is_fast
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
-from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime
+from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime, SparedPoint
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -56,20 +71,23 @@ def convert(
     filename: str | None = None,
     must_run: bool = True,
     allow: float | None = None,
+    scheme: str = "auto",
+    group_size: int = 32,
 ) -> Converted:
     """The model in a precision for a runtime, verified: what each layer really runs in, and how far it agrees.
 
     Args:
         model: The model; it is left as it was.
         example_inputs: As in `profile`; the shape of one call.
-        precision: fp32, fp16, bf16 or int8.
+        precision: fp32, fp16, bf16, int8, or int4 for weights.
         runtime: Who runs it: torch, onnxruntime or openvino.
         kwargs: Arguments of the model by name.
         calibration: A loader or batches of real inputs, which int8 needs; labels behind them are ignored.
         calibration_batches: How many of them to use.
         method: How int8 finds ranges: "minmax", "entropy" or "percentile".
         folder: Where the file goes; without it, to a folder that is gone with the process.
-        spare: Paths of layers that stay in float, with everything inside them.
+        spare: Paths of layers that stay in float, with everything inside them. "auto" spares those that hurt most,
+            as few as bring the difference below `allow`, 0.1 unless given.
         verify_on: Batches to compare on; those of the calibration unless given, else the example.
         reduce_range: Whether weights get 7 bits; None gives them where this CPU would saturate.
         exported: The result of `export_onnx`, so that the model is not exported again.
@@ -77,6 +95,9 @@ def convert(
         must_run: Whether to raise where no layer runs in what was asked; turn it off for a file of another machine.
         allow: Largest mean difference of an output, as a share of its mean, before `Disagrees` is raised; None is the
             bound of the precision (fp32 0.01, fp16 0.05, bf16 0.1, int8 0.3, int4 0.5), True takes anything.
+        scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
+            input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
+        group_size: Weights that share a scale where only weights are quantised: 32 is closer, 128 is smaller.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -88,7 +109,8 @@ def convert(
     bound = bound_of(precision, allow)
     spared = _checked_spared(model, spare, precision, runtime, method)
     subject = subject_of(model, example_inputs, kwargs)
-    _check_calibrated(calibration, precision, runtime)
+    scheme = chosen_scheme(model, precision, runtime, scheme)
+    _check_calibrated(calibration, precision, runtime, scheme)
     # A loader that shuffles draws from torch's random numbers, which are the caller's.
     with torch.random.fork_rng(devices=[]):
         ranges, labels = _read(subject, calibration, calibration_batches, "calibration")
@@ -96,7 +118,12 @@ def convert(
     place = Path(own_folder() if folder is None else folder)
     with staging(place) as aside:
         name = filename or f"{subject.name}.{precision}.{'pt' if runtime == 'torch' else 'onnx'}"
-        made = maker(Job(subject, aside, ranges, method, spared, reduce_range, exported, name))
+        job = Job(subject, aside, ranges, method, spared, reduce_range, exported, name, scheme, group_size)
+        curve: tuple[SparedPoint, ...] = ()
+        if spare == "auto":
+            spared, curve = _auto_spared(job, runtime, checks, answers, AUTO_BOUND if allow is None else bound)
+            job = replace(job, spare=spared)
+        made = maker(job)
         with _runner(made, runtime, precision) as runner:
             kernels = () if runtime == "torch" else executed_kernels(runner, checks[0])
             layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
@@ -119,7 +146,29 @@ def convert(
         outputs=made.outputs,
         remarks=(*made.remarks, *_remarks(layers, kernels, precision, runtime), *_refusals(found, runtime)),
         model=made.model,
+        curve=curve,
     )
+
+
+def _auto_spared(
+    job: Job, runtime: str, checks: list[Tensors], answers: Labels, bound: float
+) -> tuple[tuple[str, ...], tuple[SparedPoint, ...]]:
+    """The layers that int8 must leave in float, by trying; ranges are found once."""
+    known: list[Ranges] = []
+    first = replace(job, filename=f"try-{job.filename}", spare=())
+    source = _in_onnx("fp32")(replace(first, filename=f"float-{first.filename}"))
+    path = job.folder / first.filename
+
+    def attempt(spared: tuple[str, ...]) -> Agreement:
+        if job.scheme == "static":
+            known[:] = [_static(replace(first, spare=spared), source, path, known[0] if known else None)]
+        else:
+            is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
+            quantize_dynamic(source.path, path, spared, is_reduced(job.reduce_range), is_big)
+        with _open(path, runtime, "int8") as runner:
+            return agreement(job.subject, runner, checks, "a try", answers, source.batch)
+
+    return spare_until_it_agrees(ranked_layers(job.subject, checks[0]), attempt, bound)
 
 
 def _checked_spared(
@@ -129,14 +178,18 @@ def _checked_spared(
     if runtime == "torch":
         _check_runs(precision)
     check_method(method)
+    if spare == "auto":
+        if precision != "int8" or runtime not in ("onnxruntime", "openvino"):
+            raise InvalidInput("spare='auto' is for int8 in onnxruntime and openvino; name layers, or leave it out")
+        return ()
     spared = check_spared(model, spare)
-    if spared and precision != "int8":
+    if spared and precision not in ("int8", "int4"):
         raise InvalidInput(f"layers can be spared from int8 only; {precision} is of the whole model")
     return spared
 
 
-def _check_calibrated(calibration: object, precision: str, runtime: str) -> None:
-    if precision == "int8" and runtime != "torch" and calibration is None:
+def _check_calibrated(calibration: object, precision: str, runtime: str, scheme: str) -> None:
+    if precision == "int8" and runtime != "torch" and scheme == "static" and calibration is None:
         raise InvalidInput(
             "int8 needs calibration=: a loader or batches of real inputs, to find the range of each tensor"
         )
@@ -234,7 +287,7 @@ def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: st
     taken = [layer.path for layer in layers if is_below(layer.path, spare) and layer.precision == asked]
     if taken:
         raise ConversionFailed(f"{runtime} runs spared layers in {asked} nevertheless: {', '.join(taken)}")
-    if asked in found.split("+") and (asked == "int8" or found == asked):
+    if asked in found.split("+") and (asked in ("int8", "int4") or found == asked):
         return
     if asked == "fp32" and found == "none":
         return
@@ -311,11 +364,26 @@ for _name in _DTYPES:
 
 @precision("int8", "onnxruntime", "openvino")
 def _int8(job: Job) -> Made:
-    """Both runtimes take the same file: u8 activations, s8 weights, quantise and dequantise nodes between."""
-    assert job.calibration is not None
+    """Static, both runtimes take the same file: u8 activations, s8 weights, quantise and dequantise nodes between."""
     source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
     path = job.folder / job.filename
-    remarks = quantize(
+    is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
+    remarks: tuple[str, ...] = ()
+    if job.scheme == "dynamic":
+        quantize_dynamic(source.path, path, job.spare, is_reduced(job.reduce_range), is_big)
+        remarks = range_remarks(job.reduce_range)
+    elif job.scheme == "weights":
+        quantize_weights(source.path, path, job.spare, 8, job.group_size, is_big)
+    else:
+        _static(job, source, path)
+        remarks = range_remarks(job.reduce_range)
+    prepared = path.with_name(f"prepared-{path.name}")
+    return Made(path, source.outputs, (*source.remarks, *remarks), reference=prepared, batch=source.batch)
+
+
+def _static(job: Job, source: Made, path: Path, ranges: Ranges | None = None) -> Ranges:
+    assert job.calibration is not None
+    return quantize(
         source.path,
         path,
         job.subject.names,
@@ -323,9 +391,19 @@ def _int8(job: Job) -> Made:
         method=job.method,
         spare=job.spare,
         reduce_range=job.reduce_range,
+        ranges=ranges,
     )
+
+
+@precision("int4", "onnxruntime")
+def _int4(job: Job) -> Made:
+    """Weights of products in 4 bits, in groups; everything else stays in float."""
+    source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
+    path = job.folder / job.filename
+    is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
+    quantize_weights(source.path, path, job.spare, 4, job.group_size, is_big)
     prepared = path.with_name(f"prepared-{path.name}")
-    return Made(path, source.outputs, (*source.remarks, *remarks), reference=prepared, batch=source.batch)
+    return Made(path, source.outputs, source.remarks, reference=prepared, batch=source.batch)
 
 
 @precision("int8", "torch")

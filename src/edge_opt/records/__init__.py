@@ -27,6 +27,7 @@ from edge_opt.records.compression import (
     Runtime,
     Sensitivity,
     Shortfall,
+    SparedPoint,
     TensorShape,
 )
 from edge_opt.records.costs import (
@@ -160,7 +161,7 @@ __all__ = [
     "PeakMemory", "Power", "Precision", "Prediction", "PrefillCost", "PruneCheck", "PruneRequest", "PruneResult",
     "PruneSpec", "Pruned", "Reason", "Reconciliation", "ReferenceRun", "Refusal", "Relation", "Role", "Roofline",
     "RooflinePoint", "RunnerProfile", "Runtime", "Sensitivity", "ServingComparison", "ServingMemory", "ServingPart",
-    "ServingReport", "Shape", "Shortfall", "SparseInfo", "Speculation", "Status", "StorageInfo", "SweepResult",
-    "SweepStatus", "TargetComparison", "TargetFit", "TensorInfo", "TensorShape", "Totals", "Trace", "Trial",
-    "TrialMetrics", "TrialStatus", "Unpriced", "UsedBandwidth", "Utilization", "Verdict", "Violation",
+    "ServingReport", "Shape", "Shortfall", "SparedPoint", "SparseInfo", "Speculation", "Status", "StorageInfo",
+    "SweepResult", "SweepStatus", "TargetComparison", "TargetFit", "TensorInfo", "TensorShape", "Totals", "Trace",
+    "Trial", "TrialMetrics", "TrialStatus", "Unpriced", "UsedBandwidth", "Utilization", "Verdict", "Violation",
 ]  # fmt: skip

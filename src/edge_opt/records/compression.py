@@ -401,6 +401,23 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
+class SparedPoint:
+    """One try of mixed precision: some layers in float, the others in int8.
+
+    Attributes:
+        spared: Paths of the layers in float.
+        difference: Mean difference over mean output, of the output and the batch size that differ most.
+        top1: Share of samples with the same largest output; None where the outputs are not rows of scores.
+        accuracy: Share of labels that it meets; None where the batches have no labels.
+    """
+
+    spared: tuple[str, ...]
+    difference: float
+    top1: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Converted:
     """A model in another precision or runtime, verified.
 
@@ -418,6 +435,7 @@ class Converted:
         outputs: Names of the outputs.
         remarks: What a reader should know before using it.
         model: The torch module itself; None for the other runtimes.
+        curve: With `spare="auto"`, what each number of layers in float gave; else empty.
     """
 
     precision: Precision
@@ -433,6 +451,7 @@ class Converted:
     outputs: tuple[str, ...]
     remarks: tuple[str, ...]
     model: Any = field(default=None, repr=False, compare=False)
+    curve: tuple[SparedPoint, ...] = ()
 
     @property
     def kept_layers(self) -> tuple[LayerPrecision, ...]:
