@@ -227,7 +227,7 @@ def quantize(
     ] = False,
     batches: Annotated[int, typer.Option("--batches", help="Calibration batches to use at most.")] = 32,
     method: Annotated[str, typer.Option("--method", help="minmax, entropy or percentile.")] = "minmax",
-    runtime: Annotated[str, typer.Option("--runtime", help="onnxruntime or openvino.")] = "onnxruntime",
+    runtime: Annotated[str, typer.Option("--runtime", help="Or openvino, litert, executorch.")] = "onnxruntime",
     scheme: Annotated[str, typer.Option("--scheme", help="auto, static, dynamic or weights.")] = "auto",
     spare: Annotated[
         list[str] | None,
@@ -272,7 +272,7 @@ def quantize(
 
 def export(
     model: ModelArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .onnx file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .onnx, .tflite or .pte file.")],
     inputs: Inputs = None,
     kwarg: Keywords = None,
     precision: Annotated[
@@ -295,13 +295,14 @@ def export(
     edge-opt export torchvision:resnet18 -i 1x3x224x224 -o resnet18.onnx --precision fp16
     """
     check_share(min_agreement)
-    if output.suffix != ".onnx":
-        raise InvalidInput(f"{str(output)!r} must end in .onnx")
+    endings = {".onnx": "onnxruntime", ".tflite": "litert", ".pte": "executorch"}
+    if output.suffix not in endings:
+        raise InvalidInput(f"{str(output)!r} must end in .onnx, .tflite or .pte")
     if precision == "int8":
         raise InvalidInput("int8 needs calibration; use `edge-opt quantize`")
     # The file may be for another machine; what it runs in on this one is said, not demanded.
     done = converted(
-        model, inputs, kwarg, precision, "onnxruntime", verify=verify, folder=output.parent, filename=output.name,
-        must_run=False, allow=allow,
+        model, inputs, kwarg, precision, endings[output.suffix], verify=verify, folder=output.parent,
+        filename=output.name, must_run=False, allow=allow,
     )  # fmt: skip
     show(done, json, min_agreement)

@@ -43,7 +43,7 @@ from edge_opt.compress.quantize import (
     quantize,
     range_remarks,
 )
-from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner, TorchRunner, is_fast
+from edge_opt.compress.runtimes import IN_TORCH, SUFFIXES, CompiledRunner, Runner, TorchRunner, is_fast, open_file
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
 from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime, SparedPoint
@@ -80,7 +80,7 @@ def convert(
         model: The model; it is left as it was.
         example_inputs: As in `profile`; the shape of one call.
         precision: fp32, fp16, bf16, int8, or int4 for weights.
-        runtime: Who runs it: torch, onnxruntime or openvino.
+        runtime: Who runs it: torch, onnxruntime, openvino, torch-compile, litert or executorch.
         kwargs: Arguments of the model by name.
         calibration: A loader or batches of real inputs, which int8 needs; labels behind them are ignored.
         calibration_batches: How many of them to use.
@@ -117,7 +117,7 @@ def convert(
         checks, answers, source = _checks(subject, verify_on, ranges, labels)
     place = Path(own_folder() if folder is None else folder)
     with staging(place) as aside:
-        name = filename or f"{subject.name}.{precision}.{'pt' if runtime == 'torch' else 'onnx'}"
+        name = filename or f"{subject.name}.{precision}.{SUFFIXES[runtime]}"
         job = Job(subject, aside, ranges, method, spared, reduce_range, exported, name, scheme, group_size)
         curve: tuple[SparedPoint, ...] = ()
         if spare == "auto":
@@ -125,8 +125,11 @@ def convert(
             job = replace(job, spare=spared)
         made = maker(job)
         with _runner(made, runtime, precision) as runner:
-            kernels = () if runtime == "torch" else executed_kernels(runner, checks[0])
-            layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
+            has_kernels = made.model is None and made.layers is None
+            kernels = executed_kernels(runner, checks[0]) if has_kernels else ()
+            layers = _torch_layers(made.model) if made.model else made.layers
+            if layers is None:
+                layers = _layers(made.path, kernels, precision, runtime)
             if must_run:
                 _check_effective(layers, precision, runtime, spared)
             found = agreement(subject, runner, checks, source, answers, made.batch)
@@ -175,7 +178,7 @@ def _checked_spared(
     model: nn.Module, spare: Iterable[str], precision: str, runtime: str, method: str
 ) -> tuple[str, ...]:
     """The layers to spare, once the precision can run here and the method is known."""
-    if runtime == "torch":
+    if runtime in IN_TORCH:
         _check_runs(precision)
     check_method(method)
     if spare == "auto":
@@ -189,7 +192,7 @@ def _checked_spared(
 
 
 def _check_calibrated(calibration: object, precision: str, runtime: str, scheme: str) -> None:
-    if precision == "int8" and runtime != "torch" and scheme == "static" and calibration is None:
+    if precision == "int8" and runtime not in IN_TORCH and scheme == "static" and calibration is None:
         raise InvalidInput(
             "int8 needs calibration=: a loader or batches of real inputs, to find the range of each tensor"
         )
@@ -254,12 +257,12 @@ def _refusals(found: Agreement, runtime: str) -> list[str]:
 
 def _runner(made: Made, runtime: str, precision: str) -> Runner:
     if made.model is not None:
-        return TorchRunner(made.model, 1)
+        return (CompiledRunner if runtime == "torch-compile" else TorchRunner)(made.model, 1)
     return _open(made.path, runtime, precision)
 
 
 def _open(path: Path, runtime: str, precision: str) -> Runner:
-    return OpenVinoRunner(path, 1, precision) if runtime == "openvino" else OnnxRuntimeRunner(path, 1)
+    return open_file(path, runtime, 1, precision)
 
 
 def _layers(path: Path, kernels: tuple[Kernel, ...], precision: str, runtime: str) -> tuple[LayerPrecision, ...]:
@@ -300,7 +303,7 @@ def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: st
 def _remarks(layers: Any, kernels: tuple[Kernel, ...], precision: str, runtime: str) -> list[str]:
     """What a user should know before believing that smaller is faster."""
     remarks = []
-    if runtime == "torch" and precision != "fp32" and not is_fast(precision):
+    if runtime in IN_TORCH and precision != "fp32" and not is_fast(precision):
         remarks.append(f"this CPU has no fast {precision}: eager {precision} is often several times slower than fp32")
     ran = effective(layers, precision)
     if precision != "int8" and ran not in (precision, "none"):
@@ -356,7 +359,7 @@ def _copied(exported: Exported, folder: Path) -> Made:
 
 
 for _name in _DTYPES:
-    precision(_name, "torch")(_in_torch(_name))
+    precision(_name, "torch", "torch-compile")(_in_torch(_name))
     precision(_name, "onnxruntime")(_in_onnx(_name))
     # OpenVINO takes float32 and computes in what it is asked for, if it can.
     precision(_name, "openvino")(_in_onnx("fp32"))
@@ -406,10 +409,15 @@ def _int4(job: Job) -> Made:
     return Made(path, source.outputs, source.remarks, reference=prepared, batch=source.batch)
 
 
-@precision("int8", "torch")
+@precision("int8", "torch", "torch-compile")
 def _refused(job: Job) -> Made:
     """Nothing in torch itself is left that quantises a module and is not on its way out."""
     raise ConversionFailed(
         "torch's own quantisation of modules is deprecated and gone from its recent versions; "
         "use runtime='onnxruntime' or 'openvino' for int8"
     )
+
+
+# Makers for other runtimes register themselves; their packages are imported when they are used.
+import edge_opt.compress.executorch  # noqa: E402
+import edge_opt.compress.litert  # noqa: E402, F401

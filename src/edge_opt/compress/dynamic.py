@@ -32,7 +32,7 @@ def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -
         return "weights"
     if scheme != "auto":
         return scheme
-    if runtime != "onnxruntime":
+    if runtime == "openvino":
         return "static"
     if any(isinstance(module, _RECURRENT) for module in model.modules()):
         return "dynamic"

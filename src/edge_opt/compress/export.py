@@ -367,7 +367,7 @@ def _fuse_parts(parent: nn.Module, methods: tuple[str, ...]) -> None:
         _fuse_parts(part, methods)
 
 
-def _examples(subject: Subject) -> tuple[Tensors, list[bool], int]:
+def example_batches(subject: Subject) -> tuple[Tensors, list[bool], int]:
     """The example with a batch of at least two, for one of one is taken for a constant; which inputs have a batch."""
     count = subject.tensors[0].shape[0] if subject.tensors[0].dim() else 1
     batched = [tensor.dim() > 0 and tensor.shape[0] == count for tensor in subject.tensors]
@@ -380,7 +380,7 @@ def _examples(subject: Subject) -> tuple[Tensors, list[bool], int]:
 
 def _by_torch_export(adapter: Callable[[], Flat], subject: Subject, path: Path) -> int | None:
     """Write the file by torch.export; returns its fixed batch, None where any will do."""
-    doubled, batched, count = _examples(subject)
+    doubled, batched, count = example_batches(subject)
     free = tuple({0: torch.export.Dim.AUTO} if is_batched else None for is_batched in batched)
     batch: int | None = None
     try:
@@ -411,7 +411,7 @@ def _exported(adapter: Flat, tensors: tuple[torch.Tensor, ...], names: tuple[str
 
 def _by_tracing(adapter: Callable[[], Flat], subject: Subject, path: Path) -> int | None:
     """Write the file by the older exporter, which records the operators of one forward."""
-    doubled, batched, count = _examples(subject)
+    doubled, batched, count = example_batches(subject)
     try:
         _traced(adapter(), doubled, subject.names, batched, path)
     except OSError:

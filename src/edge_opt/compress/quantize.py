@@ -17,7 +17,7 @@ from edge_opt.compress.activation_ranges import METHODS, Ranges, collect_ranges
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
 from edge_opt.compress.runtimes import needs_reduced_range
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
-from edge_opt.records import Exported
+from edge_opt.records import Exported, LayerPrecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Made:
     """A file, for torch with the module that it holds the weights of.
 
     `reference` is the float file beside it whose nodes have the same names, and `batch` the only batch it takes, if so.
+    `layers` is what the maker knows of them, where no kernels can be asked.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Made:
     model: nn.Module | None = None
     reference: Path | None = None
     batch: int | None = None
+    layers: tuple[LayerPrecision, ...] | None = None
 
 
 Maker = Callable[[Job], Made]

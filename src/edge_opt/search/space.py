@@ -18,7 +18,15 @@ Pair = tuple[Precision, str]
 CONVERTIBLE: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
 
 IMPOSSIBLE: Mapping[Pair, str] = MappingProxyType(
-    {("int8", "torch"): "eager torch runs no int8 network; int8 needs onnxruntime or openvino"}
+    {
+        ("int8", "torch"): "eager torch runs no int8 network; int8 needs onnxruntime or openvino",
+        ("int8", "torch-compile"): "torch.compile runs no int8 network; int8 needs onnxruntime or openvino",
+        **{
+            (precision, runtime): f"{runtime} is given fp32 and int8 only"
+            for precision in ("fp16", "bf16")
+            for runtime in ("litert", "executorch")
+        },
+    }
 )
 
 
