@@ -46,7 +46,7 @@ class Space:
     Attributes:
         pruning_levels: Shares of the channels to remove, from 0 to below 1.
         precisions: Types of the numbers: fp32, fp16, bf16, int8.
-        runtimes: Who runs a candidate: torch, onnxruntime, openvino.
+        runtimes: Who runs a candidate: torch, onnxruntime, openvino, torch-compile, litert, executorch.
         layer_pruning: Shares to try for single layers, by path; there they stand in for `pruning_levels`.
         impossible: Pairs of precision and runtime to leave out, each with the reason; int8 in eager torch by default.
 
