@@ -10,7 +10,7 @@ import torch
 
 from edge_opt import units
 from edge_opt._support.extras import optional
-from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, quiet
+from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, in_batches_of, quiet
 from edge_opt.compress.quantize import Job, Made, precision
 from edge_opt.compress.runtimes import Closing
 from edge_opt.errors import ConversionFailed, EdgeOptError, ExportFailed, InvalidInput, first_line
@@ -120,7 +120,7 @@ def _write(
     with torch.no_grad():
         program = torch.export.export(adapter, tensors, dynamic_shapes=shapes)
         if scheme is not None:
-            module = _quantized(program.module(), job, tensors, scheme)
+            module = _quantized(program.module(), job, tensors, scheme, shapes is not None)
             program = torch.export.export(module, tensors, dynamic_shapes=shapes)
         layers = _layers(program, asked)
         lowered = exir.to_edge_transform_and_lower(program, partitioner=[partitioner()]).to_executorch()
@@ -128,12 +128,13 @@ def _write(
     return layers
 
 
-def _quantized(module: Any, job: Job, tensors: Tensors, scheme: str) -> Any:
+def _quantized(module: Any, job: Job, tensors: Tensors, scheme: str, is_free: bool) -> Any:
     quantizers = _part("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
     steps = _part("torchao.quantization.pt2e.quantize_pt2e")
     config = quantizers.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=scheme == "dynamic")
     prepared = steps.prepare_pt2e(module, quantizers.XNNPACKQuantizer().set_global(config))
-    for batch in job.calibration or [tensors]:
+    fixed = None if is_free else len(tensors[0])
+    for batch in in_batches_of(job.calibration or [tensors], fixed):
         prepared(*batch)
     return steps.convert_pt2e(prepared)
 

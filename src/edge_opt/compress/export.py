@@ -200,6 +200,18 @@ def read_batches(subject: Subject, batches: Iterable[Any], most: int | None, wha
     return read
 
 
+def in_batches_of(batches: list[Tensors], size: int | None) -> list[Tensors]:
+    """The same samples in batches of the only size that a file takes; as they are where it takes any."""
+    if size is None:
+        return batches
+    pieces = [
+        tuple(t[start : start + size] if t.dim() and len(t) == len(batch[0]) else t for t in batch)
+        for batch in batches
+        for start in range(0, len(batch[0]) - size + 1, size)
+    ]
+    return pieces or batches
+
+
 def labels_of(subject: Subject, batches: Iterable[Any], labels: list[torch.Tensor | None]) -> Iterable[Any]:
     """The batches as they are; what stands behind their inputs, if it is one class per sample, is put into `labels`."""
     if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from edge_opt._support.extras import optional
-from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, quiet
+from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, in_batches_of, quiet
 from edge_opt.compress.quantize import Job, Made, precision
 from edge_opt.compress.runtimes import Closing
 from edge_opt.errors import ConversionFailed, ExportFailed, InvalidInput, first_line
@@ -130,11 +130,8 @@ def _int8(job: Job) -> Made:
             if job.scheme == "static":
                 feeds = [
                     {f"args_{place}": tensor.numpy() for place, tensor in enumerate(tensors)}
-                    for tensors in job.calibration or ()
-                    if batch is None or tensors[0].shape[0] == batch
+                    for tensors in in_batches_of(job.calibration or [], batch)
                 ]
-                if not feeds:
-                    raise InvalidInput(f"LiteRT takes batches of {batch} here, and no calibration batch has that size")
                 ranges = quantizer.calibrate({"serving_default": feeds})
             quantizer.quantize(ranges).export_model(str(path), overwrite=True)
     except (OSError, InvalidInput):
