@@ -6,7 +6,7 @@ import copy
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +35,7 @@ from edge_opt.compress.mixed_precision import AUTO_BOUND, ranked_layers, spare_u
 from edge_opt.compress.quantize import (
     Job,
     Made,
+    Maker,
     check_method,
     check_spared,
     is_below,
@@ -51,6 +52,7 @@ from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecis
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+Labels = list[torch.Tensor | None]
 _VERIFIED_BATCHES = 8
 _FIXED_BATCHES = 64
 
@@ -118,21 +120,41 @@ def convert(
         ranges, labels = _read(subject, calibration, calibration_batches, "calibration")
         checks, answers, source = _checks(subject, verify_on, ranges, labels)
     place = Path(own_folder() if folder is None else folder)
+    name = filename or f"{subject.name}.{precision}.{SUFFIXES[runtime]}"
+    job = Job(subject, place, ranges, method, spared, reduce_range, exported, name, scheme, group_size)
+    budget = (AUTO_BOUND if allow is None else bound) if spare == "auto" else None
+    return _converted(job, maker, precision, runtime, _Verification(checks, answers, source, bound, budget, must_run))
+
+
+@dataclass(frozen=True, slots=True)
+class _Verification:
+    """What a conversion is held against; `budget` is the bound up to which layers are spared, None where none are."""
+
+    checks: list[Tensors]
+    answers: Labels
+    source: str
+    bound: float
+    budget: float | None
+    must_run: bool
+
+
+def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Verification) -> Converted:
+    """Made aside, tried, verified, and then put in place."""
+    subject, place, checks, answers = job.subject, job.folder, held.checks, held.answers
     with staging(place) as aside:
-        name = filename or f"{subject.name}.{precision}.{SUFFIXES[runtime]}"
-        job = Job(subject, aside, ranges, method, spared, reduce_range, exported, name, scheme, group_size)
+        job = replace(job, folder=aside)
         curve: tuple[SparedPoint, ...] = ()
-        if spare == "auto":
-            spared, curve = _auto_spared(job, runtime, checks, answers, AUTO_BOUND if allow is None else bound)
+        if held.budget is not None:
+            spared, curve = _auto_spared(job, runtime, checks, answers, held.budget)
             job = replace(job, spare=spared)
         made = maker(job)
         if made.batch is not None and any(made.batch != len(check[0]) for check in checks if check[0].dim()):
             checks = in_batches_of(checks, made.batch)[:_FIXED_BATCHES]
             answers = [None] * len(checks)
-        kernels, layers, found = _tried(made, runtime, precision, subject, checks, answers, source)
-        if must_run:
-            _check_effective(layers, precision, runtime, spared)
-        _check_agreement(found, bound, made, precision, runtime, checks)
+        kernels, layers, found = _tried(made, runtime, precision, subject, checks, answers, held.source)
+        if held.must_run:
+            _check_effective(layers, precision, runtime, job.spare)
+        _check_agreement(found, held.bound, made, precision, runtime, checks)
         files = publish(with_data(made.path), place)
     return Converted(
         precision=cast(Precision, precision),
@@ -142,7 +164,7 @@ def convert(
         kernels=kernels,
         agreement=found,
         size_bytes=size_of(files[-1]),
-        original_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
+        original_bytes=sum(tensor.nbytes for tensor in subject.model.state_dict().values()),
         path=str(files[-1]),
         inputs=subject.names,
         outputs=made.outputs,
@@ -219,9 +241,6 @@ def _check_runs(precision: str) -> None:
             f"torch computes {precision} here with instructions that the machine refuses ({found}); "
             "start Python with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, or choose another runtime"
         )
-
-
-Labels = list[torch.Tensor | None]
 
 
 def _read(subject: Subject, batches: Any, most: int | None, what: str) -> tuple[list[Tensors] | None, Labels]:
