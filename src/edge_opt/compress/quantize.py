@@ -15,7 +15,7 @@ from torch import nn
 
 from edge_opt.compress.activation_ranges import METHODS, Ranges, collect_ranges
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
-from edge_opt.compress.runtimes import needs_reduced_range
+from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.records import Exported, LayerPrecision
 
@@ -88,7 +88,8 @@ def precision(name: str, *runtimes: str) -> Callable[[Maker], Maker]:
 
 def maker_of(name: str, runtime: str) -> Maker:
     """Who makes this; an unknown precision or runtime is refused with those there are."""
-    names, runtimes = (list(dict.fromkeys(key[place] for key in _MAKERS)) for place in (0, 1))
+    names, found = (list(dict.fromkeys(key[place] for key in _MAKERS)) for place in (0, 1))
+    runtimes = list(dict.fromkeys([*(name for name in SUFFIXES if name in found), *found]))
     if name not in names:
         raise InvalidInput(f"unknown precision {name!r}; it is one of {', '.join(names)}")
     if runtime not in runtimes:
