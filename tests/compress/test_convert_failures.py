@@ -54,8 +54,8 @@ def test_calibration_of_the_wrong_shape_names_what_was_expected() -> None:
 
 
 def test_unknown_names_are_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidInput, match="unknown precision 'int4'; it is one of fp32, fp16, bf16, int8"):
-        compress.convert(SmallCNN(), SHAPE, "int4")
+    with pytest.raises(InvalidInput, match="unknown precision 'int2'; it is one of fp32, fp16, bf16, int8"):
+        compress.convert(SmallCNN(), SHAPE, "int2")
     with pytest.raises(InvalidInput, match="unknown runtime 'tensorrt'; it is one of torch, onnxruntime, openvino"):
         compress.convert(SmallCNN(), SHAPE, "fp32", "tensorrt")
     with pytest.raises(InvalidInput, match="unknown calibration method 'mse'; it is one of minmax, entropy"):

@@ -230,11 +230,16 @@ def quantize(
     ] = False,
     batches: Annotated[int, typer.Option("--batches", help="Calibration batches to use at most.")] = 32,
     method: Annotated[str, typer.Option("--method", help="minmax, entropy or percentile.")] = "minmax",
-    runtime: Annotated[str, typer.Option("--runtime", help="onnxruntime or openvino.")] = "onnxruntime",
+    runtime: Annotated[str, typer.Option("--runtime", help="Or openvino, litert, executorch.")] = "onnxruntime",
+    scheme: Annotated[str, typer.Option("--scheme", help="auto, static, dynamic or weights.")] = "auto",
     spare: Annotated[
-        list[str] | None, typer.Option("--spare", metavar="LAYER", help="Keep a layer and all inside it in float.")
+        list[str] | None,
+        typer.Option("--spare", metavar="LAYER", help="Keep a layer in float; auto finds them."),
     ] = None,
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
+    allow: Annotated[
+        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+    ] = None,
     min_agreement: Annotated[
         float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
     ] = None,
@@ -264,20 +269,23 @@ def quantize(
         talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
     done = converted(
         model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
-        method=method, spare=spare or (), folder=output,
+        method=method, spare="auto" if spare == ["auto"] else spare or (), folder=output, allow=allow, scheme=scheme,
     )  # fmt: skip
     show(done, json, min_agreement)
 
 
 def export(
     model: ModelArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .onnx file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .onnx, .tflite or .pte file.")],
     inputs: Inputs = None,
     kwarg: Keywords = None,
     precision: Annotated[
         str, typer.Option("--precision", help="fp32 or fp16; `edge-opt quantize` is for int8.")
     ] = "fp32",
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help=f"Compare on: {FORM}.")] = None,
+    allow: Annotated[
+        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+    ] = None,
     min_agreement: Annotated[
         float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
     ] = None,
@@ -292,13 +300,14 @@ def export(
     edge-opt export torchvision:resnet18 -i 1x3x224x224 -o resnet18.onnx --precision fp16
     """
     check_share(min_agreement)
-    if output.suffix != ".onnx":
-        raise InvalidInput(f"{str(output)!r} must end in .onnx")
+    endings = {".onnx": "onnxruntime", ".tflite": "litert", ".pte": "executorch"}
+    if output.suffix not in endings:
+        raise InvalidInput(f"{str(output)!r} must end in .onnx, .tflite or .pte")
     if precision == "int8":
         raise InvalidInput("int8 needs calibration; use `edge-opt quantize`")
     # The file may be for another machine; what it runs in on this one is said, not demanded.
     done = converted(
-        model, inputs, kwarg, precision, "onnxruntime", verify=verify, folder=output.parent, filename=output.name,
-        must_run=False,
+        model, inputs, kwarg, precision, endings[output.suffix], verify=verify, folder=output.parent,
+        filename=output.name, must_run=False, allow=allow,
     )  # fmt: skip
     show(done, json, min_agreement)

@@ -180,7 +180,7 @@ def sweep(
     ] = "0,0.25,0.5",
     precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
     runtime: Annotated[
-        str, typer.Option("--runtime", metavar="A,B", help="torch, onnxruntime, openvino.")
+        str, typer.Option("--runtime", metavar="A,B", help="torch, onnxruntime, openvino, litert, executorch.")
     ] = "torch,onnxruntime",
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     raise missing("this needs", error.name or "pydantic", "run") from error
 
 Precisions = Literal["fp32", "fp16", "bf16", "int8"]
-Runtimes = Literal["torch", "onnxruntime", "openvino"]
+Runtimes = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -137,7 +137,7 @@ class RunConfig(BaseModel):
         "auto", description="Kernels that int8 is made for: x86 (fbgemm, onednn), qnnpack (ARM), or this machine's."
     )
     runtimes: Annotated[list[Runtimes], Field(min_length=1)] = Field(
-        ["torch", "onnxruntime"], description="torch, onnxruntime, openvino."
+        ["torch", "onnxruntime"], description="torch, onnxruntime, openvino, torch-compile, litert, executorch."
     )
 
     constraints: list[str] = Field(

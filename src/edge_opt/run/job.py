@@ -424,7 +424,7 @@ class PipelineJob:
     def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
         """What was built, opened again."""
         threads = self.bench.used_threads
-        if candidate.runtime == "torch":
+        if candidate.runtime in ("torch", "torch-compile"):
             with open_runner(self.eager(candidate, folder), threads=threads) as runner:
                 yield runner
             return
@@ -439,7 +439,7 @@ class PipelineJob:
         # Its files are not needed; left to the end of the process they would stay, for ours end without clean-up.
         with tempfile.TemporaryDirectory() as aside:
             model, inputs = self.model(candidate, folder), example_inputs(kept_call(folder / INPUTS))
-            return convert(model, inputs, candidate.precision, "torch", folder=aside)
+            return convert(model, inputs, candidate.precision, candidate.runtime, folder=aside)
 
     def score(self, candidate: Candidate, folder: Path, built: Mapping[str, Any], loader: Iterable[Any]) -> Figure:
         """What the candidate scores on a part of the data, as it was built."""
