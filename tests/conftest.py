@@ -46,5 +46,8 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # before its first kernel, here and in processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+# Tests that run side by side measure nothing that matters: their sweeps need not wait for each other.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="edge-opt-locks-")
+
 # A calibration or a device file of whoever runs the tests must not change what they see.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="edge-opt-tests-")

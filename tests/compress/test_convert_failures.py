@@ -94,7 +94,7 @@ def test_a_missing_package_comes_with_the_command(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["int8"])
 def test_a_full_disk_leaves_nothing(precision: str, tmp_path: Path) -> None:
     # The kernel refuses files beyond 20 kB; the export has 80 kB of weights.
     code = f"""
