@@ -2,7 +2,7 @@
 
 A convolution or product computes its outputs in tiles of two vectors. Channels beside a multiple of that cost as much
 as the next multiple, and often more, for they take a slower path: at half the MACs a ResNet took 0.95 / 0.69 / 0.61 /
-0.44 of its time in ONNX Runtime on AVX2 for multiples of 1 / 4 / 8 / 16.
+0.44 of its time for multiples of 1 / 4 / 8 / 16.
 """
 
 from __future__ import annotations
