@@ -34,7 +34,10 @@ _TABLES = (onnx_movement, onnx_operators, onnx_quantized)  # importing them fill
 _RANDOM = frozenset(("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
 _BY_SHAPE = frozenset(("Shape", "Size"))
 _CONTROL = frozenset(("If", "Loop", "Scan"))
-_MOST_STEPS = 200_000
+# Values, not sizes, of their inputs say how large their results are: their shapes come first.
+_GROWING = frozenset("Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose".split())
+_MOST_WORK = 1 << 20
+_MOST_STEPS = 50_000
 _DEEPEST_CALL = 64
 # Weights that scikit-learn's operators keep among their attributes.
 _KEPT_INSIDE = {"LinearRegressor": ("coefficients", "intercepts"), "LinearClassifier": ("coefficients", "intercepts"),
@@ -312,8 +315,8 @@ def _roles(
         is_float = "float" in one.dtype
         if not one.shape or not (is_float or name in multiplied):
             return "buffer" if one.shape and prod(one.shape) > MOST_KNOWN else "constant"
-        # What the exporter worked out itself has a name without a path.
-        return "buffer" if is_labelled and "." not in name else "parameter"
+        # One number without a path is a factor that the exporter wrote as a tensor.
+        return "constant" if is_labelled and prod(one.shape) == 1 and "." not in name else "parameter"
 
     return {name: role(name, one) for name, one in constants.items()}
 
@@ -409,19 +412,23 @@ class Run:
     def _fold(self, node: OnnxNode) -> None:
         """A node whose result is known before the run: its values where they are few, else its shape."""
         with _unrecorded():
-            self._step(node, False)
-            made = [(name, self.values[name]) for name in node.outputs if name]
-            few = all(isinstance(value, torch.Tensor) and value.numel() <= MOST_KNOWN for _, value in made)
-            names = [name for name in node.inputs if name]
-            if node.op in _BY_SHAPE:
-                self.known.update(made)
-            elif few and all(name in self.known for name in names) and handler_of(node) is not None:
-                real = [self.known[name] if name else None for name in node.inputs]
+            real = [self.known.get(name) for name in node.inputs]
+            is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
+            is_known = is_known and handler_of(node) is not None and node.op not in _BY_SHAPE
+            if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
+                self._step(node, False)
+                made = [self.values[name] for name in node.outputs if name]
+                if node.op in _BY_SHAPE:
+                    self.known[node.outputs[0]] = made[0]
+                is_known &= all(isinstance(one, torch.Tensor) and one.numel() <= MOST_KNOWN for one in made)
+            if is_known:
                 found = self._called(Call(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
                 self.known.update(zip(node.outputs, found, strict=False))
-            for name, value in made:
+                self.values.update(zip(node.outputs, found, strict=False))
+            for name in node.outputs:
+                value = self.values.get(name)
                 if isinstance(value, torch.Tensor) and not value.is_meta:
-                    self.values[name] = torch.empty_like(value, device="meta")
+                    self.values[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
 
     def _step(self, node: OnnxNode, on_bytes: bool, attributes: dict[str, Any] | None = None) -> None:
         """Read one node; its results are noted under their names."""
@@ -559,6 +566,10 @@ class _Control:
             run.values, run.known = before_values, before_known
             run.depth -= 1
 
+    def _check_steps(self, count: int, body: OnnxGraph) -> None:
+        if count * len(body.nodes) > _MOST_STEPS:
+            raise self.call.refusal(f"it runs {count:,} times, and more than {_MOST_STEPS:,} steps are not followed")
+
     def _if(self) -> tuple[Any, ...]:
         condition = self.call.known[0]
         if condition is None:
@@ -575,9 +586,12 @@ class _Control:
         trips = int(numbers(count)[0]) if goes_on is None or numbers(goes_on)[0] else 0
         state, known = list(call.inputs[2:]), list(call.known[2:])
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
+        self._check_steps(trips, body)
         for number in range(trips):
-            made = self._body(body, [torch.empty((), dtype=torch.int64, device="meta"), None, *state],
-                              [torch.tensor(number), torch.tensor(True), *known])  # fmt: skip
+            with _unrecorded():
+                given = [torch.tensor(number), torch.tensor(True)]
+                shown = [value.to("meta") for value in given]
+            made = self._body(body, [*shown, *state], [*given, *known])
             again = self.last_known[0]
             if again is None and body.outputs[0].name != body.inputs[1].name:
                 raise call.refusal("when it ends depends on values that are known only when the model runs")
@@ -597,6 +611,7 @@ class _Control:
         rows = call.inputs[len(state) :]
         axes = list(call.get("scan_input_axes", ())) or [0] * inputs
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
+        self._check_steps(rows[0].shape[axes[0]], body)
         for number in range(rows[0].shape[axes[0]]):
             step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
             made = self._body(body, [*state, *step], [None] * (len(state) + inputs))

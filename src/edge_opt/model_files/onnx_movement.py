@@ -211,9 +211,10 @@ def scatter_nd(call: Call) -> torch.Tensor:
 
 @operator("Expand")
 def expand(call: Call) -> torch.Tensor:
-    x = call.tensor()
-    wanted = torch.broadcast_shapes(tuple(x.shape), tuple(int(dim) for dim in call.values(1)))  # type: ignore[no-untyped-call]
-    return x.expand(wanted)
+    x, wanted = call.tensor(), [int(dim) for dim in call.values(1)]
+    rank = max(x.dim(), len(wanted))
+    sizes = zip([1] * (rank - x.dim()) + list(x.shape), [1] * (rank - len(wanted)) + wanted, strict=True)
+    return x.expand([want if size == 1 else size for size, want in sizes])
 
 
 @operator("Tile")
