@@ -201,13 +201,16 @@ def measure(
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
     place = find_device(device)
     traced, costs = _traced(model, inputs, kwargs, mode, profile)
+    model, runtime = _in_its_runtime(model, place, threads)
+    if runtime:  # its layers and its allocator are its own
+        layers = memory = False
     subject = on_device(model, place)
     arguments = call_on(subject, inputs, kwargs, place)
     caller = Caller(subject, arguments)
     plain = caller.runner()
     with ready(subject, traced, mode == "train", threads):
         environment = read_environment(place.name)
-        remarks = _output_remarks(plain.once())
+        remarks = [*runtime, *_output_remarks(plain.once())]
         recorder = Recorder(subject, traced.modules, clock_of(place)) if layers else None
         latencies = interleaved(
             {"plain": plain} | ({} if recorder is None else {"recorded": caller.runner(recorder)}),
@@ -225,6 +228,18 @@ def measure(
         energy_refusals=refusals,
         environment=environment,
     )
+
+
+def _in_its_runtime(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
+    """A model that was read from a file as its runtime runs it, and a remark that says which; any other as it is."""
+    from edge_opt.model_files.onnx_model import OnnxModel
+
+    if not isinstance(model, OnnxModel):
+        return model, []
+    if device.torch_name != "cpu":
+        raise InvalidInput(f"an ONNX file is measured on the CPU, and the device is {device.torch_name!r}")
+    session = model.session(threads)
+    return session, [f"run by {session.version}; its layers and its memory were not measured"]
 
 
 def _check(mode: str, threads: int | None, repeats: int | None, warmup: int) -> None:

@@ -85,6 +85,16 @@ class OnnxModel(nn.Module):
         run = Run(self.plan, dict(self.named_modules()), inputs)
         return run.whole()
 
+    def session(self, threads: int | None = None) -> nn.Module:
+        """The file as ONNX Runtime runs it, to be measured.
+
+        Args:
+            threads: Threads of the runtime; as many as torch uses unless given.
+        """
+        from edge_opt.model_files.onnx_session import Session
+
+        return Session(self.file, self.plan.arguments, threads)
+
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Inputs of the shapes that the file gives, an open first dimension taken as 1; None where more is open."""
         found = []
@@ -154,7 +164,7 @@ class _Plan:
         self.outputs = frozenset(value.name for value in file.graph.outputs)
         self.folded, names = _constant_nodes(self.nodes, constants)
         self.on_bytes = onnx_quantized.nodes_on_bytes(self.nodes, names, self.outputs)
-        chains = self._chains()
+        chains = self._chains(names)
         self.tree = spans(chains)
         connect(self.tree, self.nodes, names, self.outputs)
         self.modules = self._modules(chains)
@@ -169,12 +179,23 @@ class _Plan:
         self.tensors = {name: _hollow(one, self.roles[name]) for name, one in constants.items()}
         self.names = [value.name for value in file.graph.inputs]
 
-    def _chains(self) -> list[tuple[Scope, ...]]:
-        """The modules of each node; a constant one stays where the flow is, so that it ends no call."""
+    def _chains(self, names: frozenset[str]) -> list[tuple[Scope, ...]]:
+        """The modules of each node. A constant one stays where the flow is, so that it ends no call; steps between
+        floats and bytes that a quantiser put in belong to who reads or made what they convert."""
         found: list[tuple[Scope, ...]] = []
+        readers = {name: place for place, node in reversed(list(enumerate(self.nodes))) for name in node.inputs}
+        makers = {name: place for place, node in enumerate(self.nodes) for name in node.outputs}
         for place, node in enumerate(self.nodes):
-            own = scopes_of(node, place)
-            found.append((found[-1] if found else ()) if place in self.folded else own)
+            is_step = not node.metadata and node.op in ("QuantizeLinear", "DequantizeLinear")
+            other = None
+            if is_step and not names.issuperset(node.inputs):
+                is_back = node.op == "DequantizeLinear"
+                other = readers.get(node.outputs[0]) if is_back else makers.get(node.inputs[0])
+            if other is not None and place not in self.folded:
+                found.append(found[other] if other < place else scopes_of(self.nodes[other], other))
+            else:
+                flows = is_step or place in self.folded
+                found.append((found[-1] if found else ()) if flows else scopes_of(node, place))
         return found
 
     def _modules(self, chains: Sequence[tuple[Scope, ...]]) -> dict[str, str]:
