@@ -80,7 +80,7 @@ def profile(
     top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt or .html."),
+        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt, .html or .trace.json; of an .onnx file also as .onnx or .nodes.json."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
     fail_on_unpriced: Annotated[
@@ -103,7 +103,8 @@ def profile(
         raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
-        writer_for(path)
+        if not _is_view_of_file(path, model):
+            writer_for(path)
     # What the user's code prints goes to stderr: stdout holds results only.
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
@@ -119,17 +120,31 @@ def profile(
              "threads": threads if target and not (measure and _is_machine(target[0])) else None}  # fmt: skip
     here = threads if measure or not target else None
     with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
-        result = _profiled(load_model(model), arguments, mode, convention, options, place)
+        loaded = load_model(model)
+        result = _profiled(loaded, arguments, mode, convention, options, place)
     if json:
         typer.echo(document(result), nl=False)
     else:
         _show(result, depth, sort, top, shown)
     for path in output or []:
-        talk(f"saved to {result.save(path, cast('Level', level or 'leaves'))}")
+        if _is_view_of_file(path, model):
+            from edge_opt.model_files.onnx_views import save_view
+
+            talk(f"saved to {save_view(cast(Any, loaded.model), result, path)}")
+        else:
+            talk(f"saved to {result.save(path, cast('Level', level or 'leaves'))}")
     missing = sum(item.count for item in result.unpriced)
     if fail_on_unpriced and missing:
         talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
         raise typer.Exit(NOT_SATISFIED)
+
+
+def _is_view_of_file(path: Path, model: str) -> bool:
+    """Whether the output shows costs on the nodes of an ONNX file, which only such a file has."""
+    is_view = path.name.lower().endswith((".onnx", ".nodes.json"))
+    if is_view and not model.lower().endswith(".onnx"):
+        raise InvalidInput(f"{str(path)!r} shows costs on the nodes of an .onnx file; give such a file, or export it first")
+    return is_view
 
 
 def _is_machine(target: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, UnreadableModel, first_line
 from edge_opt.model_files import onnx_movement, onnx_operators, onnx_quantized
@@ -173,7 +173,12 @@ class _Plan:
         for place, node in enumerate(self.nodes):
             for name in names_read(node):
                 readers.setdefault(name, place)
-        self.owners = {name: chains[place][-1].path if chains[place] else "" for name, place in readers.items()}
+        # Who multiplies a quantised weight owns it, not the step that widens it.
+        users = {name: readers.get(self.nodes[place].outputs[0], place) if self.nodes[place].op == "DequantizeLinear"
+                 else place for name, place in readers.items()}  # fmt: skip
+        self.owners = {name: chains[place][-1].path if chains[place] else "" for name, place in users.items()}
+        self.paths = tuple(chain[-1].path if chain else "" for chain in chains)
+        self.read_ops: list[tuple[int, int]] = []  # of the last trace: first operator of each node, and one past its last
         self.roles = _roles(self.nodes, constants, file.graph.values)
         self.known = {name: value for name, one in constants.items() if (value := real_values(one)) is not None}
         self.tensors = {name: _hollow(one, self.roles[name]) for name, one in constants.items()}
@@ -376,6 +381,7 @@ class Run:
 
     def whole(self) -> Any:
         """Read every node, and return what the file returns."""
+        self.plan.read_ops = [(0, 0)] * len(self.plan.nodes)
         self.inside(self.plan.tree)
         found = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
         return found[0] if len(found) == 1 else found
@@ -401,6 +407,17 @@ class Run:
             )
 
     def node(self, place: int) -> None:
+        """Read one node, and note which operators of the trace it became."""
+        before = self._recorded()
+        self._node(place)
+        self.plan.read_ops[place] = (before, self._recorded())
+
+    @staticmethod
+    def _recorded() -> int:
+        """How many operators the trace has so far; none where nobody records."""
+        return len(getattr(_get_current_dispatch_mode(), "ops", ()))
+
+    def _node(self, place: int) -> None:
         node = self.plan.nodes[place]
         if place in self.plan.folded:
             self._fold(node)
