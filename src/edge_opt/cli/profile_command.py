@@ -86,6 +86,12 @@ def profile(
     fail_on_unpriced: Annotated[
         bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
     ] = False,
+    runtime_profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--runtime-profile", metavar="FILE", help="Lay what a runtime measured on the layers: its profile, JSON or CSV."
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """What each layer of a model costs, from shapes alone.
@@ -122,6 +128,8 @@ def profile(
     with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
         loaded = load_model(model)
         result = _profiled(loaded, arguments, mode, convention, options, place)
+        if runtime_profile is not None:
+            result = _laid(result, loaded, runtime_profile, measure)
     if json:
         typer.echo(document(result), nl=False)
     else:
@@ -137,6 +145,15 @@ def profile(
     if fail_on_unpriced and missing:
         talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
         raise typer.Exit(NOT_SATISFIED)
+
+
+def _laid(result: ModelProfile, loaded: Loaded, path: Path, is_measured: bool) -> ModelProfile:
+    """The profile with a runtime's times on its layers."""
+    from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
+
+    if is_measured:
+        raise InvalidInput("--measure and --runtime-profile both say what was measured; drop one of them")
+    return lay(result, read_runtime_profile(path), getattr(loaded.model, "module_of", None), path.name)
 
 
 def _is_view_of_file(path: Path, model: str) -> bool:

@@ -39,6 +39,7 @@ _GROWING = frozenset("Expand Tile ConstantOfShape Range Pad Resize Upsample OneH
 _MOST_WORK = 1 << 20
 _MOST_STEPS = 50_000
 _DEEPEST_CALL = 64
+_MOST_FUSED = 4
 # Weights that scikit-learn's operators keep among their attributes.
 _KEPT_INSIDE = {"LinearRegressor": ("coefficients", "intercepts"), "LinearClassifier": ("coefficients", "intercepts"),
                 "Scaler": ("offset", "scale")}  # fmt: skip
@@ -94,6 +95,29 @@ class OnnxModel(nn.Module):
         from edge_opt.model_files.onnx_session import Session
 
         return Session(self.file, self.plan.arguments, threads)
+
+    def module_of(self, name: str, op: str = "") -> str | None:
+        """Path of the module behind a kernel of a runtime; None where no node has that name.
+
+        Args:
+            name: Name of a node of the file, or of a value that it makes.
+            op: What the kernel computes, such as "Conv". A fused one is named after the last of its nodes, so the
+                nearest node of that type in front of it is meant.
+        """
+        plan = self.plan
+        place = plan.places.get(name)
+        if place is None:
+            return None
+        family = re.sub(r"^(QLinear|Fused|Q)|Integer$", "", op)
+        seen = place
+        for _ in range(_MOST_FUSED):
+            if not family or plan.nodes[seen].op == family:
+                return plan.paths[seen]
+            before = plan.places.get(next((one for one in plan.nodes[seen].inputs if one in plan.places), ""))
+            if before is None:
+                break
+            seen = before
+        return plan.paths[place]
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Inputs of the shapes that the file gives, an open first dimension taken as 1; None where more is open."""
@@ -178,6 +202,7 @@ class _Plan:
                  else place for name, place in readers.items()}  # fmt: skip
         self.owners = {name: chains[place][-1].path if chains[place] else "" for name, place in users.items()}
         self.paths = tuple(chain[-1].path if chain else "" for chain in chains)
+        self.places = {name: place for place, node in enumerate(self.nodes) for name in (*node.outputs, node.name) if name}
         self.read_ops: list[tuple[int, int]] = []  # of the last trace: first operator of each node, and one past its last
         self.roles = _roles(self.nodes, constants, file.graph.values)
         self.known = {name: value for name, one in constants.items() if (value := real_values(one)) is not None}

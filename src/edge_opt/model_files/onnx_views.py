@@ -62,18 +62,16 @@ def save_view(model: OnnxModel, profile: ModelProfile, path: str | os.PathLike[s
 
 
 def node_data(model: OnnxModel, profile: ModelProfile) -> dict[str, Any]:
-    """Node data as Model Explorer reads them: for each metric, values by the name of the node.
+    """FLOPs by the name of the node, as Model Explorer's custom node data.
 
     Args:
         model: The model that was read from the file.
         profile: Its profile.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for place, node, cost in node_costs(model, profile):
-        for metric, value in _figures(cost).items():
-            table = found.setdefault(f"{profile.name} {metric}", {"results": {}, "gradient": _GRADIENT})
-            table["results"][node.name or f"{node.op}_{place}"] = {"value": value}
-    return found
+    results = {
+        node.name or f"{node.op}_{place}": {"value": cost.flops} for place, node, cost in node_costs(model, profile)
+    }
+    return {"results": results, "gradient": _GRADIENT}
 
 
 def _figures(cost: OpCost) -> dict[str, int]:
