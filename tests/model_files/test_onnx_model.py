@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import AttributeProto, TensorProto, helper
-from onnx_graphs import node, write
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.model_files.onnx_model import load_onnx
+from onnx_graphs import node, write
 
 
 def profiled(path: str, *shapes: Any, **named: Any) -> eo.ModelProfile:
@@ -118,7 +118,10 @@ def test_a_branch_is_the_one_that_is_known_to_run(tmp_path: Path) -> None:
 
 
 def test_a_branch_that_depends_on_the_input_is_refused(tmp_path: Path) -> None:
-    branches = {"then_branch": _body("", "t", node("Relu", "x", "t")), "else_branch": _body("", "e", node("Exp", "x", "e"))}
+    branches = {
+        "then_branch": _body("", "t", node("Relu", "x", "t")),
+        "else_branch": _body("", "e", node("Exp", "x", "e")),
+    }
     nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Greater", "s z", "k"), node("If", "k", "y", **branches)]
     path = write(tmp_path / "m.onnx", nodes, {"x": (2, 4)}, ["y"], {"z": np.array(0, np.float32)})
     with pytest.raises(TraceFailed, match="which branch runs depends on values"):
@@ -161,7 +164,9 @@ def test_functions_of_a_file_are_read_with_their_attributes(tmp_path: Path) -> N
     inner = helper.make_node("LeakyRelu", ["a"], ["b"])
     inner.attribute.append(AttributeProto(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope"))
     body = [inner, node("Add", "b b", "c")]
-    model.functions.append(helper.make_function("own", "Twice", ["a"], ["c"], body, [helper.make_opsetid("", 20)], ["slope"]))
+    model.functions.append(
+        helper.make_function("own", "Twice", ["a"], ["c"], body, [helper.make_opsetid("", 20)], ["slope"])
+    )
     save(model, path)
     assert [one.op for one in profiled(path, (2, 3)).operators] == ["aten.leaky_relu", "aten.add"]
 
@@ -174,5 +179,7 @@ def test_weights_of_one_name_are_counted_once(tmp_path: Path) -> None:
 
 def test_statistics_of_a_norm_are_buffers(tmp_path: Path) -> None:
     nodes = [node("BatchNormalization", "x s b m v", "y")]
-    found = profiled(write(tmp_path / "m.onnx", nodes, {"x": (2, 4, 3, 3)}, ["y"], dict.fromkeys("sbmv", (4,))), (2, 4, 3, 3))
+    found = profiled(
+        write(tmp_path / "m.onnx", nodes, {"x": (2, 4, 3, 3)}, ["y"], dict.fromkeys("sbmv", (4,))), (2, 4, 3, 3)
+    )
     assert (found.totals.params, found.totals.buffer_bytes) == (8, 8 * 4)

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper, save
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
     """A node; names are separated by blanks, and "-" is one that is left out."""
-    names = [["" if name == "-" else name for name in text.split()] for text in (inputs, outputs)]
-    return helper.make_node(op, *names, **attributes)
+    read, made = (["" if name == "-" else name for name in text.split()] for text in (inputs, outputs))
+    return helper.make_node(op, read, made, **attributes)
 
 
 def write(
@@ -30,11 +30,15 @@ def write(
     graph = helper.make_graph(
         list(nodes),
         "graph",
-        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), list(shape)) for name, shape in shapes.items()],
+        [
+            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), list(shape))
+            for name, shape in shapes.items()
+        ],
         [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in outputs],
         [numpy_helper.from_array(array, name) for name, array in arrays.items()],
         value_info=list(values),
     )
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    save(helper.make_model(graph, opset_imports=opsets), path)
+    # The oldest version that has metadata: runtimes are older than the newest library.
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
     return str(path)

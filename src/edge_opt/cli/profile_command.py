@@ -80,7 +80,12 @@ def profile(
     top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt, .html or .trace.json; of an .onnx file also as .onnx or .nodes.json."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Save as .json, .csv, .md, .txt, .html or .trace.json; of an .onnx file also as .onnx or .nodes.json.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
     fail_on_unpriced: Annotated[
@@ -89,7 +94,9 @@ def profile(
     runtime_profile: Annotated[
         Path | None,
         typer.Option(
-            "--runtime-profile", metavar="FILE", help="Lay what a runtime measured on the layers: its profile, JSON or CSV."
+            "--runtime-profile",
+            metavar="FILE",
+            help="Lay what a runtime measured on the layers: its profile, JSON or CSV.",
         ),
     ] = None,
     debug: Debug = False,
@@ -160,7 +167,9 @@ def _is_view_of_file(path: Path, model: str) -> bool:
     """Whether the output shows costs on the nodes of an ONNX file, which only such a file has."""
     is_view = path.name.lower().endswith((".onnx", ".nodes.json"))
     if is_view and not model.lower().endswith(".onnx"):
-        raise InvalidInput(f"{str(path)!r} shows costs on the nodes of an .onnx file; give such a file, or export it first")
+        raise InvalidInput(
+            f"{str(path)!r} shows costs on the nodes of an .onnx file; give such a file, or export it first"
+        )
     return is_view
 
 

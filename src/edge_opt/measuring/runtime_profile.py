@@ -111,8 +111,7 @@ def _onnxruntime(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
             ops[key] = str(event.get("args", {}).get("op_name", ""))
     count = max(len(runs), 1)
     kernels = tuple(
-        Kernel(name, tuple(_per_run(values, count)[count > 1 :]), op=ops[name])
-        for name, values in samples.items()
+        Kernel(name, tuple(_per_run(values, count)[count > 1 :]), op=ops[name]) for name, values in samples.items()
     )
     return RuntimeProfile("ONNX Runtime", kernels, tuple(runs[1:] if count > 1 else runs))
 
@@ -192,9 +191,7 @@ def _torch_profiler(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
     return RuntimeProfile("torch.profiler", tuple(kernels), ())
 
 
-def lay(
-    profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = None, source: str = ""
-) -> ModelProfile:
+def lay(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = None, source: str = "") -> ModelProfile:
     """The profile with what a runtime measured on its modules, and a remark on what belongs to none.
 
     Args:
@@ -204,7 +201,9 @@ def lay(
             type of the kernel; None for a model that has no such file.
         source: Name of the file, for the remark.
     """
-    places = _torch_places(profile, measured) if measured.runtime == "torch.profiler" else _places(profile, measured, find)
+    places = (
+        _torch_places(profile, measured) if measured.runtime == "torch.profiler" else _places(profile, measured, find)
+    )
     seconds: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     lost: list[Kernel] = []
     for kernel, place in zip(measured.kernels, places, strict=True):
@@ -247,9 +246,7 @@ def _layer(profile: ModelProfile, place: int, parts: Sequence[tuple[float, ...]]
     )  # fmt: skip
 
 
-def _places(
-    profile: ModelProfile, measured: RuntimeProfile, find: Finder | None
-) -> list[int | None]:
+def _places(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None) -> list[int | None]:
     """The module call of each entry, by the path or the nodes that its name holds."""
     calls = {call.path: call.index for call in reversed(profile.trace.modules)}
     found: list[int | None] = []

@@ -41,8 +41,8 @@ class Call:
     __slots__ = ("attributes", "device", "inputs", "known", "node", "opset")
 
     def __init__(
-        self, node: OnnxNode, attributes: dict[str, Any], inputs: list[Any], known: list[torch.Tensor | None], opset: int,
-        device: str = "meta",
+        self, node: OnnxNode, attributes: dict[str, Any], inputs: list[Any], known: list[torch.Tensor | None],
+        opset: int, device: str = "meta",
     ) -> None:  # fmt: skip
         self.node = node
         self.attributes = attributes

@@ -76,7 +76,8 @@ def number_range(call: Call) -> torch.Tensor:
     count = max(ceil((limit - start) / step), 0) if step else 0
     if call.device == "meta":
         return call.empty((count,), call.tensor().dtype)
-    return torch.arange(count) * step + start
+    found: torch.Tensor = torch.arange(count) * step + start
+    return found
 
 
 @operator("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
@@ -187,7 +188,9 @@ def gather_nd(call: Call) -> torch.Tensor:
     depth = index.shape[-1]
     if batch:
         flat = torch.gather(
-            x.reshape(*x.shape[:batch], -1), batch, index.reshape(*x.shape[:batch], -1)[..., : prod(index.shape[batch:-1])]
+            x.reshape(*x.shape[:batch], -1),
+            batch,
+            index.reshape(*x.shape[:batch], -1)[..., : prod(index.shape[batch:-1])],
         )
         return flat.reshape(index.shape[:-1])
     return x[tuple(index[..., place] for place in range(depth))]
@@ -205,7 +208,7 @@ def scatter_elements(call: Call) -> torch.Tensor:
 @operator("ScatterND")
 def scatter_nd(call: Call) -> torch.Tensor:
     x, index, updates = call.tensor(), call.tensor(1), call.tensor(2)
-    places = [index[..., place] for place in range(index.shape[-1])]
+    places: list[torch.Tensor | None] = [index[..., place] for place in range(index.shape[-1])]
     return torch.index_put(x, places, updates, accumulate=call.get("reduction", "none") == "add")
 
 
@@ -245,9 +248,7 @@ def pad(call: Call) -> torch.Tensor:
 @operator("Resize", "Upsample")
 def resize(call: Call) -> torch.Tensor:
     x, count = call.tensor(), call.tensor().dim() - 2
-    given = {name: place for name, place in (("scales", 2), ("sizes", 3))} if call.node.op == "Resize" else {"scales": 1}
-    if call.node.op == "Resize" and call.opset < 11:
-        given = {"scales": 1}
+    given = {"scales": 2, "sizes": 3} if call.node.op == "Resize" and call.opset >= 11 else {"scales": 1}
     if "sizes" in given and call.has(given["sizes"]) and call.values(given["sizes"]):
         wanted = [int(dim) for dim in call.values(given["sizes"])]
     else:
@@ -259,7 +260,9 @@ def resize(call: Call) -> torch.Tensor:
     if target == tuple(x.shape[2:]):
         return x
     names = {1: "linear", 2: "bilinear", 3: "trilinear"}
-    mode = {"nearest": "nearest", "linear": names.get(count, ""), "cubic": "bicubic"}.get(call.get("mode", "nearest"), "")
+    mode = {"nearest": "nearest", "linear": names.get(count, ""), "cubic": "bicubic"}.get(
+        call.get("mode", "nearest"), ""
+    )
     if not mode or count not in names:
         raise call.refusal(f"it resizes {count} dimensions in the mode {call.get('mode')!r}")
     align = None if mode == "nearest" else call.get("coordinate_transformation_mode") == "align_corners"
@@ -283,7 +286,7 @@ def trilu(call: Call) -> torch.Tensor:
 
 
 @operator("OneHot")
-def one_hot(call: Call) -> torch.Tensor:
+def one_hot(call: Call) -> Any:
     """Which class each element is: compared with every class, then one of two values."""
     index, depth = call.tensor(), int(call.values(1)[0])
     if depth * max(index.numel(), 1) > MOST_ELEMENTS:

@@ -102,7 +102,9 @@ def conv_transpose(call: Call) -> torch.Tensor:
     extra = list(call.get("output_padding", ())) or [0] * count
     wanted = call.get("output_shape")
     if wanted:
-        full = [(s - 1) * t + (k - 1) * d + 1 for s, t, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)]
+        full = [
+            (s - 1) * t + (k - 1) * d + 1 for s, t, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)
+        ]
         crop = [max(size - out, 0) for size, out in zip(full, wanted[-count:], strict=True)]
         pads = [size // 2 for size in crop] + [size - size // 2 for size in crop]
     before, after = pads[:count], pads[count:]
@@ -114,7 +116,9 @@ def conv_transpose(call: Call) -> torch.Tensor:
         extra = [2 * pad - left - right for pad, left, right in zip(padding, before, after, strict=True)]
     groups = int(call.get("group", 1))
     if x.is_floating_point():
-        found: torch.Tensor = _TRANSPOSED[count](x, weight, call.optional(2), strides, padding, extra, groups, dilations)
+        found: torch.Tensor = _TRANSPOSED[count](
+            x, weight, call.optional(2), strides, padding, extra, groups, dilations
+        )
         return found
     return aten.convolution(x, weight, None, strides, padding, dilations, True, extra, groups)  # type: ignore[no-any-return]
 
@@ -159,7 +163,8 @@ def _divided(a: Any, b: Any) -> torch.Tensor:
 
 def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
     """Comparisons with a number in front: torch takes it behind."""
-    mirrored = {torch.gt: torch.lt, torch.ge: torch.le, torch.lt: torch.gt, torch.le: torch.ge}.get(function, function)
+    mirrors: dict[Any, Any] = {torch.gt: torch.lt, torch.ge: torch.le, torch.lt: torch.gt, torch.le: torch.ge}
+    mirrored = mirrors.get(function, function)
     return lambda a, b: function(a, b) if isinstance(a, torch.Tensor) else mirrored(b, a)
 
 
@@ -192,8 +197,9 @@ _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh, "Not": torch.logical_not,
     "IsNaN": torch.isnan, "IsInf": torch.isinf, "Selu": F.selu, "Celu": F.celu, "Softplus": F.softplus,
     "Softsign": F.softsign, "HardSwish": F.hardswish, "HardSigmoid": F.hardsigmoid, "Mish": F.mish, "Swish": F.silu,
-    "BitwiseNot": torch.bitwise_not, "Det": torch.linalg.det, "com.microsoft:FastGelu": partial(F.gelu, approximate="tanh"),
-    "com.microsoft:Gelu": F.gelu, "com.microsoft:QuickGelu": F.gelu, "Shrink": F.hardshrink,
+    "BitwiseNot": torch.bitwise_not, "Det": torch.linalg.det, "Shrink": F.hardshrink,
+    "com.microsoft:FastGelu": partial(F.gelu, approximate="tanh"),
+    "com.microsoft:Gelu": F.gelu, "com.microsoft:QuickGelu": F.gelu,
 }  # fmt: skip
 for _name, _one in _UNARY.items():
     operator(_name)(lambda call, function=_one: function(call.tensor()))  # type: ignore[misc]
@@ -252,7 +258,8 @@ def clip(call: Call) -> torch.Tensor:
 @operator("Min", "Max")
 def extreme(call: Call) -> torch.Tensor:
     function = torch.minimum if call.node.op == "Min" else torch.maximum
-    return reduce(function, call.inputs)
+    found: torch.Tensor = reduce(function, call.inputs)
+    return found
 
 
 @operator("Sum", "Mean")
@@ -262,7 +269,7 @@ def total(call: Call) -> torch.Tensor:
 
 
 @operator("Where")
-def where(call: Call) -> torch.Tensor:
+def where(call: Call) -> Any:
     condition, *others = call.inputs
     values = [
         numbers(known)[0] if known is not None and known.dim() == 0 else value
@@ -495,8 +502,9 @@ def recurrent(call: Call) -> Any:
         weights += [inner[number], outer[number]]
         if biases is not None:
             weights += [biases[number][:rows], biases[number][rows:]]
+    shape = (directions, batch, hidden)
     state = [
-        call.tensor(place) if call.has(place) else torch.zeros((directions, batch, hidden), dtype=x.dtype, device=x.device)
+        call.tensor(place) if call.has(place) else torch.zeros(shape, dtype=x.dtype, device=x.device)
         for place in ((5, 6) if call.node.op == "LSTM" else (5,))
     ]  # fmt: skip
     given = tuple(state) if call.node.op == "LSTM" else state[0]
@@ -524,7 +532,8 @@ def sklearn_linear(call: Call) -> Any:
     scores = F.linear(x.reshape(-1, x.shape[-1]), weight.reshape(outputs, -1), call.optional(2))
     if call.node.op == "LinearRegressor":
         return scores
-    shares = {"SOFTMAX": partial(F.softmax, dim=-1), "LOGISTIC": torch.sigmoid}.get(call.get("post_transform", "NONE"))
+    known: dict[str, Any] = {"SOFTMAX": partial(F.softmax, dim=-1), "LOGISTIC": torch.sigmoid}
+    shares = known.get(call.get("post_transform", "NONE"))
     if outputs == 1:
         scores = torch.cat([1 - scores, scores], 1)
     return torch.argmax(scores, -1), scores if shares is None else shares(scores)

@@ -13,7 +13,7 @@ from edge_opt.cost.quantized import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.onnx_call import Call, operator, torch_dtype
 from edge_opt.model_files.onnx_file import DTYPES, OnnxNode
-from edge_opt.model_files.onnx_operators import convolution, linear, pooled
+from edge_opt.model_files.onnx_operators import convolution, evenly_padded, linear, pooled, windows
 from edge_opt.records import TensorInfo
 
 # Operators of their own, for what torch has no word for on the meta device: integers that grow in a product, bytes
@@ -22,7 +22,8 @@ _library = torch.library.Library("onnx_file", "DEF")  # type: ignore[no-untyped-
 _OBSERVE_OPS = 2  # the smallest and the largest
 
 
-def _define(schema: str, function: Any) -> Any:
+def define(schema: str, function: Any) -> Any:
+    """An operator of a name of its own, with its result on the meta device."""
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
     _library.impl(name, function, "Meta")  # type: ignore[no-untyped-call]
@@ -33,23 +34,23 @@ def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(x.shape, dtype=dtype, device="meta")
 
 
-_quantize = _define(
+_quantize = define(
     "quantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
     lambda x, scale, zero, dtype: _as(x, dtype),
 )
-_dequantize = _define(
+_dequantize = define(
     "dequantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
     lambda x, scale, zero, dtype: _as(x, dtype),
 )
-_quantize_dynamic = _define(
+_quantize_dynamic = define(
     "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
     lambda x: (_as(x, torch.uint8), x.new_empty(()), x.new_empty((), dtype=torch.uint8)),
 )
-_integer_product = _define(
+_integer_product = define(
     "integer_product(Tensor a, Tensor b, ScalarType dtype) -> Tensor",
     lambda a, b, dtype: _as(torch.matmul(a.to(torch.float32), b.to(torch.float32)), dtype),
 )
-_integer_convolution = _define(
+_integer_convolution = define(
     "integer_convolution(Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
     lambda x, weight, stride, padding, dilation, groups: _as(
         torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups),
@@ -90,10 +91,8 @@ cost_rule("onnx_file::integer_convolution", kind="conv")(
 @operator("QuantizeLinear", "com.microsoft:QuantizeLinear")
 def quantize(call: Call) -> torch.Tensor:
     x = call.tensor()
-    if call.has(2):
-        dtype = call.tensor(2).dtype
-    else:
-        dtype = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
+    said = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
+    dtype = call.tensor(2).dtype if call.has(2) else said
     if x.dtype == dtype:  # what made it has quantised it already
         return x
     found: torch.Tensor = _quantize(x, call.optional(1), call.optional(2), dtype)
@@ -133,8 +132,6 @@ def matmul_to_float(call: Call) -> torch.Tensor:
 @operator("ConvInteger")
 def conv_integer(call: Call) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
-    from edge_opt.model_files.onnx_operators import evenly_padded, windows
-
     strides, dilations, pads = windows(call, list(weight.shape[2:]))
     x, padding = evenly_padded(x, pads)
     found: torch.Tensor = _integer_convolution(x, weight, strides, padding, dilations, int(call.get("group", 1)))
@@ -189,6 +186,7 @@ _ON_BYTES = frozenset(
     "Conv ConvTranspose Gemm MatMul Add Mul Sub Relu Clip MaxPool AveragePool GlobalAveragePool Concat Reshape Flatten "
     "Transpose Squeeze Unsqueeze Slice Split Pad Resize".split()
 )
+_ALL_DATA = frozenset("Conv ConvTranspose Gemm MatMul Add Mul Sub Concat".split())
 _BEHIND = frozenset(("Relu", "Clip"))
 
 
@@ -209,7 +207,9 @@ def nodes_on_bytes(nodes: tuple[OnnxNode, ...], constants: frozenset[str], outpu
         if maker in found and node.op in _BEHIND:
             return True
         # Shapes, axes, limits: settings, not data.
-        return name in constants and place > 0 and node.op not in ("Conv", "Gemm", "MatMul", "Add", "Mul", "Sub", "Concat")
+        return (
+            name in constants and place > 0 and node.op not in ("Conv", "Gemm", "MatMul", "Add", "Mul", "Sub", "Concat")
+        )
 
     for place, node in enumerate(nodes):
         given = [(number, name) for number, name in enumerate(node.inputs) if name]

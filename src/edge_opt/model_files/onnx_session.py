@@ -39,4 +39,6 @@ class Session(nn.Module):
     def forward(self, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
         tensors = self._arguments(given, named)
         made = self.runtime.run(None, {name: tensor.detach().numpy() for name, tensor in tensors.items()})
-        return tuple(torch.from_numpy(value) for value in made if hasattr(value, "dtype") and value.dtype.kind in "fiub")
+        return tuple(
+            torch.from_numpy(value) for value in made if hasattr(value, "dtype") and value.dtype.kind in "fiub"
+        )

@@ -115,7 +115,7 @@ class ModelProfile:
         """Write the profile and return its path.
 
         Args:
-            path: The file; its suffix chooses the format: .json (everything), .csv, .md, .txt, .html, or .trace.json, the
+            path: The file; its suffix chooses the format: .json (everything), .csv, .md, .txt, .html, or .trace.json, a
                 time line of what was measured or predicted, for Perfetto and Chrome.
             level: The rows of a table, as in `to_dataframe`.
         """

@@ -20,7 +20,9 @@ def time_line(profile: ModelProfile) -> dict[str, Any]:
     """
     known = list(_known_seconds(profile))
     if not known:
-        raise InvalidInput("a time line needs times, and the profile has none; add target= (--target) or measure= (--measure)")
+        raise InvalidInput(
+            "a time line needs times, and the profile has none; add target= (--target) or measure= (--measure)"
+        )
     events: Events = []
     for process, (name, seconds) in enumerate(known, start=1):
         events += _named(process, name)
