@@ -201,17 +201,14 @@ def measure(
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
     place = find_device(device)
     traced, costs = _traced(model, inputs, kwargs, mode, profile)
-    model, runtime = _in_its_runtime(model, place, threads)
-    if runtime:  # its layers and its allocator are its own
-        layers = memory = False
-    subject = on_device(model, place)
+    subject, runtime = _subject(model, place, threads)
     arguments = call_on(subject, inputs, kwargs, place)
     caller = Caller(subject, arguments)
     plain = caller.runner()
     with ready(subject, traced, mode == "train", threads):
         environment = read_environment(place.name)
         remarks = [*runtime, *_output_remarks(plain.once())]
-        recorder = Recorder(subject, traced.modules, clock_of(place)) if layers else None
+        recorder = Recorder(subject, traced.modules, clock_of(place)) if layers and not runtime else None
         latencies = interleaved(
             {"plain": plain} | ({} if recorder is None else {"recorded": caller.runner(recorder)}),
             batch_size=first_dimension(arguments) if batch_size is None else batch_size,
@@ -223,19 +220,19 @@ def measure(
     return Measurement(
         latency=latency,
         layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
-        memory=_memory(subject, arguments, traced, place, mode) if memory else None,
+        memory=_memory(subject, arguments, traced, place, mode) if memory and not runtime else None,
         energy=joules,
         energy_refusals=refusals,
         environment=environment,
     )
 
 
-def _in_its_runtime(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
-    """A model that was read from a file as its runtime runs it, and a remark that says which; any other as it is."""
+def _subject(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
+    """What is run: the model on the device, or for a file its runtime, with a remark that says which."""
     from edge_opt.model_files.onnx_model import OnnxModel
 
     if not isinstance(model, OnnxModel):
-        return model, []
+        return on_device(model, device), []
     if device.torch_name != "cpu":
         raise InvalidInput(f"an ONNX file is measured on the CPU, and the device is {device.torch_name!r}")
     session = model.session(threads)
