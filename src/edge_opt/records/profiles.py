@@ -127,7 +127,8 @@ class ModelProfile:
         """Write the figures, and the table as text, to an experiment tracker.
 
         Args:
-            writer: A TensorBoard SummaryWriter, the mlflow module, or (MlflowClient(), run_id).
+            writer: A TensorBoard SummaryWriter, the mlflow module, (MlflowClient(), run_id), or a run of Weights &
+                Biases.
             step: The step that the figures belong to.
             prefix: Text in front of every name, such as "pruned/".
         """
