@@ -201,7 +201,7 @@ def measure(
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
     place = find_device(device)
     traced, costs = _traced(model, inputs, kwargs, mode, profile)
-    subject, runtime = _subject(model, place, threads)
+    subject, runtime = subject_on(model, place, threads)
     arguments = call_on(subject, inputs, kwargs, place)
     caller = Caller(subject, arguments)
     plain = caller.runner()
@@ -227,7 +227,7 @@ def measure(
     )
 
 
-def _subject(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
+def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
     """What is run: the model on the device, or for a file its runtime, with a remark that says which."""
     from edge_opt.model_files.onnx_model import OnnxModel
 
