@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import resource
 from pathlib import Path
 
@@ -131,3 +132,23 @@ def test_a_hostile_file_takes_no_memory(tmp_path: Path, what: str) -> None:
         assert "\n" not in str(error)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 250_000  # torch imports what it needs the first time; the tensors would take 10⁹ bytes and more
+
+
+def test_damaged_bytes_are_a_sentence_or_another_model(tmp_path: Path) -> None:
+    import edge_opt as eo
+
+    nodes = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "f"), node("Conv", "f w b", "c"),
+             node("Relu", "c", "r"), node("Reshape", "r t", "y")]  # fmt: skip
+    weights = {"w": (4, 2, 3, 3), "b": (4,), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8),
+               "t": np.array([0, -1])}  # fmt: skip
+    path = tmp_path / "m.onnx"
+    whole = Path(write(path, nodes, {"x": (1, 2, 6, 6)}, ["y"], weights)).read_bytes()
+    dice = random.Random(0)
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            eo.profile(load_onnx(path), (1, 2, 6, 6))
+        except EdgeOptError as error:
+            assert "\n" not in str(error)

@@ -183,3 +183,21 @@ def test_statistics_of_a_norm_are_buffers(tmp_path: Path) -> None:
         write(tmp_path / "m.onnx", nodes, {"x": (2, 4, 3, 3)}, ["y"], dict.fromkeys("sbmv", (4,))), (2, 4, 3, 3)
     )
     assert (found.totals.params, found.totals.buffer_bytes) == (8, 8 * 4)
+
+
+def test_trees_are_listed_with_the_shape_of_their_result(tmp_path: Path) -> None:
+    trees = helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml",
+                             classlabels_int64s=[0, 1, 2])  # fmt: skip
+    path = write(
+        tmp_path / "m.onnx", [trees, node("Exp", "scores", "y")], {"x": ("N", 8)}, ["y"], domains=["ai.onnx.ml"]
+    )
+    found = profiled(path, (4, 8))
+    assert [one.op for one in found.unpriced] == ["onnx_file.ai_onnx_ml_TreeEnsembleClassifier"]
+    assert found.operators[-1].outputs[0].shape == (4, 3)
+
+
+def test_a_linear_model_of_scikit_learn_has_its_weights_in_attributes(tmp_path: Path) -> None:
+    linear = helper.make_node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", coefficients=[0.5] * 16,
+                              intercepts=[1.0, 2.0], targets=2)  # fmt: skip
+    found = profiled(write(tmp_path / "m.onnx", [linear], {"x": ("N", 8)}, ["y"], domains=["ai.onnx.ml"]), (4, 8))
+    assert (found.totals.macs, found.totals.params) == (4 * 8 * 2, 8 * 2 + 2)

@@ -39,6 +39,10 @@ from edge_opt.trace.modules import module_paths
 
 def on_device(model: nn.Module, device: Device) -> nn.Module:
     """The model itself if all of it is there already, else a copy that is."""
+    if hasattr(model, "session") and hasattr(model, "file"):
+        raise InvalidInput(
+            f"{str(model.file)!r} was read for its costs, and this needs a model that runs; give its source"
+        )
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise InvalidInput("the model's weights are on the meta device and have no values; build it with real weights")

@@ -213,6 +213,9 @@ class Run:
 
     def _opaque(self, call: Call) -> tuple[Any, ...]:
         """An operator that nothing is known of: it has no price, and the file must say what it returns."""
+        learned = _learned(call)
+        if learned:
+            return _unpriced(call, learned[: len(call.node.outputs)])
         found = []
         for name in call.node.outputs:
             value = self.plan.file.graph.values.get(name)
@@ -223,6 +226,18 @@ class Run:
             sizes = tuple(dim for dim in shape if isinstance(dim, int))
             found.append(call.empty(sizes, torch_dtype(value.dtype)))
         return _unpriced(call, found)
+
+
+def _learned(call: Call) -> list[torch.Tensor]:
+    """Results of trees and support vectors, whose work depends on values: a class and its scores, or the targets."""
+    settings = call.attributes
+    classes = settings.get("classlabels_int64s") or settings.get("classlabels_strings") or ()
+    if call.node.domain != "ai.onnx.ml" or not (classes or call.node.op.endswith("Regressor")):
+        return []
+    rows = call.tensor().shape[0]
+    if classes:
+        return [call.empty((rows,), torch.int64), call.empty((rows, len(classes)), torch.float32)]
+    return [call.empty((rows, int(settings.get("n_targets", 1))), torch.float32)]
 
 
 def _unpriced(call: Call, made: list[torch.Tensor]) -> tuple[Any, ...]:
