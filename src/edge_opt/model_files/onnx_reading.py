@@ -231,7 +231,12 @@ class Run:
 def _learned(call: Call) -> list[torch.Tensor]:
     """Results of trees and support vectors, whose work depends on values: a class and its scores, or the targets."""
     settings = call.attributes
-    classes = settings.get("classlabels_int64s") or settings.get("classlabels_strings") or ()
+    classes = (
+        settings.get("classlabels_int64s")
+        or settings.get("classlabels_strings")
+        or settings.get("classlabels_ints")
+        or ()
+    )
     if call.node.domain != "ai.onnx.ml" or not (classes or call.node.op.endswith("Regressor")):
         return []
     rows = call.tensor().shape[0]
