@@ -33,8 +33,21 @@ from held_out import (
 )
 from published_tables import Board, ncnn_nets, read_tables
 
-from edge_opt.platforms.class_costs import CLASSES, Habits, workload
+from edge_opt.platforms.catalog import devices
+from edge_opt.platforms.class_costs import CLASSES, Habits, Workload, workload
 from edge_opt.platforms.class_fit import Costs, fit_costs, fit_prior
+from edge_opt.platforms.estimate import (
+    CALL_OPERATIONS,
+    DENSE,
+    DEPTHWISE,
+    ELEMENTWISE,
+    GROUPED,
+    PAPER_BANDWIDTH,
+    SPREAD,
+    share_of_peak,
+)
+from edge_opt.platforms.roofline import used_bandwidth
+from edge_opt.records import DeviceSpec
 
 COUNTS = (8, 5, 3, 1)
 # torchvision's nets, and what ncnn calls the same.
@@ -185,6 +198,44 @@ def others(tables: Sequence[Board], folder: Path, every: int) -> None:
         line("i7-12700H, torch compiled, timm's nets by family", trials, coverage(trials, False))
 
 
+def rooflines(boards: Sequence[Board]) -> None:
+    """Rooflines of the catalogue's CPU boards against ncnn's times: nothing is fitted to them."""
+    errors = []
+    for board in boards:
+        spec = {spec.name: spec for spec in devices()}.get(board.device)
+        if spec is None or spec.cores is None or spec.peak("cpu", "fp32") is None or board.cores == "little":
+            continue
+        if (board.engine, board.precision) == ("cpu", "fp32") and len(board.times) >= 5:
+            errors += [
+                np.log(ms / 1000 / roofline_seconds(net.workload, spec, board.threads)) for net, ms in board.times
+            ]
+    found = np.array(errors)
+    print(
+        f"{'rooflines of CPU boards, one thread or all':58}{len(found):7}{np.median(np.abs(np.expm1(-found))):9.1%}"
+        f"{np.mean(np.abs(np.expm1(-found)) <= 0.2):9.1%}{np.exp(np.quantile(np.abs(found), 0.9)):8.2f}"
+        f"{np.mean(np.abs(found) <= np.log(SPREAD)):7.1%}"
+    )
+
+
+def roofline_seconds(work: Workload, spec: DeviceSpec, threads: int | None) -> float:
+    """A net's layers, norms and activations fused, under the roof that `estimate` uses."""
+    cores = int(spec.cores.value) if spec.cores is not None else 1
+    peak, used = spec.peak("cpu", "fp32"), used_bandwidth(spec, "cpu")
+    assert peak is not None and used is not None
+    one = peak.value * share_of_peak(spec, 1, cores)
+    rate = peak.value * share_of_peak(spec, min(threads or cores, cores), cores)
+    bandwidth = used.bytes_per_s * (PAPER_BANDWIDTH if used.method in ("datasheet", "quoted") else 1.0)
+    seconds = 0.0
+    for layer in work.works:
+        efficiency = DENSE if layer.macs else ELEMENTWISE
+        if layer.kind == "conv" and layer.groups > 1:
+            efficiency = DEPTHWISE if layer.channels <= 2 else GROUPED
+        computing = (2 * layer.macs or layer.writes) / (rate * efficiency)
+        moving = 4 * (layer.reads + layer.writes + layer.weights) / bandwidth
+        seconds += max(computing, moving) + CALL_OPERATIONS / one
+    return seconds
+
+
 def count_alike(folder: Path) -> None:
     """Nets that ncnn and torchvision have alike must have the same quantities; stop where one has not."""
     declare_operators()
@@ -213,6 +264,7 @@ def main() -> None:
     tables = read_tables(options.tables)
     print(f"{'':58} {'rows':>5} {'median':>7} {'in 20 %':>7} {'90 %':>6} {'holds':>7}")
     ncnn = next(group.boards for group in groups(tables) if group.name == "ncnn-cpu")
+    rooflines([board for board in tables if board.runtime == "ncnn"])
     ncnn_cpu(ncnn)
     nasbench(tables, ncnn)
     others(tables, options.tables, options.timm_every)

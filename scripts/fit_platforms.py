@@ -49,6 +49,17 @@ TYPED = (8, 5, 3, 1)
 SAME_CHIP = "another board with this chip may differ by one common factor of 4 to 30 %; one typed time corrects it"
 
 
+# Microcontrollers of the catalogue that nobody has published times of, and a board with the same core: device, title,
+# that board and runtime, clock in GHz and where it is from.
+SAME_CORE = (
+    ("stm32f4", "STMicroelectronics STM32F4", "nucleo-l4r5zi/cpu-1/st-edge-ai/int8", 0.168, "STM32F407 data sheet"),
+    ("rp2350", "Raspberry Pi RP2350", "nucleo-u575zi-q/cpu-1/bosch-hal/int8", 0.150, "RP2350 data sheet"),
+    ("rp2040", "Raspberry Pi RP2040", "nucleo-g0b1re/cpu-1/bosch-hal/int8", 0.133, "RP2040 data sheet"),
+)
+# Between boards of one core, nine in ten lie within a factor of 1.86 when their clocks are taken into account.
+SAME_CORE_SD = 0.377
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Boards that are fitted together: `base` is their prior, None to find it from themselves."""
@@ -93,6 +104,13 @@ def groups(tables: Sequence[Board]) -> list[Group]:
         Group("xnnpack-int8", some("xnnpack", "int8", "cpu", 2), Habits(), broad, "XNNPACK's table"),
         Group("tflite", some("tflite", "fp32", "cpu", 10), Habits(0.0, False), broad, "HW-NAS-Bench"),
         Group("st-mcu-int8", some("st-edge-ai", "int8", "cpu", 10), Habits(0.0, False), broad, "ST's model zoo"),
+        Group(
+            "mcu-int8",
+            tuple(board for board in tables if board.source.startswith("mlcommons") and len(board.times) == 4),
+            Habits(0.0, False),
+            broad,
+            "MLPerf Tiny and ST's model zoo",
+        ),
         Group("tflite-int8", some("tflite", "int8", "cpu", 10), Habits(0.0, False), broad, "ST's model zoo"),
         Group(
             "st-npu-int8",
@@ -226,6 +244,26 @@ def _platform(fitted: Fitted, board: Board, costs: Costs, trials: Sequence[Trial
     )  # fmt: skip
 
 
+def same_core(found: Sequence[Platform]) -> list[Platform]:
+    """Platforms of devices without a time of their own: the costs of a board with the same core, by the clocks."""
+    known = {platform.name: platform for platform in found}
+    made = []
+    for device, title, name, ghz, clock_source in SAME_CORE:
+        base = known.get(name)
+        if base is None or base.ghz is None:
+            continue
+        spread = base.costs.covariance + SAME_CORE_SD**2
+        costs = Costs(base.costs.mean + np.log(base.ghz / ghz), spread, base.costs.seen)
+        made.append(
+            replace(
+                base, name=name.replace(base.device, device), device=device, title=title, ghz=ghz, costs=costs, rows=0,
+                error=None, factor=None, origin="core", source=f"{base.source}; clock: {clock_source}",
+                notes=(f"the costs of {name} ({base.core}), at {1000 * ghz:g} instead of {1000 * base.ghz:g} MHz",),
+            )
+        )  # fmt: skip
+    return made
+
+
 def timm_group(folder: Path, every: int) -> Group | None:
     """timm's nets on one laptop, traced; None where timm cannot be had."""
     try:
@@ -294,6 +332,7 @@ def write(out: Path, fitted: Sequence[Fitted]) -> int:
     """Write every platform and the priors; files of platforms that are no longer there are removed."""
     out.mkdir(parents=True, exist_ok=True)
     found = [platform for group in fitted for platform in platforms(group)]
+    found += same_core(found)
     names = {platform.name.replace("/", "_") + ".toml": platform for platform in found}
     for path in out.glob("*.toml"):
         if path.name != PRIORS and path.name not in names:
@@ -315,6 +354,8 @@ def fit_all(folder: Path, every: int = 0) -> list[Fitted]:
         if group.name.startswith("xnnpack"):
             base = done["ncnn-cpu-int8" if group.name.endswith("int8") else "ncnn-cpu"].kind.prior
         if group.boards:
+            if group.name == "mcu-int8":
+                base = _any_core(done["st-mcu-int8"])
             partners = done["ncnn-cpu"] if group.name == "ncnn-cpu-int8" else None
             done[group.name] = fit_group(group, base, partners)
             print(f"{group.name}: {len(group.boards)} boards, {done[group.name].kind.spread}", file=sys.stderr)
@@ -322,6 +363,12 @@ def fit_all(folder: Path, every: int = 0) -> list[Fitted]:
     if timm is not None:
         done[timm.name] = fit_group(timm, timm.base)
     return list(done.values())
+
+
+def _any_core(known: Fitted) -> Costs:
+    """Costs in the proportions of the one microcontroller that many nets were timed on, at any speed."""
+    costs, seen = known.costs[0], known.kind.prior.seen
+    return Costs(costs.mean, costs.covariance + broad_prior(class_sd=0.35).covariance, seen)
 
 
 def main() -> None:

@@ -36,7 +36,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps of this test do not wait for those of others on the machine: their locks are in the temporary folder."""
+    """Sweeps of this test do not wait for those of others on the machine: their locks are in a folder of their own."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
 
@@ -44,6 +45,9 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Some virtual machines announce AMX and refuse it, which ends a process that multiplies in bfloat16. oneDNN reads this
 # before its first kernel, here and in processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+# Tests that run side by side measure nothing that matters: their sweeps need not wait for each other.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="edge-opt-locks-")
 
 # A calibration or a device file of whoever runs the tests must not change what they see.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="edge-opt-tests-")

@@ -288,6 +288,35 @@ def resnet8(height: int = 32, classes: int = 10) -> Workload:
     return net.workload("resnet8")
 
 
+def ds_cnn(classes: int = 12) -> Workload:
+    """MLPerf Tiny's keyword spotter: 49 frames of ten coefficients, a 10x4 convolution, four separable ones of 64.
+
+    Args:
+        classes: of the classifier.
+    """
+    net = _Layers(1, 49, 10)
+    reads, weights = net.elements, 64 * 10 * 4
+    net.channels, net.height, net.width = 64, 25, 5
+    places = net.height * net.width
+    net.works.append(
+        Work("conv", 0, weights * places, weights, reads, 64 * places, 1, 1, (10, 4), 2, (net.height, net.width))
+    )
+    for _ in range(4):
+        net.depthwise(3, 1)
+        net.conv(64)
+    net.global_pool()
+    net.linear(classes)
+    return net.workload("ds_cnn")
+
+
+def autoencoder() -> Workload:
+    """MLPerf Tiny's anomaly detector: linear layers from 640 inputs to eight, and back."""
+    net = _Layers(640, 1, 1)
+    for width in (128, 128, 128, 128, 8, 128, 128, 128, 128, 640):
+        net.linear(width)
+    return net.workload("autoencoder")
+
+
 def nasbench201_workload(cell: str) -> Workload:
     """A NAS-Bench-201 net for 32x32 images, from its cell, such as `|nor_conv_3x3~0|+|none~0|skip_connect~1|+...`.
 

@@ -91,7 +91,13 @@ def read_tables(folder: Path) -> tuple[Board, ...]:
         folder: where the tables are, as `*.csv.gz` and `ncnn_layers.json.gz`. Tables that are not there are left out,
             but ncnn's must be.
     """
-    return (*ncnn_boards(folder), *xnnpack_boards(folder), *nasbench_boards(folder), *st_boards(folder))
+    return (
+        *ncnn_boards(folder),
+        *xnnpack_boards(folder),
+        *nasbench_boards(folder),
+        *st_boards(folder),
+        *mlperf_boards(folder),
+    )
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
@@ -325,6 +331,44 @@ def st_net(model: str, size: str) -> Net | None:
     if family not in makers or is_unknown or "st_fdmobilenet" in model:
         return None
     return Net(f"{model.split(':')[-1]} {size}", family, makers[family]())
+
+
+# MLPerf Tiny's four nets, which every board runs in int8.
+_MLPERF_NETS: Mapping[str, Callable[[], Workload]] = {
+    "ad": nets.autoencoder,
+    "vww": lambda: nets.mobilenet_v1(0.25, 96, classes=2),
+    "ic": nets.resnet8,
+    "kws": nets.ds_cnn,
+}
+# By the start of the runtime's name in the table; other submitters changed the nets, or do not say what runs them.
+_MLPERF_RUNTIMES = {"X-CUBE-AI": "st-edge-ai", "Bosch Hardware-Aware": "bosch-hal"}
+
+
+def mlperf_boards(folder: Path) -> tuple[Board, ...]:
+    """Microcontrollers of MLPerf Tiny; where a board was submitted several times with a runtime, its best times.
+
+    Args:
+        folder: where the tables are.
+    """
+    found: dict[tuple[str, str, str, float], dict[str, float]] = {}
+    for row in rows_of(folder, "mlperf_tiny"):
+        runtime = next((name for start, name in _MLPERF_RUNTIMES.items() if row["runtime"].startswith(start)), None)
+        core = re.search(r"Cortex\W*-?(M\d+\+?)", row["soc"])
+        clock = re.search(r"(\d+) MHz", row["note"])
+        if runtime is None or core is None or clock is None:
+            continue
+        device = re.sub(r"[^a-z0-9]+", "-", row["board"].lower()).strip("-")
+        name = core[1].lower().replace("+", "plus")
+        times = found.setdefault((device, runtime, f"cortex-{name}", float(clock[1]) / 1000), {})
+        times[row["model"]] = min(times.get(row["model"], float("inf")), float(row["latency_ms"]))
+    return tuple(
+        Board(
+            device=device, title=device.upper(), soc=device, core=core, ghz=ghz, engine="cpu", cores="all",
+            runtime=runtime, day="2024", precision="int8", threads=1, source="mlcommons/tiny_results_v1.2",
+            times=tuple((Net(model, model, _MLPERF_NETS[model]()), time) for model, time in times.items()),
+        )
+        for (device, runtime, core, ghz), times in found.items()
+    )  # fmt: skip
 
 
 def timm_rows(folder: Path, every: int = 4) -> Iterator[tuple[str, int, float]]:

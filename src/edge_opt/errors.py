@@ -125,6 +125,10 @@ class ConversionFailed(EdgeOptError):
     """A conversion that failed, changed nothing, or whose outputs are no results; nothing passes for what was asked."""
 
 
+class Disagrees(ConversionFailed):
+    """A converted model whose outputs are not the original's; names the batch size, the bound and the layer."""
+
+
 class ExportFailed(ConversionFailed):
     """A model that cannot be exported; names the place or the operator, and the way round."""
 

@@ -116,6 +116,7 @@ def summarize_hardware(
     latency_ms: float,
     memory_bandwidth_gbps: float,
     peak_compute_gmacs: float | None = None,
+    machine_bandwidth_gbps: float | None = None,
 ) -> dict[str, Any]:
     """Bandwidth and compute that a model achieves at a measured latency, and their share of what the device offers.
 
@@ -126,6 +127,9 @@ def summarize_hardware(
         peak_compute_gmacs: What the device can compute, in 10⁹ MACs per second. With it the result has the knee of
             the roofline (MACs per byte at which compute becomes the limit), and the side of it on which the model
             stands; None, the default, leaves both out.
+        machine_bandwidth_gbps: What the memory of the machine that was timed can move, where that is another machine
+            than the device: the share of the bandwidth that is used is then the share of this one's. None, the
+            default, means that the device itself was timed.
 
     >>> from edge_opt.model import SmallCNN
     >>> summary = summarize_hardware(estimate_layerwise_stats(SmallCNN(), 1), latency_ms=1.0, memory_bandwidth_gbps=4.3)
@@ -136,16 +140,19 @@ def summarize_hardware(
     total_macs = float(layerwise_df["macs"].sum())
     latency_s = max(latency_ms / 1000.0, _CLAMP)
     achieved_bandwidth_gbps = total_bytes / latency_s / 1e9
+    timed_bandwidth_gbps = memory_bandwidth_gbps if machine_bandwidth_gbps is None else machine_bandwidth_gbps
     intensity = total_macs / max(total_bytes, _CLAMP)
     summary: dict[str, Any] = {
         "estimated_total_bytes": total_bytes,
         "estimated_total_macs": total_macs,
         "achieved_bandwidth_gbps": achieved_bandwidth_gbps,
         "configured_memory_bandwidth_gbps": memory_bandwidth_gbps,
-        "bandwidth_utilization": achieved_bandwidth_gbps / max(memory_bandwidth_gbps, _CLAMP),
+        "bandwidth_utilization": achieved_bandwidth_gbps / max(timed_bandwidth_gbps, _CLAMP),
         "achieved_gmacs": total_macs / latency_s / 1e9,
         "arithmetic_intensity_macs_per_byte": intensity,
     }
+    if machine_bandwidth_gbps is not None:
+        summary["machine_memory_bandwidth_gbps"] = machine_bandwidth_gbps
     if peak_compute_gmacs is not None:
         knee = peak_compute_gmacs / max(memory_bandwidth_gbps, _CLAMP)
         summary["configured_peak_compute_gmacs"] = peak_compute_gmacs

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_opt.errors import EdgeOptError, MissingExtra, ModelNotFound, first_line
+from edge_opt.exported_file import TRUST, check_exported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -152,9 +154,14 @@ Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def load_exported(path: Path) -> tuple[nn.Module, Example | None]:
-    """The module of an exported program, and the arguments it was exported with if the file holds them."""
+    """The module of an exported program, and the arguments it was exported with if the file holds them.
+
+    A file that could run code is refused before it is opened, unless EDGE_OPT_TRUST is set, as `--trust` does.
+    """
     if not path.is_file():
         raise ModelNotFound(f"no file {str(path)!r}; torch.export.save(program, path) writes one")
+    if not os.environ.get(TRUST):
+        check_exported(path)
     import torch
 
     from edge_opt.trace.modules import exported_module

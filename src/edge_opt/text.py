@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as html_format
 import re
+from typing import Any
 
 # The wide forms are formulas, too, to a spreadsheet that is set to East Asian text.
 _FORMULAS = tuple(
@@ -58,3 +59,20 @@ def xml(text: str) -> str:
     'a\\x00b\nc'
     """
     return "\n".join(map(printable, text.split("\n")))
+
+
+def edit_distance(one: list[Any], other: list[Any]) -> int:
+    """How many tokens must be inserted, deleted or replaced to turn one row of tokens into another.
+
+    >>> edit_distance("a cat sat here".split(), "the cat sat".split())
+    2
+    """
+    costs = list(range(len(other) + 1))
+    for row, token in enumerate(one, 1):
+        before, costs[0] = costs[0], row
+        for column, wanted in enumerate(other, 1):
+            before, costs[column] = (
+                costs[column],
+                min(costs[column] + 1, costs[column - 1] + 1, before + (token != wanted)),
+            )
+    return costs[-1]

@@ -133,6 +133,15 @@ def ratio(value: float | None) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def per_call(seconds: float, batch_size: int) -> str:
+    """The time of a call and what a call is.
+
+    >>> per_call(3.1e-4, 1), per_call(0.004, 32)
+    ('310 µs per sample', '4.00 ms per batch of 32')
+    """
+    return f"{duration(seconds)} per {'sample' if batch_size == 1 else f'batch of {batch_size}'}"
+
+
 def shape(dims: Sequence[int], times: str = TIMES) -> str:
     """A shape as people write it; `times="x"` is what files hold and the command line reads.
 

@@ -37,7 +37,7 @@ def test_several_targets_stand_side_by_side() -> None:
     for title in ("Target", "Fits", "Time", "90 % interval", "Bound by", "Energy", "Batch", "Basis"):
         assert title in header
     assert [row.split()[0] for row in rows[:3]] == ["raspberry-pi-4", "jetson-nano", "rp2040"]
-    assert "rp2040: the peak of rp2040 in fp32 (cpu) is unknown" in " ".join(out.split())
+    assert "rp2040: the bandwidth of rp2040 is unknown" in " ".join(out.split())
 
 
 def test_in_a_narrow_terminal_the_basis_goes_before_the_bound() -> None:

@@ -83,16 +83,18 @@ def test_spared_layers_stay_in_float() -> None:
 
 def test_an_lstm_stays_in_float_and_says_why() -> None:
     batches = [torch.randn(8, 5, 8)]
-    done = compress.convert(Recurrent(), (1, 5, 8), "int8", calibration=batches)
+    done = compress.convert(Recurrent(), (1, 5, 8), "int8", calibration=batches, scheme="static")
     assert [(layer.path, layer.precision) for layer in done.layers] == [("rnn", "fp32"), ("head", "int8")]
     assert done.kept_layers[0].reason == "static quantisation has no rule for LSTM"
     with pytest.raises(ConversionFailed, match="did not take: all 1 layers run in fp32: .* no rule for LSTM"):
-        compress.convert(nn.LSTM(8, 16, batch_first=True), (1, 5, 8), "int8", calibration=batches)
+        compress.convert(nn.LSTM(8, 16, batch_first=True), (1, 5, 8), "int8", calibration=batches, scheme="static")
 
 
 def test_a_transformer_is_quantised_product_by_product() -> None:
     batches = [torch.randint(0, 20, (8, 6)) for _ in range(2)]
-    done = compress.convert(Tokens(), [torch.zeros(1, 6, dtype=torch.long)], "int8", calibration=batches)
+    done = compress.convert(
+        Tokens(), [torch.zeros(1, 6, dtype=torch.long)], "int8", calibration=batches, scheme="static"
+    )
     # in and out projection, two products of attention, two of the feed-forward block, one head
     assert len(done.layers) == 2 + 2 + 2 + 1
     assert {layer.precision for layer in done.layers} == {"int8"}

@@ -155,3 +155,26 @@ def test_inputs_by_name_are_passed_by_name() -> None:
 
     data = [{"features": torch.randn(8, 4), "labels": torch.zeros(8, dtype=torch.int64)}]
     assert finetune(Named(), data, epochs=3, learning_rate=0.1, validate=data).history[-1].score == 1.0
+
+
+def test_the_rate_falls_at_every_step_of_a_single_epoch() -> None:
+    model = nn.Linear(1, 2, bias=False)
+    batch = torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)
+    # With the same batch each time AdamW moves a weight by about the rate: the moves are the rates.
+    moved, previous = [], model.weight.detach()
+    for steps in (1, 2, 3, 4):
+        weight = _after(model, [batch] * 4, steps)
+        moved.append(float((weight - previous).abs().max()))
+        previous = weight
+    expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]
+    assert moved == pytest.approx(expected, rel=0.1)
+
+
+def _after(model: nn.Module, batches: list, steps: int) -> torch.Tensor:
+    """The weights after so many steps of an epoch of all batches; the rest has labels that are learned nothing from."""
+
+    class Stopping(list):
+        def __iter__(self):
+            yield from list.__iter__(self[:steps])
+
+    return finetune(model, Stopping(batches), epochs=1, learning_rate=0.01, progress=False).model.weight.detach()

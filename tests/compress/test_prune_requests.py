@@ -28,20 +28,20 @@ def batch(count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("wanted", [0.3, 0.5, 0.8])
 def test_a_target_of_macs_is_met_within_a_tenth(wanted: float) -> None:
-    pruned = prune(UNet(32), IMAGE, macs_target=wanted)
+    pruned = prune(UNet(32), IMAGE, macs_target=wanted, round_to=8)
     assert abs(pruned.achieved.macs_ratio - wanted) <= 0.1 * wanted
     assert pruned.shortfalls == ()
 
 
 def test_groups_are_nudged_where_one_ratio_jumps_over_the_target() -> None:
-    pruned = prune(SmallCNN(16, 32), SMALL, macs_target=0.5)
+    pruned = prune(SmallCNN(16, 32), SMALL, macs_target=0.5, round_to=8)
     # With multiples of 8 one ratio gives 16 and 16 channels (55 %) or 8 and 24 (39 %); 8 and 32 are nearest.
     macs = 784 * 8 * 9 + 196 * 32 * 72 + 32 * 49 * 10
     assert (pruned.achieved.macs, pruned.shortfalls) == (macs, ())
 
 
 def test_a_target_out_of_reach_is_reported_by_layer() -> None:
-    pruned = prune(Residual(16, 32), IMAGE, macs_target=0.1, ignored=["stem"])
+    pruned = prune(Residual(16, 32), IMAGE, macs_target=0.1, ignored=["stem"], round_to=8)
     # stem 16 x 27 MACs a pixel, up and down 16 x 9 for each of 32 channels; only those 32 can go, down to 8
     left, whole = 432 + 8 * 288, 432 + 32 * 288
     assert pruned.achieved.macs_ratio == pytest.approx((256 * left + 160) / (256 * whole + 160))
@@ -96,7 +96,7 @@ def test_ignored_layers_keep_their_channels() -> None:
 
 
 def test_rounding_is_to_the_nearest_multiple_and_is_reported() -> None:
-    pruned = prune(SmallCNN(24, 40), SMALL, 0.5)
+    pruned = prune(SmallCNN(24, 40), SMALL, 0.5, round_to=8)
     # 12 of 24 and 20 of 40 are halfway between multiples of 8; halves stay
     assert (pruned.model.conv1.out_channels, pruned.model.conv2.out_channels) == (16, 24)
     reasons = {fall.path: fall.reason for fall in pruned.shortfalls}
@@ -227,15 +227,18 @@ def test_the_original_and_the_process_are_as_found(fails: bool) -> None:
         ({}, "how much to prune is not said"),
         ({"macs_target": 0}, "macs_target is 0; it is the share that is to remain, above 0 and up to 1"),
         ({"latency_target": 0.5}, "latency_of= .* or target= .*, and neither is given"),
-        ({"ratio": 0.5, "target": "raspberry-pi-4"}, "give latency_target= too"),
+        ({"ratio": 0.5, "round_to": 8, "target": "raspberry-pi-4"}, "give latency_target= too"),
         ({"latency_target": 0.5, "latency_of": lambda net: -1.0}, "latency_of returned -1.0"),
         ({"layers": {"conv3": 0.5}}, "SmallCNN has no layer 'conv3'; closest: conv2, conv1"),
         ({"layers": {"relu1": 0.5}}, "relu1 is a ReLU and has no channels of its own"),
         ({"ratio": 0.5, "ignored": ["conv7"]}, "SmallCNN has no layer 'conv7'"),
-        ({"ratio": 0.5, "importance": "l3"}, "importance is 'l3'; it must be one of l1, l2, taylor, random"),
+        ({"ratio": 0.5, "importance": "l3"}, "importance is 'l3'; it must be one of auto, group, recon"),
         ({"ratio": 0.5, "importance": "taylor"}, 'importance="taylor" needs data'),
         ({"ratio": 0.5, "importance": "taylor", "loader": []}, "the loader has no batches"),
         ({"ratio": 0.5, "round_to": 0}, "round_to is 0"),
+        ({"ratio": 0.5, "round_to": "fast"}, "round_to is 'fast'; it is a whole number, or \"auto\""),
+        ({"ratio": 0.5, "reconstruct": True}, "reconstruct= needs data"),
+        ({"ratio": 0.5, "importance": "reconstruction"}, 'importance="reconstruction" needs data'),
     ],
 )
 def test_bad_requests_are_refused_in_one_sentence(arguments: dict, message: str) -> None:
@@ -252,13 +255,13 @@ def test_nothing_to_prune_is_an_error_with_the_reason() -> None:
         prune(nn.ReLU(), (1, 4), 0.5)
 
 
-def test_recurrent_layers_are_left_alone_by_name() -> None:
+def test_recurrent_layers_with_a_projection_are_left_alone_by_name() -> None:
     class Speech(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.enter = nn.Linear(8, 16)
-            self.lstm = nn.LSTM(16, 16, batch_first=True)
-            self.wide = nn.Linear(16, 32)
+            self.lstm = nn.LSTM(16, 16, batch_first=True, proj_size=16 - 1)
+            self.wide = nn.Linear(15, 32)
             self.head = nn.Linear(32, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

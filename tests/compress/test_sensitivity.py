@@ -38,7 +38,7 @@ def test_pruning_one_layer_is_what_prune_does_to_it() -> None:
     torch.manual_seed(0)
     model, batches = SmallCNN(), data()
     row = next(row for row in eo.sensitivity(model, batches, layers=["conv2"], prune=(0.5,), precisions=()).rows)
-    spec = prune(model, (1, 1, 28, 28), {"conv2": 0.5}, round_to=1).spec
+    spec = prune(model, (1, 1, 28, 28), {"conv2": 0.5}, importance="l1", round_to=1).spec
     pruned = apply_spec(model, spec)
     with torch.no_grad():
         before = torch.cat([model(images) for images, _ in batches])
@@ -129,7 +129,7 @@ def test_a_metric_of_ones_own() -> None:
         ({"prune": (1.5,)}, "a ratio in prune is 1.5"),
         ({"precisions": ("int4",)}, "precision is 'int4'; simulated are int8, fp16, bf16"),
         ({"layers": ["conv9"]}, "SmallCNN has no layer 'conv9'; closest: conv2, conv1"),
-        ({"loader": [(torch.zeros(2, 1, 28, 28), torch.zeros(2, 3))]}, "give no accuracy; pass metric="),
+        ({"loader": [(torch.zeros(2, 1, 28, 28), torch.zeros(2, 3))]}, "do not fit accuracy"),
     ],
 )
 def test_bad_input_is_refused(arguments: dict, message: str) -> None:

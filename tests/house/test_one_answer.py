@@ -8,7 +8,7 @@ import edge_opt as eo
 from edge_opt.compress import prune
 from edge_opt.model import SmallCNN
 from edge_opt.records import LayerPrecision
-from edge_opt.run.run import _on_target
+from edge_opt.run.findings import on_target
 
 SHAPE = (32, 1, 28, 28)
 
@@ -22,7 +22,7 @@ def test_time_on_a_device(target: str) -> None:
     assert seconds is not None
     assert eo.compare_targets(model, SHAPE, target).targets[0].prediction.seconds == seconds
     assert eo.estimate(profile, target).seconds == seconds
-    assert _on_target(profile, target)["estimated_latency_ms"] == seconds * 1e3
+    assert on_target(profile, target)["estimated_latency_ms"] == seconds * 1e3
     assert prune(model, SHAPE, latency_target=0.9, target=target).achieved.latency_before_s == seconds
 
 

@@ -55,7 +55,7 @@ def test_every_file_has_a_source_its_rows_and_a_name_of_its_own() -> None:
     assert len({platform.name for platform in found}) == len(found) == len(list(FOLDER.glob("*.toml"))) - 1
     for platform in found:
         assert platform.source
-        assert platform.rows >= 2
+        assert platform.rows >= 2 or platform.origin == "core"
         assert platform.day
         assert platform.kind in kinds()
         assert np.all(np.isfinite(platform.costs.mean))

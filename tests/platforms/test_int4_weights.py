@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 import edge_opt as eo
 from edge_opt.platforms.estimate import estimate_roofline
 from edge_opt.platforms.passes import passes
+from edge_opt.records import Figure
 
 BITS = 4 + 20 / 128  # groups of 128 share a half of scale and a zero of 4 bits
 
@@ -24,7 +27,8 @@ def test_matrices_take_four_bits_and_their_scales() -> None:
 def test_a_memory_bound_layer_takes_its_bytes_share_of_the_time() -> None:
     profile = eo.profile(nn.Linear(4096, 4096, bias=False), (1, 4096))
     # By the roofline both times: fp32 has published times there, and int4 has none.
-    spec = eo.device("raspberry-pi-5")
+    free = Figure(0.0, "test", "derived")  # calls
+    spec = replace(eo.device("raspberry-pi-5"), overhead_s=free)
     wide, narrow = (estimate_roofline(profile, spec, precision) for precision in ("fp32", "int4"))
     assert wide.seconds is not None and narrow.seconds is not None and narrow.bound == "memory"
     read = {"fp32": 4096 * 4096 * 4 + 2 * 4096 * 4, "int4": 4096 * 4096 * BITS / 8 + 2 * 4096 * 2}

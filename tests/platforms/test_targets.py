@@ -60,7 +60,9 @@ def test_several_targets_stand_in_the_order_asked_for(board: Path) -> None:
     assert [item.target for item in found.predictions] == ["jetson-nano", "my-board", "raspberry-pi-4"]
     assert found.prediction is found.predictions[0]
     assert {item.precision for item in found.predictions} == {"fp16"}
-    assert [item.seconds is None for item in found.predictions] == [False, True, True]  # only the Nano has an fp16 peak
+    # Only the Nano has a peak in fp16; the others compute in fp32.
+    widened = ["computes in fp32" in " ".join(item.remarks) for item in found.predictions]
+    assert widened == [False, True, True]
 
 
 def test_without_a_target_there_is_no_prediction() -> None:
@@ -114,7 +116,7 @@ def test_a_file_without_a_bandwidth_is_refused_and_one_without_a_peak_says_so(
             eo.profile(SmallCNN(), SHAPE, target=board)
     else:
         found = eo.profile(SmallCNN(), SHAPE, target=board).prediction
-        assert found is not None and found.seconds is None
+        assert found is not None and found.seconds is not None and found.high is None
         assert any("the peak of my-board in fp32 (cpu) is unknown" in remark for remark in found.remarks)
 
 

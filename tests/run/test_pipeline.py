@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 import edge_opt as eo
+from edge_opt import units
 from edge_opt.cli import app
 from edge_opt.data import load_splits
 from edge_opt.errors import InvalidInput, OtherSettings, UnknownDevice
@@ -22,6 +24,7 @@ from edge_opt.model import SmallCNN
 from edge_opt.records import Candidate, Trial, TrialMetrics
 from edge_opt.report.sweep_files import read_sweep
 from edge_opt.run.config import RunConfig, read_config
+from edge_opt.run.outputs import conclusion
 from edge_opt.run.run import RunResult, run, run_seeds
 from edge_opt.search.build import Event, TrialFinished
 
@@ -35,9 +38,10 @@ ARTIFACTS = """sweep_results.csv pareto_frontier_latency.csv pareto_frontier_ene
     accuracy_vs_energy.png accuracy_vs_memory.png summary.json reproducibility.json layerwise_breakdown.csv
     precision_tradeoffs.csv hardware_summary.csv layerwise_activation_memory.png layerwise_macs.png sweep.json
     profile.json sensitivity.json report.html best/model.onnx best/model.safetensors best/spec.json best/samples.npz
-    best/run_best.py""".split()
+    best/run_best.py best/MODEL_CARD.md""".split()
 MEASURED = {"latency_s", "latency_low_s", "latency_high_s", "latency_std_s", "latency_p95_s", "cpu_latency_s",
-            "throughput", "energy_j", "single_latency_s", "remarks", "test_accuracy"}  # fmt: skip
+            "throughput", "energy_j", "single_latency_s", "remarks", "test_accuracy", "deploy_latency_s",
+            "deploy_latency_low_s", "deploy_latency_high_s", "measured_memory_bytes", "is_disturbed"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,76 @@ def test_what_was_written_reads_back(done: RunResult) -> None:
     assert json.loads((done.folder / "summary.json").read_text(encoding="utf-8"))["best"]["key"] == done.result.best
     repeated = json.loads((done.folder / "reproducibility.json").read_text(encoding="utf-8"))
     assert repeated["config"]["epochs"] == 6 and repeated["command"] == ["edge-opt", "run"]
-    assert repeated["data"]["samples"] == {"train": 600, "calibration": 128, "validation": 300, "test": 359}
+    assert repeated["data"]["samples"] == {"train": 600, "calibration": 128, "validation": 359, "test": 359}
+
+
+def page_data(path: Path) -> dict[str, Any]:
+    """The one JSON value that a page draws from."""
+    text = path.read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    return found
+
+
+def test_console_summary_table_and_page_tell_the_same(done: RunResult) -> None:
+    summary = json.loads((done.folder / "summary.json").read_text(encoding="utf-8"))
+    told, page = summary["best"]["speedup"], page_data(done.folder / "report.html")
+    [row] = [row for row in rows(done.folder / "sweep_results.csv") if row["is_best"] == "True"]
+    speed = done.result.speedup
+    assert speed is not None and speed.runtime is not None
+    # one record: the summary, the row and the page hold its numbers, the console and the page its words
+    assert (told["ratio"], told["low"], told["high"]) == (speed.whole.ratio, speed.whole.low, speed.whole.high)
+    assert told["low"] <= told["ratio"] <= told["high"] and told["runtime_alone"] == speed.runtime.ratio
+    assert [float(row[name]) for name in ("speedup", "speedup_ci95_low", "speedup_ci95_high")] == pytest.approx(
+        [told["ratio"], told["low"], told["high"]]
+    )
+    assert {key: page["sweep"]["speedup"][key] for key in told} == told
+    words = "\n".join(conclusion(done.result))
+    card = (done.folder / "best/MODEL_CARD.md").read_text(encoding="utf-8")
+    assert all(told["text"] in text for text in (words, " ".join(page["verdict"]), card))
+    # what was disturbed is marked in all of them
+    assert told["disturbed"] == (row["disturbed"] == "True") == ("DISTURBED" in words)
+    assert told["disturbed"] == ("DISTURBED" in " ".join(page["verdict"])) == ("disturbed" in card)
+    # one latency at one batch: its own row, the summary, the page's row, the console
+    best = summary["best"]["metrics"]
+    [shown] = [item for item in page["sweep"]["rows"] if item["key"] == done.result.best]
+    assert float(row["deploy_latency_ms"]) == shown["deploy_latency_ms"] == best["deploy_latency_s"] * 1e3
+    assert f"{units.duration(best['deploy_latency_s'])} per sample" in words
+    assert best["single_latency_s"] == best["deploy_latency_s"] and best["deploy_batch"] == 1
+
+
+def test_printed_times_have_the_printed_ratio_and_its_parts_multiply(done: RunResult) -> None:
+    speed, best = done.result.speedup, metrics_of(done.result.trial(str(done.result.best)))
+    assert speed is not None and speed.runtime and speed.precision and speed.pruning
+    ratio = metrics_of(done.result.baseline).ranked_latency_s / best.ranked_latency_s
+    assert ratio == pytest.approx(speed.whole.ratio)
+    assert speed.runtime.ratio * speed.precision.ratio * speed.pruning.ratio == pytest.approx(speed.whole.ratio)
+
+
+def test_the_baseline_is_told_once(done: RunResult) -> None:
+    found, metrics = done.summary["baseline"], metrics_of(done.result.baseline)
+    assert found["latency_ms"] == metrics.latency_s * 1e3 and found["accuracy"] == metrics.accuracy
+    assert found["energy_proxy_j"] == metrics.energy_j == found["metrics"]["energy_j"]
+    assert "answers" not in found["metrics"]
+
+
+def test_memory_is_measured_beside_the_estimate(done: RunResult) -> None:
+    for trial in done.result.trials:
+        held = metrics_of(trial).measured_memory_bytes
+        # at least the weights come on top of an idle runtime
+        assert held is not None and held > metrics_of(trial).model_bytes
+    deployment = done.summary["deployment"]
+    used = deployment["achieved_bandwidth_gbps"] / deployment["machine_memory_bandwidth_gbps"]
+    assert deployment["bandwidth_utilization"] == pytest.approx(used)
+    assert deployment["configured_memory_bandwidth_gbps"] == 4.3  # the device's, under its own name
+
+
+def test_what_ships_is_the_measured_file(done: RunResult) -> None:
+    best = done.result.trial(str(done.result.best))
+    [measured] = (done.folder / "candidates" / best.candidate.key).glob(f"*.{best.candidate.precision}.onnx")
+    assert (done.folder / "best/model.onnx").read_bytes() == measured.read_bytes()
+    spec = json.loads((done.folder / "best/spec.json").read_text(encoding="utf-8"))
+    assert (spec["runtime"], spec["precision"]) == (best.candidate.runtime, best.candidate.precision)
+    assert spec["metrics"]["size_bytes"] == metrics_of(best).size_bytes
 
 
 def test_the_shipped_model_runs_without_us(done: RunResult) -> None:
@@ -276,8 +349,23 @@ def test_a_trained_model_is_swept_from_python(done: RunResult, tmp_path: Path) -
     )
     assert [metrics_of(trial).batch_size for trial in result.trials] == [16, 16]
     assert len(result.accepted) == 2 and metrics_of(result.baseline).test_accuracy is None
-    assert (tmp_path / "out/sweep_results.csv").is_file()
+    for name in ("sweep_results.csv", "summary.json", "report.html", "best/run_best.py", "best/MODEL_CARD.md"):
+        assert (tmp_path / "out" / name).is_file()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_winner_in_torch_ships_as_torch(tmp_path: Path) -> None:
+    splits = load_splits("digits", train_subset=64, val_subset=32)
+    loaders = {"train": list(splits.train), "validation": list(splits.validation)}
+    space: dict[str, Any] = {"pruning_levels": [0.0], "precisions": ["fp32"], "runtimes": ["torch"]}
+    result = eo.sweep(SmallCNN(), loaders, folder=tmp_path, constraints=[], min_time_s=0.01, **space)
+    # the winner is the baseline: exactly as fast as itself
+    assert result.speedup is not None and result.speedup.whole.ratio == 1
+    [measured] = (tmp_path / "candidates" / str(result.best)).glob("*.pt")
+    assert (tmp_path / "best/model.pt").read_bytes() == measured.read_bytes()
+    assert not (tmp_path / "best/model.onnx").exists()
+    program = [sys.executable, "-I", str(tmp_path / "best/run_best.py")]
+    assert " of 32 right" in subprocess.run(program, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_model_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:

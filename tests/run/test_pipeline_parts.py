@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edge_opt as eo
+from edge_opt.compress.task import task_of
 from edge_opt.errors import InvalidConfig, InvalidInput, MeasurementFailed
+from edge_opt.measuring.statistics import wilson
 from edge_opt.model import SmallCNN
 from edge_opt.platforms.capacity import peak_memory
 from edge_opt.records import Candidate, SweepResult, Trial, TrialMetrics
 from edge_opt.run.outputs import commit, reproducibility, simulate_deployment
 from edge_opt.run.run import aggregate, check_device, flat, mean_of
-from edge_opt.run.scores import Accuracy, accuracy_of
+from edge_opt.run.scores import figure_of
 
 
 def test_a_slower_clock_takes_longer_for_batches_and_streams() -> None:
@@ -49,20 +51,21 @@ def test_a_clock_that_is_none_is_refused(scale: float) -> None:
 
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_s_interval_solves_its_equation(counts: tuple[int, int]) -> None:
-    accuracy = Accuracy(*counts)
-    low, high = accuracy.interval
-    assert 0 <= low <= accuracy.share <= high <= 1 and low < high
+    share = counts[0] / counts[1]
+    low, high = wilson(*counts)
+    assert 0 <= low <= share <= high <= 1 and low < high
     for bound in (low, high):
-        if 0 < bound < 1 and bound != accuracy.share:
+        if 0 < bound < 1 and bound != share:
             # the bound is where the share is 1.96 standard errors away
-            error = math.sqrt(bound * (1 - bound) / accuracy.samples)
-            assert abs(accuracy.share - bound) == pytest.approx(1.959963984540054 * error, rel=1e-6, abs=1e-9)
+            error = math.sqrt(bound * (1 - bound) / counts[1])
+            assert abs(share - bound) == pytest.approx(1.959963984540054 * error, rel=1e-6, abs=1e-9)
 
 
 def test_answers_are_counted_over_all_batches() -> None:
     batches = [(torch.eye(4), torch.tensor([0, 1, 2, 0])), (torch.eye(4)[:1], torch.tensor([[0]]))]
     for run in (lambda x: x, lambda x: (x,), lambda x: [x.numpy()], lambda x: {"logits": x}):
-        assert accuracy_of(run, batches) == Accuracy(4, 5)
+        found = figure_of(task_of().score(run, batches))
+        assert (found.value, found.samples) == (4 / 5, 5)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +78,12 @@ def test_answers_are_counted_over_all_batches() -> None:
 )
 def test_answers_without_meaning_are_refused(run: object, error: type, sentence: str) -> None:
     with pytest.raises(error, match=sentence):
-        accuracy_of(run, [(torch.eye(2), torch.tensor([0, 1]))])  # type: ignore[arg-type]
+        task_of().score(run, [(torch.eye(2), torch.tensor([0, 1]))])
 
 
 def test_no_batches_have_no_accuracy() -> None:
     with pytest.raises(InvalidInput, match="no batches"):
-        accuracy_of(lambda x: x, [])
+        task_of().score(lambda x: x, [])
 
 
 def test_a_mean_over_seeds_has_student_s_interval() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_opt.budgets import parse_budget, violations
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Candidate, Trial, TrialMetrics
+from edge_opt.records import Candidate, Factor, Finalist, Finals, Trial, TrialMetrics
 from edge_opt.search.choose import Point, Span, dominates, frontier, frontiers, recommend, trial_frontier
+from edge_opt.search.paired import packed_answers, wilson
 from sweep_jobs import figures
 
 # Few distinct values, so that ties, duplicates and touching intervals are common.
@@ -72,9 +75,7 @@ def test_dominance_is_a_strict_partial_order(found: list[Point]) -> None:
                 assert dominates(a, c) or not (dominates(a, b) and dominates(b, c))
 
 
-def trial(
-    pruning: float, *, budgets: tuple[str, ...] = (), runtime: str = "onnxruntime", **changes: float | None
-) -> Trial:
+def trial(pruning: float, *, budgets: tuple[str, ...] = (), runtime: str = "onnxruntime", **changes: Any) -> Trial:
     candidate = Candidate(pruning, "fp32", runtime)
     metrics: TrialMetrics = replace(figures(candidate), **changes)
     broken = violations(metrics, [parse_budget(text) for text in budgets])
@@ -130,18 +131,58 @@ def test_an_unknown_objective_is_refused() -> None:
         trial_frontier([], ("accuracy", "speed"))
 
 
-def test_the_fastest_is_recommended_among_those_not_significantly_less_accurate() -> None:
-    rows = [
-        trial(0.0, accuracy=0.98, accuracy_high=0.99, latency_s=0.004),
-        trial(0.1, accuracy=0.975, accuracy_high=0.985, latency_s=0.002),  # reaches 0.98
-        trial(0.2, accuracy=0.95, accuracy_high=0.96, latency_s=0.001),  # does not
-    ]
+def answering(level: float, right: int, latency_s: float, wrong_from: int = 0, of: int = 300) -> Trial:
+    """A candidate that answers all but `of - right` samples right, the wrong ones from a place on."""
+    answers = np.ones(of, dtype=bool)
+    answers[wrong_from : wrong_from + of - right] = False
+    low, high = wilson(right, of)
+    return trial(
+        level, accuracy=right / of, accuracy_low=low, accuracy_high=high, latency_s=latency_s,
+        answers=packed_answers(answers),
+    )  # fmt: skip
+
+
+def test_two_wrong_answers_more_of_300_are_not_shown_to_be_worse() -> None:
+    # 299 and 297 of 300: on two samples the pairs differ, which chance does easily
+    rows = [answering(0.0, 299, 0.004), answering(0.1, 297, 0.002), answering(0.2, 270, 0.001)]
     key, sentence = recommend(rows)
     assert key == rows[1].candidate.key
-    assert "2 of 3 accepted" in sentence
-    assert "2.00 ms" in sentence
-    assert "0.9750" in sentence
-    assert "the best is 0.9800" in sentence
+    assert "2 of 3 accepted" in sentence and "2.00 ms" in sentence
+    assert "0.9900" in sentence and "the best is 0.9967" in sentence
+    assert "Newcombe's paired interval on 300 samples" in sentence
+
+
+def test_pairs_show_what_two_intervals_do_not() -> None:
+    # 285 and 270 of 300: Wilson's intervals overlap (0.919 to 0.969, 0.861 to 0.929); no sample speaks for the second
+    rows = [answering(0.0, 285, 0.004), answering(0.1, 270, 0.002)]
+    first, second = (row.metrics for row in rows)
+    assert first and second and second.accuracy_high > first.accuracy_low
+    assert recommend(rows)[0] == rows[0].candidate.key
+
+
+def test_resampled_scores_are_compared_draw_by_draw() -> None:
+    # on every draw the second is 0.01 worse, though both vary by 0.1
+    draws = tuple(0.9 + 0.1 * (index % 11 - 5) / 5 for index in range(110))
+    wide = {"accuracy_low": 0.8, "accuracy_high": 1.0}
+    one = trial(0.0, accuracy=0.9, latency_s=0.004, replicates=draws, **wide)
+    other = trial(0.1, accuracy=0.89, latency_s=0.002, replicates=tuple(v - 0.01 for v in draws), **wide)
+    assert recommend([one, other])[0] == one.candidate.key
+
+
+def finalist(row: Trial, logs: list[float]) -> Finalist:
+    seconds = math.exp(sum(logs) / len(logs))
+    return Finalist(row.candidate, seconds, seconds, seconds, 0.0, seconds, Factor(1.0, 1.0, 1.0), tuple(logs))
+
+
+def test_of_those_not_shown_to_be_slower_the_smaller_is_chosen() -> None:
+    rows = [answering(0.0, 299, 0.0010), answering(0.1, 299, 0.00101), answering(0.2, 299, 0.0020)]
+    sizes = (3000, 2000, 1000)
+    rows = [replace(row, metrics=replace(row.metrics, size_bytes=size)) for row, size in zip(rows, sizes, strict=True)]  # type: ignore[type-var]
+    # one per cent apart in turns, which is less than a session knows; the third takes twice as long
+    logs = [[math.log(base) + wobble for wobble in (0.0, 0.01, -0.01, 0.0)] for base in (0.0010, 0.00101, 0.0020)]
+    finals = Finals(1, 1, "wall", 1, False, (), tuple(map(finalist, rows, logs)))
+    key, sentence = recommend(rows, finals)
+    assert key == rows[1].candidate.key and "as fast as any" in sentence
 
 
 def test_rejected_and_failed_candidates_are_never_recommended() -> None:

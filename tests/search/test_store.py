@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 import threading
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
 from edge_opt.records import Candidate, Trial
-from edge_opt.search.store import STORE_NAME, Built, Store, alone, at_work, folder_lock, owner
+from edge_opt.search.locks import alone, at_work, folder_lock, owner
+from edge_opt.search.store import SCHEMA, STORE_NAME, Built, Store
 from sweep_jobs import figures
 
 CANDIDATE = Candidate(0.1, "int8", "onnxruntime", (("conv1", 0.25),))
@@ -121,7 +121,7 @@ def test_an_older_schema_is_said_and_kept_aside(tmp_path: Path) -> None:
     version(tmp_path / STORE_NAME, 0)
     said: list[str] = []
     Store.open(tmp_path, {}, on_notice=said.append).close()
-    assert "it is of schema 0, and this edge_opt reads 1" in said[0]
+    assert f"it is of schema 0, and this edge_opt reads {SCHEMA}" in said[0]
     assert len(backups(tmp_path)) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
 
 
 def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     happened: list[str] = []
     waits, may_end = threading.Event(), threading.Event()
 
@@ -175,7 +175,7 @@ def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monk
 
 
 def test_builds_go_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with at_work(), at_work():
         pass
 

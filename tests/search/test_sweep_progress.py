@@ -40,7 +40,8 @@ def test_plain_lines_elsewhere_than_on_a_terminal(tmp_path: Path) -> None:
     lines = shown("auto", tmp_path, io.StringIO()).splitlines()
     assert lines[:4] == [
         "sweep: 3 candidates",
-        "[1/3] prune 0 fp32 onnxruntime: accuracy 0.9800, 2.50 ms, rejected by latency_ms <= 2; about 0 s left",
+        "[1/3] prune 0 fp32 onnxruntime: accuracy 0.9800, 2.50 ms per sample, rejected by latency_ms <= 2; "
+        "about 0 s left",
         "[2/3] prune 0.1 fp32 onnxruntime: raised: build: ValueError: channels must be divisible by 8; about 0 s left",
         "[3/3] prune 0.5 fp32 onnxruntime: crashed: build was ended by SIGABRT; see build.log",
     ]
@@ -114,7 +115,7 @@ def test_the_status_command_tells_how_far_a_sweep_is(tmp_path: Path) -> None:
         "sweep: 2 done (2 accepted), 0 failed, 1 left",
         "not running; run the same again to go on",
     ]
-    assert text[2].startswith("so far: prune 0.1 fp32 onnxruntime: the fastest (2.25 ms)")
+    assert text[2].startswith("so far: prune 0.1 fp32 onnxruntime: the fastest (2.25 ms per sample)")
     record = json.loads(CliRunner().invoke(app, ["status", str(tmp_path), "--json"]).stdout)
     assert (record["done"], record["left"], record["is_running"]) == (2, 1, False)
 

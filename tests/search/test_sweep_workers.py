@@ -71,7 +71,7 @@ def test_a_candidate_that_always_kills_its_worker_is_a_row(tmp_path: Path) -> No
     result = run_sweep(WorkerKiller(tmp_path / "marks", crashes=9), space, folder=tmp_path / "out", workers=1)
     assert [(trial.failure, trial.reason, trial.attempts) for trial in result.trials] == [
         (None, "", 1),
-        ("crashed", "each worker that built it was lost", 2),
+        ("crashed", "each worker that built it was lost", 4),
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -136,3 +138,39 @@ class WorkerKiller(Flaky):
     def crash(self) -> None:
         os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL)
         time.sleep(60)
+
+
+@dataclass(frozen=True)
+class Littering(Flaky):
+    """Leaves a file behind before it crashes, and refuses a folder in which there is one."""
+
+    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
+        assert not (folder / "half").exists()
+        (folder / "half").touch()
+        return super().build(candidate, folder)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Starts a process of its own, as a loader of data does, and says which."""
+
+    note: Path
+
+    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.note.write_text(f"{os.getppid()} {child.pid}", encoding="utf-8")
+        time.sleep(600)
+        return {}
+
+    def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
+        return figures(candidate)
+
+
+@dataclass(frozen=True)
+class Large(Arithmetic):
+    """Writes more than a disk takes, if the candidate is pruned."""
+
+    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
+        if candidate.pruning:
+            (folder / "large").write_bytes(bytes(4_000_000))
+        return super().build(candidate, folder)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Generic, Literal, TypeVar
 
 from edge_opt import units
+from edge_opt.errors import InvalidInput
 from edge_opt.platforms.capacity import peak_memory
 from edge_opt.records import Interval, Latency, ModelProfile, TrialMetrics
+from edge_opt.records.sweeps import SHARES
 
 Kind = Literal["count", "bytes", "time", "energy", "share", "rate"]
 S = TypeVar("S")
@@ -160,15 +163,35 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _family("predicted", "time", _predicted, _predicted_interval, is_predicted=True),
 )
 
-TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
-    _family(
-        "accuracy",
-        "share",
+
+def _interval(low: float | None, high: float | None) -> Interval | None:
+    return None if low is None or high is None else Interval(low, high)
+
+
+def _drop_interval(trial: TrialMetrics) -> Interval | None:
+    return _interval(trial.accuracy_drop_low, trial.accuracy_drop_high)
+
+
+def _deploy_interval(trial: TrialMetrics) -> Interval | None:
+    return _interval(trial.deploy_latency_low_s, trial.deploy_latency_high_s)
+
+
+def _scores(name: str, kind: Kind) -> Iterator[Metric[TrialMetrics]]:
+    """The score of a metric, how much worse it is than the baseline's, and the score on the test part."""
+    is_signed = kind != "share"
+    yield from _family(
+        name,
+        kind,
         lambda trial: trial.accuracy,
         lambda trial: Interval(trial.accuracy_low, trial.accuracy_high),
-    ),
-    _family("accuracy_drop", "share", lambda trial: trial.accuracy_drop, is_signed=True),
-    _family("test_accuracy", "share", lambda trial: trial.test_accuracy),
+        is_signed=is_signed,
+    )
+    yield from _family(f"{name}_drop", kind, lambda trial: trial.accuracy_drop, _drop_interval, is_signed=True)
+    yield from _family(f"test_{name}", kind, lambda trial: trial.test_accuracy, is_signed=is_signed)
+
+
+TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
+    _scores("accuracy", "share"),
     _family(
         "latency",
         "time",
@@ -178,8 +201,10 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family("latency_p95", "time", lambda trial: trial.latency_p95_s),
     _family("cpu_latency", "time", lambda trial: trial.cpu_latency_s),
     _family("single_latency", "time", lambda trial: trial.single_latency_s),
+    _family("deploy_latency", "time", lambda trial: trial.deploy_latency_s, _deploy_interval),
     _family("throughput", "rate", lambda trial: trial.throughput),
     _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
+    _family("measured_memory", "bytes", lambda trial: trial.measured_memory_bytes),
     _family("model", "bytes", lambda trial: trial.model_bytes),
     _family("size", "bytes", lambda trial: trial.size_bytes),
     _family("energy", "energy", lambda trial: trial.energy_j),
@@ -188,3 +213,22 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family("macs_ratio", "share", lambda trial: trial.macs_ratio),
     _family("params_ratio", "share", lambda trial: trial.params_ratio),
 )
+
+
+@cache
+def trial_metrics(metric: str = "accuracy") -> Mapping[str, Metric[TrialMetrics]]:
+    """The figures of a trial where another metric than accuracy is scored, in whose name constraints then speak.
+
+    >>> sorted(set(trial_metrics("mae")) - set(TRIAL_METRICS))
+    ['mae', 'mae_drop', 'test_mae']
+    """
+    if metric == "accuracy":
+        return TRIAL_METRICS
+    scores = {found.name: found for found in _scores(metric, "share" if metric in SHARES else "count")}
+    others = {name: found for name, found in TRIAL_METRICS.items() if "accuracy" not in name}
+    taken = [name for name in scores if name in others or any(found.family == name for found in others.values())]
+    if taken:
+        raise InvalidInput(
+            f"a metric cannot be called {metric!r}: {taken[0]} means something else; rename the function"
+        )
+    return MappingProxyType({**scores, **others})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TRIAL_METRICS, Metric
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS, Metric, trial_metrics
 from edge_opt.budgets.parse import parse_budget, parse_increase
 from edge_opt.comparing import Subject, align, as_profile, compared_latency, layer_figures, profiled_differently
 from edge_opt.errors import InvalidInput
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 def violations(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[Violation, ...]:
     """The budgets that do not hold; one whose figure is not known does not hold either, and its value is None."""
-    found = ((budget, TRIAL_METRICS[budget.metric].value(metrics)) for budget in budgets)
+    figures = trial_metrics(metrics.metric)
+    found = ((budget, figures[budget.metric].value(metrics)) for budget in budgets)
     return tuple(
         Violation(budget.text, budget.metric, value, budget.limit)
         for budget, value in found

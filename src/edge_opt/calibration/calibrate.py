@@ -22,6 +22,7 @@ from edge_opt.calibration.operator_draws import is_warm, plan
 from edge_opt.calibration.operator_times import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
+from edge_opt.measuring.allocator import kept_memory
 from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.platforms.calibration_file import host_file, save_calibration
 from edge_opt.records import (
@@ -44,17 +45,23 @@ _SIDE, _WIDTH = 28, 128
 
 def bandwidths() -> tuple[MeasuredBandwidth, ...]:
     """What a copy reaches, from working sets that fit the smallest cache to those that fit none."""
-    found = []
-    for size in _WORKING_SETS:
-        source, target = torch.ones(size // 8), torch.ones(size // 8)
-        inner = max(1, (1 << 20) // size)
+    return tuple(map(_copied, _WORKING_SETS))
 
-        def copy(source: torch.Tensor = source, target: torch.Tensor = target, inner: int = inner) -> None:
-            for _ in range(inner):
-                target.copy_(source)
 
-        found.append(MeasuredBandwidth(size, size * inner / best_seconds(copy, 5)))
-    return tuple(found)
+def memory_bandwidth() -> float:
+    """Bytes per second that a copy moves here, from and to memory that no cache holds."""
+    return _copied(_WORKING_SETS[-1]).bytes_per_s
+
+
+def _copied(size: int) -> MeasuredBandwidth:
+    source, target = torch.ones(size // 8), torch.ones(size // 8)
+    inner = max(1, (1 << 20) // size)
+
+    def copy() -> None:
+        for _ in range(inner):
+            target.copy_(source)
+
+    return MeasuredBandwidth(size, size * inner / best_seconds(copy, 5))
 
 
 def fresh_outputs() -> tuple[FreshOutput, ...]:
@@ -206,7 +213,8 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
     # Models first: timing hundreds of operators alone leaves the heap in pieces, some of them cold.
     with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
         visits = _visited_references(spent, tell)
-    alone = _timed_alone(seconds, spent, tell)
+    with kept_memory():
+        alone = _timed_alone(seconds, spent, tell)
     runs = [visit.run() for visit in visits]
     in_place = [sample for visit in visits for sample in operator_samples(visit)]
     tell(_ALONE_SHARE, "cross-validation")

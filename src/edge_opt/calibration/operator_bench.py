@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from edge_opt.measuring.allocator import kept_memory
 from edge_opt.records import OpSignature, Shape, TensorInfo, Trace
 from edge_opt.trace.operators import Behavior, behavior, operator_name
 
@@ -44,10 +45,7 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _MIB = 1 << 20
-# glibc takes up to 32 MiB from its heap once it has seen a block of that size freed; larger ones where a hole is free.
-_FAMILIAR_BYTES = 31 * _MIB
 _PIECE_BYTES = 16 * _MIB
-_LID_BYTES = 4 * _MIB
 _SPARE_BYTES = 64 * _MIB
 
 
@@ -60,20 +58,13 @@ def hole_for(trace: Trace) -> int:
 def kept_heap(nbytes: int) -> Iterator[None]:
     """Let tensors be made in a hole of the heap that was written before, of this many bytes.
 
-    Otherwise the C library may give memory back to the system after each forward and fetch it again for the next,
-    page by page, or may not: by chance, and for more than twice the time. Weights and inputs should be there before,
-    so that the hole is in one piece. Elsewhere than on glibc this does no harm.
+    Memory that is freed stays, and its pages are mapped already. Weights and inputs should be there before, so that
+    the hole is in one piece. Elsewhere than on glibc this does no harm.
     """
-    for _ in range(2):
-        torch.zeros(_FAMILIAR_BYTES, dtype=torch.uint8)
-    pieces = [torch.zeros(_PIECE_BYTES, dtype=torch.uint8) for _ in range(max(1, nbytes // _PIECE_BYTES))]
-    # The heap shrinks from its end only, and this lies there.
-    lid = torch.zeros(_LID_BYTES, dtype=torch.uint8)
-    pieces.clear()
-    try:
+    with kept_memory():
+        pieces = [torch.zeros(_PIECE_BYTES, dtype=torch.uint8) for _ in range(max(1, nbytes // _PIECE_BYTES))]
+        pieces.clear()
         yield
-    finally:
-        del lid
 
 
 _INDEXED = {"aten.embedding": 0, "aten.embedding_bag": 0}

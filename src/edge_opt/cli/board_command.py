@@ -15,7 +15,7 @@ import typer
 
 from edge_opt import units
 from edge_opt.cli.arguments import read_arguments, with_example
-from edge_opt.cli.shell import Debug, talk
+from edge_opt.cli.shell import Debug, Trust, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 
@@ -47,6 +47,7 @@ def board(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to save it; NAME.toml unless given.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """A board of your own from a few times: three to eight nets, timed there with any runtime by any tool.

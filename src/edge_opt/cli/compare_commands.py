@@ -23,7 +23,7 @@ from edge_opt.cli.arguments import (
     read_profile,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
@@ -87,6 +87,7 @@ def compare(
         typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .html or .txt."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """What differs between models, layer by layer; the first is the baseline.
@@ -178,6 +179,7 @@ def check(
     ] = None,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Save as JUnit XML.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Whether a model keeps within its budgets: exit code 0 if it does, 1 if not, 2 for wrong use.

@@ -24,7 +24,7 @@ from edge_opt.cli.arguments import (
     read_arguments,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 from edge_opt.report.terminal import Cell, Strip, grid
@@ -107,16 +107,18 @@ def prune(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="DEVICE", help="Device, calibration or host to predict on."),
+        typer.Option("--target", metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for."),
     ] = None,
     layer: Annotated[
         list[str] | None, typer.Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
     ] = None,
-    importance: Annotated[str, typer.Option("--importance", help="l1, l2 or random; taylor needs Python.")] = "l1",
+    importance: Annotated[
+        str, typer.Option("--importance", help="group, bn_scale, l1, l2 or random; others need data, in Python.")
+    ] = "auto",
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="NAME", help="A layer or module to leave alone.")
     ] = None,
-    round_to: Annotated[int, typer.Option("--round-to", help="Kept channels are a multiple of this.")] = 8,
+    round_to: Annotated[str, typer.Option("--round-to", help="Kept channels are a multiple; auto is fast.")] = "auto",
     global_ranking: Annotated[bool, typer.Option("--global", help="Channels of all layers compete.")] = False,
     weights: Annotated[
         Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
@@ -128,6 +130,7 @@ def prune(
     fail_on_shortfall: Annotated[
         bool, typer.Option("--fail-on-shortfall", help="Exit with 1 if a target is missed by more than a tenth.")
     ] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Remove the least important channels and heads, prove the result, and save it without pickles.
@@ -137,10 +140,10 @@ def prune(
     edge-opt prune net.py:Net -i 1x3x32x32 --macs-target 0.5 --ignore stem
     edge-opt prune net.py:Net -i 1x3x32x32 --layer block.conv1=0.3 --json
     """
-    if importance == "taylor":
+    if importance in ("taylor", "reconstruction"):
         raise InvalidInput(
-            'importance "taylor" needs data, which the command line does not have; '
-            "call edge_opt.compress.prune(..., importance='taylor', loader=...) in Python"
+            f'importance "{importance}" needs data, which the command line does not have; '
+            f"call edge_opt.compress.prune(..., importance='{importance}', loader=...) in Python"
         )
     from edge_opt import compress
 
@@ -161,7 +164,7 @@ def prune(
             latency_target=latency_target,
             target=target,
             importance=cast("Importance", importance),
-            round_to=round_to,
+            round_to=int(round_to) if round_to.isdecimal() else cast("Any", round_to),
             ignored=ignore or (),
             global_ranking=global_ranking,
             seed=seed,
@@ -236,16 +239,22 @@ def quantize(
     ] = False,
     batches: Annotated[int, typer.Option("--batches", help="Calibration batches to use at most.")] = 32,
     method: Annotated[str, typer.Option("--method", help="minmax, entropy or percentile.")] = "minmax",
-    runtime: Annotated[str, typer.Option("--runtime", help="onnxruntime or openvino.")] = "onnxruntime",
+    runtime: Annotated[str, typer.Option("--runtime", help="Or openvino, litert, executorch.")] = "onnxruntime",
+    scheme: Annotated[str, typer.Option("--scheme", help="auto, static, dynamic or weights.")] = "auto",
     spare: Annotated[
-        list[str] | None, typer.Option("--spare", metavar="LAYER", help="Keep a layer and all inside it in float.")
+        list[str] | None,
+        typer.Option("--spare", metavar="LAYER", help="Keep a layer in float; auto finds them."),
     ] = None,
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
+    allow: Annotated[
+        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+    ] = None,
     min_agreement: Annotated[
         float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Quantise a model to int8 and say what came of it: what runs in int8, agreement, size.
@@ -269,24 +278,28 @@ def quantize(
         talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
     done = converted(
         model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
-        method=method, spare=spare or (), folder=output,
+        method=method, spare="auto" if spare == ["auto"] else spare or (), folder=output, allow=allow, scheme=scheme,
     )  # fmt: skip
     show(done, json, min_agreement)
 
 
 def export(
     model: ModelArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .onnx file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .onnx, .tflite or .pte file.")],
     inputs: Inputs = None,
     kwarg: Keywords = None,
     precision: Annotated[
         str, typer.Option("--precision", help="fp32 or fp16; `edge-opt quantize` is for int8.")
     ] = "fp32",
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help=f"Compare on: {FORM}.")] = None,
+    allow: Annotated[
+        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+    ] = None,
     min_agreement: Annotated[
         float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Write a model as ONNX for any batch size, run it, and say how far it agrees with the original.
@@ -296,13 +309,14 @@ def export(
     edge-opt export torchvision:resnet18 -i 1x3x224x224 -o resnet18.onnx --precision fp16
     """
     check_share(min_agreement)
-    if output.suffix != ".onnx":
-        raise InvalidInput(f"{str(output)!r} must end in .onnx")
+    endings = {".onnx": "onnxruntime", ".tflite": "litert", ".pte": "executorch"}
+    if output.suffix not in endings:
+        raise InvalidInput(f"{str(output)!r} must end in .onnx, .tflite or .pte")
     if precision == "int8":
         raise InvalidInput("int8 needs calibration; use `edge-opt quantize`")
     # The file may be for another machine; what it runs in on this one is said, not demanded.
     done = converted(
-        model, inputs, kwarg, precision, "onnxruntime", verify=verify, folder=output.parent, filename=output.name,
-        must_run=False,
+        model, inputs, kwarg, precision, endings[output.suffix], verify=verify, folder=output.parent,
+        filename=output.name, must_run=False, allow=allow,
     )  # fmt: skip
     show(done, json, min_agreement)

@@ -21,7 +21,7 @@ from edge_opt.cli.arguments import (
     read_arguments,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import Loaded, load_model
 from edge_opt.report.table import LEVELS
@@ -97,6 +97,7 @@ def profile(
         bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
     ] = False,
     runtime_profile: RuntimeTimes = None,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """What each layer of a model costs, from shapes alone.

@@ -16,16 +16,23 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_opt.records import SweepStatus
+    from edge_opt.records import SweepResult, SweepStatus
     from edge_opt.run.config import RunConfig
     from edge_opt.run.run import RunResult
+
+
+TlsDir = Annotated[
+    Path | None, typer.Option("--tls-dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of the cluster.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow tcp:// to another machine, without certificates.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try candidates again that failed before.")]
 
 
 def init(
@@ -76,15 +83,22 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
     ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
     seeds: Annotated[
         list[int] | None, typer.Option("--seeds", metavar="N…", help="One run per seed, and means with intervals.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
     ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
+    retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -98,11 +112,12 @@ def run(
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
     wanted = seeds or []
-    loaded = _config(config, settings or [])
+    loaded = _config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
     root = output or Path(loaded.output_dir)
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
-        done = _all(loaded, root, wanted, {"workers": workers, "scheduler": scheduler, "fresh": fresh}, as_json)
+        options = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
+        done = _all(loaded, root, wanted, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
     if as_json:
         typer.echo(json.dumps([dict(item.summary) for item in done] if wanted else dict(done[0].summary), indent=1))
     else:
@@ -138,10 +153,19 @@ def _conclude(done: list[RunResult], root: Path) -> None:
         for line in conclusion(item.result):
             typer.echo(line)
         typer.echo(f"report    {item.report}")
+        _ships(item.folder, item.result)
     if len(done) > 1:
         typer.echo(f"together  {root / 'aggregate.csv'}")
     if not all(item.result.accepted for item in done):
         talk("nothing satisfies the constraints; loosen one, or widen the space")
+
+
+def _ships(folder: Path, result: SweepResult) -> None:
+    """Name the winner's file, last of all."""
+    from edge_opt.run.handover import shipped_file
+
+    if result.best is not None:
+        typer.echo(f"ships     {shipped_file(folder / 'best')}")
 
 
 def sweep(
@@ -150,13 +174,19 @@ def sweep(
     inputs: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"Batch to time: {GRAMMAR}.")
     ] = None,
-    prune: Annotated[str, typer.Option("--prune", metavar="A,B", help="Shares of channels to remove.")] = "0,0.25,0.5",
+    prune: Annotated[
+        str,
+        typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; auto finds those worth it."),
+    ] = "0,0.25,0.5",
     precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
     runtime: Annotated[
-        str, typer.Option("--runtime", metavar="A,B", help="torch, onnxruntime, openvino.")
+        str, typer.Option("--runtime", metavar="A,B", help="torch, onnxruntime, openvino, litert, executorch.")
     ] = "torch,onnxruntime",
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
     ] = None,
     fine_tune_epochs: Annotated[
         int | None, typer.Option("--fine-tune-epochs", help="Passes after pruning; 3 unless given.")
@@ -167,9 +197,13 @@ def sweep(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tcp://…", help="Build on the workers of a Dask scheduler.")
+        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
     ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
+    retry_failed: RetryFailed = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    trust: Trust = False,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
     json: Annotated[bool, typer.Option("--json", help="Print the whole sweep as JSON.")] = False,
     debug: Debug = False,
@@ -179,6 +213,7 @@ def sweep(
     \b
     edge-opt sweep net.py:trained -i 32x1x28x28 --data net.py:loaders --keep "latency_ms <= 20" -o out/
     edge-opt sweep net.py:trained --data net.py:loaders --prune 0,0.5 --precision int8 --keep "accuracy_drop <= 1%"
+    edge-opt sweep net.py:trained --data net.py:loaders --metric mae --keep "mae_drop <= 0.1"
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
@@ -189,11 +224,11 @@ def sweep(
     from edge_opt.search.progress import progress
 
     chosen = {
-        "pruning_levels": [_share(text) for text in _words(prune)],
+        "pruning_levels": "auto" if prune == "auto" else [_share(text) for text in _words(prune)],
         "precisions": _words(precision),
         "runtimes": _words(runtime),
         "seed": seed,
-        **({"constraints": keep} if keep else {}),
+        **({"constraints": keep} if keep else {}) | ({} if metric is None else {"metric": metric}),
         **({} if fine_tune_epochs is None else {"fine_tune_epochs": fine_tune_epochs}),
         **read_settings(settings or ()),
     }
@@ -205,6 +240,9 @@ def sweep(
             example_inputs=_shape(inputs or []),
             workers=workers,
             scheduler=scheduler,
+            tls_dir=tls_dir,
+            insecure=insecure,
+            retry_failed=retry_failed,
             fresh=fresh,
             on_event=listener,
             **chosen,
@@ -215,7 +253,13 @@ def sweep(
         for line in conclusion(result):
             typer.echo(line)
         typer.echo(f"tables    {output}")
-    if not result.accepted:
+        typer.echo(f"report    {output / 'report.html'}")
+        _ships(output, result)
+    _end(bool(result.accepted))
+
+
+def _end(is_accepted: bool) -> None:
+    if not is_accepted:
         talk("nothing satisfies the constraints; loosen one, or widen the space")
         raise typer.Exit(NOT_SATISFIED)
 

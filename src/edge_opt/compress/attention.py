@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 # What models call their number of heads; the attribute that holds it is lowered with them.
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 # Their joint width, kept by some beside the number.
-HEAD_WIDTHS = ("all_head_size", "inner_dim", "attn_dim", "attention_dim")
+HEAD_WIDTHS = ("all_head_size", "inner_dim", "attn_dim", "attention_dim", "split_size")
 
 
 class PrunedAttention(nn.Module):
@@ -113,11 +114,12 @@ def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 class Heads(NamedTuple):
-    """Projections whose outputs are split into heads: the module that splits them, and how many heads there are."""
+    """Projections whose outputs are split into heads: the module that splits them, the heads, and their joint width."""
 
     owner: str
     projections: tuple[str, ...]
     heads: int
+    width: int
 
 
 def split_heads(model: nn.Module) -> list[Heads]:
@@ -128,14 +130,22 @@ def split_heads(model: nn.Module) -> list[Heads]:
         if count is None or isinstance(module, (nn.MultiheadAttention, PrunedAttention)):
             continue
         linears = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
-        triple = [name for letter in "qkv" if (name := _projection(linears, letter))]
-        widths = {linears[name].out_features for name in triple}
-        if len(triple) == 3 and len(widths) == 1 and count > 0 and next(iter(widths)) % count == 0:
-            found.append(Heads(path, tuple(f"{path}.{name}".lstrip(".") for name in triple), count))
+        triple = projections_of(linears)
+        widths = {linears[name].out_features for name in triple or ()}
+        if triple and len(widths) == 1 and count > 0 and next(iter(widths)) % count == 0:
+            paths = tuple(f"{path}.{name}".lstrip(".") for name in triple)
+            found.append(Heads(path, paths, count, next(iter(widths))))
     return found
 
 
-def _projection(linears: dict[str, nn.Linear], letter: str) -> str | None:
+def projections_of(names: Iterable[str]) -> tuple[str, str, str] | None:
+    """The names of the layers for query, key and value among these; None unless all three are there."""
+    found = [_projection(names, letter) for letter in "qkv"]
+    query, key, value = found
+    return None if query is None or key is None or value is None else (query, key, value)
+
+
+def _projection(linears: Iterable[str], letter: str) -> str | None:
     words = {"q": ("q", "query"), "k": ("k", "key"), "v": ("v", "value")}[letter]
     endings = ("", "_proj", "_lin", "_linear", "proj", "_projection")
     names = {word + ending for word in words for ending in endings} | {f"to_{letter}", f"w{letter}", f"w_{letter}"}

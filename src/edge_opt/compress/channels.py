@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -14,17 +13,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.extras import optional
 from edge_opt.compress.attention import Heads, split_heads
-from edge_opt.errors import PruningFailed
+from edge_opt.compress.operator_graph import dependency_graph
+from edge_opt.compress.standins import BESIDE, Role, StandIn, Twin, is_transposed_linear, twin_of
 from edge_opt.trace.inputs import CallArguments
 
 Side = Literal["in", "out", "both"]
 NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm)
 # Layers whose output channels a user can ask to prune.
-PRUNABLE = (_ConvNd, nn.Linear, nn.MultiheadAttention)
+PRUNABLE = (_ConvNd, nn.Linear, nn.MultiheadAttention, nn.RNNBase)
+
+
+def is_prunable(module: nn.Module) -> bool:
+    """Whether a user can ask for fewer output channels, heads or hidden units of a layer."""
+    return isinstance(module, PRUNABLE) or is_transposed_linear(module)
 
 
 class Place(NamedTuple):
@@ -56,6 +59,10 @@ def channels(module: nn.Module, side: Side) -> int:
         return module.num_parameters if module.num_parameters > 1 else 0
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
+    if isinstance(module, nn.RNNBase):
+        return module.input_size if side == "in" else module.hidden_size
+    if is_transposed_linear(module):
+        return int(module.get_parameter("weight").shape[0 if side == "in" else 1])
     return module.embed_dim if isinstance(module, nn.MultiheadAttention) else 0
 
 
@@ -72,6 +79,12 @@ def places(module: nn.Module, side: Side) -> list[Place]:
     if isinstance(module, nn.MultiheadAttention):
         names = ("in_proj_weight",) if side == "in" else ("out_proj.weight", "out_proj.bias")
         return _present(module, names, 1 if side == "in" else 0, every)
+    if isinstance(module, nn.RNNBase):
+        return _recurrent_places(module, side)
+    if is_transposed_linear(module):
+        if side == "in":
+            return [Place("weight", 0, every)]
+        return [Place("weight", 1, every), *_present(module, ("bias",), 0, every)]
     return _present(module, ("weight", "bias", "running_mean", "running_var"), 0, every) if count else []
 
 
@@ -89,6 +102,26 @@ def _conv_places(conv: _ConvNd, side: Side, every: np.ndarray) -> list[Place]:
     else:
         found = [Place("weight", 1, every % (len(every) // conv.groups))]
     return found + (_present(conv, ("bias",), 0, every) if side != "in" else [])
+
+
+def _recurrent_places(layer: nn.RNNBase, side: Side) -> list[Place]:
+    """Where a hidden unit stands: a row in each gate, and a column for every reader, of each layer and direction."""
+    if side == "in":
+        names = [name for name in layer._flat_weights_names if name.startswith("weight_ih_l0")]
+        return [Place(name, 1, np.arange(layer.input_size)) for name in names]
+    hidden = np.arange(layer.hidden_size)
+    found = []
+    for name in layer._flat_weights_names:
+        tensor = layer.get_parameter(name)
+        gates = tensor.shape[0] // layer.hidden_size
+        found += [Place(name, 0, hidden + gate * layer.hidden_size) for gate in range(gates)]
+        if name.startswith("weight_hh"):
+            found.append(Place(name, 1, hidden))
+        elif name.startswith("weight_ih") and not name.startswith("weight_ih_l0"):
+            # Deeper layers read all directions of the one before.
+            parts = tensor.shape[1] // layer.hidden_size
+            found += [Place(name, 1, hidden + part * layer.hidden_size) for part in range(parts)]
+    return found
 
 
 def _present(module: nn.Module, names: tuple[str, ...], dim: int, every: np.ndarray) -> list[Place]:
@@ -126,7 +159,7 @@ def refusal(module: nn.Module) -> str | None:
     """Why the channels of a layer cannot be pruned, if they cannot."""
     kind = type(module).__name__
     if isinstance(module, nn.RNNBase):
-        return f"{kind}: recurrent layers are not pruned"
+        return f"{kind} that projects its outputs" if module.proj_size else None
     if parametrize.is_parametrized(module) or hasattr(module, "weight_g"):
         return f"{kind}: its weight is computed from other parameters"
     if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) != 1:
@@ -152,87 +185,13 @@ def counted_attributes(module: nn.Module, kept_in: int, kept_out: int) -> dict[s
         return {"num_channels": kept_out}
     if isinstance(module, nn.PReLU):
         return {"num_parameters": kept_out}
+    if isinstance(module, nn.RNNBase):
+        return {"input_size": kept_in, "hidden_size": kept_out}
+    if is_transposed_linear(module):
+        return {name: count for name, count in (("nx", kept_in), ("nf", kept_out)) if hasattr(module, name)}
     if isinstance(module, nn.MultiheadAttention):
         return {"embed_dim": kept_in}
     return {"embedding_dim": kept_out} if isinstance(module, nn.Embedding) else {}
-
-
-def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
-    pruning = optional("torch_pruning", "pruning needs", "compress", "torch-pruning")
-
-    base: Any = pruning.pruner.function.MultiheadAttentionPruner
-
-    class Attention(base):  # type: ignore[misc]
-        """What goes in and what comes out are channels of their own; by default they are taken for the same."""
-
-        def prune_in_channels(self, layer: Any, idxs: Any) -> Any:
-            return layer
-
-    # The graph is read off autograd's, which leaves out what needs no gradient.
-    for tensor in model.parameters():
-        if tensor.is_floating_point():
-            tensor.requires_grad_(True)
-    graph = pruning.DependencyGraph()
-    # Not as a customized layer: those hide their inner modules from the trace, and tuples of outputs are not unpacked.
-    graph.REGISTERED_PRUNERS[pruning.ops.OPTYPE.MHA] = Attention()
-    with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")
-        try:
-            graph.build_dependency(
-                model,
-                arguments,
-                forward_fn=lambda net, call: net(*call.args, **call.kwargs),
-                output_transform=_differentiable,
-                verbose=False,
-            )
-            _follow_pixel_shuffles(graph)
-            return graph
-        except Exception as error:
-            raise PruningFailed(
-                f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
-            ) from error
-
-
-def _differentiable(output: Any) -> list[torch.Tensor]:
-    """The tensors in whatever a model returns from which autograd can go back."""
-    tensors = [leaf for leaf in tree_leaves(_opened(output)) if isinstance(leaf, torch.Tensor)]
-    found = [tensor for tensor in tensors if tensor.grad_fn is not None]
-    if not found:
-        raise PruningFailed("no output of the model depends on a parameter, so there is nothing to prune")
-    return found
-
-
-def _opened(output: Any) -> Any:
-    return dict(output) if hasattr(output, "items") else output
-
-
-class _Shuffled:
-    """Channels through a pixel shuffle: r x r neighbors of its input make one of its output."""
-
-    def __init__(self, block: int, is_inward: bool) -> None:
-        self.block = block
-        self.is_inward = is_inward
-
-    def __call__(self, indices: list[Any]) -> list[Any]:
-        if self.is_inward:
-            return [type(each)(each.idx * self.block + k, each.root_idx) for each in indices for k in range(self.block)]
-        return [type(each)(each.idx // self.block, each.root_idx) for each in indices]
-
-
-def _follow_pixel_shuffles(graph: Any) -> None:
-    """Put in the mapping of pixel shuffles, which the graph takes for element-wise."""
-    for node in graph.module2node.values():
-        name = type(node.grad_fn).__name__
-        if not name.startswith("PixelShuffle"):
-            continue
-        block = node.grad_fn._saved_upscale_factor**2
-        for source in node.inputs:
-            for dependency in (*source.dependencies, *node.dependencies):
-                # The mapping belongs to the way into the shuffle; what lies behind it has the output's channels.
-                if dependency.source is source and dependency.target is node:
-                    dependency.index_mapping[0] = _Shuffled(block, is_inward=False)
-                elif dependency.source is node and dependency.target is source:
-                    dependency.index_mapping[0] = _Shuffled(block, is_inward=True)
 
 
 NONE = -1
@@ -288,8 +247,8 @@ class _Index(NamedTuple):
 
 def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[str]) -> ChannelMap:
     """Every channel of the model with what must go when it goes. The model is a copy, in eval mode, to be traced."""
-    graph = dependency_graph(model, arguments)
-    survey = _Survey(model, graph, set(ignored))
+    twin = twin_of(model, arguments)
+    survey = _Survey(model, twin, dependency_graph(twin.model, arguments, twin.beside), set(ignored))
     survey.follow()
     survey.tie_heads()
     survey.tie_shared_tensors()
@@ -299,10 +258,17 @@ def channel_map(model: nn.Module, arguments: CallArguments, ignored: Iterable[st
 class _Survey:
     """The walk over the graph: each channel is reached once, and channels reached from two units make them one."""
 
-    def __init__(self, model: nn.Module, graph: Any, ignored: set[str]) -> None:
+    def __init__(self, model: nn.Module, twin: Twin, graph: Any, ignored: set[str]) -> None:
         self.model = model
+        self.twin = twin
         self.graph = graph
-        self.paths = {module: path for path, module in model.named_modules()}
+        # A part set beside the stream stands one step deeper in the twin than in the model.
+        known = dict(model.named_modules())
+        self.paths = {
+            module: own if (own := path.replace(f".{BESIDE}.", ".").removesuffix(f".{BESIDE}")) in known else path
+            for path, module in twin.model.named_modules()
+        }
+        self.aside = [each for path, each in twin.model.named_modules() if path.endswith(f".{BESIDE}")]
         self.ignored = ignored
         self.first_names = _first_names(model)
         # No layer has more channels than this; a walk that counts beyond has lost its way in reshapes.
@@ -347,7 +313,14 @@ class _Survey:
     def path_of(self, module: Any) -> str | None:
         if isinstance(module, nn.Parameter):
             return str(self.graph._param_to_name.get(module, ""))
-        return self.paths.get(module)
+        return module.writes[0].path if isinstance(module, StandIn) else self.paths.get(module)
+
+    def roles(self, module: nn.Module, side: Side) -> tuple[Role, ...]:
+        """The layers of the model whose channels those of a module in the twin are."""
+        if isinstance(module, StandIn):
+            return module.reads if side == "in" else module.writes
+        path = self.paths.get(module)
+        return () if path is None else (Role(path, np.arange(channels(module, side))),)
 
     def side(self, node: Any, handler: Any) -> Side:
         pruner = self.graph.get_pruner_of_module(node.module)
@@ -367,8 +340,12 @@ class _Survey:
                 if not dependency.is_triggered_by(handler):
                     continue
                 mapped: Any = fresh
-                for mapping in dependency.index_mapping:
-                    mapped = mapped if mapping is None else mapping(mapped)
+                try:
+                    for mapping in dependency.index_mapping:
+                        mapped = mapped if mapping is None else mapping(mapped)
+                except LookupError:
+                    self.refuse(fresh, "the channels could not be followed: a split or concatenation is not understood")
+                    continue
                 if any(index.root_idx is None for index in mapped):
                     self.refuse(fresh, "keys and values shared by several heads are not followed")
                 elif mapped:
@@ -401,6 +378,8 @@ class _Survey:
         path, module = self.path_of(node.module), node.module
         name = f"{path} ({type(module).__name__})"
         if side != "in" and not node.outputs:
+            if any(part is module for each in self.aside for part in each.modules()):
+                return f"{path} writes tokens, and their number is the input's"
             return f"{path} is the model's output" if path else "its channels are the model's output"
         if path is None:
             return None
@@ -409,8 +388,12 @@ class _Survey:
         size = module.shape[node.pruning_dim] if isinstance(module, nn.Parameter) else channels(module, side)
         if size and any(index.idx >= size for index in fresh):
             return f"the channels could not be followed into {name}"
-        why = None if isinstance(module, nn.Parameter) else refusal(module)
-        return f"{path} is a {why}" if why else None
+        roles = () if isinstance(module, nn.Parameter) else self.roles(module, side)
+        for role in roles:
+            why = refusal(self.model.get_submodule(role.path))
+            if why:
+                return f"{role.path} is a {why}"
+        return None
 
     def is_ignored(self, path: str) -> bool:
         return any(path == each or path.startswith(f"{each}.") for each in self.ignored)
@@ -440,11 +423,17 @@ class _Survey:
                 self.heads[path] = list(units)
                 if self.is_ignored(path):
                     self.refuse([_Index(0, unit) for unit in units], f"{path} is ignored")
-        for heads in split_heads(self.model):
+        for module in self.graph.module2node:
+            if isinstance(module, StandIn) and module.block > 1:
+                seen = self.seen.get((self.graph.module2node[module], "out"), {})
+                for channel, unit in seen.items():
+                    self.unite(seen.get(channel // module.block * module.block, unit), unit)
+        self.head_owners |= {heads.owner: heads for heads in self.twin.heads}
+        for heads in split_heads(self.twin.model):
             self._tie_projections(heads)
 
     def _tie_projections(self, heads: Heads) -> None:
-        layers = [self.model.get_submodule(path) for path in heads.projections]
+        layers = [self.twin.model.get_submodule(path) for path in heads.projections]
         owners = [self.seen.get((self.graph.module2node.get(layer), "out"), {}) for layer in layers]
         width = channels(layers[0], "out")
         if any(len(owner) < width for owner in owners):
@@ -459,14 +448,14 @@ class _Survey:
         """A tensor that two layers share, as tied embeddings are, can only be cut once for both."""
         owners: dict[tuple[TensorDim, int], int] = {}
         for (node, side), seen in self.seen.items():
-            path = self.path_of(node.module)
-            if path is None or isinstance(node.module, nn.Parameter):
+            if isinstance(node.module, nn.Parameter):
                 continue
-            for place in places(node.module, side):
-                at = TensorDim(self.first_name(path, place.tensor), place.dim)
-                for channel, unit in seen.items():
-                    if channel < len(place.where):
-                        self.unite(owners.setdefault((at, int(place.where[channel])), unit), unit)
+            for path, where in self.roles(node.module, side):
+                for place in places(self.model.get_submodule(path), side):
+                    at = TensorDim(self.first_name(path, place.tensor), place.dim)
+                    for index, channel in zip(place.where, where, strict=False):
+                        if (unit := seen.get(int(channel))) is not None:
+                            self.unite(owners.setdefault((at, int(index)), unit), unit)
 
     def first_name(self, path: str, tensor: str) -> str:
         """The name of a layer's tensor; of one with several, the first."""
@@ -512,16 +501,20 @@ class _Survey:
                 if indices.max() < module.shape[dim]:
                     own(TensorDim(path, dim), indices, unit_of[[seen[index] for index in sorted(seen)]])
                 continue
-            owner = np.full(channels(module, side), NONE)
+            every = np.full(channels(module, side), NONE)
             for index, unit in seen.items():
-                if index < len(owner):
-                    owner[index] = unit_of[unit]
-            layers[path, side] = owner
-            for place in places(module, side):
-                at = TensorDim(self.first_name(path, place.tensor), place.dim)
-                own(at, place.where, owner)
-                if side != "in" and _is_root(module) and place.tensor.endswith("weight") and at in tensors:
-                    scored[at] = None
+                if index < len(every):
+                    every[index] = unit_of[unit]
+            for role in self.roles(module, side):
+                owner = every[role.where]
+                layers[role.path, side] = owner
+                for place in places(self.model.get_submodule(role.path), side):
+                    at = TensorDim(self.first_name(role.path, place.tensor), place.dim)
+                    if len(place.where) != len(owner):  # a layer that is refused
+                        continue
+                    own(at, place.where, owner)
+                    if side != "in" and _is_root(module) and "weight" in place.tensor and at in tensors:
+                        scored[at] = None
         for path, units in self.heads.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, nn.MultiheadAttention)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,67 +14,47 @@ import torch
 from torch import nn
 
 from edge_opt._support.files import own_folder, publish, staging
+from edge_opt.compress.activation_ranges import Ranges
+from edge_opt.compress.agreement import agreement, bound_of, disagreement, first_difference, sized, trouble_of
+from edge_opt.compress.dynamic import chosen_scheme, quantize_dynamic, quantize_weights
 from edge_opt.compress.export import (
+    EXTERNAL_DATA_BYTES,
+    PATH_KEY,
     Subject,
     Tensors,
     export,
+    in_batches_of,
+    labels_of,
     read_batches,
     size_of,
     subject_of,
     with_data,
 )
 from edge_opt.compress.kernels import executed_kernels, layer_precisions, read_graph
-from edge_opt.compress.quantize import Job, Made, check_method, check_spared, is_below, maker_of, precision, quantize
-from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner, TorchRunner, is_fast
+from edge_opt.compress.mixed_precision import AUTO_BOUND, ranked_layers, spare_until_it_agrees
+from edge_opt.compress.quantize import (
+    Job,
+    Made,
+    Maker,
+    check_method,
+    check_spared,
+    is_below,
+    is_reduced,
+    maker_of,
+    precision,
+    quantize,
+    range_remarks,
+)
+from edge_opt.compress.runtimes import IN_TORCH, SUFFIXES, CompiledRunner, Runner, TorchRunner, is_fast, open_file
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
-from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime
-
-
-def agreement(subject: Subject, runner: Runner, batches: Sequence[Tensors], source: str) -> Agreement:
-    """Differences over all outputs and batches; a converted output that is not finite is a failure, not a figure."""
-    largest, total, magnitude, elements = 0.0, 0.0, 0.0, 0
-    same, scored, samples = 0, 0, 0
-    for batch in batches:
-        expected, found = subject.outputs(batch), runner(*batch)
-        _check(expected, found, runner)
-        for ours, theirs in zip(expected, found, strict=True):
-            difference = (ours.double() - theirs.double()).abs()
-            largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
-            total += float(difference.sum())
-            magnitude += float(ours.double().abs().sum())
-            elements += ours.numel()
-        samples += batch[0].shape[0] if batch[0].dim() else 1
-        first = expected[0]
-        if first.dim() == 2 and first.shape[1] > 1:
-            same += int((first.argmax(1) == found[0].argmax(1)).sum())
-            scored += first.shape[0]
-    return Agreement(
-        max_difference=largest,
-        mean_difference=total / max(1, elements),
-        scale=magnitude / max(1, elements),
-        top1=same / scored if scored else None,
-        samples=samples,
-        batches=len(batches),
-        source=source,
-    )
-
-
-def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
-    shapes, theirs = [tuple(t.shape) for t in expected], [tuple(t.shape) for t in found]
-    if shapes != theirs:
-        raise ConversionFailed(f"{runner.runtime} returns shapes {theirs}; the original returns {shapes}")
-    for number, (ours, other) in enumerate(zip(expected, found, strict=True)):
-        if other.is_floating_point() and not bool(torch.isfinite(other).all()) and bool(torch.isfinite(ours).all()):
-            raise ConversionFailed(
-                f"output {number} of the converted model has NaN or infinity where the original has numbers; "
-                "values left the range of the precision: use bf16 or fp32, or spare the layers that overflow"
-            )
-
+from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime, SparedPoint
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+Labels = list[torch.Tensor | None]
 _VERIFIED_BATCHES = 8
+_FIXED_BATCHES = 64
 
 
 def convert(
@@ -94,25 +74,34 @@ def convert(
     exported: Exported | None = None,
     filename: str | None = None,
     must_run: bool = True,
+    allow: float | None = None,
+    scheme: str = "auto",
+    group_size: int = 32,
 ) -> Converted:
     """The model in a precision for a runtime, verified: what each layer really runs in, and how far it agrees.
 
     Args:
         model: The model; it is left as it was.
         example_inputs: As in `profile`; the shape of one call.
-        precision: fp32, fp16, bf16 or int8.
-        runtime: Who runs it: torch, onnxruntime or openvino.
+        precision: fp32, fp16, bf16, int8, or int4 for weights.
+        runtime: Who runs it: torch, onnxruntime, openvino, torch-compile, litert or executorch.
         kwargs: Arguments of the model by name.
         calibration: A loader or batches of real inputs, which int8 needs; labels behind them are ignored.
         calibration_batches: How many of them to use.
         method: How int8 finds ranges: "minmax", "entropy" or "percentile".
         folder: Where the file goes; without it, to a folder that is gone with the process.
-        spare: Paths of layers that stay in float, with everything inside them.
+        spare: Paths of layers that stay in float, with everything inside them. "auto" spares those that hurt most,
+            as few as bring the difference below `allow`, 0.1 unless given.
         verify_on: Batches to compare on; those of the calibration unless given, else the example.
         reduce_range: Whether weights get 7 bits; None gives them where this CPU would saturate.
         exported: The result of `export_onnx`, so that the model is not exported again.
         filename: Name of the file; made from the model and the precision unless given.
         must_run: Whether to raise where no layer runs in what was asked; turn it off for a file of another machine.
+        allow: Largest mean difference of an output, as a share of its mean, before `Disagrees` is raised; None is the
+            bound of the precision (fp32 0.01, fp16 0.05, bf16 0.1, int8 0.3, int4 0.5), True takes anything.
+        scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
+            input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
+        group_size: Weights that share a scale where only weights are quantised: 32 is closer, 128 is smaller.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -121,23 +110,51 @@ def convert(
     ('int8', ['0', '2'], 32)
     """
     maker = maker_of(precision, runtime)
+    bound = bound_of(precision, allow)
     spared = _checked_spared(model, spare, precision, runtime, method)
     subject = subject_of(model, example_inputs, kwargs)
-    _check_calibrated(calibration, precision, runtime)
+    scheme = chosen_scheme(model, precision, runtime, scheme)
+    _check_calibrated(calibration, precision, runtime, scheme)
     # A loader that shuffles draws from torch's random numbers, which are the caller's.
     with torch.random.fork_rng(devices=[]):
-        ranges = None if calibration is None else read_batches(subject, calibration, calibration_batches, "calibration")
-        checks, source = _checks(subject, verify_on, ranges)
+        ranges, labels = _read(subject, calibration, calibration_batches, "calibration")
+        checks, answers, source = _checks(subject, verify_on, ranges, labels)
     place = Path(own_folder() if folder is None else folder)
+    name = filename or f"{subject.name}.{precision}.{SUFFIXES[runtime]}"
+    job = Job(subject, place, ranges, method, spared, reduce_range, exported, name, scheme, group_size)
+    budget = (AUTO_BOUND if allow is None else bound) if spare == "auto" else None
+    return _converted(job, maker, precision, runtime, _Verification(checks, answers, source, bound, budget, must_run))
+
+
+@dataclass(frozen=True, slots=True)
+class _Verification:
+    """What a conversion is held against; `budget` is the bound up to which layers are spared, None where none are."""
+
+    checks: list[Tensors]
+    answers: Labels
+    source: str
+    bound: float
+    budget: float | None
+    must_run: bool
+
+
+def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Verification) -> Converted:
+    """Made aside, tried, verified, and then put in place."""
+    subject, place, checks, answers = job.subject, job.folder, held.checks, held.answers
     with staging(place) as aside:
-        name = filename or f"{subject.name}.{precision}.{'pt' if runtime == 'torch' else 'onnx'}"
-        made = maker(Job(subject, aside, ranges, method, spared, reduce_range, exported, name))
-        with _runner(made, runtime, precision) as runner:
-            kernels = () if runtime == "torch" else executed_kernels(runner, checks[0])
-            layers = _torch_layers(made.model) if made.model else _layers(made.path, kernels, precision, runtime)
-            if must_run:
-                _check_effective(layers, precision, runtime, spared)
-            found = agreement(subject, runner, checks, source)
+        job = replace(job, folder=aside)
+        curve: tuple[SparedPoint, ...] = ()
+        if held.budget is not None:
+            spared, curve = _auto_spared(job, runtime, checks, answers, held.budget)
+            job = replace(job, spare=spared)
+        made = maker(job)
+        if made.batch is not None and any(made.batch != len(check[0]) for check in checks if check[0].dim()):
+            checks = in_batches_of(checks, made.batch)[:_FIXED_BATCHES]
+            answers = [None] * len(checks)
+        kernels, layers, found = _tried(made, runtime, precision, subject, checks, answers, held.source)
+        if held.must_run:
+            _check_effective(layers, precision, runtime, job.spare)
+        _check_agreement(found, held.bound, made, precision, runtime, checks)
         files = publish(with_data(made.path), place)
     return Converted(
         precision=cast(Precision, precision),
@@ -147,30 +164,69 @@ def convert(
         kernels=kernels,
         agreement=found,
         size_bytes=size_of(files[-1]),
-        original_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
+        original_bytes=sum(tensor.nbytes for tensor in subject.model.state_dict().values()),
         path=str(files[-1]),
         inputs=subject.names,
         outputs=made.outputs,
-        remarks=(*made.remarks, *_remarks(layers, kernels, precision, runtime)),
+        remarks=(*made.remarks, *_remarks(layers, kernels, precision, runtime), *_refusals(found, runtime)),
         model=made.model,
+        curve=curve,
     )
+
+
+def _tried(
+    made: Made, runtime: str, precision: str, subject: Subject, checks: list[Tensors], answers: Labels, source: str
+) -> tuple[tuple[Kernel, ...], tuple[LayerPrecision, ...], Agreement]:
+    """What was made, run once: its kernels, what its layers run in, and how far it agrees."""
+    with _runner(made, runtime, precision) as runner:
+        has_kernels = made.model is None and made.layers is None
+        kernels = executed_kernels(runner, checks[0]) if has_kernels else ()
+        layers = _torch_layers(made.model) if made.model else made.layers
+        if layers is None:
+            layers = _layers(made.path, kernels, precision, runtime)
+        return kernels, layers, agreement(subject, runner, checks, source, answers, made.batch)
+
+
+def _auto_spared(
+    job: Job, runtime: str, checks: list[Tensors], answers: Labels, bound: float
+) -> tuple[tuple[str, ...], tuple[SparedPoint, ...]]:
+    """The layers that int8 must leave in float, by trying; ranges are found once."""
+    known: list[Ranges] = []
+    first = replace(job, filename=f"try-{job.filename}", spare=())
+    source = _in_onnx("fp32")(replace(first, filename=f"float-{first.filename}"))
+    path = job.folder / first.filename
+
+    def attempt(spared: tuple[str, ...]) -> Agreement:
+        if job.scheme == "static":
+            known[:] = [_static(replace(first, spare=spared), source, path, known[0] if known else None)]
+        else:
+            is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
+            quantize_dynamic(source.path, path, spared, is_reduced(job.reduce_range), is_big)
+        with _open(path, runtime, "int8") as runner:
+            return agreement(job.subject, runner, checks, "a try", answers, source.batch)
+
+    return spare_until_it_agrees(ranked_layers(job.subject, checks[0]), attempt, bound)
 
 
 def _checked_spared(
     model: nn.Module, spare: Iterable[str], precision: str, runtime: str, method: str
 ) -> tuple[str, ...]:
     """The layers to spare, once the precision can run here and the method is known."""
-    if runtime == "torch":
+    if runtime in IN_TORCH:
         _check_runs(precision)
     check_method(method)
+    if spare == "auto":
+        if precision != "int8" or runtime not in ("onnxruntime", "openvino"):
+            raise InvalidInput("spare='auto' is for int8 in onnxruntime and openvino; name layers, or leave it out")
+        return ()
     spared = check_spared(model, spare)
-    if spared and precision != "int8":
+    if spared and precision not in ("int8", "int4"):
         raise InvalidInput(f"layers can be spared from int8 only; {precision} is of the whole model")
     return spared
 
 
-def _check_calibrated(calibration: object, precision: str, runtime: str) -> None:
-    if precision == "int8" and runtime != "torch" and calibration is None:
+def _check_calibrated(calibration: object, precision: str, runtime: str, scheme: str) -> None:
+    if precision == "int8" and runtime not in IN_TORCH and scheme == "static" and calibration is None:
         raise InvalidInput(
             "int8 needs calibration=: a loader or batches of real inputs, to find the range of each tensor"
         )
@@ -187,18 +243,57 @@ def _check_runs(precision: str) -> None:
         )
 
 
-def _checks(subject: Subject, verify_on: Iterable[Any] | None, ranges: Any) -> tuple[list[Any], str]:
+def _read(subject: Subject, batches: Any, most: int | None, what: str) -> tuple[list[Tensors] | None, Labels]:
+    """Batches of inputs with the labels behind them, where there are any."""
+    if batches is None:
+        return None, []
+    labels: Labels = []
+    return read_batches(subject, labels_of(subject, batches, labels), most, what), labels
+
+
+def _checks(
+    subject: Subject, verify_on: Iterable[Any] | None, ranges: list[Tensors] | None, labels: Labels
+) -> tuple[list[Tensors], Labels, str]:
     if verify_on is not None:
-        return read_batches(subject, verify_on, None, "verification"), "verify_on"
+        read, answers = _read(subject, verify_on, None, "verification")
+        assert read is not None
+        return read, answers, "verify_on"
     if ranges is not None:
-        return ranges[:_VERIFIED_BATCHES], "calibration batches"
-    return [subject.tensors], "example inputs"
+        return ranges[:_VERIFIED_BATCHES], labels[: len(ranges)][:_VERIFIED_BATCHES], "calibration batches"
+    return [subject.tensors], [None], "example inputs"
+
+
+def _check_agreement(
+    found: Agreement, bound: float, made: Made, precision: str, runtime: str, checks: list[Tensors]
+) -> None:
+    """Refuse a conversion that ruined the model, with the layer where the difference begins."""
+    trouble = trouble_of(found, bound)
+    if trouble is None:
+        return
+    entry, problem = trouble
+    begins = None
+    if made.reference is not None:
+        batch = checks[0] if entry is None else sized(checks, entry.samples)
+        begins = first_difference(
+            made.reference, made.path, lambda path: _open(path, runtime, precision), PATH_KEY, batch, bound
+        )
+    raise disagreement(f"{precision} on {runtime}", found, problem, begins)
+
+
+def _refusals(found: Agreement, runtime: str) -> list[str]:
+    return [
+        f"{runtime} takes no batch of {entry.samples}: {entry.refused}" for entry in found.by_batch if entry.refused
+    ]
 
 
 def _runner(made: Made, runtime: str, precision: str) -> Runner:
     if made.model is not None:
-        return TorchRunner(made.model, 1)
-    return OpenVinoRunner(made.path, 1, precision) if runtime == "openvino" else OnnxRuntimeRunner(made.path, 1)
+        return (CompiledRunner if runtime == "torch-compile" else TorchRunner)(made.model, 1)
+    return _open(made.path, runtime, precision)
+
+
+def _open(path: Path, runtime: str, precision: str) -> Runner:
+    return open_file(path, runtime, 1, precision)
 
 
 def _layers(path: Path, kernels: tuple[Kernel, ...], precision: str, runtime: str) -> tuple[LayerPrecision, ...]:
@@ -226,7 +321,7 @@ def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: st
     taken = [layer.path for layer in layers if is_below(layer.path, spare) and layer.precision == asked]
     if taken:
         raise ConversionFailed(f"{runtime} runs spared layers in {asked} nevertheless: {', '.join(taken)}")
-    if asked in found.split("+") and (asked == "int8" or found == asked):
+    if asked in found.split("+") and (asked in ("int8", "int4") or found == asked):
         return
     if asked == "fp32" and found == "none":
         return
@@ -239,7 +334,7 @@ def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: st
 def _remarks(layers: Any, kernels: tuple[Kernel, ...], precision: str, runtime: str) -> list[str]:
     """What a user should know before believing that smaller is faster."""
     remarks = []
-    if runtime == "torch" and precision != "fp32" and not is_fast(precision):
+    if runtime in IN_TORCH and precision != "fp32" and not is_fast(precision):
         remarks.append(f"this CPU has no fast {precision}: eager {precision} is often several times slower than fp32")
     ran = effective(layers, precision)
     if precision != "int8" and ran not in (precision, "none"):
@@ -283,7 +378,7 @@ def _in_onnx(name: str) -> Any:
         else:
             model, dtype = _cast(job.subject.model, name)
             done = export(job.subject, path, dtype, model)
-        return Made(path, done.outputs, done.remarks)
+        return Made(path, done.outputs, done.remarks, reference=path, batch=done.batch)
 
     return make
 
@@ -291,11 +386,11 @@ def _in_onnx(name: str) -> Any:
 def _copied(exported: Exported, folder: Path) -> Made:
     """The export that the caller brings; it keeps its name, which weights beside it go by."""
     copies = [Path(shutil.copyfile(file, folder / file.name)) for file in with_data(Path(exported.path))]
-    return Made(copies[-1], exported.outputs, exported.remarks)
+    return Made(copies[-1], exported.outputs, exported.remarks, reference=copies[-1], batch=exported.batch)
 
 
 for _name in _DTYPES:
-    precision(_name, "torch")(_in_torch(_name))
+    precision(_name, "torch", "torch-compile")(_in_torch(_name))
     precision(_name, "onnxruntime")(_in_onnx(_name))
     # OpenVINO takes float32 and computes in what it is asked for, if it can.
     precision(_name, "openvino")(_in_onnx("fp32"))
@@ -303,11 +398,26 @@ for _name in _DTYPES:
 
 @precision("int8", "onnxruntime", "openvino")
 def _int8(job: Job) -> Made:
-    """Both runtimes take the same file: u8 activations, s8 weights, quantise and dequantise nodes between."""
-    assert job.calibration is not None
+    """Static, both runtimes take the same file: u8 activations, s8 weights, quantise and dequantise nodes between."""
     source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
     path = job.folder / job.filename
-    remarks = quantize(
+    is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
+    remarks: tuple[str, ...] = ()
+    if job.scheme == "dynamic":
+        quantize_dynamic(source.path, path, job.spare, is_reduced(job.reduce_range), is_big)
+        remarks = range_remarks(job.reduce_range)
+    elif job.scheme == "weights":
+        quantize_weights(source.path, path, job.spare, 8, job.group_size, is_big)
+    else:
+        _static(job, source, path)
+        remarks = range_remarks(job.reduce_range)
+    prepared = path.with_name(f"prepared-{path.name}")
+    return Made(path, source.outputs, (*source.remarks, *remarks), reference=prepared, batch=source.batch)
+
+
+def _static(job: Job, source: Made, path: Path, ranges: Ranges | None = None) -> Ranges:
+    assert job.calibration is not None
+    return quantize(
         source.path,
         path,
         job.subject.names,
@@ -315,14 +425,30 @@ def _int8(job: Job) -> Made:
         method=job.method,
         spare=job.spare,
         reduce_range=job.reduce_range,
+        ranges=ranges,
     )
-    return Made(path, source.outputs, (*source.remarks, *remarks))
 
 
-@precision("int8", "torch")
+@precision("int4", "onnxruntime")
+def _int4(job: Job) -> Made:
+    """Weights of products in 4 bits, in groups; everything else stays in float."""
+    source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
+    path = job.folder / job.filename
+    is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
+    quantize_weights(source.path, path, job.spare, 4, job.group_size, is_big)
+    prepared = path.with_name(f"prepared-{path.name}")
+    return Made(path, source.outputs, source.remarks, reference=prepared, batch=source.batch)
+
+
+@precision("int8", "torch", "torch-compile")
 def _refused(job: Job) -> Made:
     """Nothing in torch itself is left that quantises a module and is not on its way out."""
     raise ConversionFailed(
         "torch's own quantisation of modules is deprecated and gone from its recent versions; "
         "use runtime='onnxruntime' or 'openvino' for int8"
     )
+
+
+# Makers for other runtimes register themselves; their packages are imported when they are used.
+import edge_opt.compress.executorch  # noqa: E402
+import edge_opt.compress.litert  # noqa: E402, F401

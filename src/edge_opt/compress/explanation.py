@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edge_opt import units
 from edge_opt.compress.runtimes import is_fast, vector_bytes
+from edge_opt.compress.scoring import metric_of
 from edge_opt.measuring.statistics import compare_latencies
 from edge_opt.records import (
     Comparison,
@@ -20,6 +22,7 @@ from edge_opt.records import (
     RunnerProfile,
 )
 from edge_opt.records.compression import Bottleneck, Topic
+from edge_opt.records.sweeps import MetricDirection
 
 # Bytes per element of a layer that runs in it, over the four of the profile's float32.
 _SHRUNK = {"int8": 0.25, "fp16": 0.5, "bf16": 0.5, "fp32": 1.0}
@@ -169,6 +172,10 @@ def explain(
     before_kernels: RunnerProfile | None = None,
     after_kernels: RunnerProfile | None = None,
     paired: bool = False,
+    metric: Any = "accuracy",
+    metric_direction: MetricDirection | None = None,
+    before_score: float | None = None,
+    after_score: float | None = None,
 ) -> Explanation:
     """Why one model is faster than another, or is not: what was saved, what was not, and what was added.
 
@@ -184,6 +191,10 @@ def explain(
         before_kernels: Time of each kernel of the first, from `compress.profile_runner`.
         after_kernels: Time of each kernel of the second.
         paired: The latencies were taken in turn, as `compress.measure_runners` does, and differ by less noise.
+        metric: What the scores are of: a name such as mae, or a function, as in `sweep`.
+        metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
+        before_score: Score of the first model; with that of the second, what the change cost is said, too.
+        after_score: Score of the second model.
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN
@@ -208,11 +219,24 @@ def explain(
         *_vector_width(changes),
         *_structure(changes),
         *_circumstances(old, new, old_latency, new_latency),
+        *_cost(metric, metric_direction, before_score, after_score),
     ]
     # What was saved, then what has a time of its own, the longest on top; the rest keeps its order.
     reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
     headline = _headline(macs, moved, compared, old_latency, new_latency)
     return Explanation(headline, compared, macs, moved, changes, tuple(reasons))
+
+
+def _cost(
+    metric: Any, direction: MetricDirection | None, before: float | None, after: float | None
+) -> Iterable[Reason]:
+    """What the change cost in the metric, where both scores are known."""
+    if before is None or after is None:
+        return
+    found = metric_of(metric, direction)
+    lost = found.drop(before, after)
+    verdict = "as good as before" if lost == 0 else f"{abs(lost):.4g} {'worse' if lost > 0 else 'better'}"
+    yield Reason("score", f"{found.name} was {before:.4g} and is {after:.4g}: {verdict}")
 
 
 def _columns(changes: Sequence[LayerChange]) -> tuple[list[int | None], list[int | None]]:

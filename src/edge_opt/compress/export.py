@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, is_dataclass
 from inspect import signature
@@ -24,7 +25,7 @@ from edge_opt import units
 from edge_opt._support.checks import check_whole
 from edge_opt._support.extras import optional
 from edge_opt._support.files import publish, staging
-from edge_opt._support.state import as_found
+from edge_opt._support.state import as_found, without_fast_path
 from edge_opt.errors import ExportFailed, InvalidInput, message_of
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on, on_device
@@ -199,6 +200,31 @@ def read_batches(subject: Subject, batches: Iterable[Any], most: int | None, wha
     return read
 
 
+def in_batches_of(batches: list[Tensors], size: int | None) -> list[Tensors]:
+    """The same samples in batches of the only size that a file takes; as they are where it takes any."""
+    if size is None:
+        return batches
+    pieces = [
+        tuple(t[start : start + size] if t.dim() and len(t) == len(batch[0]) else t for t in batch)
+        for batch in batches
+        for start in range(0, len(batch[0]) - size + 1, size)
+    ]
+    return pieces or batches
+
+
+def labels_of(subject: Subject, batches: Iterable[Any], labels: list[torch.Tensor | None]) -> Iterable[Any]:
+    """The batches as they are; what stands behind their inputs, if it is one class per sample, is put into `labels`."""
+    if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
+        batches = [batches]
+    for batch in batches:
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+        behind = [torch.as_tensor(leaf) for leaf in leaves[len(subject.names) :]]
+        one = behind[0] if isinstance(batch, (tuple, list)) and len(behind) == 1 else None
+        is_class = one is not None and one.dim() == 1 and not one.is_floating_point() and len(leaves[0]) == len(one)
+        labels.append(one.detach().cpu() if one is not None and is_class else None)
+        yield batch
+
+
 # protobuf refuses 2 GiB; weights of larger models stand in a file of their own, with room for the rest of the graph.
 EXTERNAL_DATA_BYTES = 1_500_000_000
 # Where each node keeps the path of its module, so that every tool behind the export can name it.
@@ -260,53 +286,176 @@ def export_onnx(
 
 
 def export(subject: Subject, path: Path, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> Exported:
-    """Export into a file that nobody reads yet. With a `dtype`, `model` is a copy of the subject's in that type."""
+    """Export into a file that nobody reads yet. With a `dtype`, `model` is a copy of the subject's in that type.
+
+    Every attempt has a copy of the model for itself. torch.export is the first way. Where it fails, the older tracer
+    is the second, unless values decide over the path through forward: a trace would freeze one of the paths.
+    """
     require("onnx")
     require("onnxscript")
-    adapter = subject.flat(dtype, model)
-    with undisturbed(adapter), quiet():
-        program, batch = _program(adapter, subject)
-        outputs = _output_names(len(program.model.graph.outputs))
-        for value, name in zip(program.model.graph.outputs, outputs, strict=True):
-            value.name = name
-        _label_nodes(program.model.graph)
-        weights = sum(tensor.nbytes for tensor in [*adapter.parameters(), *adapter.buffers()])
-        program.save(str(path), external_data=weights > EXTERNAL_DATA_BYTES)
-    remarks = () if batch is None else (f"the batch is fixed at {batch}: the model's code depends on it",)
-    return Exported(str(path), subject.names, outputs, batch, size_of(path), remarks)
+    source = subject.model if model is None else model
+    remarks: list[str] = []
+
+    made: list[Flat] = []
+
+    def adapter() -> Flat:
+        made.append(subject.flat(dtype, export_copy(source, subject, dtype)))
+        return made[-1]
+
+    with quiet():
+        try:
+            batch = _by_torch_export(adapter, subject, path)
+        except Exception as error:
+            failure = _failure(error, made[-1])
+            if _depends_on_values(error):
+                raise failure from error
+            try:
+                batch = _by_tracing(adapter, subject, path)
+            except OSError:
+                raise
+            except Exception:
+                raise failure from error
+            remarks.append("exported by tracing, for torch.export refused it")
+        outputs = tuple(value.name for value in require("onnx").load(str(path), load_external_data=False).graph.output)
+    if batch is not None:
+        remarks.append(f"the batch is fixed at {batch}: the model's code depends on it")
+    return Exported(str(path), subject.names, outputs, batch, size_of(path), tuple(remarks))
 
 
-def _program(adapter: Flat, subject: Subject) -> tuple[Any, int | None]:
-    """The exported program and its fixed batch, None where any will do."""
+def export_copy(model: nn.Module, subject: Subject, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy to be exported: fused where the model offers it, and run once, so that what it caches is real.
+
+    An exporter runs a model on tensors without data, and a cache would keep those. A model that cannot be copied is
+    exported itself.
+    """
+    try:
+        copied = copy.deepcopy(model).eval()
+    except Exception:  # tensors with a history, locks, open files
+        return model
+    fused = _fused(copied)
+    with torch.no_grad(), without_fast_path():
+        expected = _run(subject.flat(dtype, copied), subject.tensors)
+        if fused is None or expected is None:
+            return copied
+        found = _run(subject.flat(dtype, fused), subject.tensors)
+    is_same = found is not None and all(
+        torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3 * float(a.float().abs().mean()) + 1e-6)
+        for a, b in zip(expected, found, strict=True)
+    )
+    return fused if is_same else copied
+
+
+def _run(adapter: Flat, tensors: Tensors) -> Tensors | None:
+    """What it returns; None where it refuses, which the exporter will say better."""
+    try:
+        return tuple(adapter(*(tensor.clone() for tensor in tensors)))
+    except Exception:
+        return None
+
+
+def _fused(model: nn.Module) -> nn.Module | None:
+    """A copy with re-parameterisable modules (RepVGG, MobileOne, LeViT) in the form they are meant to run in."""
+    methods = ("fuse", "reparameterize", "switch_to_deploy")
+    # A model's own method of such a name may mean anything; those of its parts have no arguments and fold weights.
+    if not any(
+        callable(getattr(part, name, None)) for part in model.modules() if part is not model for name in methods
+    ):
+        return None
+    try:
+        fused = copy.deepcopy(model)
+        _fuse_parts(fused, methods)
+    except Exception:  # another method of the same name, with arguments of its own
+        return None
+    return fused
+
+
+def _fuse_parts(parent: nn.Module, methods: tuple[str, ...]) -> None:
+    for name, part in list(parent.named_children()):
+        method = next((getattr(part, found) for found in methods if callable(getattr(part, found, None))), None)
+        replacement = method() if method is not None else None
+        if isinstance(replacement, nn.Module) and replacement is not part:
+            setattr(parent, name, replacement.eval())
+            part = replacement
+        _fuse_parts(part, methods)
+
+
+def example_batches(subject: Subject) -> tuple[Tensors, list[bool], int]:
+    """The example with a batch of at least two, for one of one is taken for a constant; which inputs have a batch."""
     count = subject.tensors[0].shape[0] if subject.tensors[0].dim() else 1
     batched = [tensor.dim() > 0 and tensor.shape[0] == count for tensor in subject.tensors]
-    # A batch of one is taken for a constant, so that the export is made with two.
     doubled = tuple(
         torch.cat([tensor, tensor]) if is_batched and count == 1 else tensor
         for tensor, is_batched in zip(subject.tensors, batched, strict=True)
     )
+    return doubled, batched, count
+
+
+def _by_torch_export(adapter: Callable[[], Flat], subject: Subject, path: Path) -> int | None:
+    """Write the file by torch.export; returns its fixed batch, None where any will do."""
+    doubled, batched, count = example_batches(subject)
     free = tuple({0: torch.export.Dim.AUTO} if is_batched else None for is_batched in batched)
+    batch: int | None = None
     try:
-        program = _exported(adapter, doubled, subject.names, (free,))
+        program = _exported(adapter(), doubled, subject.names, (free,))
     except Exception:
         # The model may not take two samples, or its code may look at the batch: then the example's own is the batch.
         program = None
     else:
         shape = program.model.graph.inputs[0].shape
-        if not any(batched) or not isinstance(shape[0], int):
-            return program, None
-    if program is None or count == 1:
-        try:
-            program = _exported(adapter, subject.tensors, subject.names, None)
-        except Exception as error:
-            raise _failure(error, adapter) from error
-    return program, count
+        if any(batched) and isinstance(shape[0], int):
+            batch = count
+    if program is None or (batch is not None and count == 1):
+        program, batch = _exported(adapter(), subject.tensors, subject.names, None), count
+    graph = program.model.graph
+    for value, name in zip(graph.outputs, _output_names(len(graph.outputs)), strict=True):
+        value.name = name
+    _label_nodes(graph)
+    program.save(str(path), external_data=_weight_bytes(subject.model) > EXTERNAL_DATA_BYTES)
+    return batch
 
 
 def _exported(adapter: Flat, tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], shapes: Any) -> Any:
-    return torch.onnx.export(
-        adapter, tensors, dynamo=True, dynamic_shapes=shapes, input_names=list(names), verbose=False
-    )
+    with undisturbed(adapter):
+        return torch.onnx.export(
+            adapter, tensors, dynamo=True, dynamic_shapes=shapes, input_names=list(names), verbose=False
+        )
+
+
+def _by_tracing(adapter: Callable[[], Flat], subject: Subject, path: Path) -> int | None:
+    """Write the file by the older exporter, which records the operators of one forward."""
+    doubled, batched, count = example_batches(subject)
+    try:
+        _traced(adapter(), doubled, subject.names, batched, path)
+    except OSError:
+        raise
+    except Exception:
+        _traced(adapter(), subject.tensors, subject.names, [False] * len(batched), path)
+        return count
+    return None
+
+
+def _traced(adapter: Flat, tensors: Tensors, names: tuple[str, ...], batched: list[bool], path: Path) -> None:
+    onnx = require("onnx")
+    with undisturbed(adapter):
+        outputs = _output_names(len(adapter(*(tensor.clone() for tensor in tensors))))
+        axes = {name: {0: "batch"} for name, is_batched in zip(names, batched, strict=True) if is_batched}
+        torch.onnx.export(
+            adapter, tensors, str(path), dynamo=False, input_names=list(names), output_names=list(outputs),
+            dynamic_axes={**axes, **{name: {0: "batch"} for name in outputs}} if axes else None, opset_version=18,
+        )  # fmt: skip
+    model = onnx.load(str(path), load_external_data=False)
+    paths = {name for name, _ in adapter.named_modules()}
+    for node in model.graph.node:
+        # Scopes are part of the name: /model/layer1/conv/Conv.
+        parts = node.name.strip("/").split("/")[:-1]
+        found = next((".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in paths), "")
+        del node.metadata_props[:]
+        node.metadata_props.add(key=PATH_KEY, value=found.removeprefix("model").removeprefix("."))
+    path.write_bytes(model.SerializeToString())
+
+
+def _weight_bytes(model: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
 
 
 def _output_names(count: int) -> tuple[str, ...]:
@@ -333,6 +482,10 @@ _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<functio
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<op>[\w.:]+)")
 
 
+def _depends_on_values(error: BaseException) -> bool:
+    return any(words in str(error) for words in ("data-dependent", "Dynamic control flow"))
+
+
 def _failure(error: BaseException, adapter: Flat) -> ExportFailed:
     """What stopped the export, where, and what to do about it."""
     text = str(error)
@@ -347,7 +500,7 @@ def _failure(error: BaseException, adapter: Flat) -> ExportFailed:
     if places:
         line = places[-1]
         place = f"{place}, {Path(line['file']).name} line {line['line']}: `{line['code'].strip()}`"
-    if "data-dependent" in text or "Dynamic control flow" in text:
+    if _depends_on_values(error):
         return ExportFailed(
             f"the model cannot be exported: its control flow depends on values ({place.lstrip(', ')}); use torch.where "
             "or torch.cond there, or run the model with runtime='torch'"

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The nodes of a file, by name and by the tensors they make."""
+    """The nodes of a file, by name and by the tensors they make; bits of those whose weights alone are quantised."""
 
     nodes: dict[str, Node]
     makers: dict[str, Node]
+    bits: dict[str, int] = field(default_factory=dict)
 
     def find(self, kernel: str, op: str = "") -> Node | None:
         """The node that a kernel stands for: runtimes name it after the node, or after what it makes."""
@@ -89,6 +90,13 @@ class Graph:
         return bool(makers) and all(maker is not None and maker.op == "DequantizeLinear" for maker in makers)
 
     @property
+    def is_dynamic(self) -> bool:
+        """Whether the file rounds activations as they come, or weights only."""
+        return any(
+            node.op in ("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "MatMulNBits") for node in self.nodes.values()
+        )
+
+    @property
     def layers(self) -> list[Node]:
         """Nodes with weights or products, in the file's order."""
         return [node for node in self.nodes.values() if node.op in FAMILY]
@@ -110,7 +118,10 @@ def read_graph(path: Path) -> Graph:
                 SPARED_KEY in facts,
             )
         )
-    return Graph({node.name: node for node in found}, {output: node for node in found for output in node.outputs})
+    bits = {
+        node.name: attribute.i for node in model.graph.node for attribute in node.attribute if attribute.name == "bits"
+    }
+    return Graph({node.name: node for node in found}, {output: node for node in found for output in node.outputs}, bits)
 
 
 def layer_precisions(graph: Graph, kernels: tuple[Kernel, ...], asked: str, runtime: str) -> tuple[LayerPrecision, ...]:
@@ -149,6 +160,8 @@ def _reason(graph: Graph, node: Node, precision: str, asked: str, runtime: str) 
         return f"{runtime} has no {asked} kernel for {node.op} on this CPU and computes it in {precision}"
     if node.is_spared:
         return "spared, as asked"
+    if node.op == "MatMul" and runtime == "onnxruntime" and graph.is_dynamic:
+        return "a product of two activations, or of weights that are not constant; those stay in float"
     if graph.is_quantized(node):
         return f"quantised in the file, but {runtime} has no int8 kernel for this {node.op} and ran {precision}"
     if FAMILY[node.op] == "recurrent":
@@ -197,7 +210,8 @@ def _kernel(graph: Graph, name: str, op: str, kind: str, seconds: float, aliases
     found = (graph.find(alias, op) for alias in (*aliases, name))
     nodes = [node for node in found if node is not None and node.op not in ("QuantizeLinear", "DequantizeLinear")]
     names = tuple(dict.fromkeys(node.name for node in nodes))
-    return Kernel(name, op, _PRECISIONS.get(kind, kind), nodes[0].path if nodes else "", names, seconds)
+    precision = f"int{graph.bits.get(names[0] if names else '', 4)}" if kind == "MatMulNBits" else kind
+    return Kernel(name, op, _PRECISIONS.get(precision, precision), nodes[0].path if nodes else "", names, seconds)
 
 
 def _onnxruntime(runner: OnnxRuntimeRunner, inputs: Iterable[Any], repeats: int) -> tuple[Kernel, ...]:
@@ -213,13 +227,21 @@ def _onnxruntime(runner: OnnxRuntimeRunner, inputs: Iterable[Any], repeats: int)
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             arguments = event["args"]
             types = [next(iter(entry)) for entry in arguments.get("input_type_shape") or [{"": []}]]
-            key = (event["name"].removesuffix("_kernel_time"), arguments["op_name"], types[0] if types else "")
+            op = arguments["op_name"]
+            key = (event["name"].removesuffix("_kernel_time"), op, _kind(op, types))
             spent[key].append(event["dur"] * 1e-6)
     graph = read_graph(runner.path)
     kernels = [
         _kernel(graph, name, op, kind, _typical(seconds[-repeats:])) for (name, op, kind), seconds in spent.items()
     ]
     return paired(graph, kernels)
+
+
+def _kind(op: str, types: list[str]) -> str:
+    """What a kernel runs in: the type of its first input, unless the kernel itself rounds that."""
+    if op == "MatMulNBits":
+        return op
+    return "int8" if op.startswith("DynamicQuantize") else types[0] if types else ""
 
 
 def _openvino(runner: OpenVinoRunner, inputs: Iterable[Any], repeats: int) -> tuple[Kernel, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -19,19 +19,22 @@ from edge_opt._support.state import as_found
 from edge_opt.calibration.predict import predictions
 from edge_opt.compress.channels import (
     NONE,
-    PRUNABLE,
     ChannelMap,
     Group,
     Side,
+    TensorDim,
     channel_map,
     channels,
     is_depthwise,
+    is_prunable,
     refusal,
     ties,
 )
 from edge_opt.compress.proof import TOLERANCE, check_pruned, export_difference, roused, silenced_error
-from edge_opt.compress.ranking import KINDS, Ranking, unit_scores
+from edge_opt.compress.ranking import KINDS, NEED_DATA, Ranking, best_kind, unit_scores
 from edge_opt.compress.recipe import apply_spec, prune_spec
+from edge_opt.compress.reconstruction import reestimate_norms, stand_in
+from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.platforms.targets import Found, Target, find_target
 from edge_opt.profiling import profile
@@ -106,9 +109,7 @@ def askable_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers whose channels or heads one can ask to prune; the parts of an attention layer are not on their own."""
     attention = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
     inner = {f"{path}.out_proj".lstrip(".") for path in attention}
-    return {
-        path: module for path, module in model.named_modules() if isinstance(module, PRUNABLE) and path not in inner
-    }
+    return {path: module for path, module in model.named_modules() if is_prunable(module) and path not in inner}
 
 
 def owners_of(model: nn.Module, found: ChannelMap) -> dict[str, np.ndarray]:
@@ -142,57 +143,6 @@ def layer_channels(
             )
         )
     return tuple(found)
-
-
-def shortfalls(
-    model: nn.Module,
-    found: ChannelMap,
-    owners: Mapping[str, np.ndarray],
-    layers: tuple[LayerChannels, ...],
-    round_to: int,
-    is_global: bool,
-) -> tuple[Shortfall, ...]:
-    """Layers that kept at least one channel more than asked, each with the reason."""
-    group_of = found.group_of()
-    falls = []
-    for layer in layers:
-        if layer.after - layer.before * (1 - layer.asked) < 1:
-            continue
-        owner = owners[layer.path]
-        groups = [found.groups[number] for number in dict.fromkeys(group_of[owner[owner != NONE]].tolist())]
-        reason = _reason(model, layer, owner, groups, round_to, is_global)
-        if reason:
-            falls.append(Shortfall(layer.path, layer.asked, layer.achieved, reason))
-    return tuple(falls)
-
-
-def _reason(
-    model: nn.Module, layer: LayerChannels, owner: np.ndarray, groups: list[Group], round_to: int, is_global: bool
-) -> str | None:
-    module = model.get_submodule(layer.path)
-    refused = next((group.refused for group in groups if group.refused), None)
-    if refused:
-        # Some reasons name a layer, which may be another one, and some are about all channels alike.
-        is_own = refused.startswith((f"{layer.path} ", "removing ", "its ", "the channels ", "keys "))
-        return refused if is_own else f"coupled with others: {refused}"
-    if (owner == NONE).any():
-        return refusal(module) or "the dependency graph never reached it"
-    if is_global:
-        return None
-    labels = ties(module, "out")
-    if labels is not None:
-        return (
-            f"grouped convolution: its {module.groups} groups lose channels at the same position, "
-            f"{labels.max() + 1} positions in all"
-        )
-    units = len(set(owner.tolist()))
-    if layer.unit == "heads":
-        return f"whole heads only: {layer.after} of {layer.before} stay"
-    if units < len(owner) and not (isinstance(module, _ConvNd) and is_depthwise(module)):
-        return f"{len(owner) // units} channels go at a time: {units} heads, or groups of a coupled layer"
-    if round_to > 1:
-        return f"rounded to a multiple of {round_to}: {layer.after} of {layer.before} stay"
-    return f"whole channels only: {layer.after} of {layer.before} stay"
 
 
 # A share of each group that a trial removes: enough to be seen in the outputs, never all.
@@ -244,6 +194,15 @@ class Plan:
                     )
         return self.ranking.removed({number: share for number, (_, share) in shares.items()}, shifts)
 
+    def removed_by(self, spec: PruneSpec) -> np.ndarray:
+        """The units that a recipe takes out."""
+        gone = np.zeros(self.found.units, dtype=bool)
+        for each in spec.kept:
+            owner = self.found.tensors[TensorDim(each.tensor, each.dim)]
+            lost = np.delete(owner, each.indices)
+            gone[lost[lost != NONE]] = True
+        return gone
+
     def spec(self, removed: np.ndarray) -> PruneSpec:
         return prune_spec(self.base, self.found, removed)
 
@@ -278,9 +237,59 @@ def make_plan(
     named = {
         path: share for name, share in request.layers for path in owners if path == name or path.startswith(f"{name}.")
     }
-    ranking = Ranking(found, scores, request.round_to, request.global_ranking)
+    ranking = Ranking(found, scores, request.round_to, request.global_ranking, request.is_round_auto)
     skeleton = copy.deepcopy(base).to("meta")
     return _proved(Plan(base, roused(base), skeleton, arguments, before, ranking, owners, named))
+
+
+def shortfalls(plan: Plan, layers: tuple[LayerChannels, ...]) -> tuple[Shortfall, ...]:
+    """Layers that kept at least one channel more than asked, each with the reason."""
+    group_of = plan.found.group_of()
+    falls = []
+    for layer in layers:
+        if layer.after - layer.before * (1 - layer.asked) < 1:
+            continue
+        owner = plan.owners[layer.path]
+        groups = [plan.found.groups[number] for number in dict.fromkeys(group_of[owner[owner != NONE]].tolist())]
+        reason = _reason(plan, layer, owner, groups)
+        if reason:
+            falls.append(Shortfall(layer.path, layer.asked, layer.achieved, reason))
+    return tuple(falls)
+
+
+def _reason(plan: Plan, layer: LayerChannels, owner: np.ndarray, groups: list[Group]) -> str | None:
+    module = plan.base.get_submodule(layer.path)
+    refused = next((group.refused for group in groups if group.refused), None)
+    if refused:
+        # Some reasons name a layer, which may be another one, and some are about all channels alike.
+        is_own = refused.startswith((f"{layer.path} ", "removing ", "its ", "the channels ", "keys "))
+        return refused if is_own else f"coupled with others: {refused}"
+    if (owner == NONE).any():
+        return refusal(module) or _unreached(plan, layer.path)
+    if plan.ranking.is_global:
+        return None
+    labels = ties(module, "out")
+    if labels is not None:
+        return (
+            f"grouped convolution: its {module.groups} groups lose channels at the same position, "
+            f"{labels.max() + 1} positions in all"
+        )
+    units = len(set(owner.tolist()))
+    if layer.unit == "heads":
+        return f"whole heads only: {layer.after} of {layer.before} stay"
+    if units < len(owner) and not (isinstance(module, _ConvNd) and is_depthwise(module)):
+        return f"{len(owner) // units} channels go at a time: {units} heads, or groups of a coupled layer"
+    multiple = max((plan.ranking.multiple(group) for group in groups), default=1)
+    if multiple > 1:
+        return f"rounded to a multiple of {multiple}: {layer.after} of {layer.before} stay"
+    return f"whole channels only: {layer.after} of {layer.before} stay"
+
+
+def _unreached(plan: Plan, path: str) -> str:
+    """Why nothing is known of a layer's channels."""
+    if any(call.path == path for call in plan.before.trace.modules):
+        return "the dependency graph never reached it"
+    return "it is not called as a layer: its parent computes with its weights, or never uses it"
 
 
 def working_copy(model: nn.Module) -> nn.Module:
@@ -351,11 +360,13 @@ def prune(
     latency_target: float | None = None,
     latency_of: Callable[[nn.Module], float] | None = None,
     target: Target | None = None,
-    importance: Importance = "l1",
-    round_to: int = 8,
+    importance: Importance = "auto",
+    round_to: RoundTo = "auto",
     ignored: Sequence[str] = (),
     global_ranking: bool = False,
     loader: Iterable[Any] | None = None,
+    reestimate: bool = True,
+    reconstruct: bool | None = None,
     seed: int = 0,
     check_export: bool = False,
 ) -> Pruned:
@@ -372,12 +383,16 @@ def prune(
         macs_target: Share of the MACs that is to remain.
         latency_target: Share of the latency that is to remain; it needs `latency_of` or `target`.
         latency_of: A function of the model that gives its latency in seconds.
-        target: Where the latency is predicted for, as in `profile`.
-        importance: What ranks channels: weights (l1, l2), the estimated loss without them (taylor), or chance (random).
-        round_to: Kept channels are a multiple of this; eight fill a vector of most CPUs.
+        target: Where the model is to run, as in `profile`: its latency is predicted, and `round_to` chosen, for it.
+        importance: What ranks channels: weights of all layers that write and read them (group, which is auto), what the
+            layers behind lose on `loader` (reconstruction), what the loss feels (taylor), norms (bn_scale), weights of
+            the layers that write them (l1, l2), or chance (random).
+        round_to: Kept channels are a multiple of this; "auto" is what kernels run fast here, or on `target`.
         ignored: Paths of layers that stay whole.
         global_ranking: Whether channels of all layers compete with each other; else each layer loses its own share.
-        loader: Batches of (inputs, labels), which taylor needs.
+        loader: Calibration batches, inputs or (inputs, labels), which taylor needs; a few hundred samples do.
+        reestimate: Whether batch norms see the loader's batches after the cut, so that their statistics hold again.
+        reconstruct: Whether layers behind a cut are fitted to the loader's batches. None: where there is a loader.
         seed: Decides a random ranking.
         check_export: Whether to export the result, too, and run it in ONNX Runtime.
 
@@ -392,25 +407,32 @@ def prune(
         layers, ratio = {**ratio, **(layers or {})}, None
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"the model must be a torch.nn.Module, and this is a {type(model).__name__}")
+    place = None if target is None else find_target(target)
     request = PruneRequest(
         ratio=ratio,
         layers=tuple((layers or {}).items()),
         macs_target=macs_target,
         latency_target=latency_target,
-        importance=importance,
-        round_to=round_to,
+        importance=best_kind(importance),
+        round_to=fast_multiple(place) if round_to == "auto" else round_to,
         ignored=tuple([ignored] if isinstance(ignored, str) else ignored),
         global_ranking=global_ranking,
         seed=seed,
+        is_round_auto=round_to == "auto",
     )
-    _check_request(model, request, loader)
-    latency = _latency(request, latency_of, target)
+    _check_request(model, request, loader, reconstruct)
+    latency = _latency(request, latency_of, place)
+    data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
-        plan = make_plan(model, example_inputs, kwargs, request, loader)
+        plan = make_plan(model, example_inputs, kwargs, request, data)
         pruned = _carried_out(model, plan, request, latency)
-    if not check_export:
-        return pruned
-    difference = export_difference(pruned.model, example_inputs, kwargs)
+        if data is not None:
+            _heal(model, plan, pruned, data, reestimate, reconstruct is not False)
+    return _exported(pruned, example_inputs, kwargs) if check_export else pruned
+
+
+def _exported(pruned: Pruned, inputs: Any, kwargs: Mapping[str, Any] | None) -> Pruned:
+    difference = export_difference(pruned.model, inputs, kwargs)
     return replace(pruned, check=replace(pruned.check, export_difference=difference))
 
 
@@ -438,7 +460,7 @@ def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: L
         latency_s=None if latency is None else _positive(latency(pruned, after)),
         is_lower_bound=after.totals.is_lower_bound,
     )
-    falls = shortfalls(plan.base, plan.found, plan.owners, layers, request.round_to, request.global_ranking)
+    falls = shortfalls(plan, layers)
     return Pruned(
         model=apply_spec(model, spec),
         spec=spec,
@@ -447,6 +469,20 @@ def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: L
         shortfalls=() if is_reached(request, achieved) else falls,
         check=check,
     )
+
+
+def _heal(
+    model: nn.Module, plan: Plan, pruned: Pruned, data: Iterable[Any], reestimate: bool, reconstruct: bool
+) -> None:
+    """Let kept channels of the pruned copy stand in for removed ones, and its norms see it as it is."""
+    if not pruned.spec.kept:
+        return
+    if reconstruct:
+        filled = working_copy(model)
+        stand_in(filled, plan.found, plan.removed_by(pruned.spec), data)
+        pruned.model.load_state_dict(apply_spec(filled, pruned.spec).state_dict())
+    if reestimate:
+        reestimate_norms(pruned.model, data)
 
 
 def is_reached(request: PruneRequest, achieved: PruneResult) -> bool:
@@ -487,22 +523,21 @@ def _chosen(
 def _latency(
     request: PruneRequest,
     latency_of: Callable[[nn.Module], float] | None,
-    target: Target | None,
+    place: Found | None,
 ) -> Latency | None:
     if request.latency_target is None:
-        if latency_of is not None or target is not None:
+        if latency_of is not None or (place is not None and not request.is_round_auto):
             raise InvalidInput("latency_of= and target= say how latency is found; give latency_target= too")
         return None
-    if (latency_of is None) == (target is None):
-        what = "neither is given" if target is None else "both are given"
+    if (latency_of is None) == (place is None):
+        what = "neither is given" if place is None else "both are given"
         raise InvalidInput(
             "latency_target needs to know the latency: latency_of= (a function of the model, in seconds) or "
             f"target= (a device, or a machine that was calibrated), and {what}; give one of them"
         )
     if latency_of is not None:
         return lambda model, _: latency_of(model)
-    assert target is not None
-    place = find_target(target)
+    assert place is not None
     return lambda _, profiled: latency_on(profiled, place)
 
 
@@ -512,7 +547,9 @@ def _positive(seconds: float) -> float:
     return float(seconds)
 
 
-def _check_request(model: nn.Module, request: PruneRequest, loader: Iterable[Any] | None) -> None:
+def _check_request(
+    model: nn.Module, request: PruneRequest, loader: Iterable[Any] | None, reconstruct: bool | None
+) -> None:
     given = [name for name in ("ratio", "macs_target", "latency_target") if getattr(request, name) is not None]
     if len(given) > 1:
         raise InvalidInput(f"{' and '.join(given)} are given; give one of them")
@@ -528,8 +565,13 @@ def _check_request(model: nn.Module, request: PruneRequest, loader: Iterable[Any
         if value is not None and not (is_number(value) and 0 < value <= 1):
             raise InvalidInput(f"{name} is {value!r}; it is the share that is to remain, above 0 and up to 1")
     check_one_of("importance", request.importance, KINDS)
-    if request.importance == "taylor" and loader is None:
-        raise InvalidInput('importance="taylor" needs data to feel the loss; pass loader= with (inputs, labels)')
+    if loader is None and request.importance in NEED_DATA:
+        what = NEED_DATA[request.importance]
+        raise InvalidInput(f'importance="{request.importance}" needs {what}; pass loader= with (inputs, labels)')
+    if loader is None and reconstruct:
+        raise InvalidInput("reconstruct= needs data to see what channels contribute; pass loader= with batches")
+    if not request.is_round_auto and isinstance(request.round_to, str):
+        raise InvalidInput(f'round_to is {request.round_to!r}; it is a whole number, or "auto"')
     check_whole("round_to", request.round_to)
     for path in (*(path for path, _ in request.layers), *request.ignored):
         check_path(model, path)
@@ -544,7 +586,7 @@ def check_share(name: str, value: Any) -> None:
 def check_path(model: nn.Module, path: str) -> None:
     """Refuse the name of a layer that is not there, or that has nothing to prune."""
     modules = dict(model.named_modules())
-    prunable = [name for name, module in modules.items() if isinstance(module, PRUNABLE)]
+    prunable = [name for name, module in modules.items() if is_prunable(module)]
     if path not in modules or not path:
         close = get_close_matches(str(path), [name for name in modules if name], n=3, cutoff=0.4) or prunable[:3]
         raise InvalidInput(f"{type(model).__name__} has no layer {path!r}; closest: {', '.join(close)}")

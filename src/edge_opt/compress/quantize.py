@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from edge_opt.compress.activation_ranges import METHODS, Ranges, collect_ranges
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
-from edge_opt.compress.runtimes import needs_reduced_range
+from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
-from edge_opt.records import Exported
+from edge_opt.records import Exported, LayerPrecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +32,25 @@ class Job:
     reduce_range: bool | None
     exported: Exported | None
     filename: str
+    scheme: str = "static"
+    group_size: int = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file, for torch with the module that it holds the weights of."""
+    """A file, for torch with the module that it holds the weights of.
+
+    `reference` is the float file beside it whose nodes have the same names, and `batch` the only batch it takes, if so.
+    `layers` is what the maker knows of them, where no kernels can be asked.
+    """
 
     path: Path
     outputs: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     model: nn.Module | None = None
+    reference: Path | None = None
+    batch: int | None = None
+    layers: tuple[LayerPrecision, ...] | None = None
 
 
 Maker = Callable[[Job], Made]
@@ -77,7 +88,8 @@ def precision(name: str, *runtimes: str) -> Callable[[Maker], Maker]:
 
 def maker_of(name: str, runtime: str) -> Maker:
     """Who makes this; an unknown precision or runtime is refused with those there are."""
-    names, runtimes = (list(dict.fromkeys(key[place] for key in _MAKERS)) for place in (0, 1))
+    names, found = (list(dict.fromkeys(key[place] for key in _MAKERS)) for place in (0, 1))
+    runtimes = list(dict.fromkeys([*(name for name in SUFFIXES if name in found), *found]))
     if name not in names:
         raise InvalidInput(f"unknown precision {name!r}; it is one of {', '.join(names)}")
     if runtime not in runtimes:
@@ -85,36 +97,6 @@ def maker_of(name: str, runtime: str) -> Maker:
     if (name, runtime) not in _MAKERS:
         raise InvalidInput(f"nobody makes {name} for {runtime}; see compress.precisions")
     return _MAKERS[name, runtime]
-
-
-METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
-
-
-class _Feed:
-    """Calibration batches as ONNX Runtime's calibrator asks for them."""
-
-    def __init__(self, names: tuple[str, ...], batches: list[Tensors]) -> None:
-        self._names, self._batches = names, batches
-        self.rewind()
-
-    def rewind(self) -> None:
-        self._waiting = iter(self._batches)
-
-    def get_next(self) -> dict[str, Any] | None:
-        batch = next(self._waiting, None)
-        return None if batch is None else {n: t.numpy() for n, t in zip(self._names, batch, strict=True)}
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> dict[str, Any]:
-        batch = self.get_next()
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def set_range(self, start_index: int, end_index: int) -> None:
-        self._waiting = iter(self._batches[start_index:end_index])
 
 
 def check_method(method: str) -> None:
@@ -148,53 +130,75 @@ def quantize(
     method: str,
     spare: tuple[str, ...],
     reduce_range: bool | None,
-) -> tuple[str, ...]:
-    """Write the quantised twin of an exported file; returns what is worth knowing about it."""
+    ranges: Ranges | None = None,
+) -> Ranges:
+    """Write the quantised twin of an exported file; returns the ranges, so that another twin need not find them."""
     onnx = require("onnx")
-    quantization = require("onnxruntime.quantization")
-    remarks = []
-    if method != "minmax":
-        # The histogram collector stacks batches, which must be alike.
-        alike = [batch for batch in batches if batch[0].shape == batches[0][0].shape]
-        if len(alike) < len(batches):
-            remarks.append(f"{len(batches) - len(alike)} calibration batches of another size were left out")
-        batches = alike
-    reduced = needs_reduced_range() if reduce_range is None else reduce_range
-    if reduced:
-        why = "this CPU has no VNNI, and 8 would saturate" if reduce_range is None else "as asked"
-        remarks.append(f"weights have 7 bits: {why}")
+    registry = require("onnxruntime.quantization.registry")
+    ops = list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
     prepared = target.with_name(f"prepared-{target.name}")
     is_big = size_of(source) > EXTERNAL_DATA_BYTES
     with quiet():
-        _prepare(source, prepared, is_big)
+        if ranges is None:
+            prepare(source, prepared, is_big)
         paths = {node.name: _path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
         nodes = onnx.load(str(prepared), load_external_data=False).graph.node
         spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
         if spare and not spared:
             raise InvalidInput(f"no operator of the exported model belongs to {', '.join(spare)}; nothing to spare")
         try:
-            quantization.quantize_static(
-                str(prepared),
-                str(target),
-                _Feed(names, batches),
-                quant_format=quantization.QuantFormat.QDQ,
-                activation_type=quantization.QuantType.QUInt8,
-                weight_type=quantization.QuantType.QInt8,
-                per_channel=True,
-                reduce_range=reduced,
-                calibrate_method=getattr(quantization.CalibrationMethod, METHODS[method]),
-                nodes_to_exclude=spared,
-                use_external_data_format=is_big,
-            )
+            if ranges is None:
+                ranges = collect_ranges(prepared, ops, names, batches, method)
+            _write_static(prepared, target, ranges, ops, spared, is_reduced(reduce_range), is_big)
         except OSError:
             raise
         except Exception as error:  # the quantiser raises whatever its parts do
             raise ConversionFailed(f"ONNX Runtime could not quantise the model: {first_line(error)}") from error
-        _label(onnx, target, paths, spared, is_big)
-    return tuple(remarks)
+        _label(onnx, target, paths, spared)
+    return ranges
 
 
-def _prepare(source: Path, prepared: Path, is_big: bool) -> None:
+def is_reduced(reduce_range: bool | None) -> bool:
+    """Whether weights get 7 bits: as asked, or where this CPU would saturate."""
+    return needs_reduced_range() if reduce_range is None else reduce_range
+
+
+def range_remarks(reduce_range: bool | None) -> tuple[str, ...]:
+    """Why weights have 7 bits, where they do."""
+    if not is_reduced(reduce_range):
+        return ()
+    why = "this CPU has no VNNI, and 8 would saturate" if reduce_range is None else "as asked"
+    return (f"weights have 7 bits: {why}",)
+
+
+def _write_static(
+    prepared: Path, target: Path, ranges: Ranges, ops: list[str], spared: list[str], reduced: bool, is_big: bool
+) -> None:
+    """Quantise and dequantise nodes around every operator that has an int8 kernel, with the ranges given."""
+    np = require("numpy")
+    calibrate = require("onnxruntime.quantization.calibrate")
+    kinds = require("onnxruntime.quantization.quant_utils")
+    found = {
+        name: calibrate.TensorData(lowest=np.float32(low), highest=np.float32(high))
+        for name, (low, high) in ranges.items()
+    }
+    quantizer = require("onnxruntime.quantization.qdq_quantizer").QDQQuantizer(
+        kinds.load_model_with_shape_infer(prepared),
+        True,
+        reduced,
+        kinds.QuantType.QInt8,
+        kinds.QuantType.QUInt8,
+        calibrate.TensorsData(calibrate.CalibrationMethod.MinMax, found),
+        [],
+        spared,
+        ops,
+        {},
+    )
+    quantizer.quantize_model()
+    quantizer.model.save_model_to_file(str(target), is_big)
+
+
+def prepare(source: Path, prepared: Path, is_big: bool) -> None:
     """Infer shapes and fold constants and batch norms, without which the quantiser leaves layers in float."""
     process = require("onnxruntime.quantization.shape_inference").quant_pre_process
     try:
@@ -205,7 +209,22 @@ def _prepare(source: Path, prepared: Path, is_big: bool) -> None:
         process(str(source), str(prepared), save_as_external_data=is_big, skip_symbolic_shape=True)
 
 
-def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], is_big: bool) -> None:
+def label_nodes(target: Path, paths: dict[str, str], spared: list[str], added: re.Pattern[str]) -> None:
+    """Bring back module paths that a quantiser dropped with the names it gave; mark spared nodes."""
+    model = require("onnx").load(str(target), load_external_data=False)
+    for node in model.graph.node:
+        name = node.name
+        while name not in paths and added.search(name):
+            name = added.sub("", name)
+        del node.metadata_props[:]
+        if paths.get(name):
+            node.metadata_props.add(key=PATH_KEY, value=paths[name])
+        if name in spared:
+            node.metadata_props.add(key=SPARED_KEY, value="1")
+    target.write_bytes(model.SerializeToString())
+
+
+def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str]) -> None:
     """Bring back module paths that the preparation dropped, and mark spared nodes."""
     model = onnx.load(str(target), load_external_data=False)
     _leave_float(model.graph, set(spared))
@@ -223,9 +242,10 @@ SPARED_KEY = "edge_opt.spared"
 
 
 def _leave_float(graph: Any, spared: set[str]) -> None:
-    """Take out what quantises the outputs of spared nodes.
+    """Take out what quantises the inputs and outputs of spared nodes.
 
-    Between a dequantised input and a quantised output ONNX Runtime quantises a float layer's weights by itself.
+    An input that was rounded before it arrives would spoil what is spared. Between a dequantised input and a quantised
+    output ONNX Runtime quantises a float layer's weights by itself.
     """
     readers: dict[str, list[Any]] = defaultdict(list)
     for node in graph.node:
@@ -250,9 +270,29 @@ def _leave_float(graph: Any, spared: set[str]) -> None:
                     if value in replaced:
                         reader.input[position] = final
             dropped |= {part.name for pair in pairs for part in pair}
+    _read_unrounded(graph, spared)
     kept = [node for node in graph.node if node.name not in dropped]
+    for _ in range(2):
+        # Without a reader a dequantiser goes, and then the quantiser before it.
+        read = {name for node in kept for name in node.input} | ends
+        pairs_of_none = [n for n in kept if n.op_type in _ROUNDING and not read.intersection(n.output)]
+        kept = [node for node in kept if node not in pairs_of_none]
     del graph.node[:]
     graph.node.extend(kept)
+
+
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
+
+
+def _read_unrounded(graph: Any, spared: set[str]) -> None:
+    """Let spared nodes read their inputs as they were before quantising and dequantising."""
+    makers = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        for position, name in enumerate(node.input if node.name in spared else ()):
+            back = makers.get(name)
+            there = makers.get(back.input[0]) if back is not None and back.op_type == "DequantizeLinear" else None
+            if there is not None and there.op_type == "QuantizeLinear":
+                node.input[position] = there.input[0]
 
 
 def _path(node: Any) -> str:

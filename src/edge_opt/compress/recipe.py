@@ -111,8 +111,8 @@ def _head_attributes(model: nn.Module, found: ChannelMap, removed: np.ndarray) -
             for name in HEAD_COUNTS
             if getattr(module, name, None) == heads.heads
         ]
-        widths = [name for name in HEAD_WIDTHS if getattr(module, name, None) == len(owner)]
-        changes += [ChangedAttribute(path, name, left) for name in widths]
+        widths = [name for name in HEAD_WIDTHS if getattr(module, name, None) == heads.width]
+        changes += [ChangedAttribute(path, name, left * heads.width // len(owner)) for name in widths]
     return changes
 
 
@@ -209,6 +209,10 @@ def _cut(model: nn.Module, spec: PruneSpec) -> None:
         holder, _, leaf = name.rpartition(".")
         module = model.get_submodule(holder)
         (module._parameters if leaf in module._parameters else module._buffers)[leaf] = done[id(tensor)][1]  # type: ignore[assignment]
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            # Recurrent layers keep a second list of their weights, which their kernels read.
+            module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
 def _named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

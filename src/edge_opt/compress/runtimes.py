@@ -1,4 +1,4 @@
-"""torch, ONNX Runtime and OpenVINO behind one Runner, and what this CPU computes fast."""
+"""Runtimes behind one Runner, and what this CPU computes fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from edge_opt._support.checks import check_whole
 from edge_opt.compress.export import flat_tensors, require
-from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.latency import Runner as Repeats
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import read_environment
@@ -82,12 +82,26 @@ def vector_bytes(flags: frozenset[str] | None = None, machine: str | None = None
 HINTS = MappingProxyType({"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"})
 
 
+# Every runtime with the ending of its files; those of torch hold weights only.
+SUFFIXES = MappingProxyType(
+    {
+        "torch": "pt",
+        "onnxruntime": "onnx",
+        "openvino": "onnx",
+        "torch-compile": "pt",
+        "litert": "tflite",
+        "executorch": "pte",
+    }
+)
+IN_TORCH = ("torch", "torch-compile")
+
+
 @runtime_checkable
 class Runner(Protocol):
     """A loaded model: call it with tensors or arrays in the model's order, get a tuple of tensors in its order.
 
     Attributes:
-        runtime: Who runs it: torch, onnxruntime or openvino.
+        runtime: Who runs it, such as torch or onnxruntime.
         threads: Threads that it uses.
         effective_precision: What it runs in; None where nobody has verified it: a runner of a bare file or module.
     """
@@ -113,7 +127,7 @@ class Runner(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class _Closing:
+class Closing:
     """Runners close themselves at the end of a `with`."""
 
     def close(self) -> None:
@@ -126,7 +140,7 @@ class _Closing:
         self.close()
 
 
-class TorchRunner(_Closing):
+class TorchRunner(Closing):
     """A torch module in eval; threads are set around each call and put back."""
 
     runtime = "torch"
@@ -164,7 +178,26 @@ class TorchRunner(_Closing):
         self._model = None
 
 
-class OnnxRuntimeRunner(_Closing):
+class CompiledRunner(TorchRunner):
+    """A torch module compiled by torch.compile, for each shape when it first comes."""
+
+    runtime = "torch-compile"
+
+    def __init__(self, model: nn.Module, threads: int, effective_precision: str | None = None) -> None:
+        super().__init__(torch.compile(model), threads, effective_precision)  # type: ignore[arg-type]
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        try:
+            return super().__call__(*inputs)
+        except InvalidInput:
+            raise
+        except Exception as error:  # a compiler that is missing, or code that it cannot take
+            raise ConversionFailed(
+                f"torch.compile failed: {first_line(error)}; it needs a C++ compiler (g++); or use runtime='torch'"
+            ) from error
+
+
+class OnnxRuntimeRunner(Closing):
     """An ONNX file in ONNX Runtime on the CPU."""
 
     runtime = "onnxruntime"
@@ -211,7 +244,7 @@ class OnnxRuntimeRunner(_Closing):
         self._session = None
 
 
-class OpenVinoRunner(_Closing):
+class OpenVinoRunner(Closing):
     """An ONNX file in OpenVINO on the CPU, asked to compute in `precision`."""
 
     runtime = "openvino"
@@ -284,25 +317,40 @@ def open_runner(
     if isinstance(source, Converted):
         effective = source.effective_precision if runtime in (None, source.runtime) else None
         runtime, precision = runtime or source.runtime, source.precision
-        source = source.model if source.runtime == "torch" else source.path
+        source = source.model if source.runtime in IN_TORCH else source.path
     elif isinstance(source, nn.Module):
         runtime = runtime or "torch"
-        if runtime == "torch":
+        if runtime in IN_TORCH:
             source = copy.deepcopy(source).eval()
-    runtime = runtime or "onnxruntime"
-    if runtime not in ("torch", "onnxruntime", "openvino"):
-        raise InvalidInput(f"unknown runtime {runtime!r}; it is one of torch, onnxruntime, openvino")
-    if isinstance(source, nn.Module) != (runtime == "torch"):
+    if runtime is None:
+        ending = Path(str(source)).suffix.lstrip(".")
+        runtime = {"tflite": "litert", "pte": "executorch"}.get(ending, "onnxruntime")
+    if runtime not in SUFFIXES:
+        raise InvalidInput(f"unknown runtime {runtime!r}; it is one of {', '.join(SUFFIXES)}")
+    if isinstance(source, nn.Module) != (runtime in IN_TORCH):
         is_module = isinstance(source, nn.Module)
         cure = (
             "convert it first: compress.convert(model, inputs)" if is_module else "torch runs modules, not ONNX files"
         )
         raise InvalidInput(f"{runtime} cannot run {'a module' if is_module else repr(str(source))}; {cure}")
     if isinstance(source, nn.Module):
-        return TorchRunner(source, threads, effective)
+        return (CompiledRunner if runtime == "torch-compile" else TorchRunner)(source, threads, effective)
     path = Path(source)
     if not path.is_file():
         raise InvalidInput(f"no file {str(path)!r}; compress.convert or compress.export_onnx writes one")
+    return open_file(path, runtime, threads, precision, effective)
+
+
+def open_file(path: Path, runtime: str, threads: int, precision: str, effective: str | None = None) -> Runner:
+    """A file in the runtime that it is for."""
+    if runtime == "litert":
+        from edge_opt.compress.litert import LiteRtRunner
+
+        return LiteRtRunner(path, threads, effective)
+    if runtime == "executorch":
+        from edge_opt.compress.executorch import ExecuTorchRunner
+
+        return ExecuTorchRunner(path, threads, effective)
     if runtime == "onnxruntime":
         return OnnxRuntimeRunner(path, threads, effective)
     if precision not in HINTS:
@@ -321,31 +369,41 @@ def measure_runner(runner: Runner, *inputs: Any, **options: Any) -> Latency:
     return measure_runners({"": runner}, *inputs, **options)[""]
 
 
-def measure_runners(runners: Mapping[str, Runner], *inputs: Any, **options: Any) -> dict[str, Latency]:
+def measure_runners(
+    runners: Mapping[str, Runner], *inputs: Any, rehearses: bool = False, **options: Any
+) -> dict[str, Latency]:
     """Latencies of several runners on the same inputs, a block of each in turn, so that they can be compared.
 
     Args:
         runners: What to time, by name.
         inputs: The tensors of one call.
+        rehearses: Whether each runs once, untimed, before its turn, so that none begins with what others left in the
+            cache.
         options: Those of `edge_opt.measuring.interleaved`.
     """
     if not inputs:
         raise InvalidInput("no inputs given; pass the tensors of one call")
     first = torch.as_tensor(inputs[0])
     facts = {"batch_size": first.shape[0] if first.dim() else 1, "environment": read_environment(), **options}
-    return interleaved({name: _repeats(runner, inputs) for name, runner in runners.items()}, **facts)
+    return interleaved({name: _repeats(runner, inputs, rehearses) for name, runner in runners.items()}, **facts)
 
 
-def _repeats(runner: Runner, inputs: tuple[Any, ...]) -> Repeats:
+def _repeats(runner: Runner, inputs: tuple[Any, ...], rehearses: bool) -> Repeats:
     """Torch's thread count is the process's, so that it is set before each block and put back behind it."""
     run = runner.bind(*inputs)
+
+    def rehearse(_: int) -> None:
+        run()
+
     if not isinstance(runner, TorchRunner):
-        return Repeats(run)
+        return Repeats(run, rehearse if rehearses else None)
     found: list[int] = []
 
     def prepare(_: int) -> None:
         found.append(torch.get_num_threads())
         torch.set_num_threads(runner.threads)
+        if rehearses:
+            run()
 
     def collect(_: int) -> None:
         torch.set_num_threads(found.pop())

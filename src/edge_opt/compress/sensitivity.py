@@ -16,9 +16,11 @@ from edge_opt._support.state import as_found
 from edge_opt.compress.channels import NONE
 from edge_opt.compress.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
 from edge_opt.compress.recipe import apply_spec
-from edge_opt.compress.training import Batch, logits_of, read_batches
+from edge_opt.compress.scoring import count_samples, first_tensor, takes_model
+from edge_opt.compress.task import Batch, Task, task_of
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Importance, LayerSensitivity, PruneRequest, Sensitivity
+from edge_opt.records.sweeps import MetricDirection
 
 PRECISIONS = ("int8", "fp16", "bf16")
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -104,7 +106,7 @@ def watching(layers: dict[str, nn.Module], bounds: dict[str, _RANGE]) -> Iterato
             hook.remove()
 
 
-Metric = Callable[[nn.Module], float]
+OfModel = Callable[[nn.Module], float]
 
 
 def sensitivity(
@@ -114,7 +116,11 @@ def sensitivity(
     layers: Sequence[str] | None = None,
     prune: Sequence[float] = (0.25, 0.5),
     precisions: Sequence[str] = ("int8",),
-    metric: Metric | None = None,
+    metric: Any = "accuracy",
+    metric_direction: MetricDirection | None = None,
+    loss: Any = None,
+    forward: Any = None,
+    collate: Any = None,
     batches: int | None = None,
     importance: Importance = "l1",
 ) -> Sensitivity:
@@ -129,7 +135,12 @@ def sensitivity(
         layers: Paths of the layers to change, with everything inside them; all unless given.
         prune: Shares of channels to remove.
         precisions: Types of the numbers to simulate.
-        metric: A function of the model, higher is better; accuracy on the loader unless given.
+        metric: What is scored: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, a function of
+            (outputs, targets), or a function of the model alone, higher is better.
+        metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
+        loss: What `importance="taylor"` feels: a name or a function, as in `finetune`.
+        forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.
+        collate: A function that makes a batch of what the loader yields, such as a list of samples.
         batches: How many batches to use; all unless given.
         importance: How channels are ranked, as in `prune`.
 
@@ -147,12 +158,14 @@ def sensitivity(
             raise InvalidInput(f"precision is {precision!r}; simulated are {', '.join(PRECISIONS)}")
     for path in layers or ():
         check_path(model, path)
+    own = metric if callable(metric) and takes_model(metric) else None
+    task = task_of("accuracy" if own or metric is None else metric, loss, forward, collate, metric_direction)
     with as_found([], training=False), torch.no_grad():
         base = working_copy(model)
-        data = list(read_batches(base, loader, batches))
-        trial = _Trial.begin(base, data, metric)
+        data = list(task.batches(base, loader, batches))
+        trial = _Trial.begin(base, data, task, own)
         chosen = {path: layer for path, layer in trial.layers.items() if layers is None or _is_chosen(path, layers)}
-        plan = _plan(model, data, importance) if prune else None
+        plan = _plan(model, data, task, importance) if prune else None
         rows: list[LayerSensitivity] = []
         unchanged: list[tuple[str, str]] = []
         cache: dict[bytes, _Outcome] = {}
@@ -161,11 +174,12 @@ def sensitivity(
                 rows += _pruned_rows(trial, plan, path, prune, cache, unchanged)
             rows += [_quantized_row(trial, path, layer, precision) for precision in precisions]
     return Sensitivity(
-        metric="accuracy" if metric is None else getattr(metric, "__name__", "metric"),
+        metric=task.metric.name if own is None else getattr(own, "__name__", "metric"),
         baseline=trial.baseline,
-        samples=sum(len(batch.labels) for batch in data),
+        samples=sum(count_samples(batch.labels) for batch in data),
         rows=tuple(rows),
         unchanged=tuple(dict.fromkeys(unchanged)),
+        direction=task.metric.direction,
     )
 
 
@@ -173,10 +187,11 @@ def _is_chosen(path: str, layers: Sequence[str]) -> bool:
     return any(path == each or path.startswith(f"{each}.") for each in layers)
 
 
-def _plan(model: nn.Module, data: list[Batch], importance: Importance) -> Plan:
+def _plan(model: nn.Module, data: list[Batch], task: Task, importance: Importance) -> Plan:
     request = PruneRequest(0.0, (), None, None, importance, 1, (), False, 0)
     with torch.enable_grad():
-        return make_plan(model, list(data[0].args) or None, data[0].kwargs, request, data)
+        call = task.call(model, data[0])
+        return make_plan(model, list(call.args) or None, call.kwargs, request, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,29 +209,34 @@ class _Trial:
 
     base: nn.Module
     data: list[Batch]
-    metric: Metric | None
+    task: Task
+    own: OfModel | None
     layers: dict[str, nn.Module]
     bounds: dict[str, tuple[float, float]]
     outputs: list[torch.Tensor]
     baseline: float
 
     @classmethod
-    def begin(cls, base: nn.Module, data: list[Batch], metric: Metric | None) -> _Trial:
+    def begin(cls, base: nn.Module, data: list[Batch], task: Task, own: OfModel | None) -> _Trial:
         layers: dict[str, nn.Module] = askable_layers(base)
         bounds: dict[str, tuple[float, float]] = {}
         with watching(layers, bounds):
-            outputs = [logits_of(base(*batch.args, **batch.kwargs)) for batch in data]
-        baseline = _accuracy(outputs, data) if metric is None else float(metric(base))
-        return cls(base, data, metric, layers, bounds, outputs, baseline)
+            answers = [batch.answer(base) for batch in data]
+        baseline = _score(answers, data, task) if own is None else float(own(base))
+        return cls(base, data, task, own, layers, bounds, [first_tensor(answer) for answer in answers], baseline)
 
     def outcome(self, variant: nn.Module) -> _Outcome:
-        outputs = [logits_of(variant(*batch.args, **batch.kwargs)) for batch in self.data]
+        answers = [batch.answer(variant) for batch in self.data]
+        outputs = [first_tensor(answer) for answer in answers]
         pairs = list(zip(outputs, self.outputs, strict=True))
         distance = sum(float((after.double() - before.double()).square().sum()) for after, before in pairs)
         length = sum(float(before.double().square().sum()) for _, before in pairs)
-        changed = [(after.argmax(1) != before.argmax(1)) for after, before in pairs if after.dim() > 1]
+        has_classes = [after.dim() > 1 and after.shape[1] > 1 for after, _ in pairs]
+        changed = [
+            (a.argmax(1) != b.argmax(1)) for (a, b), is_class in zip(pairs, has_classes, strict=True) if is_class
+        ]
         return _Outcome(
-            score=_accuracy(outputs, self.data) if self.metric is None else float(self.metric(variant)),
+            score=_score(answers, self.data, self.task) if self.own is None else float(self.own(variant)),
             error=(distance / length) ** 0.5 if length else 0.0,
             disagreement=float(torch.cat([each.flatten() for each in changed]).double().mean()) if changed else None,
         )
@@ -266,14 +286,6 @@ def _quantized_row(trial: _Trial, path: str, layer: nn.Module, precision: str) -
         return trial.row(path, precision, trial.outcome(trial.base), None, "simulated")
 
 
-def _accuracy(outputs: list[torch.Tensor], data: list[Batch]) -> float:
-    right = total = 0
-    for scores, batch in zip(outputs, data, strict=True):
-        expected = (scores.shape[0], *scores.shape[2:]) if scores.dim() > 1 else None
-        if tuple(batch.labels.shape) != expected:
-            raise InvalidInput(
-                f"outputs {tuple(scores.shape)} and labels {tuple(batch.labels.shape)} give no accuracy; pass metric="
-            )
-        right += int((scores.argmax(1) == batch.labels).sum())
-        total += batch.labels.numel()
-    return right / total
+def _score(answers: list[Any], data: list[Batch], task: Task) -> float:
+    pairs = zip(answers, (batch.labels for batch in data), strict=True)
+    return task.metric.scored(pairs, resamples=0).value

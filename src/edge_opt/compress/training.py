@@ -1,14 +1,13 @@
-"""Fine-tuning, and a loader's batches parted into inputs and targets."""
+"""Fine-tuning."""
 
 from __future__ import annotations
 
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -17,73 +16,12 @@ from torch.nn import functional as F
 
 from edge_opt._support.checks import check_whole
 from edge_opt._support.state import as_found
+from edge_opt.compress.scoring import first_tensor
+from edge_opt.compress.task import Task, task_of
 from edge_opt.errors import InvalidInput, TrainingFailed
 from edge_opt.records import EpochRecord
-from edge_opt.trace.inputs import call_arguments, materialize
+from edge_opt.records.sweeps import MetricDirection
 from edge_opt.trace.modules import module_paths
-
-LABELS = ("labels", "label", "y")
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The arguments of one forward and the labels of its results."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    labels: torch.Tensor
-
-
-def read_batches(model: nn.Module, loader: Iterable[Any], most: int | None = None) -> Iterator[Batch]:
-    """The batches of a loader, on the model's device, up to `most` of them; none at all is an error."""
-    place = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    is_empty = True
-    for number, raw in enumerate(islice(loader, most)):
-        is_empty = False
-        if isinstance(raw, Batch):
-            yield raw
-            continue
-        inputs, labels = _parted(raw, number)
-        call = materialize(call_arguments(model, inputs, None), lambda value: value.to(place))
-        yield Batch(call.args, call.kwargs, torch.as_tensor(labels, device=place))
-    if is_empty:
-        raise InvalidInput("the loader has no batches; pass one that yields (inputs, labels)")
-
-
-def _parted(raw: Any, number: int) -> tuple[Any, Any]:
-    """Inputs and labels of a batch as the loader gave it."""
-    if isinstance(raw, (tuple, list)) and len(raw) > 1:
-        return list(raw[:-1]), raw[-1]
-    for key in LABELS if isinstance(raw, Mapping) else ():
-        if key in raw:
-            return {name: value for name, value in raw.items() if name != key}, raw[key]
-    what = f"a mapping of {', '.join(map(str, raw))}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
-    raise InvalidInput(f"batch {number} is {what}, without labels; use (inputs, labels), or a key of {LABELS}")
-
-
-def logits_of(output: Any) -> torch.Tensor:
-    """The scores in whatever a model returns."""
-    found = output
-    if isinstance(output, Mapping):
-        found = output.get("logits", next(iter(output.values()), None))
-    elif not isinstance(output, torch.Tensor):
-        found = getattr(output, "logits", output[0] if isinstance(output, (tuple, list)) and output else None)
-    if not isinstance(found, torch.Tensor):
-        raise InvalidInput(f"the model returns a {type(output).__name__} without a tensor of scores")
-    return found
-
-
-def classifier_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of a classifier's scores, (samples, classes, ...), with labels (samples, ...)."""
-    scores = logits_of(output)
-    expected = (scores.shape[0], *scores.shape[2:]) if scores.dim() > 1 else None
-    if tuple(labels.shape) != expected or labels.is_floating_point():
-        raise InvalidInput(
-            f"outputs {tuple(scores.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not fit; "
-            "expected (samples, classes) and whole numbers (samples,)"
-        )
-    return F.cross_entropy(scores, labels)
-
 
 Validate = Callable[[nn.Module], float]
 
@@ -113,6 +51,11 @@ def finetune(
     distillation_weight: float = 0.5,
     temperature: float = 4.0,
     validate: Validate | Iterable[Any] | None = None,
+    metric: Any = "accuracy",
+    metric_direction: MetricDirection | None = None,
+    loss: Any = None,
+    forward: Any = None,
+    collate: Any = None,
     seed: int = 0,
     progress: bool = True,
 ) -> FineTuned:
@@ -120,15 +63,22 @@ def finetune(
 
     Args:
         model: The model; it is left as it was.
-        loader: Batches of (inputs, labels).
+        loader: Batches of (inputs, labels), or mappings with `labels` among their keys.
         epochs: Passes over the loader.
-        learning_rate: Rate of the first epoch; it falls to zero.
+        learning_rate: Rate of the first step; it falls to zero with every step, also over a single epoch.
         teacher: A model to learn from, too: its answers are part of the loss.
-        distillation_weight: Share w of the teacher in the loss: (1 - w) times cross-entropy plus w times the
-            divergence.
+        distillation_weight: Share w of the teacher in the loss: (1 - w) times the loss plus w times the divergence of
+            classes, or the mean squared distance of numbers.
         temperature: By how much the answers of both are softened before they are compared; above 1 shows small ones.
-        validate: A loader, for accuracy, or a function of the model, higher is better; without it the last epoch is
+        validate: A loader, for the metric, or a function of the model, higher is better; without it the last epoch is
             kept.
+        metric: What `validate` is scored by: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or a
+            function of (outputs, targets).
+        metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
+        loss: What is trained on: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or a function of (outputs,
+            targets); the metric's task decides unless given.
+        forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.
+        collate: A function that makes a batch of what the loader yields, such as a list of samples.
         seed: Decides the random numbers drawn in training.
         progress: Whether to show a bar on a terminal.
 
@@ -143,65 +93,105 @@ def finetune(
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
     if not trained and epochs:
         raise InvalidInput("every parameter of the model is frozen; there is nothing to train")
-    score = _score(validate)
+    task = task_of(metric, loss, forward, collate, metric_direction)
+    score = _score(validate, task)
+    sign = -1.0 if task.metric.direction == "lower" and not callable(validate) else 1.0
     with as_found([], training=False), _teaching(teacher), _bar(progress, epochs) as advance:
         torch.manual_seed(seed)
         history = [EpochRecord(0, None, None if score is None else score(student))]
         best, best_state = 0, _state(student)
         optimizer = torch.optim.AdamW(trained, lr=learning_rate) if epochs else None
+        steps = len(loader) if isinstance(loader, Sized) else None
         for epoch in range(1, epochs + 1):
             assert optimizer is not None
-            # From the rate given down to none, along half a cosine.
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
-            loss = _epoch(student, loader, optimizer, epoch, teacher, distillation_weight, temperature, advance)
-            history.append(EpochRecord(epoch, loss, None if score is None else score(student)))
+            pace = _Pace(optimizer, learning_rate, epoch, epochs, steps)
+            lesson = _Lesson(task, teacher, distillation_weight, temperature)
+            mean, steps = _epoch(student, loader, pace, lesson, advance)
+            history.append(EpochRecord(epoch, mean, None if score is None else score(student)))
             latest, record = history[-1].score, history[best].score
-            if latest is None or record is None or latest > record:
+            if latest is None or record is None or sign * latest > sign * record:
                 best, best_state = epoch, _state(student)
         student.load_state_dict(best_state)
     _restore_modes(model, student)
     return FineTuned(student, tuple(history), best)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """What is trained on: a task, and what a teacher adds to it."""
+
+    task: Task
+    teacher: nn.Module | None
+    weight: float
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """The steps of one epoch, with a rate that falls at every step from the one given to none, along half a cosine.
+
+    Where nobody knows how many steps an epoch has, the rate stays as it is during the first.
+    """
+
+    optimizer: torch.optim.Optimizer
+    learning_rate: float
+    epoch: int
+    epochs: int
+    steps: int | None
+
+    def step(self, number: int, loss: torch.Tensor) -> None:
+        """Go the step with this number, from 0, down the slope of the loss."""
+        within = min(number / self.steps, 1.0) if self.steps else 0.0
+        for group in self.optimizer.param_groups:
+            done = (self.epoch - 1 + within) / self.epochs
+            group["lr"] = self.learning_rate * (1 + math.cos(math.pi * done)) / 2
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
 def _epoch(
     student: nn.Module,
     loader: Iterable[Any],
-    optimizer: torch.optim.Optimizer,
-    epoch: int,
-    teacher: nn.Module | None,
-    weight: float,
-    temperature: float,
+    pace: _Pace,
+    lesson: _Lesson,
     advance: Callable[[int, int, float], None],
-) -> float:
-    """One pass over the loader; the mean loss."""
+) -> tuple[float, int]:
+    """One pass over the loader; the mean loss and the number of steps."""
     student.train()
     total, steps = 0.0, 0
     with torch.enable_grad():
-        for batch in read_batches(student, loader):
+        for batch in lesson.task.batches(student, loader):
             steps += 1
-            output = student(*batch.args, **batch.kwargs)
-            loss = classifier_loss(output, batch.labels)
-            if teacher is not None:
+            output = batch.answer(student)
+            loss = batch.loss_of(output)
+            if lesson.teacher is not None:
                 with torch.no_grad():
-                    taught = logits_of(teacher(*batch.args, **batch.kwargs))
-                loss = (1 - weight) * loss + weight * _divergence(logits_of(output), taught, temperature)
+                    taught = first_tensor(batch.answer(lesson.teacher))
+                apart = _divergence(first_tensor(output), taught, batch.labels, lesson.temperature)
+                loss = (1 - lesson.weight) * loss + lesson.weight * apart
             value = float(loss.detach())
             if not math.isfinite(value):
-                raise TrainingFailed(f"the loss is {value} in epoch {epoch}, step {steps}; lower the learning rate")
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+                where = f"epoch {pace.epoch}, step {steps}"
+                raise TrainingFailed(f"the loss is {value} in {where}; lower the learning rate")
+            pace.step(steps - 1, loss)
             total += value
-            advance(epoch, steps, total / steps)
-    return total / steps
+            advance(pace.epoch, steps, total / steps)
+    return total / steps, steps
 
 
-def _divergence(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
-    """How far the softened answers are apart, scaled so that its gradients do not shrink with the temperature."""
+def _divergence(student: torch.Tensor, teacher: torch.Tensor, labels: Any, temperature: float) -> torch.Tensor:
+    """How far the softened answers are apart, scaled so that its gradients do not shrink with the temperature.
+
+    Answers that are numbers, not scores of classes, are apart by their mean squared distance.
+    """
     if student.shape != teacher.shape:
         raise InvalidInput(f"the teacher answers {tuple(teacher.shape)}, the model {tuple(student.shape)}")
-    answers = [F.log_softmax(each / temperature, dim=1) for each in (student, teacher)]
+    is_numbers = isinstance(labels, torch.Tensor) and labels.is_floating_point()
+    if is_numbers or student.dim() < 2 or student.shape[1] < 2:
+        return F.mse_loss(student, teacher)
+    is_last = isinstance(labels, torch.Tensor) and student.dim() > 2 and labels.shape == student.shape[:-1]
+    answers = [F.log_softmax(each / temperature, dim=-1 if is_last else 1) for each in (student, teacher)]
     return F.kl_div(answers[0], answers[1], reduction="batchmean", log_target=True) * temperature**2
 
 
@@ -212,25 +202,15 @@ def accuracy(model: nn.Module, loader: Iterable[Any]) -> float:
         model: The classifier.
         loader: Batches of (inputs, labels).
     """
-    modes = [(module, module.training) for module in model.modules()]
-    right = total = 0
-    try:
-        model.eval()
-        with torch.no_grad():
-            for batch in read_batches(model, loader):
-                guesses = logits_of(model(*batch.args, **batch.kwargs)).argmax(dim=1)
-                right += int((guesses == batch.labels).sum())
-                total += batch.labels.numel()
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    return right / total
+    return task_of().score(model, loader, resamples=0).value
 
 
-def _score(validate: Validate | Iterable[Any] | None) -> Validate | None:
-    if validate is None or callable(validate):
+def _score(validate: Validate | Iterable[Any] | None, task: Task) -> Validate | None:
+    if validate is None:
+        return None
+    if callable(validate):
         return validate
-    return lambda model: accuracy(model, validate)
+    return lambda model: task.score(model, validate, resamples=0).value
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -56,14 +56,16 @@ class First:
         return itertools.islice(iter(self.loader), self.batches)
 
 
-def own_splits(reference: str, calibration_batches: int, **offered: Any) -> Splits:
+def own_splits(reference: str, calibration_batches: int, has_samples: bool = False, **offered: Any) -> Splits:
     """The parts that a user's function returns; it is given those of `offered` that it has parameters for."""
+    made: dict[str, Any] = {key: offered[key] for key in ("batch_size", "num_workers") if key in offered}
+    made |= {"seed": offered.get("dataloader_seed", 0), "has_samples": has_samples}
     parsed = parse_reference(reference)
     if parsed is None:
         raise DataNotFound(f"dataset is {reference!r}; it must be a known name or file.py:loaders")
     function = find_object(parsed)
     if not callable(function):
-        return splits_of(function, reference, calibration_batches)
+        return splits_of(function, reference, calibration_batches, **made)
     wanted = inspect.signature(function).parameters
     given = {key: value for key, value in offered.items() if key in wanted} | parsed.arguments
     try:
@@ -72,11 +74,24 @@ def own_splits(reference: str, calibration_batches: int, **offered: Any) -> Spli
         raise
     except Exception as error:
         raise DataNotFound(f"{reference!r} raised {first_line(error)}") from error
-    return splits_of(returned, reference, calibration_batches)
+    return splits_of(returned, reference, calibration_batches, **made)
 
 
-def splits_of(returned: Any, name: str, calibration_batches: int) -> Splits:
-    """What a user's function returned, as the four parts; without `calibration`, the first batches of `train`."""
+def splits_of(
+    returned: Any,
+    name: str,
+    calibration_batches: int,
+    *,
+    has_samples: bool = False,
+    batch_size: int = 32,
+    seed: int = 0,
+    num_workers: int = 0,
+) -> Splits:
+    """What a user's function returned, as the four parts; without `calibration`, the first batches of `train`.
+
+    A part that is a dataset becomes a loader. With `has_samples`, every part that is no loader holds samples, and its
+    batches are lists of them, for the user's `collate`.
+    """
     if isinstance(returned, Splits):
         return returned
     read: Any = returned.get if isinstance(returned, Mapping) else lambda part: getattr(returned, part, None)
@@ -84,6 +99,10 @@ def splits_of(returned: Any, name: str, calibration_batches: int) -> Splits:
     for part in ("train", "validation"):
         if parts[part] is None:
             raise InvalidInput(f"{name!r} has no {part!r} part; it must return {_FORM}")
+    for part, given in parts.items():
+        if given is not None and _is_dataset(given, has_samples):
+            is_shuffled = part == "train"
+            parts[part] = _loader_of(given, batch_size, seed, num_workers, is_shuffled, as_lists=has_samples)
     for part, loader in parts.items():
         if loader is not None and (not isinstance(loader, Iterable) or iter(loader) is loader):
             kind = type(loader).__name__
@@ -93,6 +112,31 @@ def splits_of(returned: Any, name: str, calibration_batches: int) -> Splits:
             )
     calibration = parts["calibration"] if parts["calibration"] is not None else parts["train"]
     return Splits(name, parts["train"], First(calibration, calibration_batches), parts["validation"], parts["test"])
+
+
+def _is_dataset(part: Any, has_samples: bool) -> bool:
+    """Whether a part holds samples one by one: a Dataset of torch, or anything indexed where samples are expected."""
+    from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+    if isinstance(part, (DataLoader, First, IterableDataset)):
+        return False
+    return isinstance(part, Dataset) or (has_samples and hasattr(part, "__getitem__") and hasattr(part, "__len__"))
+
+
+def _loader_of(
+    samples: Any, batch_size: int, seed: int, num_workers: int, is_shuffled: bool, *, as_lists: bool
+) -> DataLoader[Any]:
+    from torch.utils.data import DataLoader
+
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(
+        samples,
+        batch_size,
+        shuffle=is_shuffled,
+        generator=generator,
+        num_workers=num_workers,
+        collate_fn=list if as_lists else None,
+    )
 
 
 DATASETS = ("digits", *SOURCES)
@@ -105,11 +149,12 @@ def load_splits(
     seed: int = 0,
     dataloader_seed: int | None = None,
     train_subset: int | None = None,
-    val_subset: int | None = 300,
+    val_subset: int | None = None,
     calibration_batches: int = 4,
     num_workers: int = 0,
     data_dir: str | Path | None = None,
     download: bool = False,
+    has_samples: bool = False,
 ) -> Splits:
     """Train, calibration, validation and test parts that share no sample, the same for the same seed.
 
@@ -124,10 +169,12 @@ def load_splits(
         num_workers: Processes that load data; 0 loads in this one.
         data_dir: Folder of idx files; None looks where packages put them.
         download: Whether to fetch mnist or fashion-mnist where it is not here.
+        has_samples: Whether parts of your own that are no loaders hold samples, whose batches are lists of them: a
+            `collate` then makes the batch.
 
     >>> splits = load_splits("digits", train_subset=500)
     >>> splits.sizes()
-    {'train': 500, 'calibration': 128, 'validation': 300, 'test': 359}
+    {'train': 500, 'calibration': 128, 'validation': 359, 'test': 359}
     """
     shuffle_seed = seed if dataloader_seed is None else dataloader_seed
     folder = None if data_dir is None else Path(data_dir)
@@ -142,7 +189,7 @@ def load_splits(
             "data_dir": folder,
         }
         with seeded(shuffle_seed):
-            return own_splits(dataset, calibration_batches, **offered)
+            return own_splits(dataset, calibration_batches, has_samples, **offered)
     raw = digits() if dataset == "digits" else idx_dataset(dataset, folder, download)
     chosen = part_indices(
         raw.labels,

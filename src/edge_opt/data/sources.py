@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -171,40 +172,45 @@ SYSTEM_FOLDER = Path("/usr/share/datasets")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a dataset can be fetched. Checksums are of the files as sent, or of what is in them, by file."""
+    """Where a dataset can be fetched: SHA-256 of the four files as they are sent, and of what is in them.
+
+    What is sent is checked before it is unpacked.
+    """
 
     url: str
-    algorithm: str
-    digests: tuple[str, str, str, str]
-    of_content: bool
+    sent: tuple[str, str, str, str]
+    digests: tuple[str, str, str, str] | None = None
 
 
-SOURCES: Mapping[str, Source] = {
-    # MD5 of the four .gz files, as published with the dataset.
+SOURCES: dict[str, Source] = {
     "mnist": Source(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "md5",
         (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         ),
-        of_content=False,
     ),
-    # SHA-256 of the unpacked files, taken from Debian's package: packers differ, the images do not.
+    # The unpacked files are known too, from Debian's package: packers differ, the images do not.
     "fashion-mnist": Source(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        "sha256",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+        (
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
         (
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
             "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
             "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
-        of_content=True,
     ),
 }
+# The largest of these files has 26 MB; what goes on beyond this is something else.
+_LARGEST_DOWNLOAD = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +265,7 @@ def idx_dataset(name: str, folder: Path | None, download: bool) -> Raw:
             )
     digests = tuple(hashlib.sha256(content).hexdigest() for content in contents)
     source = SOURCES[name]
-    if source.of_content and digests != source.digests:
+    if source.digests is not None and digests != source.digests:
         wrong = next(path for path, ours, theirs in zip(paths, digests, source.digests, strict=True) if ours != theirs)
         raise DataNotFound(
             f"{wrong} is an idx file, but not that of {name}: its SHA-256 is another; get the file again"
@@ -308,26 +314,44 @@ def _present(place: Path, stem: str) -> Path | None:
 
 
 def fetch(name: str, folder: Path, url: str | None = None) -> list[Path]:
-    """Download the four files of a dataset into a folder; each is kept only if its checksum is the published one."""
+    """Download the four files of a dataset into a folder; each is checked before it is kept or unpacked."""
     source = SOURCES[name]
     paths = []
-    for stem, digest in zip(FILES, source.digests, strict=True):
+    for stem, digest in zip(FILES, source.sent, strict=True):
         address = f"{url or source.url}{stem}.gz"
         try:
-            with urllib.request.urlopen(address, timeout=60) as answer:
-                sent: bytes = answer.read()
-        except (urllib.error.URLError, OSError) as error:
+            sent = _download(address)
+        except (urllib.error.URLError, OSError, ValueError) as error:
             raise DataNotFound(
                 f"{address} cannot be reached ({error}); put the four idx files of {name} into a folder "
                 "and name it as data_dir"
             ) from error
-        draft = folder / f".{stem}.part.gz"
-        write_whole(draft, sent)
-        try:
-            checked = content_of(draft) if source.of_content else sent
-            if hashlib.new(source.algorithm, checked).hexdigest() != digest:
-                raise DataNotFound(f"{address} is not the published file: its {source.algorithm} is another")
-            paths.append(draft.rename(folder / f"{stem}.gz"))
-        finally:
-            draft.unlink(missing_ok=True)
+        if hashlib.sha256(sent).hexdigest() != digest:
+            raise DataNotFound(f"{address} is not the published file: its sha256 is another")
+        paths.append(write_whole(folder / f"{stem}.gz", sent))
     return paths
+
+
+class _StaySafe(urllib.request.HTTPRedirectHandler):
+    """Goes where it is sent, but not from https to something that others can change on the way."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        _check_https(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_https(address: str) -> None:
+    parts = urlsplit(address)
+    is_here = parts.scheme == "http" and parts.hostname == "127.0.0.1"
+    if parts.scheme != "https" and not is_here:
+        raise ValueError(f"{address} is not https")
+
+
+def _download(address: str) -> bytes:
+    """What is at an address, up to a size; nothing of it is looked into."""
+    _check_https(address)
+    with urllib.request.build_opener(_StaySafe).open(address, timeout=60) as answer:
+        sent: bytes = answer.read(_LARGEST_DOWNLOAD + 1)
+    if len(sent) > _LARGEST_DOWNLOAD:
+        raise ValueError(f"it is larger than {_LARGEST_DOWNLOAD} bytes")
+    return sent

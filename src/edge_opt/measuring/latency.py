@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
+from edge_opt.measuring.allocator import kept_memory
 from edge_opt.measuring.machine import CPU, Device, machine_cpu_s
-from edge_opt.measuring.statistics import latency_of, median, relative_half_width
+from edge_opt.measuring.statistics import CONTENDED_CORES, latency_of, median, relative_half_width
 from edge_opt.records import Environment, Latency
 
 # The kernel counts the machine's time in hundredths of a second.
@@ -138,6 +139,32 @@ class Stopwatch:
         return max(0.0, min(self.block(Runner(lambda: None), 1)[0] for _ in range(9)))
 
 
+_LOOK_S = 0.25
+
+
+def wait_for_quiet(
+    patience_s: float, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep, cores: int = 1
+) -> bool:
+    """Wait until other programs leave the machine alone; False where they did not within `patience_s`.
+
+    Args:
+        patience_s: Seconds to wait at most.
+        clock: Where time comes from; the machine's own clocks unless given.
+        sleep: How to wait.
+        cores: Cores of the machine, of which others may use a tenth.
+    """
+    watch = Stopwatch(clock or Clock(), CPU)
+    begun = before = watch.usage()
+    while before.wall_s - begun.wall_s < patience_s:
+        sleep(_LOOK_S)
+        now = watch.usage()
+        others = cores_of_others(before, now)
+        if others is None or others <= CONTENDED_CORES * cores:
+            return True
+        before = now
+    return False
+
+
 # Told after each round: the share of the longest time that is over, and how far it came.
 Progress = Callable[[float, str], None]
 
@@ -224,7 +251,8 @@ def interleaved(
 ) -> dict[str, Latency]:
     """Latency of several candidates, a block of each in turn, so that all see the same machine.
 
-    All get the same number of blocks, and blocks of one round share their place in `samples_s`.
+    All get the same number of blocks, and blocks of one round share their place in `samples_s`. Memory that is freed
+    stays with the process meanwhile, where the C library can be told so.
 
     Args:
         runs: What to time, by name; each is called without arguments.
@@ -246,16 +274,17 @@ def interleaved(
     check_repeats(repeats, warmup)
     block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
     candidates = {name: _Candidate(run if isinstance(run, Runner) else Runner(run)) for name, run in runs.items()}
-    for candidate in candidates.values():
-        if progress is not None:
-            progress(0.0, "warming up")
-        if repeats is None:
-            _warm_up(candidate, stopwatch, block_s, min_time_s)
-        for _ in range(0 if repeats is None else warmup):
-            candidate.runner.once()
-    usage = stopwatch.usage()
-    _take_turns(list(candidates.values()), stopwatch, min_time_s, limit_s, target_precision, repeats, progress)
-    others = cores_of_others(usage, stopwatch.usage())
+    with kept_memory():
+        for candidate in candidates.values():
+            if progress is not None:
+                progress(0.0, "warming up")
+            if repeats is None:
+                _warm_up(candidate, stopwatch, block_s, min_time_s)
+            for _ in range(0 if repeats is None else warmup):
+                candidate.runner.once()
+        usage = stopwatch.usage()
+        _take_turns(list(candidates.values()), stopwatch, min_time_s, limit_s, target_precision, repeats, progress)
+        others = cores_of_others(usage, stopwatch.usage())
     return {
         name: latency_of(
             candidate.wall_s,

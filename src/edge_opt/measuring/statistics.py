@@ -21,12 +21,14 @@ _CONFIDENCE = (2.5, 97.5)
 _MAD_TO_STD = 1.4826
 _NOISY_SCATTER = 0.10
 _CONTENDED_WAITING = 0.10
-_CONTENDED_CORES = 0.10
+CONTENDED_CORES = 0.10
 # By what factor the same work comes out different although its samples agree with each other. Rounds of one session see
 # the same machine. Two sessions on a quiet machine had medians up to 5 % apart. On a busy one even CPU times were up to
 # 1.6 x apart with one thread (the core's sibling works, or rests), and 6 x with two (one spins until the other runs).
 _WITHIN_SESSION = 1.02
 _BETWEEN_QUIET_SESSIONS = 1.05
+# The same files in turns in three processes on a busy machine: 9.82, 10.28 and 9.66 times as fast.
+_BETWEEN_PROCESSES = 1.05
 _BETWEEN_BUSY_SESSIONS = 6.0
 # The 97.5 % quantile of Student's t for 1 to 9 degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -167,7 +169,7 @@ def _others_remarks(environment: Environment | None, cores_of_others: float | No
         return []
     cores, load = environment.cores, environment.load_1min
     if cores_of_others is not None:
-        if cores_of_others <= _CONTENDED_CORES * cores:
+        if cores_of_others <= CONTENDED_CORES * cores:
             return []
         return [f"other programs kept {cores_of_others:.1f} of {cores} cores busy meanwhile"]
     if load is None or load <= cores:
@@ -216,10 +218,46 @@ def _batch_means(samples: Floats) -> tuple[float, float]:
     Batches long enough to outlast a slow moment are independent, which neighbouring samples are not.
     """
     count = min(len(samples), len(_STUDENT_T) + 1)
-    medians = [float(np.median(batch)) for batch in np.array_split(samples, count)]
+    return mean_and_half_width([float(np.median(batch)) for batch in np.array_split(samples, count)])
+
+
+def batch_logs(samples: Sequence[float]) -> tuple[float, ...]:
+    """Logarithms of the medians of up to ten consecutive batches of samples; nothing where the clock stood still.
+
+    What was timed in turn has batches of the same moments, so that differences of these are ratios free of drift. They
+    add up along a chain, and the exponential of their mean is a time: ratios of such times are the ratios told.
+    """
+    values = np.asarray(samples, dtype=float)
+    if not len(values) or values.min() <= 0:
+        return ()
+    return tuple(
+        float(np.log(np.median(batch))) for batch in np.array_split(values, min(len(values), len(_STUDENT_T) + 1))
+    )
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of independent values and half its 95 % interval by Student's t; one value has no bounds."""
+    count = len(values)
     if count == 1:
-        return medians[0], math.inf
-    return float(np.mean(medians)), _STUDENT_T[count - 2] * float(np.std(medians, ddof=1)) / math.sqrt(count)
+        return float(values[0]), math.inf
+    freedom = min(count - 1, len(_STUDENT_T))
+    return float(np.mean(values)), _STUDENT_T[freedom - 1] * float(np.std(values, ddof=1)) / math.sqrt(count)
+
+
+def paired_ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, Interval]:
+    """How many times as long `one` takes as `other`, both `batch_logs` of one session, with its 95 % interval.
+
+    The interval also holds what rounds of one session cannot see: where memory happens to lie in a process.
+
+    >>> ratio, interval = paired_ratio([0.7, 0.71], [0.0, 0.01])
+    >>> round(ratio, 3), round(interval.high / interval.low, 4)  # e ** 0.7, known to 5 % either way
+    (2.014, 1.1025)
+    """
+    middle, half_width = mean_and_half_width([first - second for first, second in zip(one, other, strict=True)])
+    half_width += math.log(_BETWEEN_PROCESSES)
+    return math.exp(middle), Interval(
+        math.exp(max(middle - half_width, -_LARGEST_LOG)), math.exp(min(middle + half_width, _LARGEST_LOG))
+    )
 
 
 def _drawn_medians(samples: Floats, seed: int) -> Floats:
@@ -236,3 +274,20 @@ def _drawn_medians(samples: Floats, seed: int) -> Floats:
 def _interval(values: Floats) -> Interval:
     low, high = np.percentile(values, _CONFIDENCE)
     return Interval(float(low), float(high))
+
+
+# The 97.5 % quantile of the normal distribution.
+_Z95 = 1.959963984540054
+
+
+def wilson(correct: int, samples: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, which has a width also where all are right.
+
+    >>> [round(bound, 4) for bound in wilson(95, 100)]
+    [0.8882, 0.9785]
+    """
+    p, n, z2 = correct / samples, samples, _Z95**2
+    center = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    # Rounding must not put the share outside its own interval.
+    return max(0.0, min(center - half, p)), min(1.0, max(center + half, p))

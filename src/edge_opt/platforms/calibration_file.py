@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edge_opt._support.checks import implausible
 from edge_opt._support.files import write_whole
 from edge_opt.errors import CalibrationMissing, InvalidCalibration
 from edge_opt.platforms.catalog import normalized, user_folder
@@ -77,11 +78,26 @@ def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
             "calibrate again"
         )
     try:
-        return _calibration(data)
+        found = _calibration(data)
+        fault = implausible(found) or _contradiction(found)
+        if fault is not None:
+            raise ValueError(fault)
+        return found
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InvalidCalibration(
             f"{file} is a damaged calibration ({type(error).__name__}: {error}); calibrate again"
         ) from error
+
+
+def _contradiction(calibration: Calibration) -> str | None:
+    """What in a calibration does not fit together; None where all does."""
+    if not calibration.samples or not calibration.bandwidths:
+        return "it has no samples or no bandwidths"
+    for position, sample in enumerate(calibration.samples):
+        for tensor in sample.signature.outputs:
+            if isinstance(tensor, TensorInfo) and bool(tensor.nbytes) != all(tensor.shape):
+                return f"samples[{position}] has an output of shape {list(tensor.shape)} and {tensor.nbytes} bytes"
+    return None
 
 
 def _plain(calibration: Calibration) -> dict[str, Any]:

@@ -25,8 +25,9 @@ MEASURED_METHODS = ("traffic", "stream_copy", "memcpy", "memset", "read", "write
 PEAK_PRECISIONS = ("fp64", "fp32", "fp16", "bf16", "int8", "int8_sparse")
 POWER_STATES = ("idle", "load", "tdp", "lowest_mode", "highest_mode")
 _KEYS = (
-    "name", "title", "engine", "aliases", "note", "cores", "clock_hz", "ram_bytes", "flash_bytes", "overhead_s",
-    "bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s", "peak_ops_per_s", "power_w", "latency_s",
+    "name", "title", "engine", "aliases", "note", "cores", "fast_cores", "fast_share", "clock_hz", "ram_bytes",
+    "flash_bytes", "overhead_s", "bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s", "peak_ops_per_s", "power_w",
+    "latency_s",
 )  # fmt: skip
 _FIGURE_KEYS = ("value", "source", "kind", "low", "high")
 _EXAMPLE = '{ value = 9.6e9, source = "data sheet, table 3", kind = "vendor" }'
@@ -85,6 +86,7 @@ class _File:
             engine=cast(Engine, engine),
             aliases=self.aliases(data),
             cores=self.optional(data, "cores"),
+            **self.fast_cores(data),
             clock_hz=self.optional(data, "clock_hz"),
             ram_bytes=self.sizes(data, "ram_bytes"),
             flash_bytes=self.optional(data, "flash_bytes"),
@@ -97,6 +99,20 @@ class _File:
             note=self.text(data, "note") or "",
             origin=self.origin,
         )
+
+    def fast_cores(self, data: Mapping[str, Any]) -> dict[str, Figure | None]:
+        found = {key: self.optional(data, key) for key in ("fast_cores", "fast_share")}
+        cores = self.optional(data, "cores")
+        fast, share = found["fast_cores"], found["fast_share"]
+        if (fast is None) != (share is None):
+            self.refuse(
+                "only one of fast_cores and fast_share is there", "write how many are fast, and their share of the peak"
+            )
+        if fast is not None and share is not None and not (cores and fast.value < cores.value and share.value < 1):
+            self.refuse(
+                "fast_cores or fast_share is not a part of the whole", "let fast_cores < cores, and fast_share < 1"
+            )
+        return found
 
     def check_keys(self, table: Mapping[str, Any], allowed: Collection[str], place: str) -> None:
         for key in table:
@@ -324,8 +340,19 @@ def _own() -> Iterator[DeviceSpec]:
     folder = user_folder()
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in SUFFIXES:
+            if path.suffix.lower() in SUFFIXES and not is_platform_file(path):
                 yield load_device(path)
+
+
+def is_platform_file(path: Path) -> bool:
+    """Whether a file holds a fitted platform, such as `edge-opt board` writes, and no device."""
+    if path.suffix.lower() != ".toml":
+        return False
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return "costs" in data and "covariance" in data
 
 
 def _by_name(specs: tuple[DeviceSpec, ...]) -> dict[str, DeviceSpec]:

@@ -13,8 +13,8 @@ from edge_opt.errors import InvalidInput
 from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
 from edge_opt.platforms.class_costs import workload
 from edge_opt.platforms.fitted import Platform, choose_platform, estimate_fitted
-from edge_opt.platforms.passes import Pass, passes
-from edge_opt.platforms.roofline import Roof, checked_roof, figure_remarks, limit
+from edge_opt.platforms.passes import Pass, fused_passes, passes
+from edge_opt.platforms.roofline import Roof, checked_roof, limit
 from edge_opt.platforms.targets import Target, find_spec, find_target, published
 from edge_opt.records import (
     Bound,
@@ -138,20 +138,28 @@ def _missing(power: Power | None) -> str:
 # Share of an engine's peak that dense products reach: HPL over the peak in fp64, which is half of that in fp32, is 0.39
 # to 0.64 on the five devices of the catalogue that have both figures and at least 1 GiB; in the middle 0.5.
 DENSE = 0.5
-# Convolutions in groups run at a seventh of that. ST's three figures for MobileNetV1 on the STM32H747 differ in how
+# Depthwise convolutions run at a seventh of that. ST's three figures for MobileNetV1 on the STM32H747 differ in how
 # much of the work is depthwise: two of them give both rates, and these meet the third within 5 %.
-GROUPED = DENSE / 7
+DEPTHWISE = DENSE / 7
+# Other convolutions in groups run as those do that have no kernel of their own: the fits to ncnn's table have these at
+# 0.32 of the dense rate in the middle.
+GROUPED = 0.32 * DENSE
 # A peak counts fused multiply-adds, two operations at a time; element-wise work has one.
 ELEMENTWISE = DENSE / 2
 # Share of the memory's peak on paper that a copy reaches: 0.57 to 0.71 on the three devices that run models on the CPU
 # and have both figures. A measured bandwidth is what a copy reached already.
 PAPER_BANDWIDTH = 0.6
-# The interval is from the estimate divided by this to the estimate times this. All of the 21 latencies in the catalogue
-# lie within a factor of 1.9, and 84 % of 141 rows of ncnn's table on four boards within this one. GPUs, NPUs and other
-# runtimes are less well known.
-SPREAD = 2.5
+# What one layer takes beside its work, where a device has no figure for it: on a CPU the time in which one core could
+# have computed so many operations, on a GPU seconds. Both are the middle of the fits to ncnn's table.
+CALL_OPERATIONS = 5e5
+LAUNCH_S = 24e-6
+# The interval is from the estimate divided by this to the estimate times this: 90 % of 347 published times on the four
+# CPU boards with figures lie in it, with one thread or all (benchmarks/boards.py). For other engines too few are known
+# to say less.
+SPREAD = 3.5
 # A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
 LAYER_SPREAD = 2 * SPREAD
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 # tests/platforms/test_estimate.py derives all of these from the catalogue's files.
 
 # Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
@@ -267,29 +275,31 @@ def estimate_roofline(
         engine: Who computes; the device's own choice unless given.
         threads: Of the CPU; all of its cores unless given.
     """
-    spec = find_spec(device)
-    spec, remark = _with_threads(spec, engine or spec.engine, threads)
-    spec, roof = checked_roof(profile, spec, precision, engine)
+    whole = find_spec(device)
+    spec, remark = _with_threads(whole, engine or whole.engine, threads)
+    spec, roof = checked_roof(profile, spec, precision, engine, may_widen=True)
     by_module: dict[int, list[Pass]] = {}
     for item in passes(profile, precision):
         by_module.setdefault(item.module, []).append(item)
-    layers = tuple(_layer(profile, number, by_module[number], roof) for number in sorted(by_module))
-    bound, seconds = _timed([item for items in by_module.values() for item in items], roof)
+    overheads = _Overheads(profile, whole, roof)
+    layers = tuple(_layer(profile, number, by_module[number], roof, overheads) for number in sorted(by_module))
+    bound, seconds = _timed([item for items in by_module.values() for item in items], roof, overheads)
     if seconds is not None:  # the layers' own sum, to the last bit
         seconds = math.fsum(layer.seconds for layer in layers if layer.seconds is not None)
-    is_brief = _is_brief(seconds, sum(map(len, by_module.values())), roof)
+    is_open = overheads.may_rule(seconds, sum(map(len, by_module.values()))) or roof.peak is None
+    spread = SPREAD * _gain(roof)
     prediction = Prediction(
         target=spec.name,
         basis="roofline",
         precision=precision,
         seconds=seconds,
-        low=None if seconds is None else seconds / SPREAD,
-        high=None if seconds is None or is_brief or profile.unpriced else seconds * SPREAD,
+        low=None if seconds is None else seconds / spread,
+        high=None if seconds is None or is_open or profile.unpriced else seconds * SPREAD,
         bound=bound,
         layers=layers,
         outside=tuple(dict.fromkeys(item.op for item in profile.unpriced)),
         energies=(),
-        remarks=(*_remarks(profile, spec, roof, seconds, is_brief), *remark),
+        remarks=(*_remarks(profile, spec, roof, seconds, overheads, is_open), *remark),
     )
     return with_energies(prediction, profile, spec)
 
@@ -305,56 +315,111 @@ def _with_threads(spec: DeviceSpec, engine: str, threads: int | None) -> tuple[D
     cores = int(spec.cores.value)
     if threads > cores:
         raise InvalidInput(f"threads is {threads}, and {spec.name} has {cores} core(s); ask for at most {cores}")
+    share, which = share_of_peak(spec, threads, cores), f"{threads} of {cores} cores"
     peaks = tuple(
-        replace(peak, figure=_part(peak.figure, threads, cores)) if peak.engine == "cpu" else peak
+        replace(peak, figure=Figure(peak.figure.value * share, f"{which} of: {peak.figure.source}", "derived"))
+        if peak.engine == "cpu"
+        else peak
         for peak in spec.peaks
     )
-    return replace(spec, peaks=peaks), (f"peaks of {threads} of {cores} cores, taken to be alike; one bandwidth",)
+    alike = "the fast ones first" if spec.fast_cores else "taken to be alike"
+    return replace(spec, peaks=peaks), (f"peaks of {which}, {alike}; one bandwidth",)
 
 
-def _part(figure: Figure, threads: int, cores: int) -> Figure:
-    return Figure(figure.value * threads / cores, f"{threads} of {cores} cores of: {figure.source}", "derived")
+def share_of_peak(spec: DeviceSpec, threads: int, cores: int) -> float:
+    """Share of a CPU's peak that so many threads have; fast cores are taken first."""
+    if spec.fast_cores is None or spec.fast_share is None:
+        return threads / cores
+    fast, share = int(spec.fast_cores.value), spec.fast_share.value
+    if threads <= fast:
+        return share * threads / fast
+    return share + (1 - share) * (threads - fast) / (cores - fast)
 
 
-def _layer(profile: ModelProfile, number: int, items: Sequence[Pass], roof: Roof) -> LayerPrediction:
+def _gain(roof: Roof) -> float:
+    """How much faster than the wider peak an engine may be at a precision whose own peak nobody has said."""
+    if roof.peak is None or roof.precision == "int4":  # weights of four bits are widened in any case
+        return 1.0
+    return _BYTES[roof.computes_in] / _BYTES[roof.precision]
+
+
+class _Overheads:
+    """What calls take beside their work: by the device's own figure, else by what is usual for its class."""
+
+    def __init__(self, profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> None:
+        self.own_s = roof.overhead_s
+        self.usual_s = None if self.own_s is not None else _usual_overhead(spec, roof.engine)
+        # A runtime with tuned kernels calls what is fused once.
+        self.calls: dict[int, int] = {}
+        for item in fused_passes(profile, roof.precision) if self.usual_s is not None else ():
+            self.calls[item.module] = self.calls.get(item.module, 0) + 1
+
+    def seconds(self, items: Sequence[Pass]) -> float | None:
+        """Of these passes; None where it is not known."""
+        if self.own_s is not None:
+            return self.own_s * len(items)
+        if self.usual_s is None:
+            return None
+        return self.usual_s * sum(self.calls.get(module, 0) for module in {item.module for item in items})
+
+    def may_rule(self, seconds: float | None, operators: int) -> bool:
+        """Whether an overhead that is not known may be most of the time."""
+        is_unknown = self.own_s is None and self.usual_s is None
+        return is_unknown and seconds is not None and seconds < BRIEF_S * operators
+
+
+def _usual_overhead(spec: DeviceSpec, engine: str) -> float | None:
+    """Seconds of one call on a device that has no figure for it; None where nothing usual is known."""
+    if engine == "gpu":
+        return LAUNCH_S
+    peak = spec.peak("cpu", "fp32")
+    if engine != "cpu" or peak is None or spec.cores is None:
+        return None
+    cores = int(spec.cores.value)
+    return CALL_OPERATIONS / (peak.value * share_of_peak(spec, 1, cores))
+
+
+def _layer(
+    profile: ModelProfile, number: int, items: Sequence[Pass], roof: Roof, overheads: _Overheads
+) -> LayerPrediction:
     module = profile.trace.modules[number]
-    bound, seconds = _timed(items, roof)
+    bound, seconds = _timed(items, roof, overheads)
     is_outside = any(item.is_unpriced for item in items)
-    is_open = is_outside or _is_brief(seconds, len(items), roof)
+    is_open = is_outside or roof.peak is None or overheads.may_rule(seconds, len(items))
+    spread = LAYER_SPREAD * _gain(roof)
     return LayerPrediction(
         module=number,
         path=module.path,
         kind=module.kind,
         seconds=seconds,
-        low=None if seconds is None else seconds / LAYER_SPREAD,
+        low=None if seconds is None else seconds / spread,
         high=None if seconds is None or is_open else seconds * LAYER_SPREAD,
         bound=bound,
         is_outside=is_outside,
     )
 
 
-def _is_brief(seconds: float | None, operators: int, roof: Roof) -> bool:
-    """Whether an overhead that is not known may be most of the time."""
-    return roof.overhead_s is None and seconds is not None and seconds < BRIEF_S * operators
+def _timed(items: Sequence[Pass], roof: Roof, overheads: _Overheads) -> tuple[Bound, float | None]:
+    """What passes take at their classes' efficiencies, and what most of the time goes to; nothing to do takes none.
 
-
-def _timed(items: Sequence[Pass], roof: Roof) -> tuple[Bound, float | None]:
-    """What passes take at their classes' efficiencies, and what most of the time goes to; nothing to do takes none."""
+    Where no peak is known it is what memory takes alone.
+    """
     if not items:
         return "unknown", 0.0
     priced = [item for item in items if not item.is_unpriced]
     reached = PAPER_BANDWIDTH if roof.bandwidth and roof.bandwidth.method in ("datasheet", "quoted") else 1.0
     return limit(
         [_divided(roof.memory_s(item), reached) for item in priced],
-        [_divided(roof.compute_s(item), _efficiency(item)) for item in priced],
-        None if roof.overhead_s is None else roof.overhead_s * len(items),
+        [0.0 if roof.peak is None else _divided(roof.compute_s(item), _efficiency(item)) for item in priced],
+        overheads.seconds(items),
     )
 
 
+_EFFICIENCY = {"depthwise": DEPTHWISE, "grouped": GROUPED}
+
+
 def _efficiency(item: Pass) -> float:
-    if item.is_grouped:
-        return GROUPED
-    return DENSE if item.macs else ELEMENTWISE
+    return _EFFICIENCY.get(item.grouping, DENSE if item.macs else ELEMENTWISE)
 
 
 def _divided(seconds: float | None, share: float) -> float | None:
@@ -362,17 +427,42 @@ def _divided(seconds: float | None, share: float) -> float | None:
 
 
 def _remarks(
-    profile: ModelProfile, spec: DeviceSpec, roof: Roof, seconds: float | None, is_brief: bool
+    profile: ModelProfile, spec: DeviceSpec, roof: Roof, seconds: float | None, overheads: _Overheads, is_open: bool
 ) -> Iterator[str]:
+    if roof.bandwidth is None:
+        why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
+        yield (
+            f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; type in a few that you measured: "
+            f"`edge-opt board my-board --time resnet18=MS`"
+        )
+    elif roof.peak is None:
+        yield (
+            f"the peak of {spec.name} in {roof.precision} ({roof.engine}) is unknown: this is what memory takes alone, "
+            "and there is no upper end"
+        )
     if seconds is not None and roof.bandwidth is not None:
         yield (
-            "uncalibrated: a roofline with usual efficiencies, for a runtime with tuned kernels; of 141 "
-            f"published times on four boards 84 % lie within a factor of {SPREAD:g}"
+            "uncalibrated: a roofline with usual efficiencies, for a runtime with tuned kernels; of 347 published "
+            f"times on four CPU boards 90 % lie within a factor of {SPREAD:g}. Winograd's convolutions and arithmetic "
+            "in a narrower type beat it"
         )
         yield f"on its {roof.engine}; bandwidth: {roof.bandwidth.reading}"
-        if is_brief:
+        if _gain(roof) > 1:
             yield (
-                f"operators take less than {units.duration(BRIEF_S)} each, and the overhead of one is not known: it "
-                "may be most of the time, so there is no upper end"
+                f"no peak in {roof.precision} is known, so it computes in {roof.computes_in}; it may be up to "
+                f"{_gain(roof):g} times as fast"
             )
-    yield from figure_remarks(profile, spec, roof)
+        if overheads.usual_s is not None:
+            yield (
+                f"{units.duration(overheads.usual_s)} per layer beside its work, which is usual for such a "
+                f"{roof.engine}; no figure of its own is known"
+            )
+        elif is_open and overheads.own_s is None:
+            yield (
+                f"overhead per operator is not known and not included; operators take less than "
+                f"{units.duration(BRIEF_S)} each, so it may be most of the time, and there is no upper end"
+            )
+        elif overheads.own_s is None:
+            yield "overhead per operator is not known and not included"
+    if profile.unpriced:
+        yield "some operators have no price: the figures are lower bounds"

@@ -378,6 +378,8 @@ def evidence(platform: Platform) -> str:
     day = f" of {platform.day}" if platform.day else ""
     threads = "" if platform.threads is None else f", {platform.threads} thread{'s' * (platform.threads != 1)}"
     with_what = f"({platform.runtime}{day}{threads})"
+    if platform.origin == "core":
+        return f"no time of it is known: costs of a board with the same core {with_what}; source: {platform.source}"
     if platform.origin != "fitted":
         return f"from {platform.rows} typed time{'s' * (platform.rows != 1)} {with_what}"
     error = (

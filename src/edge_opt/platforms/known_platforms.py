@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from edge_opt.platforms.calibration_file import host_file, load_calibration
 from edge_opt.platforms.catalog import devices
 from edge_opt.platforms.fitted import Platform, fitted_platforms
-from edge_opt.platforms.roofline import PRECISIONS, used_bandwidth
+from edge_opt.platforms.roofline import Roof, used_bandwidth
 from edge_opt.platforms.targets import HOST, find_spec, published
-from edge_opt.records import Basis, DeviceSpec
+from edge_opt.records import Basis, DeviceSpec, Precision
+
+_ASKED: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +90,15 @@ def by_figures(spec: DeviceSpec) -> Iterator[KnownPlatform]:
     Args:
         spec: The device.
     """
-    bandwidth = used_bandwidth(spec, spec.engine)
-    answered = [name for name in PRECISIONS if bandwidth is not None and spec.peak(spec.engine, name) is not None]
-    for precision in answered:
-        peak = spec.peak(spec.engine, precision)
-        source = peak.source if peak is not None else ""
+    for precision in _ASKED if used_bandwidth(spec, spec.engine) is not None else ():
+        roof = Roof(spec, spec.engine, precision, may_widen=True)
+        if roof.peak is None:
+            source = "what memory takes alone, without an upper end: no peak is known"
+        else:
+            source = roof.peak.source + (f" (computes in {roof.computes_in})" * (roof.computes_in != precision))
         yield _roofline(spec, precision, "roofline", source)
-    if not answered and not published(spec):
-        why = spec.bandwidth_unknown or (
-            f"the bandwidth of its {spec.engine} is not known" if bandwidth is None else
-            f"no peak of its {spec.engine} is known"
-        )  # fmt: skip
+    if used_bandwidth(spec, spec.engine) is None and not published(spec):
+        why = spec.bandwidth_unknown or f"the bandwidth of its {spec.engine} is not known"
         yield _roofline(spec, None, None, f"no time: {why}; type in a few times with fit_platform")
 
 

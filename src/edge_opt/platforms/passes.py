@@ -16,13 +16,14 @@ _FLOATING = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 
 
 # What a pass computes in: the asked precision, int8 as the model has it already, or nothing that a peak would limit.
 Arithmetic = Literal["asked", "int8", "none"]
+Grouping = Literal["none", "grouped", "depthwise"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One pass: everything between reading and writing that memory does not see. `includes` are fused modules.
 
-    `is_grouped` is a convolution in groups, which depthwise ones are: few values to reuse for each that is read.
+    `grouping` is of a convolution: in groups of several channels, or depthwise, of one or two.
     """
 
     module: int
@@ -32,7 +33,7 @@ class Pass:
     bytes_read: int
     bytes_written: int
     arithmetic: Arithmetic
-    is_grouped: bool
+    grouping: Grouping
     is_unpriced: bool
 
 
@@ -100,9 +101,19 @@ def _single(profile: ModelProfile, call: OpCall, size: _Scaled) -> Pass:
         bytes_read=size.bytes_read,
         bytes_written=size.bytes_written,
         arithmetic=_arithmetic(signature, price.cost.macs),
-        is_grouped=price.kind == "conv" and signature.argument("groups", 1) > 1,
+        grouping=_grouping(signature) if price.kind == "conv" else "none",
         is_unpriced=price.status == "unpriced",
     )
+
+
+def _grouping(signature: OpSignature) -> Grouping:
+    groups = signature.argument("groups", 1)
+    if not isinstance(groups, int) or groups <= 1:
+        return "none"
+    is_transposed = "transpose" in signature.op or signature.argument("transposed", False) is True
+    weight = signature.inputs[1].shape
+    channels = weight[0] // groups if is_transposed else weight[1]
+    return "depthwise" if channels <= 2 else "grouped"
 
 
 def _arithmetic(signature: OpSignature, macs: int) -> Arithmetic:

@@ -77,7 +77,9 @@ def roofline(
     )
 
 
-def checked_roof(profile: ModelProfile, device: Target, precision: str, engine: str | None) -> tuple[DeviceSpec, Roof]:
+def checked_roof(
+    profile: ModelProfile, device: Target, precision: str, engine: str | None, *, may_widen: bool = False
+) -> tuple[DeviceSpec, Roof]:
     """The device and the figures that a profile is put under; what cannot be used is refused."""
     if precision not in PRECISIONS:
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
@@ -89,7 +91,7 @@ def checked_roof(profile: ModelProfile, device: Target, precision: str, engine: 
             "profile again without convention="
         )
     spec = find_spec(device)
-    return spec, Roof(spec, cast(Engine, engine or spec.engine), precision)
+    return spec, Roof(spec, cast(Engine, engine or spec.engine), precision, may_widen)
 
 
 def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
@@ -110,17 +112,33 @@ def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
     return None
 
 
-class Roof:
-    """The figures of one engine at one precision, and how long a pass takes under them."""
+_WIDER: dict[Precision, tuple[Precision, ...]] = {
+    "fp32": ("fp32",),
+    "fp16": ("fp16", "fp32"),
+    "bf16": ("bf16", "fp32"),
+    "int8": ("int8", "fp16", "fp32"),
+    "int4": ("int4", "fp16", "fp32"),
+}
 
-    def __init__(self, spec: DeviceSpec, engine: Engine, precision: Precision) -> None:
+
+class Roof:
+    """The figures of one engine at one precision, and how long a pass takes under them.
+
+    With `may_widen`, a precision whose peak nobody has said computes at the next wider one's, `computes_in`: numbers
+    can always be widened, so that is the least the engine reaches.
+    """
+
+    def __init__(self, spec: DeviceSpec, engine: Engine, precision: Precision, may_widen: bool = False) -> None:
         self.engine = engine
         self.precision = precision
         self.bandwidth = used_bandwidth(spec, engine)
         # Four-bit weights are widened before they are multiplied.
-        computed: tuple[Precision, ...] = ("int4", "fp16", "fp32") if precision == "int4" else (precision,)
-        self.peak = next((peak for name in computed if (peak := spec.peak(engine, name)) is not None), None)
-        self.int8_peak = spec.peak(engine, "int8")
+        widened = _WIDER[precision] if may_widen or precision == "int4" else (precision,)
+        known = ((name, spec.peak(engine, name)) for name in widened)
+        found = next(((name, peak) for name, peak in known if peak is not None), None)
+        self.computes_in: Precision = precision if found is None else found[0]
+        self.peak: Figure | None = None if found is None else found[1]
+        self.int8_peak = spec.peak(engine, "int8") or (self.peak if may_widen else None)
         self.overhead_s = None if spec.overhead_s is None else spec.overhead_s.value
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,9 @@ from typing import Any
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.platforms.calibration_file import calibrated_device, load_calibration
 from edge_opt.platforms.catalog import device as find_device
-from edge_opt.platforms.catalog import is_shipped, normalized
+from edge_opt.platforms.catalog import is_platform_file, is_shipped, normalized
 from edge_opt.platforms.fitted import Platform, load_platform, platforms_named
 from edge_opt.records import Calibration, DeviceSpec
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HOST = "host"
 Target = str | os.PathLike[str] | DeviceSpec | Calibration | Platform
@@ -54,7 +48,7 @@ def find_target(target: Target) -> Found:
     if isinstance(target, (str, os.PathLike)):
         if _is_calibration_file(Path(target)):
             return load_calibration(target)
-        if _is_platform_file(Path(target)):
+        if is_platform_file(Path(target)):
             return load_platform(target)
     try:
         return find_device(target)
@@ -92,17 +86,6 @@ def _without_figures(platform: Platform) -> DeviceSpec:
         ram_bytes=(), flash_bytes=None, bandwidths=(), bandwidth_unknown="only times of whole models are known of it",
         peaks=(), powers=(), overhead_s=None, latencies=(), note="", origin=platform.source,
     )  # fmt: skip
-
-
-def _is_platform_file(path: Path) -> bool:
-    """Whether a TOML file has class costs."""
-    if path.suffix.lower() != ".toml":
-        return False
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return "costs" in data and "covariance" in data
 
 
 def _is_calibration_file(path: Path) -> bool:

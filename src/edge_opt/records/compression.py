@@ -1,19 +1,17 @@
-"""What became of a model: pruned, converted, explained, probed."""
+"""What became of a model: pruned, explained, probed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from edge_opt.records.devices import Precision
 from edge_opt.records.measurements import Comparison
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-
-Importance = Literal["l1", "l2", "taylor", "random"]
+Importance = Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2", "random"]
 
 PRUNE_SCHEMA = "edge_opt.pruned"
 PRUNE_SCHEMA_VERSION = 1
@@ -97,6 +95,7 @@ class PruneRequest:
         ignored: Paths of layers that stay whole.
         global_ranking: Whether channels of all layers compete with each other.
         seed: Decides a random ranking.
+        is_round_auto: Whether `round_to` was chosen for speed; then narrow layers are rounded to less.
     """
 
     ratio: float | None
@@ -108,6 +107,7 @@ class PruneRequest:
     ignored: tuple[str, ...]
     global_ranking: bool
     seed: int
+    is_round_auto: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,174 +271,10 @@ class EpochRecord:
     score: float | None
 
 
-Runtime = Literal["torch", "onnxruntime", "openvino"]
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An ONNX file in float32, ready to be quantised.
-
-    Attributes:
-        path: The file.
-        inputs: Names of the inputs.
-        outputs: Names of the outputs.
-        batch: The batch size that must be fed; None where any may be.
-        size_bytes: Bytes of the file and of the weights beside it.
-        remarks: What a reader should know.
-    """
-
-    path: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    batch: int | None
-    size_bytes: int
-    remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPrecision:
-    """What one layer with weights or a product really runs in.
-
-    Attributes:
-        path: Path of the module; "" where the runtime's graph does not say.
-        op: The operator, such as "Conv".
-        precision: What it runs in; "unknown" where no kernel of the runtime could be found for it.
-        reason: Why it is not what was asked; "" where it is.
-        node: Name of the node in the file.
-    """
-
-    path: str
-    op: str
-    precision: str
-    reason: str = ""
-    node: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel that a runtime executed.
-
-    Attributes:
-        name: Its name in the runtime.
-        op: The operator, such as "Conv".
-        precision: What it runs in.
-        path: Path of the module of its first node; "" where there is none.
-        nodes: Nodes of the file that it stands for; none for one that was added, such as quantise or reorder.
-        seconds: Seconds per run; None where the run was not timed.
-    """
-
-    name: str
-    op: str
-    precision: str
-    path: str = ""
-    nodes: tuple[str, ...] = ()
-    seconds: float | None = None
-
-    @property
-    def only_converts(self) -> bool:
-        """Whether it computes nothing of the model: it quantises, dequantises, casts or reorders a tensor."""
-        is_arithmetic = self.op == "Eltwise" and self.name.startswith(("Subtract_", "Multiply_"))
-        return not self.nodes and (self.op in _CONVERTING or is_arithmetic)
-
-
-_CONVERTING = frozenset(
-    "QuantizeLinear DequantizeLinear FakeQuantize Convert Cast Transpose Reorder ReorderInput ReorderOutput Reshape "
-    "Squeeze Unsqueeze".split()
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """A converted model against the original on the same inputs.
-
-    Attributes:
-        max_difference: Largest absolute difference of outputs.
-        mean_difference: Mean absolute difference of outputs.
-        scale: Mean absolute output of the original, to see the differences against.
-        top1: Share of samples with the same largest output; None where the outputs are not rows of scores.
-        samples: Samples that were compared.
-        batches: Batches that were compared.
-        source: Where the inputs come from, in words.
-    """
-
-    max_difference: float
-    mean_difference: float
-    scale: float
-    top1: float | None
-    samples: int
-    batches: int
-    source: str
-
-    @property
-    def relative_difference(self) -> float | None:
-        """Mean difference over mean output; None where the original's outputs are all zero."""
-        return self.mean_difference / self.scale if self.scale else None
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A model in another precision or runtime, verified.
-
-    Attributes:
-        precision: What was asked for.
-        runtime: The runtime it is for.
-        effective_precision: What its layers with weights run in: "int8", or "int8+fp32" where some stayed in float.
-        layers: What each layer with weights runs in.
-        kernels: Every kernel that the runtime executed; empty for torch, which has no graph.
-        agreement: How far it agrees with the original.
-        size_bytes: Bytes of the file and of the weights beside it.
-        original_bytes: Bytes of the original's state dict.
-        path: The file: ONNX, or for torch the state dict.
-        inputs: Names of the inputs.
-        outputs: Names of the outputs.
-        remarks: What a reader should know before using it.
-        model: The torch module itself; None for the other runtimes.
-    """
-
-    precision: Precision
-    runtime: Runtime
-    effective_precision: str
-    layers: tuple[LayerPrecision, ...]
-    kernels: tuple[Kernel, ...]
-    agreement: Agreement
-    size_bytes: int
-    original_bytes: int
-    path: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    remarks: tuple[str, ...]
-    model: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def kept_layers(self) -> tuple[LayerPrecision, ...]:
-        """Layers that do not run in the precision that was asked for, each with its reason."""
-        return tuple(layer for layer in self.layers if layer.precision != self.precision)
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerProfile:
-    """Seconds of each kernel by the runtime's own profiler, which slows the run down: read shares, not a latency.
-
-    Attributes:
-        runtime: The runtime.
-        kernels: Its kernels with their seconds per run.
-        repeats: Runs that were profiled.
-    """
-
-    runtime: Runtime
-    kernels: tuple[Kernel, ...]
-    repeats: int
-
-    @property
-    def seconds(self) -> float:
-        """All kernels together."""
-        return sum(kernel.seconds or 0.0 for kernel in self.kernels)
-
-
 Bottleneck = Literal["overhead", "memory", "compute", "unknown"]
 Topic = Literal[
     "time", "conversions", "float layers", "slow precision", "overhead", "memory", "unchanged layers", "vector width",
-    "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured",
+    "shortfall", "slower layers", "runtime", "between layers", "noise", "structure", "not measured", "score",
 ]  # fmt: skip
 
 
@@ -573,11 +409,12 @@ class Sensitivity:
     """What each layer's change costs. Pruning is real; quantization is simulated in floating point.
 
     Attributes:
-        metric: What the score is: "accuracy", or the name of your function.
+        metric: What the score is: "accuracy", or the metric that was asked for.
         baseline: Score of the unchanged model.
         samples: Samples that it was measured on.
         rows: One row per layer and change.
         unchanged: Layers that could not be changed, each with the reason.
+        direction: Whether a higher or a lower score is better.
     """
 
     metric: str
@@ -585,10 +422,12 @@ class Sensitivity:
     samples: int
     rows: tuple[LayerSensitivity, ...]
     unchanged: tuple[tuple[str, str], ...]
+    direction: Literal["higher", "lower"] = "higher"
 
     def worst_first(self) -> tuple[LayerSensitivity, ...]:
         """The rows, those that hurt most in front: by score, among equals by error of the outputs."""
-        return tuple(sorted(self.rows, key=lambda row: (row.score_change, -row.output_error)))
+        sign = 1 if self.direction == "higher" else -1
+        return tuple(sorted(self.rows, key=lambda row: (row.score_change * sign, -row.output_error)))
 
     def spare(self, change: Change | None = None, most: int = 3) -> tuple[str, ...]:
         """The layers that hurt most when changed; those that cost nothing are not among them.
@@ -598,7 +437,11 @@ class Sensitivity:
             most: Number of layers at most.
         """
         hurting = [row for row in self.worst_first() if change in (None, row.change)]
-        return tuple(dict.fromkeys(row.path for row in hurting if row.score_change < 0))[:most]
+        return tuple(
+            dict.fromkeys(
+                row.path for row in hurting if row.score_change * (1 if self.direction == "higher" else -1) < 0
+            )
+        )[:most]
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per layer and change, in the model's order."""

@@ -97,6 +97,8 @@ class DeviceSpec:
         engine: Who runs a model unless another is asked for.
         aliases: Other names to ask for it by.
         cores: Number of cores.
+        fast_cores: How many of them are fast ones; None where all are alike.
+        fast_share: Share of the CPU's peak that the fast cores have; None where all are alike.
         clock_hz: Cycles per second.
         ram_bytes: Bytes of memory; every size that the device is sold with, smallest first.
         flash_bytes: Bytes of flash memory.
@@ -126,6 +128,8 @@ class DeviceSpec:
     latencies: tuple[KnownLatency, ...]
     note: str
     origin: str
+    fast_cores: Figure | None = None
+    fast_share: Figure | None = None
 
     def peak(self, engine: str, precision: str) -> Figure | None:
         """Operations per second of one engine at one precision; None where nobody has said.

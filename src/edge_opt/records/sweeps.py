@@ -11,6 +11,9 @@ from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import MemoryKind
 
 TrialStatus = Literal["done", "failed"]
+MetricDirection = Literal["higher", "lower"]
+# Metrics that lie between 0 and 1.
+SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
 
 
@@ -47,6 +50,9 @@ class Candidate:
 class TrialMetrics:
     """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
 
+    Where `metric` names another metric than accuracy, the fields `accuracy`, `accuracy_low`, `accuracy_high` and
+    `test_accuracy` hold that one, and `accuracy_drop` is by how much it is worse than the baseline's.
+
     Attributes:
         accuracy: Accuracy on the validation part, by which candidates are chosen.
         accuracy_low: Lower end of its 95 % interval.
@@ -62,7 +68,7 @@ class TrialMetrics:
         throughput: Samples per second at the median latency.
         model_bytes: Bytes of weights and buffers in memory.
         size_bytes: Bytes of the file.
-        peak_memory_bytes: Bytes of weights, buffers, inputs and activations alive at once.
+        peak_memory_bytes: Bytes of weights, buffers, inputs and activations alive at once, estimated from shapes.
         energy_j: Joules per batch.
         energy_source: Where the energy comes from, in words.
         macs: MACs of one batch.
@@ -75,6 +81,21 @@ class TrialMetrics:
         single_latency_s: Median seconds for one sample, measured.
         peak_memory_kind: Whose lifetimes `peak_memory_bytes` counts: an eager run's, or a planner's.
         remarks: What a reader should know.
+        accuracy_drop_low: Lower end of the drop's 95 % interval, paired: both answered the same samples.
+        accuracy_drop_high: Upper end of that interval.
+        deploy_batch: Samples in one call as the model will be used; by its time candidates are ranked.
+        deploy_latency_s: Seconds per call of that batch, measured; of finalists, in turns in one process.
+        deploy_latency_low_s: Lower end of its 95 % interval.
+        deploy_latency_high_s: Upper end of its 95 % interval.
+        measured_memory_bytes: Growth of resident memory over the idle process with the runtime loaded: the most while
+            batches run, model included.
+        is_disturbed: Other programs, or noise, disturbed its timing, also when it was tried again.
+        answers: Which validation samples it answers right, in order: bits, packed and in base 64. "" where the
+            figure is no share of right answers.
+        replicates: Its score on samples drawn again and again, the same draws for every candidate; empty where
+            `answers` say more.
+        metric: What is scored: "accuracy", or the metric that was set.
+        metric_direction: Whether a higher or a lower score is better.
     """
 
     accuracy: float
@@ -104,6 +125,33 @@ class TrialMetrics:
     single_latency_s: float | None = None
     peak_memory_kind: MemoryKind | None = None
     remarks: tuple[str, ...] = ()
+    accuracy_drop_low: float | None = None
+    accuracy_drop_high: float | None = None
+    deploy_batch: int | None = None
+    deploy_latency_s: float | None = None
+    deploy_latency_low_s: float | None = None
+    deploy_latency_high_s: float | None = None
+    measured_memory_bytes: int | None = None
+    is_disturbed: bool = False
+    answers: str = ""
+    replicates: tuple[float, ...] = ()
+    metric: str = "accuracy"
+    metric_direction: MetricDirection = "higher"
+
+    @property
+    def merit(self) -> float:
+        """The score, turned so that more is better."""
+        return self.accuracy if self.metric_direction == "higher" else -self.accuracy
+
+    @property
+    def ranked_latency_s(self) -> float:
+        """The time by which candidates are ranked: that of the batch that is deployed, where it is known."""
+        return self.latency_s if self.deploy_latency_s is None else self.deploy_latency_s
+
+    @property
+    def ranked_batch(self) -> int:
+        """Samples of the batch whose time that is."""
+        return self.batch_size if self.deploy_latency_s is None else self.deploy_batch or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +207,100 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class Factor:
+    """How many times as fast one thing is as another, timed in turns in one process.
+
+    Attributes:
+        ratio: The one's calls per second over the other's; 2 is twice as fast.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
+    """
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """One variant of the last comparison.
+
+    Attributes:
+        candidate: The variant; it need not be of the space, such as the baseline in the winner's runtime.
+        seconds: Seconds per call.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
+        std_s: Standard deviation of the samples, in seconds.
+        p95_s: 95 in 100 samples take no longer, in seconds.
+        speedup: How many times as fast as the baseline it is.
+        logs: Logarithms of the seconds in consecutive parts of the session, the same parts for all finalists.
+    """
+
+    candidate: Candidate
+    seconds: float
+    low: float
+    high: float
+    std_s: float
+    p95_s: float
+    speedup: Factor
+    logs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """The baseline and the candidates worth having, timed in turns in one process: only these times are compared.
+
+    Attributes:
+        batch_size: Samples in one call: the batch that is deployed.
+        threads: Threads that each used.
+        clock: "wall", or "cpu" where other programs disturbed the machine: CPU time of the process then.
+        sessions: How often they were timed; a disturbed session is tried again.
+        is_disturbed: The last session, too, was disturbed: intervals may be too narrow.
+        remarks: What disturbed it, and which variants could not be timed.
+        finalists: The variants, the baseline first.
+    """
+
+    batch_size: int
+    threads: int
+    clock: Literal["wall", "cpu"]
+    sessions: int
+    is_disturbed: bool
+    remarks: tuple[str, ...]
+    finalists: tuple[Finalist, ...]
+
+    def of(self, candidate: Candidate) -> Finalist | None:
+        """What was found of a candidate; None where it was no finalist.
+
+        Args:
+            candidate: The candidate.
+        """
+        return next((item for item in self.finalists if item.candidate == candidate), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How many times as fast the winner is as the baseline, and what bought it. The three parts multiply to the whole.
+
+    Attributes:
+        whole: The winner against the baseline.
+        runtime: What its runtime alone buys: the baseline in the winner's runtime. None where it could not be timed.
+        precision: What its precision buys on top of that.
+        pruning: What pruning buys on top of both.
+        batch_size: Samples in one call.
+        clock: Whose seconds are compared, as in `Finals`.
+        is_disturbed: As in `Finals`.
+    """
+
+    whole: Factor
+    runtime: Factor | None
+    precision: Factor | None
+    pruning: Factor | None
+    batch_size: int
+    clock: Literal["wall", "cpu"]
+    is_disturbed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SweepResult:
     """Every candidate with its result.
 
@@ -170,6 +312,8 @@ class SweepResult:
         frontiers: Objectives with commas between, and the keys of the candidates that no other beats in all of them.
         best: Key of the candidate to ship; None where none was accepted.
         recommendation: Why that one, in a sentence.
+        finals: The last comparison, by which the winner was found; None where there was none.
+        speedup: How much faster the winner is than the baseline; None where that was not compared.
     """
 
     name: str
@@ -179,6 +323,19 @@ class SweepResult:
     frontiers: tuple[tuple[str, tuple[str, ...]], ...]
     best: str | None
     recommendation: str
+    finals: Finals | None = None
+    speedup: Speedup | None = None
+
+    @property
+    def metric(self) -> str:
+        """Name of what the candidates score."""
+        return next((trial.metrics.metric for trial in (self.baseline, *self.trials) if trial.metrics), "accuracy")
+
+    @property
+    def metric_direction(self) -> MetricDirection:
+        """Whether a higher or a lower score is better."""
+        ran = (trial.metrics for trial in (self.baseline, *self.trials) if trial.metrics)
+        return next((metrics.metric_direction for metrics in ran), "higher")
 
     @property
     def accepted(self) -> tuple[Trial, ...]:

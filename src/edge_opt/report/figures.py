@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -235,16 +235,32 @@ class Axis:
 
 AXES = (
     Axis("accuracy", "Accuracy", "", True, "accuracy_ci95_low", "accuracy_ci95_high"),
+    Axis(
+        "deploy_latency_ms",
+        "Latency as deployed",
+        "ms",
+        False,
+        "deploy_latency_ci95_low_ms",
+        "deploy_latency_ci95_high_ms",
+    ),
     Axis("latency_ms", "Latency", "ms", False, "latency_ci95_low_ms", "latency_ci95_high_ms"),
     Axis("latency_p95_ms", "Latency, 95th percentile", "ms", False),
     Axis("throughput_sps", "Throughput", "samples/s", True),
-    Axis("peak_memory_mb", "Peak memory", "MiB", False),
+    Axis("peak_memory_mb", "Peak memory, estimated", "MiB", False),
+    Axis("measured_memory_mb", "Memory, measured", "MiB", False),
     Axis("size_mb", "Size on disk", "MiB", False),
     Axis("energy_j", "Energy", "J", False),
     Axis("macs", "MACs", "", False),
     Axis("params", "Parameters", "", False),
 )
-_RECORDED = {"latency_ms": "latency", "energy_j": "energy"}
+_RECORDED = {"deploy_latency_ms": "latency", "latency_ms": "latency", "energy_j": "energy"}
+
+
+def axes_of(result: SweepResult) -> tuple[Axis, ...]:
+    """The axes of a sweep; where another metric is scored, the axis of accuracy has its title and direction."""
+    if result.metric == "accuracy":
+        return AXES
+    return (replace(AXES[0], title=result.metric, is_better_high=result.metric_direction == "higher"), *AXES[1:])
 
 
 def axis_named(name: str) -> Axis:
@@ -282,14 +298,18 @@ def frontiers(result: SweepResult) -> dict[str, list[int]]:
     rows = sweep_rows(result)
     place = {row["key"]: index for index, row in enumerate(rows)}
     accepted = [index for index, row in enumerate(rows) if row["accepted"]]
+    is_deployed = any("deploy" in name for name, _ in result.frontiers)
+    ranked = "deploy_latency_ms" if is_deployed else "latency_ms"
     found = {}
-    for first, second in combinations(AXES, 2):
+    for first, second in combinations(axes_of(result), 2):
         recorded: Iterable[str] = ()
-        if first.name == "accuracy" and second.name in _RECORDED:
+        if first.name == "accuracy" and second.name in (ranked, "energy_j"):
             recorded = frontier_keys(result, _RECORDED[second.name])
         kept = [place[key] for key in recorded if key in place and rows[place[key]][second.name] is not None]
         if not kept:
             kept = [accepted[index] for index in frontier([rows[index] for index in accepted], first, second)]
+        # A row that nobody knows a figure of has no place on its axis.
+        kept = [index for index in kept if rows[index][second.name] is not None]
         found[f"{first.name}|{second.name}"] = sorted(kept, key=lambda index, by=second.name: rows[index][by])  # type: ignore[misc]
     return found
 

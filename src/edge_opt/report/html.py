@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edge_opt import units
 from edge_opt.records import ModelComparison, ModelProfile, SweepResult, Trial
+from edge_opt.records.sweeps import SHARES
 from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, table, totals_table
 from edge_opt.report.summary import summary_lines
 from edge_opt.report.table import heading, leaf_rows
@@ -47,12 +48,21 @@ def sweep_html(result: SweepResult) -> str:
         key=lambda trial: (
             order[fate[trial.candidate.key]],
             trial.candidate.key not in on_frontier,
-            -(trial.metrics.accuracy if trial.metrics else 0.0),
+            -(trial.metrics.merit if trial.metrics else 0.0),
         ),
     )
     rows = [_trial_row(trial, fate.get(trial.candidate.key, "baseline")) for trial in (result.baseline, *trials)]
     counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
-    headers = ["Candidate", "", "Accuracy", "Latency", "Size", "Peak", "Energy", "Why"]
+    headers = [
+        "Candidate",
+        "",
+        "Accuracy" if result.metric == "accuracy" else html(result.metric),
+        "Latency",
+        "Size",
+        "Peak",
+        "Energy",
+        "Why",
+    ]
     return fragment(
         f"<strong>{html(result.name)}</strong><p>{counts}</p>",
         f"<p>{html(result.recommendation)}</p>" if result.recommendation else "",
@@ -71,8 +81,8 @@ def _trial_row(trial: Trial, fate: str) -> list[str]:
         [units.DASH] * 5
         if metrics is None
         else [
-            units.percent(metrics.accuracy),
-            units.duration(metrics.latency_s),
+            units.percent(metrics.accuracy) if metrics.metric in SHARES else f"{metrics.accuracy:.4g}",
+            units.per_call(metrics.ranked_latency_s, metrics.ranked_batch),
             units.size(metrics.size_bytes),
             units.size(metrics.peak_memory_bytes),
             units.DASH if metrics.energy_j is None else f"{units.energy(metrics.energy_j)} ({metrics.energy_source})",

@@ -14,7 +14,18 @@ from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
 from edge_opt.records import ModelProfile, Roofline, SweepResult
-from edge_opt.report.figures import DEVICES, Axis, Bars, axis_named, bars, device_roofs, frontiers, layer_bars, timeline
+from edge_opt.report.figures import (
+    DEVICES,
+    Axis,
+    Bars,
+    axes_of,
+    axis_named,
+    bars,
+    device_roofs,
+    frontiers,
+    layer_bars,
+    timeline,
+)
 from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.text import printable
 
@@ -116,7 +127,8 @@ def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> li
 
     A sweep of which nothing ran has pictures too; they say so in words.
     """
-    charts = {name: _cloud(result, axis_named(column)) for name, column in _SWEEP.items()}
+    named = {name.replace("accuracy", result.metric): column for name, column in _SWEEP.items()}
+    charts = {name: _cloud(result, axis_named(column)) for name, column in named.items()}
     return _write(folder, charts)
 
 
@@ -147,9 +159,9 @@ def _write(folder: str | os.PathLike[str], charts: Mapping[str, bytes]) -> list[
 
 
 def _cloud(result: SweepResult, x: Axis) -> bytes:
-    y = axis_named("accuracy")
+    y = axes_of(result)[0]
     rows = sweep_rows(result)
-    title = f"{printable(result.name)}: accuracy against {x.title.lower()}"
+    title = f"{printable(result.name)}: {result.metric} against {x.title.lower()}"
     ran = [row for row in rows if row["status"] == "done"]
     done = [row for row in ran if row[x.name] is not None]
     if not rows:
@@ -178,7 +190,8 @@ def _cloud(result: SweepResult, x: Axis) -> bytes:
     failed = len(rows) - len(ran)
     axes.set_title(title + (f" ({failed} failed)" if failed else ""), loc="left", fontsize=11)
     axes.set_xlabel(f"{x.title}, {x.unit}" + (f" ({_sources(done)})" if x.name == "energy_j" else ""))
-    axes.set_ylabel("Accuracy, with 95 % intervals")
+    way = "" if result.metric == "accuracy" else f" ({result.metric_direction} is better)"
+    axes.set_ylabel(f"{y.title}{way}, with 95 % intervals")
     axes.legend(frameon=False)
     return png(figure)
 

@@ -104,6 +104,8 @@ def request_text(asked: PruneRequest) -> str:
         parts.append(f"{units.percent(asked.latency_target)} of the latency to remain")
     parts += [f"{units.percent(share)} of {printable(path)} removed" for path, share in asked.layers]
     rounding = f", channels rounded to {asked.round_to}" if asked.round_to > 1 else ""
+    if asked.is_round_auto:
+        rounding = ", channels rounded to fast widths"
     return f"{', '.join(parts)}, by {asked.importance}{rounding}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from edge_opt._support.checks import implausible
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
@@ -159,9 +160,15 @@ def load(path: str | os.PathLike[str]) -> ModelProfile:
 
 def _check_references(profile: ModelProfile) -> None:
     """Refuse a profile whose parts do not belong together, before a table stumbles over it."""
+    fault = implausible(profile)
+    if fault is not None:
+        raise UnreadableProfile(fault)
     trace = profile.trace
     if not trace.modules or len(profile.layers) != len(trace.modules) or len(profile.prices) != len(trace.signatures):
         raise UnreadableProfile("it has not one layer per module and one price per signature")
+    for name in ("macs", "other_ops", "bytes_read", "bytes_written"):
+        if getattr(profile.totals, name) != sum(getattr(layer.cost, name) for layer in profile.layers):
+            raise UnreadableProfile(f"totals.{name} is not the sum of its layers")
     for position, call in enumerate(trace.ops):
         storages = (-1, *call.reads, *call.creates)
         if (

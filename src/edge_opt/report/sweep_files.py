@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_opt._support.checks import implausible
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
 from edge_opt.records import SweepResult, Trial, TrialMetrics
+from edge_opt.report.speedup import row_speedups
 from edge_opt.text import spreadsheet
 from edge_opt.units import megabytes
 
@@ -57,9 +59,34 @@ def read_sweep(text: str, source: str = "the text") -> SweepResult:
             f"{source} has schema version {version!r}, and this edge_opt reads {SCHEMA_VERSION}; {cure}"
         )
     try:
-        return from_plain(SweepResult, {key: value for key, value in data.items() if key != "format"})
+        result = from_plain(SweepResult, {key: value for key, value in data.items() if key != "format"})
     except UnreadableProfile as error:
         raise UnreadableSweep(f"{source} is damaged: {error}; run the sweep again") from error
+    fault = implausible(result) or _contradiction(result)
+    if fault is not None:
+        raise UnreadableSweep(f"{source} is damaged: {fault}; run the sweep again")
+    return result
+
+
+def _contradiction(result: SweepResult) -> str | None:
+    """What in a sweep does not fit together; None where all does."""
+    keys = [trial.candidate.key for trial in result.trials]
+    known = set(keys)
+    if len(known) < len(keys):
+        return "a candidate has two rows"
+    if result.best is not None and result.best not in known:
+        return f"the best is {result.best!r}, which is no row"
+    for name, members in result.frontiers:
+        if not known.issuperset(members):
+            return f"the frontier {name!r} names candidates that are no rows"
+    for trial in (result.baseline, *result.trials):
+        if (trial.status == "done") != (trial.metrics is not None) or (trial.status == "failed") != bool(trial.failure):
+            return f"{trial.candidate.label} is {trial.status!r} and has {'no ' * (trial.metrics is None)}figures"
+        if trial.metrics is not None and not (
+            trial.metrics.latency_low_s <= trial.metrics.latency_s <= trial.metrics.latency_high_s
+        ):
+            return f"the latency of {trial.candidate.label} is outside its own interval"
+    return None
 
 
 def load_sweep(path: str | os.PathLike[str]) -> SweepResult:
@@ -82,6 +109,10 @@ def frontier_keys(result: SweepResult, objective: str) -> frozenset[str]:
     return frozenset()
 
 
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
 def _is_proxy(metrics: TrialMetrics) -> bool:
     return metrics.energy_source.startswith("proxy")
 
@@ -92,6 +123,8 @@ _METRICS: tuple[tuple[str, Get], ...] = (
     ("accuracy_ci95_low", lambda m: m.accuracy_low),
     ("accuracy_ci95_high", lambda m: m.accuracy_high),
     ("accuracy_drop", lambda m: m.accuracy_drop),
+    ("accuracy_drop_ci95_low", lambda m: m.accuracy_drop_low),
+    ("accuracy_drop_ci95_high", lambda m: m.accuracy_drop_high),
     ("test_accuracy", lambda m: m.test_accuracy),
     ("latency_ms", lambda m: m.latency_s * 1e3),
     ("latency_median_ms", lambda m: m.latency_s * 1e3),
@@ -100,13 +133,18 @@ _METRICS: tuple[tuple[str, Get], ...] = (
     ("latency_std_ms", lambda m: m.latency_std_s * 1e3),
     ("latency_p95_ms", lambda m: m.latency_p95_s * 1e3),
     ("cpu_latency_ms", lambda m: m.cpu_latency_s * 1e3),
-    ("single_latency_ms", lambda m: None if m.single_latency_s is None else m.single_latency_s * 1e3),
+    ("single_latency_ms", lambda m: _milliseconds(m.single_latency_s)),
+    ("deploy_batch", lambda m: m.deploy_batch),
+    ("deploy_latency_ms", lambda m: _milliseconds(m.deploy_latency_s)),
+    ("deploy_latency_ci95_low_ms", lambda m: _milliseconds(m.deploy_latency_low_s)),
+    ("deploy_latency_ci95_high_ms", lambda m: _milliseconds(m.deploy_latency_high_s)),
     ("batch_size", lambda m: m.batch_size),
     ("throughput_sps", lambda m: m.throughput),
     ("model_memory_mb", lambda m: megabytes(m.model_bytes)),
     ("memory_mb", lambda m: megabytes(m.model_bytes)),
     ("estimated_runtime_memory_mb", lambda m: megabytes(m.peak_memory_bytes)),
     ("peak_memory_mb", lambda m: megabytes(m.peak_memory_bytes)),
+    ("measured_memory_mb", lambda m: None if m.measured_memory_bytes is None else megabytes(m.measured_memory_bytes)),
     ("size_mb", lambda m: megabytes(m.size_bytes)),
     ("energy_j", lambda m: m.energy_j),
     ("energy_proxy_j", lambda m: m.energy_j if _is_proxy(m) else None),
@@ -120,7 +158,7 @@ _METRICS: tuple[tuple[str, Get], ...] = (
     ("float_layers", lambda m: "; ".join(m.float_layers)),
     ("remarks", lambda m: "; ".join(m.remarks)),
 )
-_WHOLE = ("batch_size", "macs", "params")
+_WHOLE = ("batch_size", "deploy_batch", "macs", "params")
 _TEXT = ("energy_proxy_note", "energy_source", "effective_precision", "float_layers", "remarks")
 
 
@@ -158,6 +196,7 @@ def sweep_rows(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> list
 
 def _row(result: SweepResult, trial: Trial, budgets: WeightBudgets) -> dict[str, Any]:
     candidate, metrics = trial.candidate, trial.metrics
+    faster = row_speedups(result).get(candidate.key)
     return {
         "key": candidate.key,
         "pruning": candidate.pruning,
@@ -166,6 +205,11 @@ def _row(result: SweepResult, trial: Trial, budgets: WeightBudgets) -> dict[str,
         "precision": candidate.precision,
         "runtime": candidate.runtime,
         **{name: None if metrics is None else get(metrics) for name, get in _METRICS},
+        "deploy_timing": None if metrics is None else "alone" if faster is None else "in turns",
+        "speedup": None if faster is None else faster.ratio,
+        "speedup_ci95_low": None if faster is None else faster.low,
+        "speedup_ci95_high": None if faster is None else faster.high,
+        "disturbed": metrics is not None and metrics.is_disturbed,
         **budgets.violations(None if metrics is None else megabytes(metrics.model_bytes)),
         "active_budget_mb": budgets.active_mb,
         "accepted": trial.is_accepted,
@@ -190,6 +234,7 @@ def sweep_dataframe(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) ->
     frame = pd.DataFrame(sweep_rows(result, budgets), columns=names)
     # A column of which nothing is known would be one of objects, which have no mean.
     numbers = {name: "Int64" if name in _WHOLE else "float64" for name, _ in _METRICS if name not in _TEXT}
+    numbers |= dict.fromkeys(("speedup", "speedup_ci95_low", "speedup_ci95_high"), "float64")
     return frame.astype(numbers | {"accepted": bool})
 
 
@@ -197,7 +242,12 @@ def sweep_csv(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> str:
     """The rows as CSV: exact numbers, an empty cell where one is not known, no text that a spreadsheet would run."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow(_row(result, result.baseline, budgets))
+    # Where another metric is scored, its columns stand in for those of accuracy, and say which way is better.
+    is_other = result.metric != "accuracy"
+    behind = {"metric_direction": result.metric_direction} if is_other else {}
+    names = [*_row(result, result.baseline, budgets), *behind]
+    lines.writerow([name.replace("accuracy", result.metric) for name in names])
     for row in sweep_rows(result, budgets):
-        lines.writerow([spreadsheet(value) if isinstance(value, str) else value for value in row.values()])
+        cells = [*row.values(), *behind.values()]
+        lines.writerow([spreadsheet(value) if isinstance(value, str) else value for value in cells])
     return out.getvalue()

@@ -11,20 +11,32 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from edge_opt._support.extras import missing
-from edge_opt.budgets import TRIAL_METRICS, parse_budget
-from edge_opt.errors import BudgetError, InvalidConfig
+from edge_opt.budgets import parse_budget, trial_metrics
+from edge_opt.errors import BudgetError, EdgeOptError, InvalidConfig
+from edge_opt.records.sweeps import SHARES
 
 try:
     import yaml
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+    from pydantic import (
+        BaseModel,
+        ConfigDict,
+        Field,
+        ValidationError,
+        ValidationInfo,
+        field_serializer,
+        field_validator,
+        model_validator,
+    )
 except ModuleNotFoundError as error:
     raise missing("this needs", error.name or "pydantic", "run") from error
 
 Precisions = Literal["fp32", "fp16", "bf16", "int8"]
-Runtimes = Literal["torch", "onnxruntime", "openvino"]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Runtimes = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+# Beyond this a number of passes is a slip of the keyboard.
+Epochs = Annotated[int, Field(le=100_000)]
 
 SMALL_CNN = "edge_opt.model:SmallCNN"
 
@@ -61,13 +73,34 @@ class RunConfig(BaseModel):
     batch_size: Count = Field(32, description="Samples per batch, in training and in measured latency.")
     train_subset: Count | None = Field(None, description="Training samples; null is all that are left.")
     val_subset: Count | None = Field(
-        300, description="Validation samples, by which candidates are chosen; null is as many as the test part has."
+        None, description="Validation samples, by which candidates are chosen; null is as many as the test part has."
     )
     calibration_batches: Count = Field(4, description="Batches that decide the ranges of int8, apart from the others.")
     dataloader_seed: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Decides the order of training samples; null is seed."
     )
     num_workers: Annotated[int, Field(ge=0)] = Field(0, description="Processes that load data; 0 is none beside ours.")
+
+    metric: Any = Field(
+        "accuracy",
+        description="What answers are worth: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, "
+        "or your own on outputs and targets: file.py:f.",
+        json_schema_extra={"group": "Task"},
+    )
+    metric_direction: Literal["higher", "lower"] | None = Field(
+        None, description="Which way the metric is better; null is the named metric's own. Yours must say it."
+    )
+    loss: Any = Field(
+        None,
+        description="What is trained on: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, "
+        "or file.py:f; null follows the metric's task.",
+    )
+    forward: Any = Field(
+        None, description="How the model is called with a batch: file.py:f of (model, batch); null passes its inputs."
+    )
+    collate: Any = Field(
+        None, description="Makes a batch of a list of samples: file.py:f, for parts that are datasets, not loaders."
+    )
 
     model: str | SmallCNNConfig = Field(
         SmallCNNConfig(),
@@ -78,19 +111,25 @@ class RunConfig(BaseModel):
     build_threads: Count | None = Field(
         1, description="Threads of training and building; small networks are fastest with one. null is all cores."
     )
-    epochs: Count = Field(12, description="Passes over the training part for the baseline.")
+    epochs: Annotated[Epochs, Field(ge=1)] = Field(12, description="Passes over the training part for the baseline.")
     learning_rate: Positive = Field(3e-3, description="Of AdamW, falling to zero over the epochs.")
-    fine_tune_epochs: Annotated[int, Field(ge=0)] = Field(3, description="Passes after pruning.")
+    fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = Field(3, description="Passes after pruning.")
     distillation: bool = Field(False, description="Let the baseline teach while fine-tuning.")
 
-    pruning_levels: Annotated[list[Share], Field(min_length=1)] = Field(
-        [0.0, 0.25, 0.5], description="Shares of channels to remove.", json_schema_extra={"group": "Variants"}
+    pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = Field(
+        [0.0, 0.25, 0.5],
+        description="Shares of channels to remove; auto tries six before training, and trains the two worth it.",
+        json_schema_extra={"group": "Variants"},
     )
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(
         {}, description="Shares to try for single layers, by path; there they stand in for pruning_levels."
     )
-    importance: Literal["l1", "l2", "taylor"] = Field("l1", description="Which channels go: the smallest by this.")
-    round_to: Count = Field(4, description="Channels that stay are a multiple of this.")
+    importance: Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2"] = Field(
+        "auto", description="Which channels go: the least by this; auto is group: all layers that write or read it."
+    )
+    round_to: Count | Literal["auto"] = Field(
+        "auto", description="Channels that stay are a multiple of this; auto is what this CPU runs fast."
+    )
     precisions: Annotated[list[Precisions], Field(min_length=1)] = Field(
         ["fp32", "int8"], description="fp32, fp16, bf16, int8."
     )
@@ -98,12 +137,13 @@ class RunConfig(BaseModel):
         "auto", description="Kernels that int8 is made for: x86 (fbgemm, onednn), qnnpack (ARM), or this machine's."
     )
     runtimes: Annotated[list[Runtimes], Field(min_length=1)] = Field(
-        ["torch", "onnxruntime"], description="torch, onnxruntime, openvino."
+        ["torch", "onnxruntime"], description="torch, onnxruntime, openvino, torch-compile, litert, executorch."
     )
 
     constraints: list[str] = Field(
         ["accuracy_drop <= 0.01"],
-        description="What a variant must keep, such as latency_ms <= 5, size_mb <= 1, energy_j <= 0.01.",
+        description="What a variant must keep, such as latency_ms <= 5, size_mb <= 1, mae_drop <= 0.2. With another "
+        "metric the default speaks of its own drop if it is a share, and else there is none.",
         json_schema_extra={"group": "Budget"},
     )
     active_memory_budget_mb: Positive | None = Field(
@@ -129,13 +169,18 @@ class RunConfig(BaseModel):
         description="Seconds for which each variant is timed at least; twice as long where it is noisy.",
         json_schema_extra={"group": "Measuring"},
     )
-    threads: Count | None = Field(1, description="Threads of a variant while it is timed; null is all cores.")
-    benchmark_repeats: Count = Field(5, description="Baseline's published metrics: runs that are timed as one.")
-    benchmark_trials: Count = Field(3, description="Baseline's published metrics: how often that is repeated.")
-    benchmark_warmup: Annotated[int, Field(ge=0)] = Field(
-        3, description="Baseline's published metrics: runs before the clock starts."
+    deploy_batch: Count = Field(
+        1, description="Samples in one call of the deployed model; by its time variants are ranked and compared."
     )
-    power_watts: Positive = Field(2.0, description="Power of the device; energy is this times latency, a proxy.")
+    threads: Count | None = Field(1, description="Threads of a variant while it is timed; null is all cores.")
+    benchmark_repeats: Count = Field(5, description="Accepted from older files and not used: min_time_s decides.")
+    benchmark_trials: Count = Field(3, description="Accepted from older files and not used: min_time_s decides.")
+    benchmark_warmup: Annotated[int, Field(ge=0)] = Field(
+        3, description="Accepted from older files and not used: warm-up ends when times no longer fall."
+    )
+    power_watts: Positive = Field(
+        2.0, description="Power of the device; where no meter can be read, energy is this times latency, a proxy."
+    )
 
     target: str | None = Field(
         None,
@@ -144,7 +189,9 @@ class RunConfig(BaseModel):
     )
     cpu_frequency_scale: Positive = Field(1.0, description="Clock of the device over the clock here; 0.5 is half.")
     stream_interval_ms: Positive = Field(10.0, description="One sample arrives every so often.")
-    memory_bandwidth_gbps: Positive = Field(4.3, description="Of the device; 4.3 is a Raspberry Pi 4.")
+    memory_bandwidth_gbps: Positive = Field(
+        4.3, description="Of the device, for its own roofline; 4.3 is a Raspberry Pi 4."
+    )
     peak_compute_gmacs: Positive | None = Field(None, description="Of the device; null leaves the roofline's knee out.")
 
     @field_validator("model", mode="before")
@@ -153,19 +200,36 @@ class RunConfig(BaseModel):
         """The bundled network under its own name, as earlier configurations call it."""
         return SmallCNNConfig() if model == "SmallCNN" else model
 
-    @field_validator("constraints")
+    @field_validator("metric", "loss", "forward", "collate")
     @classmethod
-    def _are_budgets(cls, texts: list[str]) -> list[str]:
-        for text in texts:
-            try:
-                parse_budget(text, TRIAL_METRICS)
-            except BudgetError as error:
-                raise ValueError(str(error)) from error
-        return texts
+    def _are_functions(cls, given: Any, info: ValidationInfo) -> Any:
+        if given is None and info.field_name != "metric":
+            return given
+        if not isinstance(given, str) and not callable(given) and not hasattr(given, "compute"):
+            raise ValueError("must be a name, or a function: file.py:f")
+        return given
+
+    @field_serializer("metric", "loss", "forward", "collate")
+    def _by_name(self, given: Any) -> Any:
+        return given if given is None or isinstance(given, str) else task_name(given)
+
+    @model_validator(mode="after")
+    def _are_budgets(self) -> RunConfig:
+        try:
+            known = trial_metrics(self.metric_name)
+            for text in self.constraints if "constraints" in self.model_fields_set else ():
+                parse_budget(text, known)
+        except BudgetError as error:
+            raise ValueError(f"constraints: {error}") from error
+        except EdgeOptError as error:
+            raise ValueError(f"metric: {error}") from error
+        return self
 
     @field_validator("pruning_levels", "precisions", "runtimes", "memory_budgets_mb", "constraints")
     @classmethod
-    def _are_distinct(cls, values: list[Any]) -> list[Any]:
+    def _are_distinct(cls, values: list[Any] | str) -> list[Any] | str:
+        if isinstance(values, str):
+            return values
         twice = [value for index, value in enumerate(values) if value in values[:index]]
         if twice:
             raise ValueError(f"holds {twice[0]!r} twice; keep one of them")
@@ -188,11 +252,34 @@ class RunConfig(BaseModel):
         return f"{SMALL_CNN}({arguments})"
 
     @property
+    def metric_name(self) -> str:
+        """The metric as columns and constraints call it."""
+        if self.metric == "accuracy":
+            return "accuracy"
+        # Not imported for accuracy: it needs torch, and reading a configuration does not.
+        from edge_opt.compress.scoring import reference_name
+
+        return reference_name(self.metric)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """The constraints; where none were given, those that fit the metric."""
+        if "constraints" in self.model_fields_set or self.metric_name == "accuracy":
+            return tuple(self.constraints)
+        return (f"{self.metric_name}_drop <= 0.01",) if self.metric_name in SHARES else ()
+
+    @property
     def budgets(self) -> tuple[str, ...]:
         """All constraints as texts, the memory budget among them."""
         if self.active_memory_budget_mb is None:
-            return tuple(self.constraints)
-        return (*self.constraints, f"model_mb <= {self.active_memory_budget_mb:g}")
+            return self.keeps
+        return (*self.keeps, f"model_mb <= {self.active_memory_budget_mb:g}")
+
+
+def task_name(given: Any) -> str:
+    """A function or an object of the user's as text: where it is found."""
+    kind = given if inspect.isfunction(given) or inspect.isclass(given) else type(given)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -239,7 +326,7 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
     try:
         return RunConfig.model_validate(dict(content))
     except ValidationError as error:
-        faults = [fault for fault in error.errors() if not _is_other_form(fault)]
+        faults = [{**fault, "loc": _named(fault["loc"])} for fault in error.errors() if not _is_other_form(fault)]
         sentences = dict.fromkeys(map(_sentence, faults))
         raise InvalidConfig("\n".join(f"{where}{sentence}" for sentence in sentences)) from error
 
@@ -247,10 +334,12 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
 # What a sweep of a trained model shares with a run: the same key, the same default, the same meaning.
 SWEEP_KEYS = (
     "pruning_levels", "layer_pruning", "importance", "round_to", "precisions", "quantization_backend", "runtimes",
-    "calibration_batches", "fine_tune_epochs", "learning_rate", "distillation", "constraints",
-    "active_memory_budget_mb", "pareto_use_ci", "sampler", "trials", "seed", "min_time_s", "threads", "build_threads",
-    "power_watts", "memory_limit_mb", "time_limit_s",
+    "calibration_batches", "metric", "metric_direction", "loss", "forward", "collate", "fine_tune_epochs",
+    "learning_rate", "distillation", "constraints", "active_memory_budget_mb", "pareto_use_ci", "sampler", "trials",
+    "seed", "min_time_s", "deploy_batch", "threads", "build_threads", "power_watts", "memory_limit_mb", "time_limit_s",
 )  # fmt: skip
+# What is scored and trained on, as `finetune` and `sensitivity` take it, too.
+TASK_KEYS = ("metric", "metric_direction", "loss", "forward", "collate")
 _FORMER = {"pruning": "pruning_levels", "use_ci": "pareto_use_ci"}
 
 
@@ -280,8 +369,15 @@ def _as_lists(value: Any) -> Any:
 
 
 def _is_other_form(fault: Any) -> bool:
-    """A mapping under `model` is not meant to be text: what is wrong inside it is all there is to say."""
+    """A mapping under `model` is not meant to be text, and a list not the word "auto": the other fault says it all."""
+    if len(fault["loc"]) > 1 and str(fault["loc"][1]).startswith("literal["):
+        return not isinstance(fault["input"], str)
     return fault["loc"] == ("model", "str") and isinstance(fault["input"], Mapping)
+
+
+def _named(place: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Where a fault is, without the names of the forms that a value may have."""
+    return tuple(part for part in place if not str(part).startswith(("list[", "constrained-")))
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -302,11 +398,29 @@ def _file(path: Path) -> dict[str, Any]:
 
 def _yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
+        content = yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
+        if _written_out(content, {}) > _MOST_VALUES:
+            raise InvalidConfig(f"{where} holds more than {_MOST_VALUES} values; a configuration has about a hundred")
+        return content
+    except RecursionError as error:
+        raise InvalidConfig(f"{where} is nested deeper than a configuration can be, or holds itself") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise InvalidConfig(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from error
+
+
+_MOST_VALUES = 10_000
+
+
+def _written_out(value: Any, known: dict[int, int]) -> int:
+    """How many values there are where every alias is written out; a few lines of YAML can stand for billions."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        items = [*value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_written_out(item, known) for item in items)
+    return known[id(value)]
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
@@ -337,6 +451,8 @@ _ALLOWED = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "above {gt}",
     "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
     "too_short": "a list of at least {min_length}",
     "literal_error": "one of {expected}",
 }
@@ -374,7 +490,8 @@ def _known_keys(steps: Sequence[Any]) -> Iterable[str]:
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What to say about a key that there is not: the closest ones."""
     names = list(known)
-    close = get_close_matches(key.rpartition(".")[2], names, n=3, cutoff=0.5)
+    last = key.rpartition(".")[2]
+    close = [name for name in names if name.startswith(last)] or get_close_matches(last, names, n=3, cutoff=0.6)
     return f"unknown key {key!r}; {'closest: ' + ', '.join(close) if close else 'keys are ' + ', '.join(names)}"
 
 

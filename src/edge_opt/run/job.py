@@ -5,30 +5,47 @@ from __future__ import annotations
 import copy
 import fcntl
 import hashlib
+import importlib
 import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune, save_pruned
+from edge_opt.compress.task import (
+    FlatCalls,
+    StandIn,
+    TaskSettings,
+    example_inputs,
+    joined_calls,
+    samples_of,
+    sized_call,
+)
+from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model, parse_reference
+from edge_opt.measuring.allocator import ResidentGrowth
+from edge_opt.measuring.energy import measure_energy
+from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
+from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.platforms.capacity import lifetimes_of, peak_memory
 from edge_opt.profiling import profile
-from edge_opt.records import Candidate, Converted, Importance, TrialMetrics
-from edge_opt.run.scores import Accuracy, accuracy_of
+from edge_opt.records import Candidate, Converted, Importance, Latency, TrialMetrics
+from edge_opt.run.scores import Figure, figure_of, paired_drop
+from edge_opt.trace.inputs import CallArguments
 
 
 @contextmanager
@@ -55,13 +72,14 @@ class Subject:
     """A model by reference with its weights as safetensors, or a model itself; data by name and options, or itself.
 
     References and options reach any process and any machine; objects must be picklable. `batch_size` is that of what
-    is profiled and timed; None is that of the first validation batch.
+    is profiled and timed; None is that of the first validation batch. `task` says what is scored and how it is called.
     """
 
     model: str | nn.Module
     data: Mapping[str, Any] | Splits
     weights: bytes = field(default=b"", repr=False)
     batch_size: int | None = None
+    task: TaskSettings = field(default_factory=TaskSettings)
 
     def build(self) -> nn.Module:
         """The trained model, each time a new one, in eval mode."""
@@ -76,20 +94,37 @@ class Subject:
         """The four parts, the same in every process."""
         return self.data if isinstance(self.data, Splits) else load_splits(**self.data)
 
-    def example(self, splits: Splits) -> list[torch.Tensor]:
-        """Validation samples to profile and time with."""
-        inputs: list[torch.Tensor] = []
-        for batch in splits.validation:
-            found = inputs_of(batch)
-            inputs = [torch.cat(pair) for pair in zip(inputs, found, strict=True)] if inputs else found
-            if self.batch_size is None or len(inputs[0]) >= self.batch_size:
+    def call(self, splits: Splits, model: nn.Module | None = None) -> CallArguments:
+        """The arguments of one call with validation samples, to profile and time with."""
+        task, asked = self.task.build(), self.build() if model is None else model
+        found: CallArguments | None = None
+        for raw in splits.validation:
+            call = task.call(asked, raw)
+            found = call if found is None else joined_calls(found, call)
+            if self.batch_size is None or samples_of(found) >= self.batch_size:
                 break
-        if not inputs:
+        if found is None:
             raise InvalidInput("the validation part has no batches; at least one is needed")
-        if self.batch_size is None:
-            return inputs
-        repeats = -(-self.batch_size // len(inputs[0]))
-        return [torch.cat([value] * repeats)[: self.batch_size].clone() for value in inputs]
+        return found if self.batch_size is None else sized_call(found, self.batch_size)
+
+    def example(self, splits: Splits, model: nn.Module | None = None) -> Any:
+        """That call as `profile`, `prune` and `convert` take their inputs."""
+        return example_inputs(self.call(splits, model))
+
+    def samples(
+        self, part: Iterable[Any], model: nn.Module, most: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The first samples of a part: tensors that a runner takes, and tensors that its answers are held against."""
+        task = self.task.build()
+        raw = next(iter(part))
+        call, batch = task.call(model, raw), next(task.batches(model, [raw]))
+        inputs, labels = tree_leaves((call.args, call.kwargs)), tree_leaves(batch.labels)
+        cut = [[leaf[:most] for leaf in leaves if isinstance(leaf, torch.Tensor)] for leaves in (inputs, labels)]
+        return cut[0], cut[1]
+
+    def calls(self, splits: Splits, model: nn.Module) -> FlatCalls:
+        """The calibration part as flat tensors, in the order of the model's inputs."""
+        return FlatCalls(self.task.build(), model, splits.calibration)
 
 
 def absolute(reference: str) -> str:
@@ -122,16 +157,6 @@ def safetensors() -> Any:
     return optional("safetensors.torch", "a run needs", "run")
 
 
-def inputs_of(batch: Any) -> list[torch.Tensor]:
-    """The inputs of a batch of (inputs…, labels)."""
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise InvalidInput(f"a batch is a {type(batch).__name__}; loaders of a run must yield (inputs…, labels)")
-    inputs = list(batch[:-1])
-    if not all(isinstance(value, torch.Tensor) and value.dim() > 0 for value in inputs):
-        raise InvalidInput("inputs of a batch must be tensors whose first dimension is the sample")
-    return inputs
-
-
 FACTS = "facts.json"
 
 
@@ -139,8 +164,8 @@ FACTS = "facts.json"
 class Tuning:
     """How models are pruned and trained after it."""
 
-    importance: Importance = "l1"
-    round_to: int = 1
+    importance: Importance = "auto"
+    round_to: RoundTo = "auto"
     fine_tune_epochs: int = 2
     learning_rate: float = 1e-3
     distillation: bool = False
@@ -198,12 +223,12 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
     original = subject.build()
     pruned = prune(
         original,
-        subject.example(splits),
+        subject.example(splits, original),
         candidate.pruning,
         layers=dict(candidate.layer_pruning),
         importance=tuning.importance,
         round_to=tuning.round_to,
-        loader=splits.calibration,
+        loader=list(subject.task.build().batches(original, splits.calibration)),
         seed=tuning.seed,
     )
     remarks = [
@@ -218,6 +243,7 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
             teacher=original.to(tuning.device) if tuning.distillation else None,
             seed=tuning.seed,
             progress=False,
+            **vars(subject.task),
         )
         pruned = replace(pruned, model=tuned.model.cpu())
     facts: dict[str, Any] = {"remarks": remarks, "level": candidate.pruning, "layers": dict(candidate.layer_pruning)}
@@ -235,11 +261,12 @@ INPUTS = "inputs.safetensors"
 
 @dataclass(frozen=True)
 class Bench:
-    """How variants are timed, and what energy is reckoned with."""
+    """How variants are timed, at which batch they are ranked, and what energy is reckoned with."""
 
     threads: int | None = 1
     min_time_s: float = 0.4
     power_watts: float = 2.0
+    deploy_batch: int = 1
 
     @property
     def used_threads(self) -> int:
@@ -250,7 +277,7 @@ class Bench:
 class Reference:
     """The eager baseline, by which the others are judged."""
 
-    accuracy: Accuracy
+    accuracy: Figure
     macs: int
     params: int
 
@@ -279,20 +306,22 @@ class PipelineJob:
         variant = variant_of(self.subject, splits, candidate, self.tuning, self.cache)
         if variant.folder is not None:
             shutil.copytree(variant.folder, folder / PRUNED)
-        inputs = self.subject.example(splits)
-        _keep_inputs(folder / INPUTS, inputs)
+        call = self.subject.call(splits, variant.model)
+        inputs = example_inputs(call)
+        keep_call(folder / INPUTS, call)
         converted = convert(
             variant.model,
             inputs,
             candidate.precision,
             candidate.runtime,
-            calibration=splits.calibration if candidate.precision == "int8" else None,
+            calibration=self.subject.calls(splits, variant.model) if candidate.precision == "int8" else None,
             calibration_batches=self.calibration_batches,
             reduce_range=self.reduce_range,
             folder=folder,
         )
+        task = self.subject.task.build()
         with open_runner(converted, threads=self.bench.used_threads) as runner:
-            scored = accuracy_of(runner, splits.validation)
+            scored = figure_of(task.score(StandIn(runner, variant.model, call), splits.validation))
         profiled = profile(variant.model, inputs)
         held = peak_memory(
             profiled,
@@ -300,8 +329,7 @@ class PipelineJob:
             layers={layer.path: layer.precision for layer in converted.layers},
         )
         return {
-            "correct": scored.correct,
-            "samples": scored.samples,
+            "score": asdict(scored),
             "size_bytes": converted.size_bytes,
             "model_bytes": held.weight_bytes + held.buffer_bytes,
             "peak_memory_bytes": held.total_bytes,
@@ -315,49 +343,88 @@ class PipelineJob:
         }
 
     def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
-        """Time batches and single samples of what was built."""
-        inputs = _kept_inputs(folder / INPUTS)
-        options = {"min_time_s": self.bench.min_time_s, "max_time_s": 2 * self.bench.min_time_s}
+        """Time what was built, in batches, in the batch that is deployed and in single samples; see what it holds."""
+        inputs = kept_inputs(folder / INPUTS)
+        batch_size, deploy_batch = len(inputs[0]), self.bench.deploy_batch
+        importlib.import_module(candidate.runtime)
+        growth = ResidentGrowth()
         with self.runner(candidate, folder, built) as runner:
-            batch = measure_runner(runner, *inputs, **options)
-            single = measure_runner(runner, *(value[:1] for value in inputs), **options)
-        scored = Accuracy(built["correct"], built["samples"])
-        low, high = scored.interval
-        watts, reference = self.bench.power_watts, self.reference
+            held = growth.peak_while(lambda: runner(*inputs))
+            times = {
+                size: self._timed(runner, [sized(value, size) for value in inputs])
+                for size in dict.fromkeys((batch_size, deploy_batch, 1))
+            }
+            energy_j, energy_source = self._energy(lambda: runner(*inputs), times[batch_size])
+        batch, deployed = times[batch_size], times[deploy_batch]
+        scored, reference = Figure(**built["score"]), self.reference
+        drop = paired_drop(reference.accuracy, scored)
         return TrialMetrics(
-            accuracy=scored.share,
-            accuracy_low=low,
-            accuracy_high=high,
-            accuracy_drop=reference.accuracy.share - scored.share,
+            accuracy=scored.value,
+            accuracy_low=scored.low,
+            accuracy_high=scored.high,
+            accuracy_drop=reference.accuracy.drop(scored),
+            accuracy_drop_low=None if drop is None else drop[0],
+            accuracy_drop_high=None if drop is None else drop[1],
+            metric=scored.metric,
+            metric_direction=scored.direction,
+            replicates=tuple(scored.replicates),
             latency_s=batch.median_s,
             latency_low_s=batch.median_interval_s.low,
             latency_high_s=batch.median_interval_s.high,
             latency_std_s=batch.std_s,
             latency_p95_s=batch.p95_s,
             cpu_latency_s=batch.cpu_median_s,
-            batch_size=len(inputs[0]),
+            batch_size=batch_size,
             throughput=batch.throughput,
             model_bytes=built["model_bytes"],
             size_bytes=built["size_bytes"],
             peak_memory_bytes=built["peak_memory_bytes"],
             peak_memory_kind=built["peak_memory_kind"],
-            energy_j=watts * batch.median_s,
-            energy_source=f"proxy: {watts:g} W given, times the median latency",
+            measured_memory_bytes=held,
+            energy_j=energy_j,
+            energy_source=energy_source,
             macs=built["macs"],
             params=built["params"],
             macs_ratio=built["macs"] / max(reference.macs, 1),
             params_ratio=built["params"] / max(reference.params, 1),
             effective_precision=built["effective_precision"],
             float_layers=tuple(built["float_layers"]),
-            single_latency_s=single.median_s,
-            remarks=(*built["remarks"], *batch.remarks),
+            single_latency_s=times[1].median_s,
+            deploy_batch=deploy_batch,
+            deploy_latency_s=deployed.median_s,
+            deploy_latency_low_s=deployed.median_interval_s.low,
+            deploy_latency_high_s=deployed.median_interval_s.high,
+            is_disturbed=any(is_disturbed(found) for found in (batch, deployed)),
+            answers=scored.answers,
+            remarks=(*built["remarks"], *dict.fromkeys((*batch.remarks, *deployed.remarks))),
         )
+
+    def _timed(self, runner: Runner, inputs: list[torch.Tensor]) -> Latency:
+        """The latency of these inputs; a disturbed one is measured again when the machine is quieter."""
+        options = {"min_time_s": self.bench.min_time_s, "max_time_s": 2 * self.bench.min_time_s}
+        found = measure_runner(runner, *inputs, **options)
+        if not is_disturbed(found):
+            return found
+        wait_for_quiet(QUIET_WITHIN * self.bench.min_time_s, cores=usable_cores())
+        again = measure_runner(runner, *inputs, **options)
+        return min((again, found), key=lambda each: (is_disturbed(each), relative_half_width(each.samples_s)))
+
+    def _energy(self, forward: Callable[[], object], latency: Latency) -> tuple[float | None, str]:
+        """Joules of one batch and where they come from: a meter where there is one, else the given power."""
+        found, _ = measure_energy(
+            forward, latency, power_watts=self.bench.power_watts, min_time_s=self.bench.min_time_s
+        )
+        if found is None:
+            return None, "not known"
+        if found.source == "proxy":
+            return found.joules, f"proxy: {self.bench.power_watts:g} W given, times the median latency"
+        return found.joules, f"{found.source}: {found.note}"
 
     @contextmanager
     def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
         """What was built, opened again."""
         threads = self.bench.used_threads
-        if candidate.runtime == "torch":
+        if candidate.runtime in ("torch", "torch-compile"):
             with open_runner(self.eager(candidate, folder), threads=threads) as runner:
                 yield runner
             return
@@ -371,18 +438,57 @@ class PipelineJob:
         """The candidate's model as torch runs it."""
         # Its files are not needed; left to the end of the process they would stay, for ours end without clean-up.
         with tempfile.TemporaryDirectory() as aside:
-            model, inputs = self.model(candidate, folder), _kept_inputs(folder / INPUTS)
-            return convert(model, inputs, candidate.precision, "torch", folder=aside)
+            model, inputs = self.model(candidate, folder), example_inputs(kept_call(folder / INPUTS))
+            return convert(model, inputs, candidate.precision, candidate.runtime, folder=aside)
+
+    def score(self, candidate: Candidate, folder: Path, built: Mapping[str, Any], loader: Iterable[Any]) -> Figure:
+        """What the candidate scores on a part of the data, as it was built."""
+        model, call = self.model(candidate, folder), kept_call(folder / INPUTS)
+        with self.runner(candidate, folder, built) as runner:
+            return figure_of(self.subject.task.build().score(StandIn(runner, model, call), loader))
 
     def model(self, candidate: Candidate, folder: Path) -> torch.nn.Module:
         """The candidate's pruned model in float32."""
         return read_variant(self.subject, folder / PRUNED).model if is_pruned(candidate) else self.subject.build()
 
 
-def _keep_inputs(path: Path, inputs: list[torch.Tensor]) -> None:
-    write_whole(path, safetensors().save({f"{index}": value.contiguous() for index, value in enumerate(inputs)}))
+# A quiet moment is waited for this many times as long as a measurement takes at least.
+QUIET_WITHIN = 5.0
 
 
-def _kept_inputs(path: Path) -> list[torch.Tensor]:
+def is_disturbed(latency: Latency) -> bool:
+    """Whether other programs or noise were in the way of a measurement."""
+    return latency.is_contended or latency.is_noisy
+
+
+def sized(value: torch.Tensor, size: int) -> torch.Tensor:
+    """A batch of so many samples: the first ones, or all of them again and again."""
+    repeats = -(-size // len(value))
+    return (torch.cat([value] * repeats) if repeats > 1 else value)[:size].contiguous()
+
+
+STRUCTURE = "inputs.json"
+
+
+def keep_call(path: Path, call: CallArguments) -> None:
+    """Write the tensors of a call, in the order that runners take them, and the structure they stand in beside."""
+    leaves, spec = tree_flatten((list(call.args), call.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    others = [None if isinstance(leaf, torch.Tensor) else [leaf] for leaf in leaves]
+    write_whole(path, safetensors().save({f"{index}": value.contiguous() for index, value in enumerate(tensors)}))
+    write_whole(path.with_name(STRUCTURE), json.dumps({"spec": treespec_dumps(spec), "leaves": others}))
+
+
+def kept_call(path: Path) -> CallArguments:
+    """The call that `keep_call` wrote."""
+    known = json.loads(path.with_name(STRUCTURE).read_text(encoding="utf-8"))
+    tensors = iter(kept_inputs(path))
+    leaves = [next(tensors) if other is None else other[0] for other in known["leaves"]]
+    args, kwargs = tree_unflatten(leaves, treespec_loads(known["spec"]))
+    return CallArguments(tuple(args), kwargs)
+
+
+def kept_inputs(path: Path) -> list[torch.Tensor]:
+    """The batch that a build kept for timing."""
     found = weights_from(path.read_bytes())
     return [found[f"{index}"] for index in range(len(found))]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,19 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edge_opt import __version__, units
 from edge_opt._support.files import write_whole
 from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
-from edge_opt.compress import convert
-from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.hardware import precision_tradeoff_table, save_hardware_artifacts
 from edge_opt.measuring.machine import read_environment
 from edge_opt.records import ModelProfile, Sensitivity, SweepResult, Trial
 from edge_opt.report.page import write_page
 from edge_opt.report.png import write_sweep_plots
+from edge_opt.report.speedup import bought, conditions, headline, per_call, times
 from edge_opt.report.sweep_files import (
     NO_BUDGETS,
     WeightBudgets,
@@ -35,7 +30,7 @@ from edge_opt.report.sweep_files import (
     sweep_dataframe,
     sweep_document,
 )
-from edge_opt.run.job import PRUNED, PipelineJob, inputs_of, weights_of
+from edge_opt.run.handover import plain_metrics
 from edge_opt.run.published_keys import stale_metadata
 from edge_opt.search.choose import recommend
 
@@ -232,101 +227,8 @@ def command_line() -> list[str]:
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
-_SAMPLES = 32
-_PROGRAM = '''\
-"""Run the model beside this file. Needs numpy and onnxruntime: pip install numpy onnxruntime"""
-
-from pathlib import Path
-
-import numpy as np
-import onnxruntime
-
-FOLDER = Path(__file__).parent
-
-session = onnxruntime.InferenceSession(str(FOLDER / "model.onnx"), providers=["CPUExecutionProvider"])
-names = [entry.name for entry in session.get_inputs()]
-samples = np.load(FOLDER / "samples.npz")
-scores = session.run(None, {name: samples[f"input_{index}"] for index, name in enumerate(names)})[0]
-answers = scores.argmax(axis=1)
-print("answers: ", *answers)
-print("labels:  ", *samples["labels"])
-print(f"{(answers == samples['labels']).sum()} of {len(answers)} right")
-'''
-
-
-def ship(trial: Trial, job: PipelineJob, origin: Path, splits: Splits, folder: Path) -> list[Path]:
-    """Put a candidate into a folder: ONNX, float32 weights, the recipe, samples, and a program that runs it.
-
-    Everything is written aside and put in place as a whole.
-    """
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
-        _fill(draft, trial, job, origin, splits)
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return sorted(folder.iterdir())
-
-
-def _fill(draft: Path, trial: Trial, job: PipelineJob, origin: Path, splits: Splits) -> None:
-    candidate = trial.candidate
-    model = job.model(candidate, origin)
-    # Eager torch leaves no ONNX file behind, so one is made of the same model in the same precision.
-    precision = candidate.precision
-    converted = convert(
-        model,
-        job.subject.example(splits),
-        precision,
-        "onnxruntime",
-        calibration=splits.calibration if precision == "int8" else None,
-        calibration_batches=job.calibration_batches,
-        reduce_range=job.reduce_range,
-        folder=draft / "onnx",
-    )
-    for file in (draft / "onnx").iterdir():
-        # Weights beside the file keep the name that the file knows them by.
-        file.rename(draft / ("model.onnx" if file == Path(converted.path) else file.name))
-    (draft / "onnx").rmdir()
-    write_whole(draft / "model.safetensors", weights_of(model))
-    recipe = origin / PRUNED
-    if recipe.is_dir():
-        shutil.copytree(recipe, draft / PRUNED)
-    write_whole(draft / "spec.json", json.dumps(_spec(trial, job, converted.effective_precision), indent=1))
-    write_whole(draft / "samples.npz", _samples(splits))
-    write_whole(draft / "run_best.py", _PROGRAM)
-
-
-def _spec(trial: Trial, job: PipelineJob, effective: str) -> dict[str, Any]:
-    source = job.subject.model
-    return {
-        "candidate": asdict(trial.candidate) | {"label": trial.candidate.label, "key": trial.candidate.key},
-        "model": source if isinstance(source, str) else type(source).__name__,
-        "onnx_precision": effective,
-        "metrics": None if trial.metrics is None else asdict(trial.metrics),
-        "files": {
-            "model.onnx": "the model in its precision, for any ONNX runtime",
-            "model.safetensors": "the pruned weights in float32",
-            "pruned/": "recipe and weights for edge_opt.compress.load_pruned; absent where nothing was pruned",
-            "samples.npz": "inputs and labels to try it with",
-        },
-    }
-
-
-def _samples(splits: Splits) -> bytes:
-    """Samples that the model was neither trained nor chosen on, where there are such."""
-    batch = next(iter(splits.test if splits.test is not None else splits.validation))
-    inputs = inputs_of(batch)
-    arrays: dict[str, Any] = {f"input_{index}": value[:_SAMPLES].numpy() for index, value in enumerate(inputs)}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, labels=np.asarray(batch[-1][:_SAMPLES]), **arrays)
-    return buffer.getvalue()
-
-
 def trial_summary(trial: Trial | None) -> dict[str, Any] | None:
-    """One candidate with its figures; None where there is no candidate."""
+    """One candidate with its figures; None where there is no candidate. Answers to single samples are left out."""
     if trial is None:
         return None
     return {
@@ -334,7 +236,7 @@ def trial_summary(trial: Trial | None) -> dict[str, Any] | None:
         "label": trial.candidate.label,
         "accepted": trial.is_accepted,
         "violations": [asdict(item) | {"excess": item.excess} for item in trial.violations],
-        "metrics": None if trial.metrics is None else asdict(trial.metrics),
+        "metrics": plain_metrics(trial.metrics),
         "reason": trial.reason,
     }
 
@@ -348,7 +250,7 @@ def memory_budgets(result: SweepResult, budgets_mb: Sequence[float]) -> list[dic
             trial for trial in result.trials if trial.metrics is not None and not violations(trial.metrics, [budget])
         ]
         kept = [trial for trial in fitting if trial.is_accepted]
-        best, why = recommend(kept) if kept else (None, "nothing fits that also keeps the constraints")
+        best, why = recommend(kept, result.finals) if kept else (None, "nothing fits that also keeps the constraints")
         found.append(
             {
                 "memory_budget_mb": budget_mb,
@@ -389,7 +291,8 @@ def conclusion(result: SweepResult) -> list[str]:
     lines = [f"baseline  {_figures(result.baseline)}"]
     if result.best is not None:
         best = result.trial(result.best)
-        lines.append(f"best      {best.candidate.label}: {_figures(best, result.baseline)}")
+        lines.append(f"best      {best.candidate.label}: {_figures(best)}")
+        lines += _comparison(result, best)
     lines.append(f"why       {result.recommendation}")
     if result.constraints:
         lines.append(f"kept      {', '.join(result.constraints)}")
@@ -397,17 +300,26 @@ def conclusion(result: SweepResult) -> list[str]:
     return [*lines, f"tried     {len(result.trials)} candidates: {counts}"]
 
 
-def _figures(trial: Trial, other: Trial | None = None) -> str:
+def _comparison(result: SweepResult, best: Trial) -> list[str]:
+    """The winner against the baseline: speed as it was compared, and what bought it; size."""
+    found, before, after = result.speedup, result.baseline.metrics, best.metrics
+    if before is None or after is None:
+        return []
+    smaller = f"{times(before.size_bytes / after.size_bytes)} × as small"
+    if found is None:
+        return [f"against   {smaller}"]
+    parts = bought(found)
+    lines = [f"against   {headline(found)}; {smaller} ({conditions(found)})"]
+    return lines if parts is None else [*lines, f"bought by {parts}"]
+
+
+def _figures(trial: Trial) -> str:
     metrics = trial.metrics
     if metrics is None:
         return f"{trial.failure}: {trial.reason}"
     test = "" if metrics.test_accuracy is None else f", {metrics.test_accuracy:.4f} on test"
-    text = (
-        f"accuracy {metrics.accuracy:.4f} on validation{test}; {units.duration(metrics.latency_s)} per batch of "
-        f"{metrics.batch_size}; {units.size(metrics.size_bytes)} on disk"
+    mark = " (disturbed)" if metrics.is_disturbed else ""
+    return (
+        f"{metrics.metric} {metrics.accuracy:.4f} on validation{test}; {per_call(metrics)}{mark}; "
+        f"{units.size(metrics.size_bytes)} on disk"
     )
-    if other is None or other.metrics is None:
-        return text
-    faster = other.metrics.latency_s / metrics.latency_s
-    smaller = other.metrics.size_bytes / metrics.size_bytes
-    return f"{text} ({faster:.1f} times as fast, {smaller:.1f} times as small)"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from edge_opt.metrics import Metrics
 from edge_opt.records import SweepResult, Trial
-from edge_opt.report.sweep_files import WeightBudgets
+from edge_opt.report.sweep_files import WeightBudgets, sweep_rows
 from edge_opt.run.config import RunConfig
 
 DEFAULT_CONSTRAINTS = (
@@ -28,13 +28,22 @@ def weight_budgets(config: RunConfig) -> WeightBudgets:
     return WeightBudgets(tuple(config.memory_budgets_mb), config.active_memory_budget_mb)
 
 
-def baseline_keys(metrics: Metrics, budgets: WeightBudgets) -> dict[str, Any]:
-    """The baseline's figures, which budgets its weights break, and whether they keep the active one."""
-    weights_mb = metrics.model_memory_mb
+def baseline_keys(baseline: Trial, budgets: WeightBudgets) -> dict[str, Any]:
+    """The baseline's figures, which budgets its weights break, and whether they keep the active one.
+
+    They are those of its row: what is told twice is told the same.
+    """
+    if baseline.metrics is None:
+        return {}
+    only = SweepResult("", baseline, (baseline,), (), (), None, "")
+    [row] = sweep_rows(only)
+    weights_mb = row["model_memory_mb"]
+    figures = {item.name: row[item.name] for item in fields(Metrics)}
     return {
-        **asdict(metrics),
+        **figures,
         **budgets.violations(weights_mb),
         "accepted_under_active_budget": budgets.active_mb is None or weights_mb <= budgets.active_mb,
+        "published_metrics": figures,
     }
 
 
@@ -44,6 +53,7 @@ def study_keys(config: RunConfig, result: SweepResult) -> dict[str, Any]:
     A row is accepted or rejected: one that failed is rejected, too.
     """
     found = [trial.metrics for trial in result.accepted if trial.metrics is not None]
+    best = max(found, key=lambda metrics: metrics.merit, default=None)
     return {
         "memory_budgets_mb": list(config.memory_budgets_mb),
         "active_memory_budget_mb": config.active_memory_budget_mb,
@@ -52,14 +62,15 @@ def study_keys(config: RunConfig, result: SweepResult) -> dict[str, Any]:
         "study_rows": len(result.trials),
         "accepted_rows": len(result.accepted),
         "rejected_rows": len(result.trials) - len(result.accepted),
-        "best_accuracy_accepted": max((metrics.accuracy for metrics in found), default=None),
+        f"best_{result.metric}_accepted": best and best.accuracy,
         "lowest_latency_ms_accepted": min((metrics.latency_s * 1e3 for metrics in found), default=None),
     }
 
 
 def notes(config: RunConfig) -> list[str]:
     """What a user of the published pipeline must know of this run."""
-    said = [] if "constraints" in config.model_fields_set else [DEFAULT_CONSTRAINTS]
+    is_said = "constraints" in config.model_fields_set or config.metric_name != "accuracy"
+    said = [] if is_said else [DEFAULT_CONSTRAINTS]
     return [*said, NOT_SCALED]
 
 

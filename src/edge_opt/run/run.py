@@ -3,67 +3,50 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import nn
 
 import edge_opt as eo
 from edge_opt._support.files import write_whole
-from edge_opt.calibration.predict import predictions
 from edge_opt.compress import finetune
 from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidConfig, InvalidInput
-from edge_opt.hardware import layer_estimates, summarize_hardware
 from edge_opt.loading import load_model
-from edge_opt.metrics import collect_metrics
 from edge_opt.platforms.targets import find_targets
-from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult, TrialMetrics
+from edge_opt.records import Sensitivity, SweepResult, TrialMetrics
 from edge_opt.run.config import RunConfig
+from edge_opt.run.dependencies import code_sources, plain
+from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
-from edge_opt.run.outputs import (
-    Findings,
-    command_line,
-    deployment_summary,
-    memory_budgets,
-    reproducibility,
-    ship,
-    trial_summary,
-    write_artifacts,
-    write_json,
-)
-from edge_opt.run.published_keys import (
-    baseline_keys,
-    notes,
-    quantization_metadata,
-    reproducibility_keys,
-    study_keys,
-    weight_budgets,
-)
-from edge_opt.run.scores import Accuracy, accuracy_of
+from edge_opt.run.outputs import command_line, write_json
+from edge_opt.run.scores import Figure, figure_of
+from edge_opt.run.screening import levels_of
 from edge_opt.run.sweep import (
     candidate_settings,
     data_options,
     digest,
     job_options,
+    run_sources,
     search_of,
     space_of,
     sweep_space,
+    task_of,
     training_settings,
 )
 from edge_opt.search.build import Listener, Notice
-from edge_opt.search.store import Store, folder_lock
-from edge_opt.search.sweep import candidate_folder
+from edge_opt.search.locks import folder_lock
+from edge_opt.search.store import Store
 
 WEIGHTS = "model.safetensors"
 FACTS = "training.json"
@@ -71,11 +54,11 @@ FACTS = "training.json"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The baseline, in eval mode, with its weights as bytes and its accuracy on validation."""
+    """The baseline, in eval mode, with its weights as bytes and its score on validation."""
 
     model: nn.Module
     weights: bytes
-    accuracy: Accuracy
+    accuracy: Figure
 
 
 def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Callable[[str], None]) -> Trained:
@@ -94,21 +77,25 @@ def baseline(config: RunConfig, splits: Splits, folder: Path, key: str, tell: Ca
         epochs=config.epochs,
         learning_rate=config.learning_rate,
         seed=config.seed,
+        **vars(task_of(config)),
     )
     model = tuned.model.cpu().eval()
-    weights, accuracy = weights_of(model), accuracy_of(model, splits.validation)
+    weights, accuracy = weights_of(model), figure_of(task_of(config).build().score(model, splits.validation))
     write_whole(folder / WEIGHTS, weights)
     # Written last: with it, everything is there.
-    facts = {"key": key, "correct": accuracy.correct, "samples": accuracy.samples, "epochs": config.epochs}
+    facts = {"key": key, "score": asdict(accuracy), "epochs": config.epochs}
     write_whole(folder / FACTS, json.dumps(facts))
     return Trained(model, weights, accuracy)
 
 
-def check_model(config: RunConfig, splits: Splits) -> None:
-    """Refuse a model that cannot be made, or does not take the data, before anything is written."""
+def check_model(config: RunConfig, splits: Splits) -> nn.Module:
+    """The model as it is made; one that does not fit the data or the metric is refused before training."""
+    task = task_of(config)
     with seeded(config.seed):
         model = load_model(config.model_reference).model
-        eo.profile(model, Subject(model, splits).example(splits))
+        eo.profile(model, Subject(model, splits, task=task).example(splits, model))
+        task.build().check(model, splits.validation)
+    return model
 
 
 def check_device(name: str) -> None:
@@ -119,13 +106,13 @@ def check_device(name: str) -> None:
         raise InvalidConfig(f"device is {name!r}, and torch sees {count} of that kind here; write device: cpu")
 
 
-def _kept(folder: Path, key: str) -> tuple[bytes, Accuracy] | None:
+def _kept(folder: Path, key: str) -> tuple[bytes, Figure] | None:
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         if facts["key"] != key:
             return None
-        return (folder / WEIGHTS).read_bytes(), Accuracy(facts["correct"], facts["samples"])
-    except (OSError, ValueError, KeyError):
+        return (folder / WEIGHTS).read_bytes(), Figure(**facts["score"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -149,6 +136,9 @@ def run(
     *,
     workers: int = 0,
     scheduler: str | None = None,
+    tls_dir: str | Path | None = None,
+    insecure: bool = False,
+    retry_failed: bool = False,
     fresh: bool = False,
     on_event: Listener = lambda _: None,
     command: Sequence[str] | None = None,
@@ -161,131 +151,71 @@ def run(
     if config.target is not None:
         find_targets(config.target)
     splits = load_splits(**data_options(config))
-    check_model(config, splits)
-    settings = {**training_settings(config, splits), **candidate_settings(config)}
+    model = check_model(config, splits)
+    settings = {**training_settings(config), **candidate_settings(config)}
+    sources = run_sources(config, splits, model)
     # Held for the whole run: training, the sweep and the files that come after it.
     with folder_lock(root / "baseline"):
-        Store.open(root, settings, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
-        key = digest(training_settings(config, splits))
+        Store.open(root, settings, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
+        key = digest({**training_settings(config), "sources": plain(sources)})
         options = job_options(config)
         with computing_with(options["build_threads"]):
             trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
-        subject = Subject(absolute(config.model_reference), data_options(config), trained.weights)
-        example = subject.example(splits)
+        task = task_of(config)
+        subject = Subject(absolute(config.model_reference), data_options(config), trained.weights, task=task)
+        example = subject.example(splits, trained.model)
         profile = eo.profile(trained.model, example, name=type(trained.model).__name__)
         job = PipelineJob(
             subject,
             Reference(trained.accuracy, profile.totals.macs, profile.totals.params),
-            (root / "pruned" / digest(settings)).resolve(),
+            (root / "pruned" / digest({**settings, "sources": plain(sources)})).resolve(),
             **options,
         )
+        levels = levels_of(config, job, splits, root, digest(settings), lambda text: on_event(Notice(text)))
         result = sweep_space(
             job,
-            space_of(config),
+            space_of(config, levels),
             splits,
             folder=root,
             constraints=config.budgets,
             settings=settings,
-            search=search_of(config, workers, scheduler),
+            sources=sources,
+            code=partial(code_sources, config.model_reference, model),
+            search=search_of(
+                config,
+                {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure},
+                retry_failed=retry_failed,
+            ),
             name=profile.name,
             on_event=on_event,
         )
-        found = _findings(config, splits, trained, profile, result, command or command_line())
-        files = write_artifacts(found, root)
-        if result.best is not None:
-            best = result.trial(result.best)
-            files += ship(best, job, candidate_folder(root, best.candidate), splits, root / "best")
-    return RunResult(root, result, found.summary, tuple(files))
-
-
-def _findings(
-    config: RunConfig,
-    splits: Splits,
-    trained: Trained,
-    profile: ModelProfile,
-    result: SweepResult,
-    command: Sequence[str],
-) -> Findings:
-    with computing_with(job_options(config)["bench"].used_threads):
-        metrics = collect_metrics(
-            trained.model,
-            splits.validation,
-            "cpu",
-            config.power_watts,
-            "fp32",
-            benchmark_repeats=config.benchmark_repeats,
-            benchmark_trials=config.benchmark_trials,
-            benchmark_warmup=config.benchmark_warmup,
+        found = findings(
+            config,
+            splits,
+            profile,
+            result,
+            space_of(config, levels),
+            command or command_line(),
+            config.model_dump(),
+            (lambda: _sensitivity(trained, splits, config)) if config.sensitivity else None,
         )
-    layerwise = pd.DataFrame([dataclasses.asdict(item) for item in layer_estimates(profile)])
-    hardware = summarize_hardware(
-        layerwise, metrics.latency_ms, config.memory_bandwidth_gbps, config.peak_compute_gmacs
-    )
-    best = None if result.best is None else result.trial(result.best)
-    budgets = weight_budgets(config)
-    summary = {
-        "name": result.name,
-        "dataset": splits.name,
-        **study_keys(config, result),
-        "baseline": {
-            **baseline_keys(metrics, budgets),
-            **(trial_summary(result.baseline) or {}),
-            "published_metrics": dataclasses.asdict(metrics),
-        },
-        "best": trial_summary(best),
-        "recommendation": result.recommendation,
-        "constraints": list(result.constraints),
-        "counts": {
-            "tried": len(result.trials),
-            "accepted": len(result.accepted),
-            "rejected": len(result.rejected),
-            "failed": len(result.failed),
-        },
-        "excluded": [dataclasses.asdict(item) for item in space_of(config).excluded],
-        "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
-        "frontiers": {name: list(keys) for name, keys in result.frontiers},
-        "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
-        "target": None if config.target is None else _on_target(profile, config.target),
-        "notes": [
-            "accuracy is on validation, by which the winner is chosen; test_accuracy is on the test part",
-            "latency is measured here; peak memory is an estimate from shapes; energy is a proxy",
-            SCRATCH_IS_APART,
-            *notes(config),
-        ],
-    }
-    repeated = reproducibility(config.model_dump(), splits.fingerprints(), splits.sizes(), command)
-    repeated |= reproducibility_keys(config, profile.name, repeated["versions"], repeated["commit"])
-    found = _sensitivity(trained, splits, config) if config.sensitivity else None
-    metadata = quantization_metadata(result, config)
-    return Findings(result, profile, layerwise, hardware, summary, repeated, found, budgets, metadata)
+        files = hand_over(found, job, splits, root)
+    return RunResult(root, result, found.summary, tuple(files))
 
 
 def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensitivity:
     """What each layer alone costs on validation."""
-    levels = [level for level in config.pruning_levels if level > 0]
+    named = () if config.pruning_levels == "auto" else config.pruning_levels
+    levels = [level for level in named if level > 0]
     precisions = [name for name in config.precisions if name != "fp32"]
     return sensitivity(
-        trained.model, splits.validation, prune=levels, precisions=precisions, importance=config.importance
+        trained.model,
+        splits.validation,
+        prune=levels,
+        precisions=precisions,
+        importance=config.importance,
+        **vars(task_of(config)),
     )
-
-
-def _on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
-    """What the baseline would take on a target, as `eo.profile(target=)` says it, with what it rests on."""
-    [found] = predictions(profile, find_targets(name), "fp32")
-
-    def milliseconds(seconds: float | None) -> float | None:
-        return None if seconds is None else seconds * 1e3
-
-    return {
-        "device": found.target,
-        "precision": found.precision,
-        "basis": found.basis,
-        "estimated_latency_ms": milliseconds(found.seconds),
-        "estimated_latency_low_ms": milliseconds(found.low),
-        "estimated_latency_high_ms": milliseconds(found.high),
-        "bound": found.bound,
-        "remarks": list(found.remarks),
-    }
 
 
 # Student's t at 97.5 % by degrees of freedom; beyond the table, the one before is used: a little wide, never narrow.

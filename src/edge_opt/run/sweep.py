@@ -6,26 +6,41 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from edge_opt.compress.task import TaskSettings, first_shape
+from edge_opt.compress.task import example_inputs as call_inputs
 from edge_opt.data import Splits
 from edge_opt.data.datasets import splits_of
-from edge_opt.errors import InvalidInput
-from edge_opt.loading import parse_reference
+from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, SweepResult, Trial
-from edge_opt.run.config import SWEEP_KEYS, RunConfig, settings_help, settings_parameters, sweep_settings
+from edge_opt.run.config import (
+    SWEEP_KEYS,
+    TASK_KEYS,
+    RunConfig,
+    settings_help,
+    settings_parameters,
+    sweep_settings,
+    task_name,
+)
+from edge_opt.run.contest import Referee
+from edge_opt.run.dependencies import code_sources, data_sources, first_weights, plain, weights_source
+from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
-from edge_opt.run.outputs import write_sweep
-from edge_opt.run.scores import accuracy_of
-from edge_opt.search.build import Listener
+from edge_opt.run.outputs import command_line
+from edge_opt.run.scores import figure_of
+from edge_opt.run.screening import levels_of
+from edge_opt.search.build import Listener, Notice
+from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Store
+from edge_opt.search.store import Source, Sources, Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
 from edge_opt.units import MIB
 
@@ -33,20 +48,25 @@ from edge_opt.units import MIB
 _TRAINING = ("seed", "dataloader_seed", "dataset", "batch_size", "train_subset", "val_subset", "calibration_batches",
              "epochs", "learning_rate")  # fmt: skip
 _VARIANTS = ("fine_tune_epochs", "distillation", "importance", "round_to", "quantization_backend", "min_time_s",
-             "threads", "power_watts")  # fmt: skip
+             "deploy_batch", "threads", "power_watts")  # fmt: skip
 
 # x86 adds products of eight bits in sixteen unless it has VNNI: weights get seven bits. None looks at this machine.
 REDUCED_RANGE = {"auto": None, "x86": True, "fbgemm": True, "onednn": True, "qnnpack": False}
 
 
-def training_settings(config: RunConfig, splits: Splits) -> dict[str, Any]:
-    """What the baseline depends on: keys, the data itself, and the model's file."""
-    found: dict[str, Any] = {key: getattr(config, key) for key in _TRAINING}
+def training_settings(config: RunConfig) -> dict[str, Any]:
+    """The keys that the baseline depends on."""
+    keys = {key: getattr(config, key) for key in _TRAINING}
+    return {**keys, "model": config.model_reference, **task_settings(config)}
+
+
+def run_sources(config: RunConfig, splits: Splits, model: nn.Module) -> dict[str, Source]:
+    """The code and the data that a run depends on."""
     return {
-        **found,
-        "model": config.model_reference,
-        "model_sha256": _file_digest(config.model_reference),
-        "data_sha256": dict(splits.fingerprints()),
+        **code_sources(config.model_reference, model),
+        **first_weights(config.model_reference, config.seed),
+        **data_sources(splits, config.seed, train="all", ranking=config.importance == "taylor"),
+        **task_sources(config),
     }
 
 
@@ -64,10 +84,30 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _file_digest(reference: str) -> str | None:
-    parsed = parse_reference(reference)
-    path = Path(parsed.source) if parsed else Path(reference)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+def task_of(config: RunConfig) -> TaskSettings:
+    """What is scored and trained on, the same in every process."""
+    given: dict[str, Any] = {key: getattr(config, key) for key in TASK_KEYS}
+    found: dict[str, Any] = {key: absolute(value) if isinstance(value, str) else value for key, value in given.items()}
+    return TaskSettings(**found)
+
+
+def task_settings(config: RunConfig) -> dict[str, Any]:
+    """What scores and training depend on, where it is not accuracy on (inputs, labels), by name."""
+    given = {key: getattr(config, key) for key in TASK_KEYS}
+    if given == {key: RunConfig.model_fields[key].default for key in TASK_KEYS}:
+        return {}
+    return {key: value if value is None or isinstance(value, str) else task_name(value) for key, value in given.items()}
+
+
+def task_sources(config: RunConfig) -> dict[str, Source]:
+    """The code of the user's own metric, loss, forward and collate."""
+    found: dict[str, Source] = {}
+    for value in (getattr(config, key) for key in TASK_KEYS):
+        if isinstance(value, str) and ":" in value:
+            found |= code_sources(value)
+        elif callable(value) and hasattr(value, "__module__"):
+            found |= code_sources(f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}")
+    return found
 
 
 def data_options(config: RunConfig) -> dict[str, Any]:
@@ -75,7 +115,8 @@ def data_options(config: RunConfig) -> dict[str, Any]:
     keys = ("batch_size", "seed", "dataloader_seed", "train_subset", "val_subset", "calibration_batches",
             "num_workers", "download")  # fmt: skip
     folder = None if config.data_dir is None else str(Path(config.data_dir).resolve())
-    return {key: getattr(config, key) for key in keys} | {"dataset": absolute(config.dataset), "data_dir": folder}
+    found = {"dataset": absolute(config.dataset), "data_dir": folder, "has_samples": config.collate is not None}
+    return {key: getattr(config, key) for key in keys} | found
 
 
 def job_options(config: RunConfig) -> dict[str, Any]:
@@ -90,17 +131,17 @@ def job_options(config: RunConfig) -> dict[str, Any]:
             device=config.device,
             seed=config.seed,
         ),
-        "bench": Bench(config.threads, config.min_time_s, config.power_watts),
+        "bench": Bench(config.threads, config.min_time_s, config.power_watts, config.deploy_batch),
         "calibration_batches": config.calibration_batches,
         "reduce_range": REDUCED_RANGE[config.quantization_backend],
         "build_threads": config.build_threads or usable_cores(),
     }
 
 
-def space_of(config: RunConfig) -> Space:
-    """Everything the configuration allows; eager torch first, because the baseline is that."""
+def space_of(config: RunConfig, levels: Sequence[float]) -> Space:
+    """Everything the configuration allows at these levels; eager torch first, because the baseline is that."""
     runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
-    return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning)
+    return Space(levels, config.precisions, runtimes, config.layer_pruning)
 
 
 # What candidates need, imported once in the process that they are forked from.
@@ -118,12 +159,14 @@ class Search:
     use_ci: bool = False
     memory_limit_bytes: int | None = None
     time_limit_s: float | None = None
-    workers: int = 0
-    scheduler: str | None = None
+    builders: Mapping[str, Any] = field(default_factory=dict)
+    retry_failed: bool = False
     fresh: bool = False
 
 
-def search_of(config: RunConfig, workers: int = 0, scheduler: str | None = None, fresh: bool = False) -> Search:
+def search_of(
+    config: RunConfig, builders: Mapping[str, Any], *, retry_failed: bool = False, fresh: bool = False
+) -> Search:
     """The configuration as a way through the space; who builds is said by the command."""
     limit_mb = config.memory_limit_mb
     return Search(
@@ -133,8 +176,8 @@ def search_of(config: RunConfig, workers: int = 0, scheduler: str | None = None,
         use_ci=config.pareto_use_ci,
         memory_limit_bytes=None if limit_mb is None else int(limit_mb * MIB),
         time_limit_s=config.time_limit_s,
-        workers=workers,
-        scheduler=scheduler,
+        builders=builders,
+        retry_failed=retry_failed,
         fresh=fresh,
     )
 
@@ -147,14 +190,20 @@ def sweep_space(
     folder: Path,
     constraints: Sequence[str],
     settings: Mapping[str, Any],
+    sources: Sources,
+    code: Callable[[], Sources],
     search: Search,
     name: str,
     on_event: Listener,
 ) -> SweepResult:
     """Every candidate tried; the eager baseline and the winner also scored on the test part, where there is one."""
+    metric = job.reference.accuracy.metric
     limits: dict[str, Any] = {
         "folder": folder,
+        "metric": metric,
         "settings": settings,
+        "sources": sources,
+        "retry_failed": search.retry_failed,
         "memory_limit_bytes": search.memory_limit_bytes,
         "time_limit_s": search.time_limit_s,
         "preload": _importable(PRELOAD),
@@ -167,19 +216,31 @@ def sweep_space(
         job,
         space,
         constraints=constraints,
+        objectives=(metric, "deploy_latency_ms"),
         baseline=baseline,
         name=name,
         sampler=search.sampler,
         trials=search.trials,
         seed=search.seed,
         use_ci=search.use_ci,
-        workers=search.workers,
-        scheduler=search.scheduler,
         fresh=fresh,
         on_event=on_event,
+        **search.builders,
+        compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event),
         **limits,
     )
+    _check_unchanged(sources, code())
     return _tested(result, job, splits, folder)
+
+
+def _check_unchanged(before: Sources, code: Sources) -> None:
+    """Refuse a table in which some rows may be those of another model: its file was edited while the sweep ran."""
+    changed = [name for name in sorted(code) if before.get(name) != code[name]]
+    if changed:
+        raise EdgeOptError(
+            f"{', '.join(changed[:3])} changed while the sweep ran; run the same again: what depends on that is found "
+            "anew"
+        )
 
 
 def _importable(names: Sequence[str]) -> list[str]:
@@ -217,8 +278,7 @@ def _test_accuracy(candidate: Candidate, job: PipelineJob, splits: Splits, folde
     finally:
         store.close()
     assert built is not None and splits.test is not None
-    with job.runner(candidate, origin, built.value) as runner:
-        return accuracy_of(runner, splits.test).share
+    return job.score(candidate, origin, built.value, splits.test).value
 
 
 def sweep(
@@ -229,15 +289,17 @@ def sweep(
     example_inputs: Sequence[int] | None = None,
     workers: int = 0,
     scheduler: str | None = None,
+    tls_dir: str | Path | None = None,
+    insecure: bool = False,
+    retry_failed: bool = False,
     fresh: bool = False,
     on_event: Listener = lambda _: None,
     **settings: Any,
 ) -> SweepResult:
-    """Every variant of a trained model, measured and judged by constraints; tables and plots go to `folder`.
+    """Every variant of a trained model, measured and judged by constraints; the winner, tables and a page in `folder`.
 
-    Candidates are built in processes of their own: the model and the loaders must be picklable, with classes that can
-    be imported; else name them, `file.py:factory`. Run again with the same folder, it goes on. The settings are keys
-    of a run's configuration, with the same names and defaults.
+    Candidates are built in processes of their own: model and loaders must be picklable, with classes one can import;
+    else name them, `file.py:factory`. Run again, it goes on. The settings are a configuration's keys and defaults.
 
     Args:
         model: A trained model, or the reference of a function that makes one: `file.py:factory`.
@@ -246,54 +308,85 @@ def sweep(
         folder: Where everything is written; a sweep that was ended goes on from there.
         example_inputs: Shape of the batch to time; the first validation batch unless given.
         workers: Processes that build side by side; 0 builds one after the other.
-        scheduler: Address of a Dask scheduler whose workers build instead, such as `tcp://host:8786`.
+        scheduler: Address of a Dask scheduler whose workers build instead, such as `tls://host:8786`.
+        tls_dir: Folder with ca.pem, cert.pem and key.pem, by which scheduler, workers and we know each other.
+        insecure: Whether a scheduler on another machine may be spoken to without TLS, as `tcp://`.
+        retry_failed: Try candidates again that failed in an earlier run.
         fresh: Start over; the earlier table is kept aside.
         on_event: Called with everything that happens, as it happens.
         settings: Keys of a configuration, each of them below.
     """
     config, root = sweep_settings(settings), Path(folder)
-    data = (
-        {"dataset": absolute(loaders), "seed": config.seed, "calibration_batches": config.calibration_batches}
-        if isinstance(loaders, str)
-        else splits_of(loaders, "loaders", config.calibration_batches)
-    )
-    batch_size = None if example_inputs is None else int(example_inputs[0])
-    subject = Subject(absolute(model) if isinstance(model, str) else _sendable(model), data, batch_size=batch_size)
+    subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
-    example = subject.example(splits)
-    if example_inputs is not None and tuple(example[0].shape) != tuple(example_inputs):
-        raise InvalidInput(
-            f"example_inputs is {tuple(example_inputs)}, and samples of the data make it {tuple(example[0].shape)}"
-        )
-    profiled, weights = profile(original, example), weights_of(original)
+    call = subject.call(splits, original)
+    _check_shape(example_inputs, first_shape(call))
+    scored = figure_of(subject.task.build().score(original, splits.validation))
+    profiled, weights = profile(original, call_inputs(call)), weights_of(original)
     depends_on = {
         "model": model if isinstance(model, str) else profiled.name,
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        "data_sha256": dict(splits.fingerprints()),
-        "batch_size": len(example[0]),
+        "batch_size": first_shape(call)[0],
+        **task_settings(config),
         **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
         **candidate_settings(config),
+    }
+    code = partial(_code, config, model if isinstance(model, str) else None, original)
+    sources = {
+        **code(),
+        "weights": weights_source(original),
+        **data_sources(splits, config.seed, train="pruned", ranking=config.importance == "taylor"),
     }
     job = PipelineJob(
         # A factory may draw its weights anew each time: all processes get those of the first.
         replace(subject, weights=weights) if isinstance(model, str) else subject,
-        Reference(accuracy_of(original, splits.validation), profiled.totals.macs, profiled.totals.params),
-        (root / "pruned" / digest(depends_on)).resolve(),
+        Reference(scored, profiled.totals.macs, profiled.totals.params),
+        (root / "pruned" / digest({**depends_on, "sources": plain(sources)})).resolve(),
         **job_options(config),
     )
+    levels = levels_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
+    space = space_of(config, levels)
     result = sweep_space(
         job,
-        space_of(config),
+        space,
         splits,
         folder=root,
         constraints=config.budgets,
         settings=depends_on,
-        search=search_of(config, workers, scheduler, fresh),
+        sources=sources,
+        code=code,
+        search=search_of(
+            config,
+            {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure},
+            retry_failed=retry_failed,
+            fresh=fresh,
+        ),
         name=profiled.name,
         on_event=on_event,
     )
-    write_sweep(result, root)
+    told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
+    hand_over(findings(config, splits, profiled, result, space, command_line(), told), job, splits, root)
     return result
+
+
+def _code(config: RunConfig, reference: str | None, model: nn.Module) -> Sources:
+    return {**code_sources(reference, model), **task_sources(config)}
+
+
+def _check_shape(wanted: Sequence[int] | None, found: Sequence[int]) -> None:
+    if wanted is not None and tuple(found) != tuple(wanted):
+        raise InvalidInput(f"example_inputs is {tuple(wanted)}, and samples of the data make it {tuple(found)}")
+
+
+def _subject(model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig) -> Subject:
+    task = _sendable_task(task_of(config))
+    data = (
+        {"dataset": absolute(loaders)} | _data_settings(config)
+        if isinstance(loaders, str)
+        else splits_of(loaders, "loaders", **_data_settings(config))
+    )
+    batch_size = None if example_inputs is None else int(example_inputs[0])
+    sent = absolute(model) if isinstance(model, str) else _sendable(model)
+    return Subject(sent, data, batch_size=batch_size, task=task)
 
 
 def _with_settings(function: Callable[..., SweepResult], keys: Sequence[str]) -> None:
@@ -319,3 +412,27 @@ def _sendable(model: nn.Module) -> nn.Module:
                 "and pass 'file.py:factory'"
             )
     return model
+
+
+def _data_settings(config: RunConfig) -> dict[str, Any]:
+    """How a user's own parts are read."""
+    keys = ("calibration_batches", "seed")
+    return {key: getattr(config, key) for key in keys} | {"has_samples": config.collate is not None}
+
+
+def _sendable_task(task: TaskSettings) -> TaskSettings:
+    """Refuse functions that other processes cannot import."""
+    for key, value in vars(task).items():
+        _check_importable(key, value)
+    return task
+
+
+def _check_importable(key: str, given: Any) -> None:
+    """Refuse a function that other processes cannot import."""
+    kind = given if inspect.isroutine(given) or inspect.isclass(given) else type(given)
+    where, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", "")
+    if where == "__main__" or "<locals>" in name or "<lambda>" in name:
+        raise InvalidInput(
+            f"{key} is {name.rpartition('.')[2]}, which other processes cannot import; put it into a file and pass "
+            "'file.py:f'"
+        )

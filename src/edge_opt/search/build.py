@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge_opt.records import Candidate, SweepResult, Trial
+from edge_opt.search.locks import at_work
 from edge_opt.search.process import Isolation, Limits, Outcome, Phase
-from edge_opt.search.store import at_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,25 @@ Event = SweepStarted | PhaseStarted | PhaseEnded | TrialFinished | Notice | Swee
 Listener = Callable[[Event], None]
 
 
+_LEAST_PATIENCE = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done with every candidate. A half whose process crashes is tried `retries` times more."""
+    """What is to be done with every candidate. A half whose process crashes is tried `retries` times more.
+
+    One that was killed is given more patience: a process seldom kills itself, and whoever did may do so again.
+    """
 
     job: bytes
     limits: Limits
     retries: int
     preload: tuple[str, ...]
+
+    @property
+    def patience(self) -> int:
+        """How often something that was killed is tried again."""
+        return max(self.retries, _LEAST_PATIENCE) if self.retries else 0
 
     def run(
         self,
@@ -90,10 +101,13 @@ class Order:
         An exception, a time or a memory limit is the candidate's own doing, and is not tried again.
         """
         outcome = isolation.run(self.job, phase, arguments, folder, self.limits)
-        for _ in range(self.retries):
-            if outcome.failure != "crashed":
+        for retry in range(self.patience):
+            if outcome.failure != "crashed" or (retry >= self.retries and not outcome.was_killed):
                 break
             on_retry()
+            if phase == "build":
+                # What the crashed attempt had written is not to be taken for what this one writes.
+                emptied(folder)
             outcome = isolation.run(self.job, phase, arguments, folder, self.limits)
         return outcome
 
@@ -112,13 +126,23 @@ class Builders(Protocol):
         ...
 
 
+WAITING = "waiting to build: another sweep measures on this machine"
+
+
 class LocalBuilder:
     """Builds on this machine, one candidate after the other."""
 
-    def __init__(self, order: Order, isolation: Isolation, folder_of: Callable[[Candidate], Path]) -> None:
+    def __init__(
+        self,
+        order: Order,
+        isolation: Isolation,
+        folder_of: Callable[[Candidate], Path],
+        tell: Listener = lambda _: None,
+    ) -> None:
         self._order = order
         self._isolation = isolation
         self._folder_of = folder_of
+        self._tell = tell
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
         return ((candidate,) for candidate in candidates)
@@ -129,7 +153,7 @@ class LocalBuilder:
         for candidate in candidates:
             begin(candidate)
             folder = emptied(self._folder_of(candidate))
-            with at_work():
+            with at_work(lambda: self._tell(Notice(WAITING))):
                 again = partial(begin, candidate)
                 outcome = self._order.run(self._isolation, "build", (candidate, folder), folder, again)
             yield candidate, outcome
@@ -137,6 +161,7 @@ class LocalBuilder:
 
 def emptied(folder: Path) -> Path:
     """The folder without what an attempt that was ended has left in it."""
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder

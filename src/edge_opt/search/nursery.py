@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import importlib
 import json
@@ -151,7 +152,31 @@ def _outcome(payload: bytes) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         text = traceback.format_exception_only(error)[-1].strip()
+        refused = disk_refusal(error)
+        if refused is not None:
+            return {"not_saved": refused}
         return {"raised": text, "is_memory": isinstance(error, MemoryError) or "t allocate memory" in text}
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+def disk_refusal(error: BaseException | None) -> str | None:
+    """What a disk said that takes no more, where that is what an error comes from; None where it is not.
+
+    Libraries wrap such an error, or give its text alone.
+
+    >>> disk_refusal(OSError(errno.ENOSPC, "No space left on device", "/x")), disk_refusal(ValueError("3"))
+    ("[Errno 28] No space left on device: '/x'", None)
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        is_known = isinstance(error, OSError) and error.errno in _DISK
+        if is_known or any(os.strerror(number) in str(error) for number in _DISK):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _die_with(parent: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -19,11 +20,11 @@ from typing import IO, Any, Literal, Protocol, cast
 
 from edge_opt import units
 from edge_opt._support.extras import optional
-from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
 from edge_opt.records import Candidate, Failure, TrialMetrics
 from edge_opt.search.nursery import frame
 
-Phase = Literal["build", "measure"]
+Phase = Literal["build", "measure", "compare"]
 
 
 class Job(Protocol):
@@ -57,7 +58,7 @@ class Limits:
                 raise InvalidInput(f"the {name} limit is {value}; expected a number above 0, or None for no limit")
 
 
-def packed(job: Job) -> bytes:
+def packed(job: object) -> bytes:
     """The job as other processes can receive it, or the reason why they cannot."""
     kind = type(job)
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
@@ -72,7 +73,7 @@ def packed(job: Job) -> bytes:
 
 
 # A look costs a walk over the process table; while something is timed, it is taken less often.
-_LOOK_EVERY_S = {"build": 0.1, "measure": 0.5}
+_LOOK_EVERY_S = {"build": 0.1, "measure": 0.5, "compare": 0.5}
 _PATIENCE_S = 2.0
 _START = """
 import json, sys
@@ -84,12 +85,13 @@ serve(json.loads(sys.argv[2]))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of half a job: its value, or a failure with its reason."""
+    """What came of half a job: its value, or a failure with its reason, and whether it was killed from outside."""
 
     value: Any
     failure: Failure | None
     reason: str
     seconds: float
+    was_killed: bool = False
 
 
 class Isolation:
@@ -138,13 +140,17 @@ class Isolation:
         value, failure, reason = ending if ending[1] is not None else _read(result, phase)
         result.unlink(missing_ok=True)
         if failure == "crashed":
+            # A child that cannot even leave its result looks like one that crashed.
+            check_space(folder)
             reason = f"{reason}; see {log.name}"
-        return Outcome(value, failure, reason, time.monotonic() - begun)
+        was_killed = failure == "crashed" and (_KILLED in reason or _LOST in reason)
+        return Outcome(value, failure, reason, time.monotonic() - begun, was_killed)
 
     def _watch(self, request: bytes, phase: Phase, limits: Limits) -> tuple[None, Failure | None, str]:
         """How the child ended: None where it ended by itself and in order."""
         nursery = self._started()
         begun = time.monotonic()
+        pid = None
         try:
             _send(_pipe(nursery.stdin), frame(request))
             pid = int(self._reply()["pid"])
@@ -158,7 +164,10 @@ class Isolation:
         except (OSError, _Gone):
             nursery.kill()
             self.close()
-            return None, "crashed", f"the process that {phase}s are forked from was ended from outside"
+            if pid is not None:
+                # The kernel ends the child with its nursery; what the child had started is left to us.
+                _end(pid)
+            return None, "crashed", f"the process that {phase}s are forked from {_LOST}"
         except BaseException:
             self.close()
             raise
@@ -246,9 +255,13 @@ def _psutil() -> Any:
     return optional("psutil", "a memory limit needs", "run")
 
 
+_LOST = "was ended from outside"
+_KILLED = "ended by SIGKILL, which the sweep did not send"
+
+
 def _ended_by(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "ended by SIGKILL, which the sweep did not send; the kernel does that when memory runs out"
+        return f"{_KILLED}; the kernel does that when memory runs out"
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"over with exit code {code} and no result"
 
 
@@ -258,8 +271,34 @@ def _read(result: Path, phase: Phase) -> tuple[Any, Failure | None, str]:
         outcome = json.loads(result.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None, "crashed", f"{phase} was over without a result"
+    if "not_saved" in outcome:
+        raise _no_room(result.parent, outcome["not_saved"])
     if "missing" in outcome:
         return None, "no result", outcome["missing"]
     if "raised" in outcome:
         return None, "out of memory" if outcome["is_memory"] else "raised", f"{phase}: {outcome['raised']}"
     return outcome["value"], None, ""
+
+
+# More than what a child leaves as its result and in its log.
+_PROBE = bytes(64 * 1024)
+
+
+def check_space(folder: Path) -> None:
+    """Refuse a folder whose disk takes no more: that is no candidate's fault, and must not become its row."""
+    probe = folder / ".probe"
+    try:
+        probe.write_bytes(_PROBE)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise _no_room(folder, str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def _no_room(folder: Path, said: str) -> NotSaved:
+    return NotSaved(
+        f"cannot write to {folder}: {said}; free some space or allow writing there, and run again to go on: "
+        "what was finished is kept"
+    )

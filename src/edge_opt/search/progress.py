@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
-from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
+from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput
 from edge_opt.records import SweepStatus, Trial
 from edge_opt.search.build import (
@@ -27,8 +27,9 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import recommend
+from edge_opt.search.locks import owner
 from edge_opt.search.process import Phase
-from edge_opt.search.store import Store, owner, plain_trial
+from edge_opt.search.store import Store, plain_trial
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,7 +116,8 @@ def status(folder: str | Path) -> SweepStatus:
     root = Path(folder)
     with closing(Store.look(root)) as store:
         plan = store.fact("plan") or {"name": "", "total": None, "constraints": []}
-        budgets = [parse_budget(text, TRIAL_METRICS) for text in plan["constraints"]]
+        known = trial_metrics(plan.get("metric", "accuracy"))
+        budgets = [parse_budget(text, known) for text in plan["constraints"]]
         unfinished = tuple(candidate.label for candidate in store.unfinished())
         trials = [
             trial if trial.metrics is None else replace(trial, violations=violations(trial.metrics, budgets))
@@ -197,7 +199,8 @@ def fate(trial: Trial) -> str:
     """What became of a candidate, in a line."""
     if trial.metrics is None:
         return f"{trial.failure}: {trial.reason}"
-    figures = f"accuracy {trial.metrics.accuracy:.4f}, {units.duration(trial.metrics.latency_s)}"
+    taken = units.per_call(trial.metrics.ranked_latency_s, trial.metrics.ranked_batch)
+    figures = f"{trial.metrics.metric} {trial.metrics.accuracy:.4f}, {taken}"
     broken = ", ".join(item.constraint for item in trial.violations)
     return f"{figures}, {f'rejected by {broken}' if broken else 'accepted'}"
 

@@ -18,7 +18,15 @@ Pair = tuple[Precision, str]
 CONVERTIBLE: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
 
 IMPOSSIBLE: Mapping[Pair, str] = MappingProxyType(
-    {("int8", "torch"): "eager torch runs no int8 network; int8 needs onnxruntime or openvino"}
+    {
+        ("int8", "torch"): "eager torch runs no int8 network; int8 needs onnxruntime or openvino",
+        ("int8", "torch-compile"): "torch.compile runs no int8 network; int8 needs onnxruntime or openvino",
+        **{
+            (precision, runtime): f"{runtime} is given fp32 and int8 only"
+            for precision in ("fp16", "bf16")
+            for runtime in ("litert", "executorch")
+        },
+    }
 )
 
 
@@ -38,7 +46,7 @@ class Space:
     Attributes:
         pruning_levels: Shares of the channels to remove, from 0 to below 1.
         precisions: Types of the numbers: fp32, fp16, bf16, int8.
-        runtimes: Who runs a candidate: torch, onnxruntime, openvino.
+        runtimes: Who runs a candidate: torch, onnxruntime, openvino, torch-compile, litert, executorch.
         layer_pruning: Shares to try for single layers, by path; there they stand in for `pruning_levels`.
         impossible: Pairs of precision and runtime to leave out, each with the reason; int8 in eager torch by default.
 

@@ -1,21 +1,19 @@
-"""What became of each candidate, in SQLite; one sweep per folder."""
+"""What became of each candidate, in SQLite, and what it depends on."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import socket
 import sqlite3
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, cast
+from typing import Any, Literal, cast
 
 from edge_opt._support.json import from_plain, to_plain
-from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
+from edge_opt.errors import NotSaved, OtherSettings, UnreadableProfile, UnreadableStore
 from edge_opt.records import Candidate, Trial
 
 
@@ -29,107 +27,9 @@ def trial_from(plain: dict[str, Any]) -> Trial:
     return from_plain(Trial, {**plain, "violations": []})
 
 
-LOCK_NAME = "sweep.lock"
-# `owner` holds the lock for an instant when it looks; a run that starts just then tries again.
-_TRIES = 5
-_PAUSE_S = 0.1
-
-
-class Owner(NamedTuple):
-    """The process that sweeps in a folder."""
-
-    pid: int
-    host: str
-
-
-@contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """The folder is ours until the end; one that another process sweeps in is refused with its process id.
-
-    The kernel drops the lock when its process ends, in whatever way, so a killed sweep is no obstacle.
-    """
-    import fcntl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
-        for attempt in range(_TRIES):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt + 1 < _TRIES:
-                    time.sleep(_PAUSE_S)
-                    continue
-                found = _read_owner(folder)
-                who = f"process {found.pid} on {found.host}" if found else "another process"
-                raise FolderInUse(
-                    f"{folder} is in use: {who} sweeps there; wait for it, end it, or choose another folder"
-                ) from None
-        file.truncate(0)
-        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
-
-
-def owner(folder: Path) -> Owner | None:
-    """The process that sweeps in a folder now; None when nobody does."""
-    import fcntl
-
-    try:
-        with (folder / LOCK_NAME).open("r", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return None
-    except BlockingIOError:
-        return _read_owner(folder)
-    return None
-
-
-def _read_owner(folder: Path) -> Owner | None:
-    try:
-        return Owner(**json.loads((folder / LOCK_NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-@contextlib.contextmanager
-def at_work() -> Iterator[None]:
-    """This machine is busy with a build; nothing is timed on it meanwhile. Builds go side by side."""
-    import fcntl
-
-    with _machine_file("gate") as gate, _machine_file("work") as work:
-        # Whoever waits to time something holds the gate, so that builds cannot keep it out for ever.
-        fcntl.flock(gate, fcntl.LOCK_SH)
-        fcntl.flock(work, fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
-        yield
-
-
-@contextlib.contextmanager
-def alone(on_wait: Callable[[], None]) -> Iterator[None]:
-    """This machine is ours for timing: no build of any sweep of this user runs, and none starts."""
-    import fcntl
-
-    with _machine_file("gate") as gate, _machine_file("work") as work:
-        try:
-            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(work, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(gate, fcntl.LOCK_EX)
-            fcntl.flock(work, fcntl.LOCK_EX)
-        yield
-
-
-def _machine_file(name: str) -> TextIO:
-    return (Path(tempfile.gettempdir()) / f"edge-opt-{os.getuid()}-{name}.lock").open("a", encoding="utf-8")
-
-
 STORE_NAME = "sweep.sqlite"
-SCHEMA = 1
+# 2: what rows depend on beside settings is kept with them.
+SCHEMA = 2
 # "EDGE" in ASCII: how SQLite files say whose they are.
 _APPLICATION = 0x45444745
 _TABLES = """
@@ -148,35 +48,68 @@ class Built:
     seconds: float
 
 
+Scope = Literal["all", "pruned", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Code or data that results depend on: a digest of its content, and whose results they are."""
+
+    digest: str
+    scope: Scope = "all"
+
+    def decides(self, candidate: Candidate) -> bool:
+        """Whether the result of a candidate depends on it.
+
+        >>> Source("1f", "int8").decides(Candidate(0.5, "fp32", "torch"))
+        False
+        """
+        if self.scope == "pruned":
+            return candidate.pruning > 0 or any(share > 0 for _, share in candidate.layer_pruning)
+        return self.scope == "all" or candidate.precision == self.scope
+
+
+Sources = Mapping[str, Source]
+
+
 class Store:
     """The trials of one folder. Every change is on disk when its method returns."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
+        self._path = path
 
     @classmethod
     def open(
         cls,
         folder: Path,
         settings: Mapping[str, Any],
+        sources: Sources | None = None,
         *,
         fresh: bool = False,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> Store:
         """The store of a folder, made if there is none.
 
-        One that was made with other settings is refused, naming them: its rows answer another question. One that is
-        damaged, or of an older schema, is renamed, and a new one is begun; so is any if `fresh`. Each is said.
+        One that was made with other settings is refused, naming them: its rows answer another question. Where `sources`
+        have changed, the rows that depend on them are dropped, to be run again. One that is damaged, or of an older
+        schema, is renamed, and a new one is begun; so is any if `fresh`. Each is said. One that is locked is waited
+        for; one that cannot be read or written is an error and stays where it is.
         """
         path = folder / STORE_NAME
         folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            why = "a fresh start was asked for" if fresh else _unusable(path)
+            why = "a fresh start was asked for" if fresh else _unusable(path, on_notice)
             if why is not None:
                 on_notice(f"{path} is kept as {_set_aside(path).name}, and a new store is begun: {why}")
-        store = cls(_connect(path))
-        store._prepare()
-        store._hold_to(settings, folder)
+        store = cls(_opened(path), path)
+        try:
+            store._prepare()
+            store._hold_to(settings, folder)
+            store._hold_to_sources(sources or {}, on_notice)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     @classmethod
@@ -188,40 +121,55 @@ class Store:
         why = _unusable(path)
         if why is not None:
             raise UnreadableStore(f"cannot read {path}: {why}; the next run there keeps it aside and begins anew")
-        return cls(_connect(path))
+        return cls(_opened(path), path)
 
     def close(self) -> None:
         self._connection.close()
 
+    def _ask(self, query: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._connection.execute(query, values)
+        except sqlite3.OperationalError as error:
+            raise _not_now(self._path, error) from error
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """What is changed inside is on disk afterwards, or else nothing of it is."""
+        try:
+            with self._connection:
+                yield
+        except sqlite3.OperationalError as error:
+            raise _not_now(self._path, error) from error
+
     def trials(self) -> dict[str, Trial]:
         """Every finished candidate by its key, in the order in which they finished."""
-        rows = self._connection.execute("SELECT key, trial FROM trials ORDER BY position")
+        rows = self._ask("SELECT key, trial FROM trials ORDER BY position")
         return {key: trial_from(json.loads(text)) for key, text in rows}
 
     def save(self, trial: Trial) -> None:
         """Keep what became of a candidate."""
-        with self._connection:
-            self._connection.execute(
+        with self._change():
+            self._ask(
                 "INSERT INTO trials (key, trial) VALUES (?, ?)", (trial.candidate.key, json.dumps(plain_trial(trial)))
             )
 
     def build_of(self, candidate: Candidate) -> Built | None:
         """What the build of a candidate told, if it was built and not yet measured when the sweep ended."""
-        row = self._connection.execute("SELECT built, seconds FROM builds WHERE key = ?", (candidate.key,)).fetchone()
+        row = self._ask("SELECT built, seconds FROM builds WHERE key = ?", (candidate.key,)).fetchone()
         return None if row is None else Built(json.loads(row[0]), row[1])
 
     def save_build(self, candidate: Candidate, built: Built) -> None:
         """Keep what the build of a candidate told."""
-        with self._connection:
-            self._connection.execute(
+        with self._change():
+            self._ask(
                 "INSERT OR REPLACE INTO builds VALUES (?, ?, ?)",
                 (candidate.key, json.dumps(built.value), built.seconds),
             )
 
     def begin(self, candidate: Candidate) -> int:
         """Count an attempt at a candidate before it starts; returns how many there have been."""
-        with self._connection:
-            self._connection.execute(
+        with self._change():
+            self._ask(
                 "INSERT INTO attempts VALUES (?, ?, 1) ON CONFLICT (key) DO UPDATE SET count = count + 1",
                 (candidate.key, json.dumps(to_plain(candidate))),
             )
@@ -229,41 +177,43 @@ class Store:
 
     def attempts(self, candidate: Candidate) -> int:
         """How often a candidate was begun."""
-        row = self._connection.execute("SELECT count FROM attempts WHERE key = ?", (candidate.key,)).fetchone()
+        row = self._ask("SELECT count FROM attempts WHERE key = ?", (candidate.key,)).fetchone()
         return 0 if row is None else int(row[0])
 
     def unfinished(self) -> tuple[Candidate, ...]:
         """Candidates that were begun and have no trial: they run now, or ran when their sweep was ended."""
-        rows = self._connection.execute(
-            "SELECT candidate FROM attempts WHERE key NOT IN (SELECT key FROM trials) ORDER BY rowid"
-        )
+        rows = self._ask("SELECT candidate FROM attempts WHERE key NOT IN (SELECT key FROM trials) ORDER BY rowid")
         return tuple(from_plain(Candidate, json.loads(text)) for (text,) in rows)
 
     def forget_failed(self) -> int:
         """Drop the rows of failed candidates, so that they run again; returns how many there were."""
         failed = [key for key, trial in self.trials().items() if trial.status == "failed"]
-        with self._connection:
-            for table in ("trials", "builds"):
-                self._connection.executemany(f"DELETE FROM {table} WHERE key = ?", [(key,) for key in failed])
+        with self._change():
+            self._forget(failed, ("trials", "builds"))
         return len(failed)
+
+    def _forget(self, keys: Iterable[str], tables: Iterable[str]) -> None:
+        for table in tables:
+            self._connection.executemany(f"DELETE FROM {table} WHERE key = ?", [(key,) for key in keys])
 
     def fact(self, name: str) -> Any:
         """Something else that was kept, None where it was not."""
-        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        row = self._ask("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def keep_fact(self, name: str, value: Any) -> None:
         """Keep something that JSON can hold."""
-        with self._connection:
-            self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
+        with self._change():
+            self._ask("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
     def _prepare(self) -> None:
         """Make the tables, all or none: a store that was killed in the making is empty and is made again."""
-        if self._connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA:
+        if self._ask("PRAGMA user_version").fetchone()[0] == SCHEMA:
             return
-        self._connection.executescript(
-            f"BEGIN; {_TABLES} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
-        )
+        with self._change():
+            self._connection.executescript(
+                f"BEGIN; {_TABLES} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
+            )
 
     def _hold_to(self, settings: Mapping[str, Any], folder: Path) -> None:
         wanted = json.loads(json.dumps(settings, default=str))
@@ -271,11 +221,43 @@ class Store:
         if kept is None:
             self.keep_fact("settings", wanted)
         elif kept != wanted:
-            self.close()
             raise OtherSettings(
                 f"{folder} holds a sweep with other settings: {'; '.join(_differences(kept, wanted))}. "
                 "Choose another folder, go back to those settings, or ask for a fresh start"
             )
+
+    def _hold_to_sources(self, sources: Sources, on_notice: Callable[[str], None]) -> None:
+        """Drop the rows that depend on what has changed, after a copy of them all."""
+        kept = {name: Source(*plain) for name, plain in (self.fact("sources") or {}).items()}
+        changed = [name for name in sorted({*kept, *sources}) if kept.get(name) != sources.get(name)]
+        if not changed:
+            return
+        begun = self._ask("SELECT key, candidate FROM attempts").fetchall()
+        candidates = {key: trial.candidate for key, trial in self.trials().items()}
+        candidates |= {key: from_plain(Candidate, json.loads(text)) for key, text in begun}
+        both = [found for name in changed for found in (kept.get(name), sources.get(name)) if found is not None]
+        stale = [key for key, candidate in candidates.items() if any(item.decides(candidate) for item in both)]
+        # Rows of a sweep that was not told its sources are its caller's to judge.
+        stale = stale if kept else []
+        if stale:
+            named = ", ".join(changed[:3]) + f" and {len(changed) - 3} more" * (len(changed) > 3)
+            on_notice(
+                f"{named} changed since: what was found for {len(stale)} of {len(candidates)} candidates depends on "
+                f"that and is found anew; the earlier table is kept as {self._copied().name}"
+            )
+        plain = {name: [source.digest, source.scope] for name, source in sources.items()}
+        with self._change():
+            self._forget(stale, ("trials", "builds", "attempts"))
+            self._ask("INSERT OR REPLACE INTO facts VALUES (?, ?)", ("sources", json.dumps(plain)))
+
+    def _copied(self) -> Path:
+        target = _free_name(self._path)
+        with contextlib.closing(sqlite3.connect(target)) as copy:
+            try:
+                self._connection.backup(copy)
+            except sqlite3.OperationalError as error:
+                raise _not_now(target, error) from error
+        return target
 
 
 def _differences(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
@@ -288,17 +270,65 @@ def _differences(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator
             yield f"{name} was {kept[name]!r} and is {wanted[name]!r} now"
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=30)
+# How long a store that another program holds is waited for.
+_PATIENCE_S = 30.0
+
+
+def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=patience_s)
     # The rollback journal, flushed at each step: it needs no shared memory, so it also works on network folders.
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
 
-def _unusable(path: Path) -> str | None:
-    """Why a store cannot be used; None for one that can. A newer one is refused, for it is not ours to put aside."""
+def _opened(path: Path) -> sqlite3.Connection:
     try:
-        with contextlib.closing(_connect(path)) as connection:
+        return _connect(path, _PATIENCE_S)
+    except sqlite3.OperationalError as error:
+        raise _not_now(path, error) from error
+
+
+def _is_locked(error: sqlite3.Error) -> bool:
+    return "locked" in str(error)
+
+
+def _not_now(path: Path, error: sqlite3.Error) -> UnreadableStore | NotSaved:
+    """What to say of a store that cannot be used at the moment, though nothing is wrong with what it holds."""
+    if _is_locked(error):
+        return UnreadableStore(
+            f"{path} is locked by another program; close that and run again to go on: nothing in it was changed"
+        )
+    if isinstance(error, sqlite3.OperationalError) and ("unable to open" in str(error) or not os.access(path, os.R_OK)):
+        return UnreadableStore(
+            f"{path} cannot be opened ({error}); see who may read and write there, and run again to go on"
+        )
+    return NotSaved(
+        f"cannot write to {path}: {error}; free some space or allow writing there, and run again to go on: "
+        "what was finished is kept"
+    )
+
+
+def _unusable(path: Path, on_notice: Callable[[str], None] = lambda _: None) -> str | None:
+    """Why a store must be set aside; None for one that can be used.
+
+    One that is locked or may not be read is neither: it is waited for, or refused. So is a newer one.
+    """
+    try:
+        return _damage(path, patience_s=1.0)
+    except sqlite3.OperationalError as error:
+        if not _is_locked(error):
+            raise _not_now(path, error) from error
+    on_notice(f"{path} is locked by another program; waiting for up to {_PATIENCE_S:g} s")
+    try:
+        return _damage(path, _PATIENCE_S)
+    except sqlite3.OperationalError as error:
+        raise _not_now(path, error) from error
+
+
+def _damage(path: Path, patience_s: float) -> str | None:
+    """What is wrong with the content of a store; None if nothing is."""
+    try:
+        with contextlib.closing(_connect(path, patience_s)) as connection:
             application, schema = (
                 cast(int, connection.execute(f"PRAGMA {name}").fetchone()[0])
                 for name in ("application_id", "user_version")
@@ -317,20 +347,33 @@ def _unusable(path: Path) -> str | None:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 return f"it is damaged: {found}"
-            store = Store(connection)
+            missing = {"facts", "attempts", "builds", "trials"} - {
+                name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
+            if missing:
+                return f"it is damaged: it has no table {min(missing)}"
+            store = Store(connection, path)
             store.trials(), store.unfinished(), store.fact("settings")
-    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
+    except sqlite3.OperationalError:
+        # Locked, unreadable, on a disk that fails: that says nothing about what it holds.
+        raise
+    except (sqlite3.DatabaseError, UnreadableProfile, ValueError, TypeError, KeyError) as error:
         return f"it is damaged: {error}"
     return None
 
 
 def _set_aside(path: Path) -> Path:
     """Rename a store, with its journal if there is one, to a name that says when."""
-    stamp = time.strftime("%Y%m%dT%H%M%S")
-    number = 0
-    while (target := path.with_name(f"{path.stem}.{stamp}{f'-{number}' * bool(number)}{path.suffix}")).exists():
-        number += 1
+    target = _free_name(path)
     journal = path.with_name(f"{path.name}-journal")
     if journal.exists():
         journal.rename(target.with_name(f"{target.name}-journal"))
     return path.rename(target)
+
+
+def _free_name(path: Path) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    number = 0
+    while (target := path.with_name(f"{path.stem}.{stamp}{f'-{number}' * bool(number)}{path.suffix}")).exists():
+        number += 1
+    return target

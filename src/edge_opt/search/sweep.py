@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt._support.json import from_plain
-from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
+from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
-from edge_opt.records import Budget, Candidate, Failure, SweepResult, Trial, TrialMetrics, TrialStatus
+from edge_opt.records import Budget, Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
 from edge_opt.search.build import (
     Builders,
     Listener,
@@ -26,10 +26,14 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import check_objectives, frontiers, recommend
+from edge_opt.search.finals import retimed, speedup_of
+from edge_opt.search.locks import alone, folder_lock
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Built, Store, alone, folder_lock
+from edge_opt.search.store import Built, Sources, Store
+
+Comparer = Callable[[SweepResult, Isolation, Store], Finals | None]
 
 
 def run_sweep(
@@ -39,8 +43,10 @@ def run_sweep(
     folder: str | Path,
     constraints: Sequence[str | Budget] = (),
     settings: Mapping[str, Any] | None = None,
+    sources: Sources | None = None,
     baseline: Trial | None = None,
     name: str = "sweep",
+    metric: str = "accuracy",
     sampler: SamplerName = "grid",
     trials: int | None = None,
     seed: int = 0,
@@ -48,6 +54,8 @@ def run_sweep(
     use_ci: bool = False,
     workers: int = 0,
     scheduler: str | None = None,
+    tls_dir: str | Path | None = None,
+    insecure: bool = False,
     memory_limit_bytes: int | None = None,
     time_limit_s: float | None = None,
     retries: int = 1,
@@ -55,11 +63,12 @@ def run_sweep(
     fresh: bool = False,
     preload: Sequence[str] = (),
     on_event: Listener = lambda _: None,
+    compare: Comparer | None = None,
 ) -> SweepResult:
     """Try every candidate of a space, or some of them, and say which to ship. Run again, it continues.
 
-    A candidate that has finished is kept in the folder before the next begins, and is not run again. A candidate that
-    fails is a row with its reason. Constraints and the space may change from run to run.
+    A candidate that has finished is kept before the next begins, and is not run again. One that fails is a row with its
+    reason. Constraints and the space may change from run to run.
 
     Args:
         job: How a candidate is built and measured. Each half runs in a process of its own.
@@ -67,8 +76,10 @@ def run_sweep(
         folder: Where everything is kept.
         constraints: What a candidate must keep, such as "latency_ms <= 5".
         settings: What results depend on; a folder with other settings is refused.
+        sources: Code and data that results depend on, by name; where one has changed, what depends on it is run again.
         baseline: What others are compared with; unpruned fp32 unless given. It is a row if it is of the space.
         name: Name of the sweep.
+        metric: What the job's `TrialMetrics.metric` says that trials score; constraints speak in its name.
         sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
         trials: Candidates to try; None is the whole space.
         seed: Decides what the sampler chooses.
@@ -76,6 +87,8 @@ def run_sweep(
         use_ci: Whether one candidate beats another only where their intervals do not overlap.
         workers: Processes that build side by side; 0 builds one after the other. Measuring is always done here, alone.
         scheduler: Address of a Dask scheduler whose workers build instead.
+        tls_dir: Folder with ca.pem, cert.pem and key.pem, by which scheduler, workers and we know each other.
+        insecure: Whether a scheduler on another machine may be spoken to without TLS.
         memory_limit_bytes: Resident bytes that one half of the job may take; None is no limit.
         time_limit_s: Seconds that one half of the job may take; None is no limit.
         retries: How often a half is tried again when its process crashes.
@@ -83,45 +96,61 @@ def run_sweep(
         fresh: Start over; the earlier table is kept aside.
         preload: Modules that processes start with, so that they start faster.
         on_event: Called with everything that happens, as it happens.
+        compare: Times the candidates worth having once more, in turns, before the winner is named.
     """
-    budgets = _checked(constraints, objectives, workers, retries)
+    budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    sampling = Sampling(space, sampler, trials, seed, tuple(objectives), lambda trial: _excesses(trial, budgets))
+    sampling = Sampling(
+        space, sampler, trials, seed, _named(objectives, metric), lambda trial: _excesses(trial, budgets)
+    )
     reference = _reference(space) if baseline is None else baseline.candidate
-    root = Path(folder)
     with ExitStack() as stack:
         stack.enter_context(folder_lock(root))
-        store = Store.open(root, settings or {}, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
+        store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
         stack.callback(store.close)
-        if retry_failed:
-            store.forget_failed()
-        store.keep_fact("plan", {"name": name, "total": sampling.count, "constraints": [item.text for item in budgets]})
+        _begin(store, _plan(name, sampling.count, metric, budgets), retry_failed)
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
-        if baseline is not None:
-            sweep.take(baseline)
+        sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
+        local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
         try:
-            local = LocalBuilder(order, isolation, sweep.folder_of)
-            builders = _elsewhere(order, sweep.folder_of, workers, scheduler, on_event)
+            builders = _elsewhere(order, sweep.folder_of, (workers, scheduler, root, tls_dir, insecure), on_event)
             sweep.run((reference,), local)
             rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
+            result = sweep.settled(_result(name, sweep.known[reference.key], rows, budgets, use_ci), compare, use_ci)
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
-        result = _result(name, sweep.known[reference.key], rows, budgets, use_ci)
         on_event(SweepEnded(result))
-        return result
+    return result
 
 
 def _checked(
-    constraints: Sequence[str | Budget], objectives: Sequence[str], workers: int, retries: int
+    constraints: Sequence[str | Budget], objectives: Sequence[str], workers: int, retries: int, metric: str
 ) -> tuple[Budget, ...]:
     """The constraints as budgets, once the other arguments make sense."""
-    budgets = tuple(parse_budget(item, TRIAL_METRICS) if isinstance(item, str) else item for item in constraints)
-    check_objectives(objectives)
+    known = trial_metrics(metric)
+    budgets = tuple(parse_budget(item, known) if isinstance(item, str) else item for item in constraints)
+    check_objectives(_named(objectives, metric), metric)
     if workers < 0 or retries < 0:
         raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
     return budgets
+
+
+def _begin(store: Store, plan: Mapping[str, Any], retry_failed: bool) -> None:
+    if retry_failed:
+        store.forget_failed()
+    store.keep_fact("plan", plan)
+
+
+def _plan(name: str, total: int, metric: str, budgets: Sequence[Budget]) -> dict[str, Any]:
+    """What somebody who looks at the folder must know of the sweep."""
+    return {"name": name, "total": total, "metric": metric, "constraints": [item.text for item in budgets]}
+
+
+def _named(objectives: Sequence[str], metric: str) -> tuple[str, ...]:
+    """The objectives, with the metric that is scored in place of accuracy."""
+    return tuple(metric if name == "accuracy" else name for name in objectives)
 
 
 def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
@@ -131,9 +160,15 @@ def _interrupted(done: int, total: int, root: Path) -> SweepInterrupted:
 
 
 def _result(
-    name: str, baseline: Trial, rows: tuple[Trial, ...], budgets: tuple[Budget, ...], use_ci: bool
+    name: str,
+    baseline: Trial,
+    rows: tuple[Trial, ...],
+    budgets: tuple[Budget, ...],
+    use_ci: bool,
+    finals: Finals | None = None,
 ) -> SweepResult:
-    chosen, sentence = recommend(rows)
+    chosen, sentence = recommend(rows, finals)
+    winner = next((trial.candidate for trial in rows if trial.candidate.key == chosen), None)
     return SweepResult(
         name=name,
         baseline=baseline,
@@ -142,6 +177,8 @@ def _result(
         frontiers=frontiers(rows, use_ci=use_ci),
         best=chosen,
         recommendation=sentence,
+        finals=finals,
+        speedup=speedup_of(finals, baseline.candidate, winner) if finals and winner else None,
     )
 
 
@@ -158,15 +195,16 @@ def _reference(space: Space) -> Candidate:
 def _elsewhere(
     order: Order,
     folder_of: Callable[[Candidate], Path],
-    workers: int,
-    scheduler: str | None,
+    cluster: tuple[int, str | None, Path, str | Path | None, bool],
     on_event: Listener,
 ) -> Builders | None:
+    workers, scheduler, root, tls_dir, insecure = cluster
     if not workers and scheduler is None:
         return None
-    from edge_opt.search.workers import DaskBuilders
+    from edge_opt.search.workers import Cluster, DaskBuilders
 
-    return DaskBuilders(order, folder_of, workers, scheduler, on_event)
+    where = None if tls_dir is None else Path(tls_dir)
+    return DaskBuilders(order, folder_of, Cluster(workers, scheduler, root.absolute(), where, insecure), on_event)
 
 
 def _all_rounds(sampling: Sampling, run: Callable[[Sequence[Candidate]], list[Trial]]) -> tuple[Trial, ...]:
@@ -216,9 +254,17 @@ class _Sweep:
         broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
         return replace(trial, violations=broken)
 
-    def take(self, baseline: Trial) -> None:
-        """Know the baseline without running it. The row of an earlier run stays as it was."""
-        if baseline.candidate.key not in self.known:
+    def settled(self, result: SweepResult, compare: Comparer | None, use_ci: bool) -> SweepResult:
+        """The result by the times of the finals, where there are any; constraints are judged anew."""
+        finals = None if compare is None else compare(result, self._isolation, self._store)
+        if finals is None:
+            return result
+        baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (result.baseline, *result.trials))
+        return _result(result.name, baseline, tuple(rows), self._budgets, use_ci, finals)
+
+    def take(self, baseline: Trial | None) -> None:
+        """Know a baseline, if one is given, without running it. The row of an earlier run stays as it was."""
+        if baseline is not None and baseline.candidate.key not in self.known:
             if baseline.candidate in self._space:
                 self._store.save(baseline)
             self.known[baseline.candidate.key] = self.judged(baseline)

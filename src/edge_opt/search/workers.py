@@ -7,22 +7,27 @@ only builds: times taken on different machines cannot be compared, so measuring 
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from edge_opt import __version__
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
-from edge_opt.errors import EdgeOptError
+from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.records import Candidate
-from edge_opt.search.build import Listener, Notice, Order, emptied
+from edge_opt.search.build import WAITING, Listener, Notice, Order, emptied
+from edge_opt.search.certificates import make_certificates, security_from
+from edge_opt.search.locks import at_work
 from edge_opt.search.process import Isolation, Outcome
-from edge_opt.search.store import at_work
 
 _PATIENCE_S = 30.0
 # Ctrl-C at the terminal reaches workers too; it is for the sweep, which closes them.
@@ -30,8 +35,51 @@ _IGNORE_CTRL_C = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 Files = dict[str, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Who builds: `workers` processes here, or those of the scheduler at an address; and how they are recognised.
+
+    Certificates for workers here are made for each run, in `folder`; `tls_dir` holds those of a cluster of several
+    machines. A scheduler on another machine is spoken to without certificates only if `insecure`.
+    """
+
+    workers: int
+    scheduler: str | None
+    folder: Path
+    tls_dir: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scheduler is None:
+            return
+        parts = urlsplit(self.scheduler)
+        if parts.scheme not in ("tls", "tcp") or not parts.hostname:
+            raise InvalidInput(f"the scheduler is {self.scheduler!r}; write tls://HOST:PORT")
+        if parts.scheme == "tls" and self.tls_dir is None and not self.insecure:
+            import dask
+
+            if not dask.config.get("distributed.comm.tls.ca-file", None):
+                raise InvalidInput(f"{self.scheduler} asks for certificates; name their folder with --tls-dir")
+        if parts.scheme == "tcp" and not self.insecure and not _is_here(parts.hostname):
+            raise InvalidInput(
+                f"{self.scheduler} is another machine, and without TLS anybody between can read what is sent there and "
+                "run code here; write tls:// with --tls-dir, or --insecure if the network is yours alone"
+            )
+
+    def security(self) -> Any:
+        """What Dask's client shows to the scheduler; None where Dask's own configuration says it."""
+        return None if self.tls_dir is None else security_from(self.tls_dir)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class DaskBuilders:
-    """Builds on `workers` processes of this machine, or on those of the cluster at `scheduler`.
+    """Builds on processes of this machine, or on those of a cluster that runs already.
 
     The cluster is joined for building only: even idle, two workers and their scheduler take 7 % of a core here, which
     would be work beside a measurement.
@@ -41,17 +89,16 @@ class DaskBuilders:
         self,
         order: Order,
         folder_of: Callable[[Candidate], Path],
-        workers: int,
-        scheduler: str | None,
+        cluster: Cluster,
         tell: Listener,
     ) -> None:
         self._order = order
         self._folder_of = folder_of
-        self._workers = workers
-        self._scheduler = scheduler
+        self._cluster = cluster
+        self._scheduler = cluster.scheduler
         self._tell = tell
         _distributed()
-        if scheduler is not None:
+        if self._scheduler is not None:
             # A wrong address is known before anything has run.
             with self._joined():
                 pass
@@ -95,43 +142,70 @@ class DaskBuilders:
     def _joined(self) -> Iterator[Any]:
         with ExitStack() as stack:
             stack.enter_context(_hushed())
-            address = stack.enter_context(self._own_cluster()) if self._scheduler is None else self._scheduler
+            if self._scheduler is None:
+                address, security = stack.enter_context(self._own_cluster()), None
+            else:
+                address, security = self._scheduler, self._cluster.security()
             try:
-                client = stack.enter_context(_distributed().Client(address, timeout=_PATIENCE_S))
-            except (OSError, ValueError) as error:
+                client = stack.enter_context(_distributed().Client(address, timeout=_PATIENCE_S, security=security))
+            except (OSError, ValueError, TypeError) as error:
                 raise EdgeOptError(
-                    f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler`"
+                    f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler`, with the same "
+                    "certificates"
                 ) from error
             try:
-                client.wait_for_workers(1 if self._scheduler else self._workers, _PATIENCE_S)
+                client.wait_for_workers(1 if self._scheduler else self._cluster.workers, _PATIENCE_S)
             except TimeoutError as error:
                 raise EdgeOptError(
                     f"no worker has joined {address} in {_PATIENCE_S:g} s; start one with "
-                    f"`dask worker {address} --nthreads 1`"
+                    f"`dask worker {address} --nthreads 1`, with the same certificates"
                 ) from error
             _check_versions(client)
+            client.subscribe_topic(_TOPIC, lambda event: self._tell(Notice(str(event[1]))))
             yield client
 
     @contextmanager
     def _own_cluster(self) -> Iterator[Any]:
         import dask
 
-        # A lost worker costs its attempt; Dask itself gives the work to another, so many times.
-        with (
-            dask.config.set({"distributed.scheduler.allowed-failures": self._order.retries}),
-            _distributed().LocalCluster(
-                n_workers=self._workers,
-                threads_per_worker=1,
-                processes=True,
+        distributed = _distributed()
+
+        class Scheduler(distributed.Scheduler):  # type: ignore[misc,name-defined]  # Dask is imported where it is needed
+            """Without its web server, which asks nobody for a certificate."""
+
+            def start_http_server(self, *_: Any, **__: Any) -> None:
+                pass
+
+        certificates = make_certificates(self._cluster.folder / "tls")
+        security = security_from(certificates)
+        here = {"host": "127.0.0.1", "protocol": "tls", "security": security}
+        worker = {
+            "cls": distributed.Nanny,
+            "options": {
+                **here,
+                "nthreads": 1,
+                "worker_class": quiet_worker,
                 # Builds are watched in their own processes, by the limits of the sweep.
-                memory_limit=0,
-                dashboard_address=None,
-                # Workers report heartbeats that fail while they are being closed.
-                silence_logs=logging.CRITICAL,
-                preload=[_IGNORE_CTRL_C],
-            ) as cluster,
-        ):
-            yield cluster
+                "memory_limit": 0,
+                "silence_logs": logging.CRITICAL,
+                "preload": [_IGNORE_CTRL_C],
+            },
+        }
+        try:
+            # A lost worker costs its attempt; Dask itself gives the work to another, so many times.
+            with (
+                dask.config.set({"distributed.scheduler.allowed-failures": self._order.patience}),
+                distributed.SpecCluster(
+                    scheduler={"cls": Scheduler, "options": {**here, "port": 0}},
+                    workers=dict.fromkeys(range(self._cluster.workers), worker),
+                    security=security,
+                    # Workers report heartbeats that fail while they are being closed.
+                    silence_logs=logging.CRITICAL,
+                ) as cluster,
+            ):
+                yield cluster
+        finally:
+            shutil.rmtree(certificates, ignore_errors=True)
 
     def _some_done(self, client: Any, futures: list[Any]) -> list[Any]:
         distributed = _distributed()
@@ -198,6 +272,15 @@ def _check_versions(client: Any) -> None:
             )
 
 
+def quiet_worker(*arguments: Any, **options: Any) -> Any:
+    """A worker without its web server, which asks nobody for a certificate."""
+    worker = _distributed().Worker(*arguments, **options)
+    worker.start_http_server = lambda *_, **__: None
+    return worker
+
+
+# Under which workers say what people should know.
+_TOPIC = "edge-opt"
 _here = threading.local()
 
 
@@ -207,8 +290,11 @@ def build_here(order: Order, candidate: Candidate) -> tuple[Outcome, Files]:
 
     if getattr(_here, "preload", None) != order.preload:
         _here.isolation, _here.preload = Isolation(order.preload), order.preload
-    scratch = get_worker().local_directory
-    with tempfile.TemporaryDirectory(prefix="build-", dir=scratch) as name, at_work():
+    worker = get_worker()
+    with (
+        tempfile.TemporaryDirectory(prefix="build-", dir=worker.local_directory) as name,
+        at_work(lambda: worker.log_event(_TOPIC, WAITING)),
+    ):
         folder = Path(name)
         outcome = order.run(_here.isolation, "build", (candidate, folder), folder)
         return outcome, {

@@ -10,11 +10,12 @@ from typing import Any, Literal
 from edge_opt import units
 from edge_opt._support.json import to_plain
 from edge_opt.records import Energy, Level, Measurement, ModelProfile, Sensitivity, SweepResult
+from edge_opt.records.sweeps import SHARES
 from edge_opt.report.figures import (
-    AXES,
     DeviceRoofs,
     Provenance,
     agreements,
+    axes_of,
     device_roofs,
     frontiers,
     layer_bars,
@@ -23,6 +24,7 @@ from edge_opt.report.figures import (
     timeline,
 )
 from edge_opt.report.page.verdict import advice, verdict
+from edge_opt.report.speedup import headline, speedup_data
 from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.report.table import table
 
@@ -115,10 +117,21 @@ def _swept(sweep: SweepResult) -> Iterable[Card]:
     if sweep.best is None or best is None:
         return
     label = sweep.trial(sweep.best).candidate.label
-    between = f"{units.percent(best.accuracy_low)} to {units.percent(best.accuracy_high)}, {label}"
-    yield Card(_SWEEP, "Best: accuracy", best.accuracy, "share", "measured", between)
-    interval = f"{units.duration(best.latency_low_s)} to {units.duration(best.latency_high_s)}, batch {best.batch_size}"
-    yield Card(_SWEEP, "Best: latency", best.latency_s, "time", "measured", interval)
+    is_share = best.metric in SHARES
+    low, high = (units.percent(v) if is_share else f"{v:.4g}" for v in (best.accuracy_low, best.accuracy_high))
+    shown: Format = "share" if is_share else "number"
+    yield Card(_SWEEP, f"Best: {best.metric}", best.accuracy, shown, "measured", f"{low} to {high}, {label}")
+    low_s, high_s = best.latency_low_s, best.latency_high_s
+    if best.deploy_latency_low_s is not None and best.deploy_latency_high_s is not None:
+        low_s, high_s = best.deploy_latency_low_s, best.deploy_latency_high_s
+    mark = "; disturbed" if best.is_disturbed else ""
+    interval = f"{units.duration(low_s)} to {units.duration(high_s)}, batch {best.ranked_batch}{mark}"
+    yield Card(_SWEEP, "Best: latency", best.ranked_latency_s, "time", "measured", interval)
+    if sweep.speedup is not None:
+        yield Card(_SWEEP, "Best: speedup", sweep.speedup.whole.ratio, "number", "measured", headline(sweep.speedup))
+    if best.measured_memory_bytes is not None:
+        note = "growth of the process over the idle runtime"
+        yield Card(_SWEEP, "Best: memory", best.measured_memory_bytes, "bytes", "measured", note)
     yield Card(
         _SWEEP,
         "Best: size",
@@ -257,12 +270,21 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
     baseline = sweep_rows(_only_baseline(sweep))[0]
     return {
         "name": sweep.name,
+        "metric": {
+            "title": "Accuracy" if sweep.metric == "accuracy" else sweep.metric,
+            "is_share": sweep.metric in SHARES,
+            "direction": sweep.metric_direction,
+        },
         "constraints": list(sweep.constraints),
         "best": sweep.best,
+        "speedup": speedup_data(sweep.speedup),
         "rows": [{**row, "label": trial.candidate.label} for row, trial in zip(rows, sweep.trials, strict=True)],
         "baseline": {**baseline, "label": f"baseline, {sweep.baseline.candidate.label}"},
         "violations": [[to_plain(found) for found in trial.violations] for trial in sweep.trials],
-        "axes": [to_plain(axis) for axis in AXES],
+        "axes": [
+            {**to_plain(axis), "is_share": axis.name == "accuracy" and sweep.metric in SHARES}
+            for axis in axes_of(sweep)
+        ],
         "frontiers": frontiers(sweep),
         "precisions": [to_plain(means) for means in precision_means(sweep)],
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from edge_opt import units
 from edge_opt.records import ModelProfile, SweepResult, Trial
 from edge_opt.report.figures import DeviceRoofs, Sensitivities, layer_name
+from edge_opt.report.speedup import bought, conditions, headline, per_call
 from edge_opt.report.table import leaf_rows
 
 Advice = tuple[str, str]
@@ -71,13 +72,16 @@ def _of_sweep(sweep: SweepResult) -> str:
 def _best(sweep: SweepResult, trial: Trial) -> str:
     if trial.metrics is None:
         return f"The best is {trial.candidate.label}."
-    faster = ""
-    if sweep.baseline.metrics is not None:
-        faster = f", {sweep.baseline.metrics.latency_s / trial.metrics.latency_s:.1f} times as fast as the baseline"
-    return (
-        f"The best is {trial.candidate.label}: {units.percent(trial.metrics.accuracy)} accurate in "
-        f"{units.duration(trial.metrics.latency_s)}{faster}."
-    )
+    metrics = trial.metrics
+    is_share = metrics.metric == "accuracy"
+    score = f"{units.percent(metrics.accuracy)} accurate" if is_share else f"{metrics.metric} {metrics.accuracy:.4g}"
+    figures = f"{score}, {per_call(metrics)}"
+    told = f"The best is {trial.candidate.label}: {figures}."
+    found = sweep.speedup
+    if found is None:
+        return told
+    parts = bought(found)
+    return f"{told} Against the baseline it is {headline(found)}{f' ({parts})' if parts else ''}; {conditions(found)}."
 
 
 def advice(

@@ -6,7 +6,7 @@ const STATES = { accepted: ["green", "circle"], rejected: ["red", "x"] };
 function figureText(row, axis) {
   const value = row[axis.name];
   if (value === null || value === undefined) return DASH;
-  if (axis.name.startsWith("accuracy")) return percent(value);
+  if (axis.name === "accuracy") return axis.is_share ? percent(value) : plain(value);
   if (axis.name === "macs" || axis.name === "params") return count(value);
   if (axis.name === "energy_j") return `${energy(value)} (${row.energy_source})`;
   return `${plain(value)} ${axis.unit}`;
@@ -23,7 +23,8 @@ function hoverText(row, sweep, violations) {
 }
 
 function paretoFigure(sweep) {
-  const state = { x: "latency_ms", y: "accuracy" };
+  const isDeployed = sweep.rows.some((row) => row.deploy_latency_ms !== null && row.deploy_latency_ms !== undefined);
+  const state = { x: isDeployed ? "deploy_latency_ms" : "latency_ms", y: "accuracy" };
   const axis = (name) => sweep.axes.find((item) => item.name === name);
   const known = sweep.axes.filter((item) => [...sweep.rows, sweep.baseline].some((row) => row[item.name] !== null));
   if (known.length && !known.some((item) => item.name === state.x)) state.x = known.at(-1).name;
@@ -62,7 +63,7 @@ function drawPareto(sweep, x, y) {
   const best = sweep.rows.filter((row) => row.key === sweep.best && both(row));
   if (best.length) data.push({ ...cloud("best", best, { color: "rgba(0,0,0,0)", symbol: "circle", size: 22, line: { width: 2, color: color("accent") } }), error_x: undefined, error_y: undefined });
   const tally = (state) => done.filter((row) => row.accepted === (state === "accepted")).length;
-  const scale = (axis) => (axis.name === "macs" || axis.name === "params" ? "~s" : axis.name === "accuracy" ? ".1%" : "");
+  const scale = (axis) => (axis.name === "macs" || axis.name === "params" ? "~s" : axis.name === "accuracy" && axis.is_share ? ".1%" : "");
   const failed = sweep.rows.filter((row) => row.status === "failed").length;
   return {
     data,
@@ -74,18 +75,19 @@ function drawPareto(sweep, x, y) {
 
 const CANDIDATE_COLUMNS = [
   ["label", "Candidate", "text"], ["state", "Verdict", "text"], ["accuracy", "Accuracy", "share"], ["accuracy_drop", "Lost", "share"], ["test_accuracy", "On test", "share"],
-  ["latency_ms", "Latency, ms", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
+  ["deploy_latency_ms", "Latency as deployed, ms", "number"], ["deploy_batch", "Deployed batch", "number"], ["speedup", "Times as fast", "number"], ["disturbed", "Disturbed", "flag"], ["latency_ms", "Latency, ms", "number"], ["batch_size", "Batch", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, estimated, MiB", "number"], ["measured_memory_mb", "Memory, measured, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
   ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "energy"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
   ["effective_precision", "Runs as", "text"], ["violations", "Breaks", "text"], ["remarks", "Remarks", "text"], ["key", "Key", "text"],
 ];
 
 function candidateTable(sweep) {
   const rows = sweep.rows.map((row) => ({ ...row, state: row.status === "failed" ? "failed" : row.accepted ? "accepted" : "rejected" }));
-  const columns = CANDIDATE_COLUMNS.filter(([name]) => rows.some((row) => row[name] !== null && row[name] !== ""));
+  const titled = CANDIDATE_COLUMNS.map(([name, header, kind]) => [name, name === "accuracy" ? sweep.metric.title : header, kind === "share" && !sweep.metric.is_share ? "number" : kind]);
+  const columns = titled.filter(([name]) => rows.some((row) => row[name] !== null && row[name] !== ""));
   return new DataTable({
     id: "candidates-table", caption: "Candidates", label: "label", filter: "state",
     columns: columns.map(([name, header, kind]) => ({ name, header, kind })), values: columns.map(([name]) => rows.map((row) => row[name])),
-    visible: ["state", "accuracy", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
+    visible: ["state", "accuracy", "deploy_latency_ms", "speedup", "disturbed", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
     cells: { state: (state) => el("td", {}, badge(state)) },
   });
 }
@@ -103,7 +105,8 @@ function precisionFigure(sweep) {
   if (!known.length) return null;
   const named = (row) => `${row.precision} ${row.runtime}`;
   const panel = (name, title, text, tone) => ({ name, title, text, tone });
-  const panels = [panel("latency_ms", "Latency", (value) => `${plain(value)} ms`, "blue"), panel("accuracy", "Accuracy", percent, "green"), panel("size_mb", "Size", (value) => `${plain(value)} MiB`, "orange")];
+  const score = (value) => (sweep.metric.is_share ? percent(value) : plain(value));
+  const panels = [panel("latency_ms", "Latency", (value) => `${plain(value)} ms`, "blue"), panel("accuracy", sweep.metric.title, score, "green"), panel("size_mb", "Size", (value) => `${plain(value)} MiB`, "orange")];
   return figure({
     id: "precision-chart", title: "Means by precision and runtime", provenance: "measured", isFixed: true,
     draw: () => ({
@@ -114,12 +117,12 @@ function precisionFigure(sweep) {
       layout: {
         height: 110 + 42 * known.length, showlegend: false, bargap: 0.35, margin: { l: 90, r: 12, t: 6, b: 44 },
         xaxis: { domain: [0, 0.31], title: { text: panels[0].title }, fixedrange: true, nticks: 4 },
-        xaxis2: { domain: [0.345, 0.655], title: { text: panels[1].title }, fixedrange: true, tickformat: ".0%", nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
+        xaxis2: { domain: [0.345, 0.655], title: { text: panels[1].title }, fixedrange: true, tickformat: sweep.metric.is_share ? ".0%" : "", nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
         xaxis3: { domain: [0.69, 1], title: { text: panels[2].title }, fixedrange: true, nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
         yaxis: { type: "category", autorange: "reversed", fixedrange: true, tickfont: { color: color("ink") } },
       },
-      caption: `Fastest on average: ${named(known[0])}, ${plain(known[0].latency_ms)} ms and ${percent(known[0].accuracy)} accurate. Means over pruning levels that ran.`,
-      rows: { headers: ["Precision", "Runtime", "Candidates", "Accepted", "Failed", "Accuracy", "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "text", "number", "number", "number", "share", "number", "number", "number", "energy"],
+      caption: `Fastest on average: ${named(known[0])}, ${plain(known[0].latency_ms)} ms and ${sweep.metric.title === "Accuracy" ? `${percent(known[0].accuracy)} accurate` : `${sweep.metric.title} ${score(known[0].accuracy)}`}. Means over pruning levels that ran.`,
+      rows: { headers: ["Precision", "Runtime", "Candidates", "Accepted", "Failed", sweep.metric.title, "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "text", "number", "number", "number", sweep.metric.is_share ? "share" : "number", "number", "number", "number", "energy"],
         rows: sweep.precisions.map((row) => [row.precision, row.runtime, row.candidates, row.accepted, row.failed, row.accuracy, row.latency_ms, row.peak_memory_mb, row.size_mb, row.energy_j]) },
     }),
   });

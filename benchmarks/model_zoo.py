@@ -1,0 +1,237 @@
+"""Many kinds of models that edge users bring: by library, and of one's own, each with the inputs of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from subjects import torchvision_models
+from torch import nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class ZooNet:
+    """A model and one call: how it is built, and its inputs, positional or by name."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[Any, dict[str, Any]]]
+
+
+def _images(size: int, channels: int = 3) -> Callable[[], tuple[Any, dict[str, Any]]]:
+    return lambda: (torch.randn(2, channels, size, size), {})
+
+
+def _tokens(**extra: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
+    return lambda: (None, {"input_ids": torch.randint(0, 100, (2, 16)), **extra})
+
+
+def _torchvision(name: str, size: int = 64, part: str = "", **options: Any) -> ZooNet:
+    def build() -> nn.Module:
+        models: Any = torchvision_models()
+        holder = getattr(models, part) if part else models
+        if part:
+            options.setdefault("weights_backbone", None)
+        model: nn.Module = getattr(holder, name)(weights=None, **options)
+        return model.eval()
+
+    return ZooNet(build, _images(size))
+
+
+def _timm(name: str, size: int = 64) -> ZooNet:
+    def build() -> nn.Module:
+        torchvision_models()  # declares what a CPU build of torchvision lacks; timm imports it
+        import timm
+
+        model: nn.Module = timm.create_model(name, pretrained=False)
+        return model.eval()
+
+    return ZooNet(build, _images(size))
+
+
+def _transformer(kind: str, inputs: Callable[[], tuple[Any, dict[str, Any]]], head: str, **options: Any) -> ZooNet:
+    def build() -> nn.Module:
+        torchvision_models()
+        import transformers
+
+        config = getattr(transformers, f"{kind}Config")(**options)
+        model: nn.Module = getattr(transformers, f"{kind}{head}")(config)
+        return model.eval()
+
+    return ZooNet(build, inputs)
+
+
+class WhisperEncoder(nn.Module):
+    """The encoder of a small whisper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import WhisperConfig
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder as Encoder
+
+        self.encoder = Encoder(
+            WhisperConfig(d_model=64, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=128,
+                          num_mel_bins=40, max_source_positions=50)
+        )  # fmt: skip
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.encoder(features).last_hidden_state
+        return out
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class UNet(nn.Module):
+    """Two levels with concatenations over the top."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.enter, self.lower, self.bottom = _block(3, width), _block(width, 2 * width), _block(2 * width, 4 * width)
+        self.up_lower = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
+        self.join_lower = _block(4 * width, 2 * width)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.join = _block(2 * width, width)
+        self.out = nn.Conv2d(width, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high = self.enter(x)
+        middle = self.lower(F.max_pool2d(high, 2))
+        low = self.bottom(F.max_pool2d(middle, 2))
+        middle = self.join_lower(torch.cat([self.up_lower(low), middle], dim=1))
+        return self.out(self.join(torch.cat([self.up(middle), high], dim=1)))
+
+
+class Siamese(nn.Module):
+    """One net for two images, and their distance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(_block(3, 16), nn.MaxPool2d(2), _block(16, 32), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(32, 16)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (self.head(self.body(one)) - self.head(self.body(other))).square().sum(1)
+
+
+class TwoHeads(nn.Module):
+    """One body, a class and a box."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(_block(3, 16), nn.MaxPool2d(2), _block(16, 32), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.classes, self.box = nn.Linear(32, 10), nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        features = self.body(x)
+        return {"classes": self.classes(features), "box": self.box(features)}
+
+
+class Recurrent(nn.Module):
+    """Two recurrent layers between linear ones, the last step classified."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.enter = nn.Linear(12, 32)
+        self.cell: Any = kind(32, 64, num_layers=2, batch_first=True)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.cell(F.relu(self.enter(x)))[0][:, -1])
+        return out
+
+
+class Named(nn.Module):
+    """Inputs in a dict: an image and some numbers beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Sequential(_block(3, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.numbers = nn.Sequential(nn.Linear(5, 16), nn.ReLU())
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = self.head(torch.cat([self.image(batch["image"]), self.numbers(batch["numbers"])], dim=1))
+        return out
+
+
+def one_dimensional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(1, 16, 9, stride=4), nn.BatchNorm1d(16), nn.ReLU(),
+        nn.Conv1d(16, 32, 5, stride=2), nn.BatchNorm1d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 5),
+    )  # fmt: skip
+
+
+def three_dimensional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(1, 16, 3), nn.BatchNorm3d(16), nn.ReLU(), nn.Conv3d(16, 32, 3), nn.BatchNorm3d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(32, 5),
+    )  # fmt: skip
+
+
+def generator() -> nn.Module:
+    return nn.Sequential(
+        nn.ConvTranspose2d(16, 32, 4), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.ConvTranspose2d(16, 3, 4, stride=2, padding=1), nn.Tanh(),
+    )  # fmt: skip
+
+
+_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+NETS: dict[str, ZooNet] = {
+    **{
+        f"torchvision:{name}": _torchvision(name)
+        for name in ("squeezenet1_1", "shufflenet_v2_x1_0", "mnasnet1_0", "efficientnet_b0", "regnet_y_400mf",
+                     "convnext_tiny", "swin_t")
+    },
+    "torchvision:inception_v3": _torchvision("inception_v3", 96, init_weights=False, aux_logits=False),
+    **{
+        f"torchvision:{name}": _torchvision(name, 64, "segmentation")
+        for name in ("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large", "fcn_resnet50")
+    },
+    **{
+        f"timm:{name}": _timm(name)
+        for name in ("ghostnet_100", "tinynet_e", "mobileone_s0", "repvgg_a0", "resnet50d", "mobilevit_s",
+                     "edgenext_xx_small", "hardcorenas_a", "fastvit_t8", "mobilenetv4_conv_small")
+    },
+    **{
+        f"timm:{name}": _timm(name, 224)
+        for name in ("levit_128s", "efficientformer_l1", "deit_tiny_patch16_224", "mixer_s32_224")
+    },
+    "transformers:bert": _transformer("Bert", _tokens(), "ForSequenceClassification", vocab_size=100, **_SMALL),
+    "transformers:distilbert": _transformer(
+        "DistilBert", _tokens(), "ForSequenceClassification", vocab_size=100, dim=64, n_layers=2, n_heads=4,
+        hidden_dim=128,
+    ),
+    "transformers:vit": _transformer(
+        "ViT", lambda: (None, {"pixel_values": torch.randn(2, 3, 32, 32)}), "ForImageClassification", image_size=32,
+        patch_size=8, **_SMALL,
+    ),
+    "transformers:gpt2": _transformer(
+        "GPT2", _tokens(use_cache=False), "LMHeadModel", vocab_size=100, n_positions=32, n_embd=64, n_layer=2, n_head=4,
+    ),
+    "transformers:llama": _transformer(
+        "Llama", _tokens(use_cache=False), "ForCausalLM", vocab_size=100, num_key_value_heads=2, **_SMALL,
+    ),
+    "transformers:whisper encoder": ZooNet(WhisperEncoder, lambda: (torch.randn(2, 40, 100), {})),
+    "transformers:wav2vec2": _transformer(
+        "Wav2Vec2", lambda: (torch.randn(2, 2000), {}), "ForSequenceClassification", conv_dim=(32, 32, 32),
+        conv_kernel=(10, 3, 3), conv_stride=(5, 2, 2), num_feat_extract_layers=3, num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4, classifier_proj_size=32, **_SMALL,
+    ),
+    "U-Net": ZooNet(UNet, _images(32)),
+    "Siamese": ZooNet(Siamese, lambda: ([torch.randn(2, 3, 32, 32), torch.randn(2, 3, 32, 32)], {})),
+    "two-headed": ZooNet(TwoHeads, _images(32)),
+    "LSTM": ZooNet(lambda: Recurrent(nn.LSTM), lambda: (torch.randn(2, 20, 12), {})),
+    "GRU": ZooNet(lambda: Recurrent(nn.GRU), lambda: (torch.randn(2, 20, 12), {})),
+    "1-D": ZooNet(one_dimensional, lambda: (torch.randn(2, 1, 400), {})),
+    "3-D": ZooNet(three_dimensional, lambda: (torch.randn(2, 1, 12, 12, 12), {})),
+    "transposed": ZooNet(generator, lambda: (torch.randn(2, 16, 4, 4), {})),
+    "dict-input": ZooNet(
+        Named, lambda: (None, {"batch": {"image": torch.randn(2, 3, 16, 16), "numbers": torch.randn(2, 5)}})
+    ),
+}  # fmt: skip

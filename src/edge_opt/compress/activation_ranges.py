@@ -1,0 +1,124 @@
+"""Ranges of activations on calibration batches: whole, without the rarest values, or by least loss of information."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_opt.compress.export import Tensors, require
+
+METHODS = ("minmax", "entropy", "percentile")
+_BINS = 2048
+_LEVELS = 256
+# Of all values, so many may be cut off by "percentile".
+_CUT = 1e-4
+_SHRINKS = 48
+_NARROWEST = 0.3
+
+Ranges = dict[str, tuple[float, float]]
+
+
+def collect_ranges(
+    prepared: Path, ops: Iterable[str], names: tuple[str, ...], batches: list[Tensors], method: str
+) -> Ranges:
+    """The range of every float tensor that goes into or out of an operator of these kinds."""
+    onnx = require("onnx")
+    model = onnx.load(str(prepared), load_external_data=False)
+    wanted = _tensors(onnx, model.graph, frozenset(ops))
+    known = [value.name for value in model.graph.output]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in known)
+    probe = prepared.with_name(f"ranges-{prepared.name}")
+    probe.write_bytes(model.SerializeToString())
+    runtime = require("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    # Optimised graphs do not have all of these tensors.
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = runtime.InferenceSession(str(probe), options, providers=["CPUExecutionProvider"])
+    inner = [name for name in wanted if name not in names]
+
+    def values() -> Iterable[tuple[str, Any]]:
+        for batch in batches:
+            feeds = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
+            yield from zip(inner, session.run(inner, feeds), strict=True)
+            yield from ((name, array) for name, array in feeds.items() if name in wanted)
+
+    ranges = _whole(values())
+    if method != "minmax":
+        choose = _percentile if method == "percentile" else _entropy
+        ranges = {name: choose(counts, *ranges[name]) for name, counts in _histograms(values(), ranges).items()}
+    probe.unlink()
+    return ranges
+
+
+def _tensors(onnx: Any, graph: Any, ops: frozenset[str]) -> list[str]:
+    floats = {
+        value.name
+        for value in chain(graph.value_info, graph.input, graph.output)
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    } - {tensor.name for tensor in graph.initializer}
+    used = (name for node in graph.node if node.op_type in ops for name in chain(node.input, node.output))
+    return [name for name in dict.fromkeys(used) if name in floats]
+
+
+def _whole(values: Iterable[tuple[str, Any]]) -> Ranges:
+    ranges: Ranges = {}
+    for name, array in values:
+        finite = array[np.isfinite(array)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+        known = ranges.get(name, (low, high))
+        ranges[name] = min(low, known[0]), max(high, known[1])
+    return ranges
+
+
+def _histograms(values: Iterable[tuple[str, Any]], ranges: Ranges) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, array in values:
+        low, high = ranges[name]
+        counts, _ = np.histogram(array, _BINS, (low, high if high > low else low + 1.0))
+        found[name] = found.get(name, 0) + counts
+    return found
+
+
+def _percentile(counts: Any, low: float, high: float) -> tuple[float, float]:
+    """The range without the rarest values at both ends."""
+    share = np.cumsum(counts) / max(1, counts.sum())
+    first = int(np.searchsorted(share, _CUT / 2, side="right"))
+    last = int(np.searchsorted(share, 1 - _CUT / 2))
+    width = (high - low) / _BINS
+    return low + first * width, low + min(last + 1, _BINS) * width
+
+
+def _entropy(counts: Any, low: float, high: float) -> tuple[float, float]:
+    """The range, narrowed towards zero, whose 256 levels tell least from the values: by Kullback-Leibler divergence."""
+    edges = np.linspace(low, high, _BINS + 1)
+    best, chosen = np.inf, (low, high)
+    for shrink in np.linspace(1.0, _NARROWEST, _SHRINKS):
+        start = int(np.searchsorted(edges, low * shrink, side="right")) - 1 if low < 0 else 0
+        stop = int(np.searchsorted(edges, high * shrink)) if high > 0 else _BINS
+        start, stop = max(start, 0), min(stop, _BINS)
+        if stop - start < _LEVELS // 2:
+            break
+        loss = _divergence(counts, start, stop)
+        if loss < best:
+            best, chosen = loss, (float(edges[start]), float(edges[stop]))
+    return chosen
+
+
+def _divergence(counts: Any, start: int, stop: int) -> float:
+    inside = counts[start:stop].astype(float)
+    clipped = inside.copy()
+    # What is cut off lands on the outermost levels.
+    clipped[0] += counts[:start].sum()
+    clipped[-1] += counts[stop:].sum()
+    level = np.arange(len(inside)) * _LEVELS // len(inside)
+    is_there = inside > 0
+    mass = np.bincount(level, inside, _LEVELS)
+    occupied = np.bincount(level, is_there, _LEVELS)
+    rebuilt = np.where(is_there, mass[level] / np.maximum(occupied[level], 1), 0.0)
+    p, q = clipped / max(clipped.sum(), 1.0), rebuilt / max(rebuilt.sum(), 1.0)
+    return float(np.sum(np.where(p > 0, p * np.log(np.maximum(p, 1e-12) / np.maximum(q, 1e-12)), 0.0)))

@@ -1,0 +1,357 @@
+"""Agreement of a converted model with the original, at several batch sizes, and the layer where a difference begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge_opt import units
+from edge_opt._support.checks import is_number
+from edge_opt.compress.export import Subject, Tensors, require
+from edge_opt.compress.runtimes import Runner
+from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidInput, first_line
+from edge_opt.records import Agreement, BatchAgreement
+
+# The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
+# works mostly stays below a tenth; a ruined one is near or beyond 1.
+BOUNDS = MappingProxyType({"fp32": 0.01, "fp16": 0.05, "bf16": 0.1, "int8": 0.3, "int4": 0.5})
+# Of the samples with a clear answer, so many may get another one; and so much accuracy may go, beyond chance.
+FLIPS_ALLOWED = 0.1
+DROP_ALLOWED = 0.05
+# A large batch is where runtimes change their kernels. It may cost this many FLOPs, for it is run twice.
+_LARGE_BATCH = 512
+_LARGE_FLOPS = 3e10
+
+
+def bound_of(precision: str, allow: float | None) -> float:
+    """The bound on differences: the caller's, or that of the precision."""
+    if allow is None:
+        return BOUNDS.get(precision, BOUNDS["int8"])
+    if allow is True or allow == math.inf:
+        return math.inf
+    if not is_number(allow) or allow < 0:
+        raise InvalidInput(f"allow is {allow!r}; it is a share of the mean output such as 0.3, or True for anything")
+    return float(allow)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Differences of all outputs, added up over batches."""
+
+    largest: float = 0.0
+    total: float = 0.0
+    magnitude: float = 0.0
+    elements: int = 0
+    same: int = 0
+    scored: int = 0
+    right_before: int = 0
+    right: int = 0
+    labelled: int = 0
+
+    def add(self, expected: Tensors, found: Tensors, labels: torch.Tensor | None) -> None:
+        for ours, theirs in zip(expected, found, strict=True):
+            difference = _difference(ours, theirs)
+            self.largest = max(self.largest, float(difference.max()) if difference.numel() else 0.0)
+            self.total += float(difference.sum())
+            self.magnitude += _magnitude(ours)
+            self.elements += ours.numel()
+        first, second = expected[0], found[0]
+        if _is_scores(first):
+            answers, others = first.argmax(1), second.argmax(1)
+            self.same += int((answers == others).sum())
+            self.scored += first.shape[0]
+            if labels is not None and len(labels) == len(answers):
+                self.right_before += int((answers == labels).sum())
+                self.right += int((others == labels).sum())
+                self.labelled += len(labels)
+
+
+def agreement(
+    subject: Subject,
+    runner: Runner,
+    batches: Sequence[Tensors],
+    source: str,
+    labels: Sequence[torch.Tensor | None] | None = None,
+    fixed_batch: int | None = None,
+) -> Agreement:
+    """Differences over all outputs and batches; a converted output that is not finite is a failure, not a figure.
+
+    Beside the batches as they come, one sample and a large batch are compared, unless the batch is fixed.
+    """
+    sums = _Sums()
+    sizes: list[BatchAgreement] = []
+    for batch, answers in zip(batches, labels or [None] * len(batches), strict=True):
+        expected, found = subject.outputs(batch), runner(*batch)
+        _check(expected, found, runner)
+        sums.add(expected, found, answers)
+        sizes.append(_batch_agreement(batch, expected, found))
+    if fixed_batch is None:
+        for batch in _other_sizes(subject, batches):
+            sizes.extend(_at_another_size(subject, runner, batch))
+    return Agreement(
+        max_difference=sums.largest,
+        mean_difference=sums.total / max(1, sums.elements),
+        scale=sums.magnitude / max(1, sums.elements),
+        top1=sums.same / sums.scored if sums.scored else None,
+        samples=sum(_count(batch) for batch in batches),
+        batches=len(batches),
+        source=source,
+        by_batch=tuple(_merged(sizes)),
+        accuracy_before=sums.right_before / sums.labelled if sums.labelled else None,
+        accuracy=sums.right / sums.labelled if sums.labelled else None,
+    )
+
+
+def _count(batch: Tensors) -> int:
+    return batch[0].shape[0] if batch[0].dim() else 1
+
+
+def _is_scores(output: torch.Tensor) -> bool:
+    return output.dim() == 2 and output.shape[1] > 1 and output.is_floating_point()
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Absolute differences; equal infinities, as masks have them, differ by nothing."""
+    a, b = ours.double(), theirs.double()
+    return torch.where(a == b, 0.0, (a - b).abs())
+
+
+def _magnitude(output: torch.Tensor) -> float:
+    values = output.double().abs()
+    return float(values[torch.isfinite(values)].sum())
+
+
+def _batch_agreement(batch: Tensors, expected: Tensors, found: Tensors) -> BatchAgreement:
+    """The output that differs most, and how many clear answers became others."""
+    shares = [_share(ours, theirs) for ours, theirs in zip(expected, found, strict=True)]
+    worst = max(range(len(shares)), key=lambda place: shares[place])
+    flips = _clear_flips(expected[0], found[0]) if _is_scores(expected[0]) else None
+    return BatchAgreement(_count(batch), shares[worst], worst, flips)
+
+
+def _share(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Mean difference over mean output; of whole numbers, which are ids or flags, the share that differs."""
+    if not ours.numel():
+        return 0.0
+    if not ours.is_floating_point():
+        return float((ours != theirs).double().mean())
+    difference = float(_difference(ours, theirs).mean())
+    # An output of nothing but zeros has no scale of its own.
+    return difference / max(_magnitude(ours) / ours.numel(), 1e-6) if difference else 0.0
+
+
+def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
+    """Of the samples whose best score is clearly ahead, the share that gets another answer.
+
+    Clearly: by half the spread of that sample's scores. Networks that are not trained have many near ties, which any
+    rounding decides anew.
+    """
+    best = scores.double().topk(2, dim=1).values
+    is_clear = best[:, 0] - best[:, 1] > 0.5 * scores.double().std(1, correction=0)
+    if not bool(is_clear.any()):
+        return None
+    return float((scores.argmax(1) != others.argmax(1))[is_clear].double().mean())
+
+
+def _other_sizes(subject: Subject, batches: Sequence[Tensors]) -> Iterator[Tensors]:
+    """One sample, and as many as are affordable up to 512."""
+    first, count = batches[0], _count(batches[0])
+    seen = {_count(batch) for batch in batches}
+    if not first[0].dim() or not count:
+        return
+    if 1 not in seen:
+        yield sized(batches, 1)
+    flops = _flops(subject, first)
+    if flops is None:
+        return
+    affordable = int(_LARGE_FLOPS / max(flops / count, 1.0))
+    target = min(_LARGE_BATCH, affordable)
+    if target > max(seen):
+        yield sized(batches, target)
+
+
+def sized(batches: Sequence[Tensors], target: int) -> Tensors:
+    """One batch of this many samples, taken from batches over and over."""
+    first, count = batches[0], _count(batches[0])
+    is_batched = [tensor.dim() > 0 and tensor.shape[0] == count for tensor in first]
+    alike = [batch for batch in batches if all(a.shape[1:] == b.shape[1:] for a, b in zip(batch, first, strict=True))]
+    repeats = -(-target // sum(_count(batch) for batch in alike))
+    return tuple(
+        torch.cat([batch[place] for batch in alike] * repeats)[:target] if batched else first[place]
+        for place, batched in enumerate(is_batched)
+    )
+
+
+def _flops(subject: Subject, batch: Tensors) -> float | None:
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter:
+            subject.outputs(batch)
+    except Exception:  # a mode that the model's own code does not bear
+        return None
+    return float(counter.get_total_flops())
+
+
+def _at_another_size(subject: Subject, runner: Runner, batch: Tensors) -> Iterator[BatchAgreement]:
+    """Nothing where the original refuses this many; a refusal of the runtime is said, for it is no wrong output."""
+    try:
+        expected = subject.outputs(batch)
+    except Exception:  # whatever the model's own code raises
+        return
+    if not expected:
+        return
+    try:
+        found = runner(*batch)
+    except EdgeOptError as error:
+        yield BatchAgreement(_count(batch), None, None, None, refused=first_line(error))
+        return
+    _check(expected, found, runner)
+    yield _batch_agreement(batch, expected, found)
+
+
+def _merged(found: list[BatchAgreement]) -> Iterator[BatchAgreement]:
+    """One entry per batch size, the worst of each."""
+    for size in sorted({entry.samples for entry in found}):
+        entries = [entry for entry in found if entry.samples == size]
+        yield max(entries, key=lambda entry: (entry.flips or 0.0, entry.difference or 0.0))
+
+
+def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
+    shapes, theirs = [tuple(t.shape) for t in expected], [tuple(t.shape) for t in found]
+    if shapes != theirs:
+        raise ConversionFailed(f"{runner.runtime} returns shapes {theirs}; the original returns {shapes}")
+    for number, (ours, other) in enumerate(zip(expected, found, strict=True)):
+        if other.is_floating_point() and not bool(torch.isfinite(other).all()) and bool(torch.isfinite(ours).all()):
+            raise ConversionFailed(
+                f"output {number} of the converted model has NaN or infinity where the original has numbers; "
+                "values left the range of the precision: use bf16 or fp32, or spare the layers that overflow"
+            )
+
+
+def trouble_of(found: Agreement, bound: float) -> tuple[BatchAgreement | None, str] | None:
+    """The batch size that differs too much and what is wrong there, in words; None where nothing is."""
+    if math.isinf(bound):
+        return None
+    for entry in found.by_batch:
+        if entry.difference is not None and entry.difference > bound:
+            return entry, (
+                f"at batch {entry.samples} outputs differ by {units.percent(entry.difference)} of their mean, "
+                f"{units.percent(bound)} is allowed"
+            )
+        if entry.flips is not None and entry.flips > FLIPS_ALLOWED and entry.samples * FLIPS_ALLOWED >= 1:
+            return entry, (
+                f"at batch {entry.samples} {units.percent(entry.flips)} of the samples with a clear answer get another "
+                f"one, {units.percent(FLIPS_ALLOWED)} is allowed"
+            )
+    if found.accuracy is not None and found.accuracy_before is not None:
+        drop = found.accuracy_before - found.accuracy
+        # Twice the standard error of a share, at most: a few samples prove little.
+        if drop > DROP_ALLOWED + 1 / math.sqrt(max(1, found.samples)):
+            return None, (
+                f"accuracy falls from {units.percent(found.accuracy_before)} to {units.percent(found.accuracy)} on "
+                f"{found.samples} samples"
+            )
+    return None
+
+
+def disagreement(what: str, found: Agreement, problem: str, begins: str | None) -> Disagrees:
+    """The error of a ruined conversion: where, how far, where it begins, and what to do."""
+    fine = [str(e.samples) for e in found.by_batch if e.difference is not None and f"batch {e.samples} " not in problem]
+    others = f" (at batch {', '.join(fine)} by at most {_most(found, problem)})" if fine else ""
+    place = f"; it begins at {begins}" if begins else ""
+    return Disagrees(
+        f"{what} disagrees with the original: {problem}{others}{place}. Keep layers in float (spare='auto' finds "
+        "them), calibrate on more data, choose another runtime or scheme, or take it as it is with allow="
+    )
+
+
+def _most(found: Agreement, problem: str) -> str:
+    rest = [e.difference for e in found.by_batch if e.difference is not None and f"batch {e.samples} " not in problem]
+    return units.percent(max(rest))
+
+
+# What only computes shapes and positions.
+_WITHOUT_FLOATS = frozenset(
+    "Shape Cast Constant ConstantOfShape Range Equal Size NonZero Gather Unsqueeze Concat".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A layer that both files hold, with the tensor it makes in each."""
+
+    path: str
+    op: str
+    before: str
+    after: str
+
+
+def first_difference(
+    reference: Path,
+    converted: Path,
+    reopen: Callable[[Path], Runner],
+    path_key: str,
+    batch: Tensors,
+    bound: float,
+) -> str | None:
+    """The first layer whose output differs by more than the bound, found by bisection; None where files tell nothing.
+
+    Each step adds one output to both files and runs them on the batch; the rest of the graph stays, so that the runtime
+    fuses as it did.
+    """
+    onnx = require("onnx")
+    from edge_opt.compress.runtimes import OnnxRuntimeRunner
+
+    graphs = [onnx.load(str(path), load_external_data=False).graph for path in (reference, converted)]
+    after = {node.name: node for node in graphs[1].node}
+    places = [
+        _Place(
+            next((item.value for item in node.metadata_props if item.key == path_key), "") or node.name,
+            node.op_type, node.output[0], after[node.name].output[0],
+        )
+        for node in graphs[0].node
+        if node.name in after and node.op_type not in _WITHOUT_FLOATS
+    ]  # fmt: skip
+
+    def difference(place: _Place) -> float:
+        values = []
+        opened: tuple[tuple[Path, str, Callable[[Path], Any]], ...] = (
+            (reference, place.before, lambda path: OnnxRuntimeRunner(path, 1)),
+            (converted, place.after, reopen),
+        )
+        for path, tensor, opener in opened:
+            probe, position = _with_output(onnx, path, tensor)
+            with opener(probe) as runner:
+                values.append(runner(*batch)[position])
+            probe.unlink()
+        return _share(*values)
+
+    try:
+        low, high = 0, len(places)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if difference(places[middle]) > bound else (middle + 1, high)
+    except (EdgeOptError, ValueError):  # a tensor that this runtime does not give away
+        return None
+    if not places:
+        return None
+    found = places[min(low, len(places) - 1)]
+    return f"{found.path!r} ({found.op})" if low < len(places) else f"the end, behind {found.path!r} ({found.op})"
+
+
+def _with_output(onnx: Any, path: Path, tensor: str) -> tuple[Path, int]:
+    """The file with one more output, beside it, and that output's position."""
+    model = onnx.load(str(path), load_external_data=False)
+    names = [value.name for value in model.graph.output]
+    if tensor not in names:
+        model.graph.output.append(onnx.ValueInfoProto(name=tensor))
+    probe = path.with_name(f"probe-{path.name}")
+    probe.write_bytes(model.SerializeToString())
+    return probe, names.index(tensor) if tensor in names else len(names)

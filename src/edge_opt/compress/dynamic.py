@@ -1,0 +1,118 @@
+"""int8 and int4 without calibration in ONNX Runtime: activations quantised as they come, or weights alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from edge_opt.compress.export import PATH_KEY, quiet, require
+from edge_opt.compress.quantize import is_below, label_nodes, prepare
+from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+
+SCHEMES = ("auto", "static", "dynamic", "weights")
+GROUP_SIZES = (16, 32, 64, 128, 256)
+_ADDED = re.compile(r"(_quant|_MatMul|_Q\d+|_nbits)$")
+_RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
+
+
+def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -> str:
+    """How weights and activations become integers; "auto" goes by what the model is made of.
+
+    Static needs ranges and pays off in convolutions. Recurrent layers have no static kernels, and activations of
+    transformers have outliers that one range for all inputs serves badly: both are quantised as values come.
+    """
+    if scheme not in SCHEMES:
+        raise InvalidInput(f"unknown scheme {scheme!r}; it is one of {', '.join(SCHEMES)}")
+    if precision == "int4":
+        if scheme in ("static", "dynamic"):
+            raise InvalidInput("int4 is of weights only; leave scheme out, or use int8")
+        return "weights"
+    if scheme != "auto":
+        return scheme
+    if runtime == "openvino":
+        return "static"
+    if any(isinstance(module, _RECURRENT) for module in model.modules()):
+        return "dynamic"
+    has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    kernels = sum(p.numel() for p in model.parameters() if p.dim() > 2)
+    return "dynamic" if has_attention and matrices > kernels else "static"
+
+
+def quantize_dynamic(source: Path, target: Path, spare: tuple[str, ...], reduced: bool, is_big: bool) -> None:
+    """Write the twin whose products and LSTMs have int8 weights, and round their inputs to 8 bits as they come."""
+    quantization = require("onnxruntime.quantization")
+    prepared, paths, spared = _prepared(source, target, spare, is_big)
+    with quiet():
+        try:
+            quantization.quantize_dynamic(
+                str(prepared),
+                str(target),
+                op_types_to_quantize=["MatMul", "LSTM", "Attention"],
+                per_channel=True,
+                reduce_range=reduced,
+                weight_type=quantization.QuantType.QInt8,
+                nodes_to_exclude=spared,
+                use_external_data_format=is_big,
+                # Products of two activations stay in float: rounding both as they come costs more than it saves.
+                extra_options={"MatMulConstBOnly": True},
+            )
+        except OSError:
+            raise
+        except Exception as error:  # the quantiser raises whatever its parts do
+            raise ConversionFailed(f"ONNX Runtime could not quantise the model: {first_line(error)}") from error
+        label_nodes(target, paths, spared, _ADDED)
+
+
+def quantize_weights(
+    source: Path, target: Path, spare: tuple[str, ...], bits: int, group_size: int, is_big: bool
+) -> None:
+    """Write the twin whose products keep their weights in 8 or 4 bits, with a scale for each group of them."""
+    if group_size not in GROUP_SIZES:
+        raise InvalidInput(f"group_size is {group_size!r}; it is one of {', '.join(map(str, GROUP_SIZES))}")
+    onnx = require("onnx")
+    kind = require("onnxruntime.quantization.matmul_nbits_quantizer").MatMulNBitsQuantizer
+    wrapped = require("onnxruntime.quantization.onnx_model").ONNXModel
+    prepared, paths, spared = _prepared(source, target, spare, is_big)
+    with quiet():
+        model = wrapped(onnx.load(str(prepared)))
+        model.replace_gemm_with_matmul()
+        excluded = [node.name for node in model.model.graph.node if _source_name(node.name) in spared]
+        try:
+            quantizer = kind(
+                model.model, bits=bits, block_size=group_size, is_symmetric=True, accuracy_level=4,
+                nodes_to_exclude=excluded,
+            )  # fmt: skip
+            quantizer.process()
+            quantizer.model.save_model_to_file(str(target), is_big)
+        except OSError:
+            raise
+        except Exception as error:  # as above
+            raise ConversionFailed(f"ONNX Runtime could not quantise the weights: {first_line(error)}") from error
+        label_nodes(target, paths, spared, _ADDED)
+
+
+def _source_name(name: str) -> str:
+    while _ADDED.search(name):
+        name = _ADDED.sub("", name)
+    return name
+
+
+def _prepared(
+    source: Path, target: Path, spare: tuple[str, ...], is_big: bool
+) -> tuple[Path, dict[str, str], list[str]]:
+    """The source with shapes and folded constants, where each of its nodes belongs, and which stay as they are."""
+    onnx = require("onnx")
+    prepared = target.with_name(f"prepared-{target.name}")
+    with quiet():
+        prepare(source, prepared, is_big)
+    graph: Any = onnx.load(str(source), load_external_data=False).graph
+    paths = {
+        node.name: next((item.value for item in node.metadata_props if item.key == PATH_KEY), "") for node in graph.node
+    }
+    nodes = onnx.load(str(prepared), load_external_data=False).graph.node
+    spared = [node.name for node in nodes if is_below(paths.get(node.name, ""), spare)]
+    return prepared, paths, spared

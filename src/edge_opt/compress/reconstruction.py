@@ -1,0 +1,334 @@
+"""What channels contribute to the layers behind them, on real inputs: which to drop, and how the others stand in.
+
+A layer that reads channels x computes W x. Without the channels R it can still see the kept ones, K, and the best guess
+of x_R from x_K is linear regression. What is lost is the part of x_R that no kept channel knows, as W weighs it. No
+labels are needed: only the inputs of layers, seen while calibration batches run through the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from edge_opt.compress.channels import NONE, ChannelMap, Group, is_depthwise
+from edge_opt.compress.task import LABELS, Batch, call_of
+from edge_opt.errors import InvalidInput
+from edge_opt.trace.inputs import CallArguments, materialize
+
+# Batches that statistics are taken from, and rows (pixels, tokens) of one input that are looked at.
+MOST_BATCHES = 16
+MOST_ROWS = 4096
+# Beyond so many columns the joint statistics of a layer's inputs take too long; then each column is seen alone.
+MOST_COLUMNS = 2048
+# Channels of a group are dropped in at most so many steps, each seeing what the ones before have left.
+MOST_STEPS = 256
+# Added to the variances, as a share of their mean: channels that are all but equal must not divide by nothing.
+DAMPING = 1e-2
+
+
+def calibration_calls(model: nn.Module, loader: Iterable[Any], most: int = MOST_BATCHES) -> Iterator[CallArguments]:
+    """The inputs of a loader's batches, on the model's device; labels behind them are left out."""
+    place = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    is_empty = True
+    for raw in islice(loader, most):
+        is_empty = False
+        if isinstance(raw, Batch):
+            yield CallArguments(raw.args, raw.kwargs)
+            continue
+        if isinstance(raw, (tuple, list)) and len(raw) > 1:
+            raw = list(raw[:-1])
+        elif isinstance(raw, Mapping):
+            raw = {name: value for name, value in raw.items() if name not in LABELS}
+        yield materialize(call_of(model, raw), lambda value: value.to(place))
+    if is_empty:
+        raise InvalidInput("the loader has no batches; pass one that yields (inputs, labels)")
+
+
+def reestimate_norms(model: nn.Module, loader: Iterable[Any]) -> bool:
+    """Let batch norms see calibration batches: their statistics become those of the model as it is now.
+
+    In place; False where the model has no batch norm with statistics. Everything but those norms runs in eval mode.
+    """
+    norms = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
+    if not norms:
+        return False
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
+    before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
+    try:
+        model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+            norm.train()
+        with torch.no_grad():
+            for call in calibration_calls(model, loader):
+                model(*call.args, **call.kwargs)
+    except Exception:
+        for norm, (mean, variance) in zip(norms, before, strict=True):
+            norm.running_mean, norm.running_var = mean, variance
+        raise
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
+            norm.momentum = momentum
+            if count is not None:
+                norm.num_batches_tracked = count
+    return True
+
+
+@dataclass(slots=True)
+class Moments:
+    """Mean and covariance of a layer's inputs, channel by channel, added up over batches."""
+
+    is_joint: bool
+    rows: int = 0
+    total: torch.Tensor | None = None
+    squares: torch.Tensor | None = None
+
+    def add(self, rows: torch.Tensor) -> None:
+        found = rows.double()
+        squares = found.T @ found if self.is_joint else found.square().sum(0)
+        self.total = found.sum(0) if self.total is None else self.total + found.sum(0)
+        self.squares = squares if self.squares is None else self.squares + squares
+        self.rows += len(rows)
+
+    @property
+    def mean(self) -> np.ndarray:
+        assert self.total is not None
+        return (self.total / self.rows).cpu().numpy()
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Of each pair of channels, or of each channel alone where there are too many."""
+        assert self.squares is not None
+        mean = self.mean
+        squares: np.ndarray = (self.squares / self.rows).cpu().numpy()
+        found: np.ndarray = squares - (np.outer(mean, mean) if self.is_joint else mean**2)
+        return found
+
+
+def is_reader(module: nn.Module) -> bool:
+    """Whether a layer mixes its input channels by weights: a convolution that is not depthwise, or a linear layer."""
+    if isinstance(module, _ConvNd):
+        return not is_depthwise(module) and not (module.transposed and module.groups > 1)
+    return isinstance(module, nn.Linear)
+
+
+def readers_of(model: nn.Module, found: ChannelMap) -> dict[str, np.ndarray]:
+    """The layers that read channels which can go, each with the units of its input channels."""
+    refused = np.ones(found.units, dtype=bool)
+    for group in found.groups:
+        refused[group.units] = group.refused is not None
+    return {
+        path: owner
+        for (path, side), owner in found.layers.items()
+        if side == "in" and is_reader(model.get_submodule(path)) and ((owner != NONE) & ~refused[owner]).any()
+    }
+
+
+def input_moments(model: nn.Module, paths: Iterable[str], loader: Iterable[Any]) -> dict[str, Moments]:
+    """What goes into these layers while calibration batches run through the model."""
+    found: dict[str, Moments] = {}
+    with _watched({path: model.get_submodule(path) for path in paths}, found), torch.no_grad():
+        for call in calibration_calls(model, loader):
+            model(*call.args, **call.kwargs)
+    return found
+
+
+@contextmanager
+def _watched(layers: Mapping[str, nn.Module], found: dict[str, Moments]) -> Iterator[None]:
+    def note(path: str) -> Any:
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+                rows = _rows(module, args[0])
+                found.setdefault(path, Moments(rows.shape[1] <= MOST_COLUMNS)).add(rows)
+
+        return before
+
+    handles = [layer.register_forward_pre_hook(note(path)) for path, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rows(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The input as rows of channels, evenly chosen where there are many."""
+    if isinstance(module, _ConvNd):
+        dims = len(module.kernel_size)
+        x = x.movedim(-dims - 1, -1)
+    rows = x.reshape(-1, x.shape[-1])
+    return rows[:: max(len(rows) // MOST_ROWS, 1)]
+
+
+def column_weights(module: nn.Module) -> torch.Tensor:
+    """A layer's weights as (outputs and taps, input channels), with zeros where a group does not look."""
+    weight: torch.Tensor = module.get_parameter("weight").detach()
+    if isinstance(module, _ConvNd):
+        if module.transposed:
+            return weight.movedim(0, -1).reshape(-1, weight.shape[0])
+        if module.groups > 1:
+            parts = [part.movedim(1, -1).reshape(-1, part.shape[1]) for part in weight.chunk(module.groups)]
+            blocks: torch.Tensor = torch.block_diag(*parts)  # type: ignore[no-untyped-call]
+            return blocks
+        return weight.movedim(1, -1).reshape(-1, weight.shape[1])
+    return weight
+
+
+@dataclass(slots=True)
+class Loss:
+    """What one layer loses as units of one group go, where the channels that are left stand in as well as they can.
+
+    `precision` is the inverse of the inputs' covariance over the channels still there, `weights` is WᵀW. Dropping the
+    block B of channels costs trace(weights_BB · precision_BB⁻¹); what is left is regression again: with
+    A = precision_BB⁻¹ · precision_B:, weights and precision lose what B explained (block Gaussian elimination).
+    """
+
+    precision: np.ndarray
+    weights: np.ndarray
+    blocks: list[np.ndarray]
+    total: float
+
+    @classmethod
+    def of(cls, module: nn.Module, moments: Moments, owner: np.ndarray, units: np.ndarray) -> Loss:
+        columns = column_weights(module).double().cpu().numpy()
+        covariance = moments.covariance
+        variance = np.diag(covariance) if moments.is_joint else covariance
+        damping = DAMPING * max(float(variance.mean()), 1e-30)
+        blocks = [np.flatnonzero(owner == unit) for unit in units]
+        if not moments.is_joint:
+            lengths = np.square(columns).sum(0)
+            return cls(1 / (variance + damping), lengths, blocks, float(lengths @ variance))
+        products = columns.T @ columns
+        damped = covariance + damping * np.eye(len(covariance))
+        return cls(np.linalg.inv(damped), products, blocks, float((products * covariance).sum()))
+
+    def costs(self, left: np.ndarray) -> np.ndarray:
+        """What each of these units would cost now, as a share of all that the layer computes."""
+        blocks = [self.blocks[unit] for unit in left]
+        found: np.ndarray
+        if self.precision.ndim == 1:
+            found = np.array([float((self.weights[block] / self.precision[block]).sum()) for block in blocks])
+        elif all(len(block) == 1 for block in blocks):
+            index = np.concatenate(blocks)
+            found = self.weights[index, index] / np.maximum(self.precision[index, index], 1e-30)
+        else:
+            squares = [np.ix_(block, block) for block in blocks]
+            found = np.array([np.trace(np.linalg.solve(self.precision[at], self.weights[at])) for at in squares])
+        return found / max(self.total, 1e-30)
+
+    def drop(self, units: np.ndarray) -> None:
+        """Take these units away for good."""
+        block = np.concatenate([self.blocks[unit] for unit in units])
+        if self.precision.ndim == 1 or not len(block):
+            return
+        explained = np.linalg.solve(self.precision[np.ix_(block, block)], self.precision[block])
+        self.precision -= self.precision[:, block] @ explained
+        mixed = self.weights[:, block] @ explained
+        inner = explained.T @ self.weights[np.ix_(block, block)] @ explained
+        self.weights += inner - mixed - mixed.T
+        # What is gone stays gone: its rows are zero but for rounding, and a one keeps later inversions sound.
+        self.precision[block], self.precision[:, block] = 0, 0
+        self.precision[block, block] = 1
+
+
+def reconstruction_scores(
+    model: nn.Module, found: ChannelMap, loader: Iterable[Any], fallback: np.ndarray
+) -> np.ndarray:
+    """A score per unit: what the layers behind it would lose, in the order in which the least costly goes first.
+
+    `fallback` holds for groups that no layer reads whose inputs could be seen.
+    """
+    owners = readers_of(model, found)
+    moments = input_moments(model, owners, loader)
+    scores = fallback.copy()
+    for group in found.groups:
+        if group.refused or len(group.units) < 2:
+            continue
+        losses = [
+            Loss.of(model.get_submodule(path), moments[path], owner, group.units)
+            for path, owner in owners.items()
+            if path in moments and np.isin(group.units, owner).all() and len(moments[path].mean) == len(owner)
+        ]
+        if losses:
+            scores[group.units] = _greedy(group, losses)
+    return scores
+
+
+def _greedy(group: Group, losses: list[Loss]) -> np.ndarray:
+    """Scores that rise in the order in which units go; each step sees what the steps before have left."""
+    count = len(group.units)
+    left = np.arange(count)
+    scores = np.zeros(count)
+    at_once = -(-count // MOST_STEPS)
+    reached = 0.0
+    while len(left):
+        costs = np.sum([loss.costs(left) for loss in losses], axis=0)
+        order = np.argsort(costs, kind="stable")
+        going = order[:at_once]
+        for place in going:
+            # Later ones never cost less: the order itself is what is meant.
+            reached = max(reached * (1 + 1e-9), float(costs[place]))
+            scores[left[place]] = reached
+        for loss in losses:
+            loss.drop(left[going])
+        left = np.delete(left, going)
+    mean = scores.mean()
+    return scores / mean if mean > 0 else scores
+
+
+def stand_in(model: nn.Module, found: ChannelMap, removed: np.ndarray, loader: Iterable[Any]) -> int:
+    """Let kept channels stand in for the removed ones: in place, before the cut. How many layers were changed.
+
+    For each layer that reads both, x_R ≈ m_R + A (x_K - m_K) with A from least squares on calibration batches, so
+    W_K + W_R A takes the place of W_K, and W_R (m_R - A m_K) is added to the bias where there is one.
+    """
+    owners = {path: owner for path, owner in readers_of(model, found).items() if removed[owner[owner != NONE]].any()}
+    moments = input_moments(model, owners, loader)
+    changed = 0
+    for path, owner in owners.items():
+        module = model.get_submodule(path)
+        if path not in moments or not moments[path].is_joint or getattr(module, "groups", 1) > 1:
+            continue
+        gone = (owner != NONE) & removed[owner]
+        kept, lost = np.flatnonzero(~gone), np.flatnonzero(gone)
+        if not len(kept) or len(moments[path].mean) != len(owner):
+            continue
+        covariance, mean = moments[path].covariance, moments[path].mean
+        inner = covariance[np.ix_(kept, kept)]
+        damping = DAMPING * max(float(np.diag(inner).mean()), 1e-30) * np.eye(len(kept))
+        slopes = np.linalg.solve(inner + damping, covariance[np.ix_(kept, lost)]).T
+        _fold(module, kept, lost, slopes, mean[lost] - slopes @ mean[kept])
+        changed += 1
+    return changed
+
+
+def _fold(module: nn.Module, kept: np.ndarray, lost: np.ndarray, slopes: np.ndarray, offset: np.ndarray) -> None:
+    weight = module.get_parameter("weight")
+    dim = 0 if isinstance(module, _ConvNd) and module.transposed else 1
+    with torch.no_grad():
+        mixing, shift = (torch.from_numpy(each).to(weight) for each in (slopes, offset))
+        columns = weight.movedim(dim, -1)
+        lost_columns = columns[..., torch.from_numpy(lost).to(weight.device)]
+        at = torch.from_numpy(kept).to(weight.device)
+        bias = getattr(module, "bias", None)
+        if bias is not None and dim == 1:
+            taps = lost_columns @ shift
+            if isinstance(module, _ConvNd):
+                # (outputs, taps...): every tap sees the mean, but at the border.
+                taps = taps.flatten(1).sum(1)
+            bias += taps
+        columns[..., at] += lost_columns @ mixing

@@ -1,0 +1,185 @@
+"""A file of `torch.export.save`, looked into before it is opened: what in it could run code is refused.
+
+torch's reader trusts its file. It unpickles what the file calls a weight, evaluates the text of symbolic sizes and
+guards, takes any function that torch's modules lead to for an operator, and loads compiled libraries. Here the members
+are read as bytes and JSON; pickles pass only through torch's restricted reader, which builds tensors and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from edge_opt.errors import InvalidInput, ModelNotFound, first_line
+
+TRUST = "EDGE_OPT_TRUST"
+# Members that torch reads as plain bytes, text or JSON.
+_PLAIN = re.compile(
+    r"(archive_format|archive_version|byteorder|version|\.data/.*|\.format_version|extra/.*|extra_files/.*"
+    r"|models/[^/]+\.json|data/(weights|constants|sample_inputs)/[^/]*|serialized_\w+\.(json|pt))"
+)
+_OPERATOR = re.compile(r"torch\.ops\.(?!load_library|import_module|loaded_libraries)[a-zA-Z]\w*(\.[a-zA-Z_]\w*){1,2}")
+_FUNCTION = re.compile(
+    r"(_operator\.(getitem|add|iadd|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|le|lt|ge|gt|eq|ne|and_|or_|xor|not_"
+    r"|lshift|rshift|inv|invert)"
+    r"|math\.(ceil|floor|sqrt|trunc|pow|exp|log|log2|fabs|cos|sin|tan)"
+    r"|torch\.(sym_\w+|_sym_\w+|_check\w*|_assert\w*|_C\._set_grad_enabled"
+    r"|fx\.experimental\.symbolic_shapes\.cast_symbool_to_symint_guardless))"
+)
+# What sizes are written with.
+_CALLS = re.compile(
+    r"(Symbol|Integer|Float|Rational|Mod|PythonMod|ModularIndexing|FloorDiv|CleanDiv|CeilDiv|CeilToInt|FloorToInt"
+    r"|TruncToInt|TruncToFloat|RoundToInt|RoundDecimal|ToFloat|IntTrueDiv|FloatTrueDiv|FloatPow|PowByNatural|Pow|Mul"
+    r"|Add|Abs|Max|Min|Eq|Ne|Equality|Unequality|Ge|Gt|Le|Lt|GreaterThan|StrictGreaterThan|LessThan|StrictLessThan"
+    r"|And|Or|Xor|Not|Where|Identity|Piecewise|ExprCondPair|ceiling|floor|sqrt|log|exp|IsNonOverlappingAndDenseIndicator"
+    r"|OpaqueUnaryFn_\w+|BitwiseFn_\w+|math_\w+|int|float|bool|len|isinstance)"
+)
+_METHODS = frozenset({"size", "stride", "dim", "storage_offset", "shape", "dtype", "device", "is_integer"})
+_NODES = (
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator,
+    ast.unaryop, ast.boolop, ast.cmpop, ast.Subscript, ast.Tuple, ast.List, ast.keyword, ast.IfExp, ast.Call,
+    ast.Attribute,
+)  # fmt: skip
+# A file of weights does not shrink; one that claims to hold much more than it weighs is made to exhaust memory.
+_LARGEST_RATIO = 200
+
+
+def check_exported(path: Path) -> None:
+    """Refuse a file that could run code when it is loaded; names what in it could."""
+    import torch
+
+    try:
+        members = dict(_members(path))
+    except (OSError, RuntimeError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ModelNotFound(
+            f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
+        ) from error
+    pickled = {found for name, content in members.items() for found in _pickled_names(name, content)}
+    for name, content in members.items():
+        reason = _reason(name, content, name in pickled)
+        if reason is not None:
+            raise InvalidInput(
+                f"{str(path)!r} was not opened: {reason}, which could run any code here; if you know where the file "
+                "comes from, add --trust"
+            )
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Every member, as each of the two readers that torch has sees it: a crafted file may show them different ones."""
+    import torch
+
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        claimed = sum(info.file_size for info in archive.infolist())
+        if claimed > _LARGEST_RATIO * size:
+            raise ValueError(f"it claims to hold {claimed} bytes in a file of {size}")
+        if len(set(archive.namelist())) < len(archive.namelist()):
+            raise ValueError("it holds two members of one name")
+        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        first = {name: archive.read(name) for name in names}
+    if "version" in first:
+        # The layout of older versions has no folder around it, and is read by this reader alone.
+        yield from first.items()
+        return
+    reader = torch._C.PyTorchFileReader(str(path))
+    second = {name: bytes(reader.get_record(name)) for name in reader.get_all_records()}
+    if {name.partition("/")[2]: content for name, content in first.items()} != second:
+        raise ValueError("its table of contents is ambiguous")
+    yield from second.items()
+
+
+def _pickled_names(name: str, content: bytes) -> Iterator[str]:
+    """The members that a table of weights or constants calls pickled: those torch unpickles."""
+    if not name.endswith("_config.json"):
+        return
+    try:
+        entries = _entries(json.loads(content))
+    except (ValueError, RecursionError):
+        return
+    for _, value in entries:
+        if isinstance(value, dict) and value.get("use_pickle"):
+            yield f"{name.rpartition('/')[0]}/{value.get('path_name')}"
+
+
+def _reason(name: str, content: bytes, is_pickled: bool) -> str | None:
+    """Why a member may not be loaded; None where it may."""
+    if not _PLAIN.fullmatch(name):
+        return f"it holds {name!r}, a compiled library or something unknown"
+    if name.endswith(".json"):
+        return _json_reason(name, content)
+    if re.search(r"(custom_obj|opaque_obj)", name):
+        return f"it carries an object of a class of its own ({name!r})"
+    return _pickle_reason(name, content) if content and (is_pickled or name.endswith(".pt")) else None
+
+
+def _pickle_reason(name: str, content: bytes) -> str | None:
+    import torch
+
+    try:
+        torch.load(io.BytesIO(content), map_location="meta", weights_only=True)
+    except Exception as error:
+        return f"{name!r} is a pickle that builds more than tensors ({first_line(error)[:80]})"
+    return None
+
+
+def _json_reason(name: str, content: bytes) -> str | None:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        return f"{name!r} is not JSON ({first_line(error)[:60]})"
+    for key, value in _entries(data):
+        if key == "target" and isinstance(value, str):
+            if not _OPERATOR.fullmatch(value) and not _FUNCTION.fullmatch(value):
+                return f"it calls {value[:60]!r}, which is no operator"
+        elif key == "expr_str" and not is_plain_expression(value):
+            return f"the size {str(value)[:60]!r} is no formula"
+        elif key == "guards_code" and not all(map(is_plain_expression, value or ())):
+            return "its guards are no formulas"
+        elif key == "range_constraints" and not all(map(is_plain_expression, value or ())):
+            return "its ranges are of no symbols"
+    return None
+
+
+def _entries(data: Any) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, at any depth."""
+    waiting = [data]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+        if isinstance(value, (dict, list)):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+
+
+def is_plain_expression(text: Any) -> bool:
+    """Whether a text is arithmetic on sizes and nothing else.
+
+    >>> is_plain_expression("Max(2, s0) // 4"), is_plain_expression("__import__('os').system('ls')")
+    (True, False)
+    """
+    if not isinstance(text, str) or len(text) > 100_000 or "__" in text:
+        return False
+    try:
+        nodes: Iterable[ast.AST] = ast.walk(ast.parse(text, mode="eval"))
+        return all(_is_plain(node) for node in nodes)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
+def _is_plain(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in _METHODS
+    if isinstance(node, ast.Call):
+        called = node.func
+        return isinstance(called, ast.Attribute) or (
+            isinstance(called, ast.Name) and _CALLS.fullmatch(called.id) is not None
+        )
+    if isinstance(node, ast.Constant):
+        return not isinstance(node.value, (bytes, complex))
+    return isinstance(node, _NODES)

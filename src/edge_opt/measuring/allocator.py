@@ -1,0 +1,123 @@
+"""Kept memory: the C library's allocator pinned while something is timed, and what a process holds."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 1 << 30
+# The most that glibc before 2.35 takes for mmap, and where its own adaptation ends; it trims at twice that.
+_LARGEST_ADAPTED_BYTES = 32 << 20
+
+_depth = 0
+
+
+def _libc() -> Any:
+    """The C library of this process, if it is one whose allocator can be told; None elsewhere."""
+    try:
+        library = ctypes.CDLL(None)
+        return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+    except (OSError, TypeError):
+        return None
+
+
+def _set(library: Any, trim_bytes: int, mmap_bytes: int) -> bool:
+    is_taken = bool(library.mallopt(_TRIM_THRESHOLD, trim_bytes))
+    sizes = (mmap_bytes, _LARGEST_ADAPTED_BYTES)
+    return any(bool(library.mallopt(_MMAP_THRESHOLD, size)) for size in sizes) and is_taken
+
+
+@contextmanager
+def kept_memory() -> Iterator[bool]:
+    """Let memory that is freed stay with the process inside; says whether the C library could be told so.
+
+    Otherwise glibc may give memory back to the system after each forward and fetch it again for the next, page by page,
+    or may not: by chance, and for up to twice the time. Every time that is told here is of memory that is kept.
+    Afterwards the thresholds are where glibc's own adaptation ends, and what is free goes back to the system. Other C
+    libraries are left alone.
+
+    >>> with kept_memory() as is_kept:
+    ...     isinstance(is_kept, bool)
+    True
+    """
+    global _depth
+    library = _libc()
+    if library is None:
+        yield False
+        return
+    is_kept = _set(library, _KEPT_BYTES, _KEPT_BYTES)
+    _depth += 1
+    try:
+        yield is_kept
+    finally:
+        _depth -= 1
+        if not _depth:
+            _set(library, 2 * _LARGEST_ADAPTED_BYTES, _LARGEST_ADAPTED_BYTES)
+            library.malloc_trim(0)
+
+
+def give_back() -> None:
+    """Collect garbage, and hand free memory back to the system where the C library can."""
+    gc.collect()
+    library = _libc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+_PROC = Path("/proc/self")
+
+
+def resident_now(proc: Path = _PROC) -> int | None:
+    """Bytes that this process holds now; None where the system does not say."""
+    return _status_bytes("VmRSS", proc)
+
+
+def resident_peak(proc: Path = _PROC) -> int | None:
+    """The most bytes that this process has held since `forget_peak`; None where the system does not say."""
+    return _status_bytes("VmHWM", proc)
+
+
+def forget_peak(proc: Path = _PROC) -> bool:
+    """Let `resident_peak` begin anew; False where the system does not let us."""
+    try:
+        (proc / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+class ResidentGrowth:
+    """How much more a process holds than when this was made; garbage and free memory do not count.
+
+    Make it when the runtime is imported and nothing is loaded.
+    """
+
+    def __init__(self) -> None:
+        give_back()
+        self._idle = resident_now()
+
+    def peak_while(self, run: Callable[[], object], times: int = 3) -> int | None:
+        """The most bytes above the idle process while something runs a few times; None where that is not told."""
+        give_back()
+        is_new = forget_peak()
+        for _ in range(times):
+            run()
+        peak = resident_peak()
+        if not is_new or peak is None or self._idle is None:
+            return None
+        return max(0, peak - self._idle)
+
+
+def _status_bytes(name: str, proc: Path) -> int | None:
+    try:
+        lines = (proc / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        words = next(line for line in lines if line.startswith(f"{name}:")).split()
+        return int(words[1]) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None

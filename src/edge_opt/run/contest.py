@@ -1,0 +1,173 @@
+"""The contest of a run: finalists timed in turns in one process, again where that was disturbed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_opt._support.json import from_plain, to_plain
+from edge_opt.compress import Runner, convert, measure_runners, open_runner
+from edge_opt.errors import UnreadableProfile, first_line
+from edge_opt.measuring.latency import wait_for_quiet
+from edge_opt.measuring.machine import usable_cores
+from edge_opt.measuring.statistics import batch_logs, paired_ratio
+from edge_opt.records import Candidate, Finals, SweepResult
+from edge_opt.run.job import INPUTS, QUIET_WITHIN, PipelineJob, is_disturbed, kept_inputs, sized
+from edge_opt.search.build import Listener, Notice
+from edge_opt.search.finals import Session, entries_of, finals_of, session_of
+from edge_opt.search.locks import alone
+from edge_opt.search.process import Isolation, Limits, packed
+from edge_opt.search.store import Store
+from edge_opt.search.sweep import candidate_folder
+
+# Each variant is timed this many times as long as when it was timed alone, and at most twice that.
+_LONGER = 2.0
+_SESSIONS = 3
+_FACT = "finals"
+
+Entry = tuple[Candidate, Path | None, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Variants of a job, compared in a process of their own."""
+
+    job: PipelineJob
+
+    def compare(self, entries: Sequence[Entry], inputs: Path) -> Mapping[str, Any]:
+        """Time a block of each in turn, in random order, and tell the parts of the session; all begin warm.
+
+        A variant that was not built has no folder; it is made here if it can be.
+        """
+        bench, lost = self.job.bench, []
+        with ExitStack() as stack:
+            runners: dict[str, Runner] = {}
+            for candidate, folder, built in entries:
+                try:
+                    runners[candidate.key] = stack.enter_context(self._opened(candidate, folder, built))
+                except Exception as error:  # a variant that only explains the winner must not cost the comparison
+                    lost.append(f"{candidate.label} could not be timed: {first_line(error)}")
+            found = measure_runners(
+                runners,
+                *(sized(value, bench.deploy_batch) for value in kept_inputs(inputs)),
+                min_time_s=_LONGER * bench.min_time_s,
+                max_time_s=2 * _LONGER * bench.min_time_s,
+                rehearses=True,
+            )
+        return {
+            "wall": {key: batch_logs(latency.samples_s) for key, latency in found.items()},
+            "cpu": {key: batch_logs(latency.cpu_samples_s) for key, latency in found.items()},
+            "std_s": {key: float(np.std(latency.samples_s)) for key, latency in found.items()},
+            "p95_s": {key: latency.p95_s for key, latency in found.items()},
+            "is_contended": any(latency.is_contended for latency in found.values()),
+            "is_disturbed": any(is_disturbed(latency) for latency in found.values()),
+            "remarks": list(dict.fromkeys([*lost, *_said(found.values())])),
+        }
+
+    @contextmanager
+    def _opened(self, candidate: Candidate, folder: Path | None, built: Mapping[str, Any]) -> Iterator[Runner]:
+        if folder is not None:
+            with self.job.runner(candidate, folder, built) as runner:
+                yield runner
+            return
+        splits, model = self.job.subject.splits(), self.job.subject.build()
+        with tempfile.TemporaryDirectory() as aside:
+            converted = convert(
+                model,
+                self.job.subject.example(splits, model),
+                candidate.precision,
+                candidate.runtime,
+                calibration=self.job.subject.calls(splits, model) if candidate.precision == "int8" else None,
+                calibration_batches=self.job.calibration_batches,
+                reduce_range=self.job.reduce_range,
+                folder=aside,
+            )
+            with open_runner(converted, threads=self.job.bench.used_threads) as runner:
+                yield runner
+
+
+def _said(latencies: Any) -> Iterator[str]:
+    """What disturbed the session, once for all variants: of scatter and width the first sentence will do."""
+    found = [latency for latency in latencies if is_disturbed(latency)]
+    for latency in found:
+        yield from latency.remarks[:1]
+        return
+
+
+@dataclass(frozen=True)
+class Referee:
+    """Compares the finalists of a sweep; what was compared before is not compared again."""
+
+    job: PipelineJob
+    folder: Path
+    limits: Limits
+    on_event: Listener
+
+    def __call__(self, result: SweepResult, isolation: Isolation, store: Store) -> Finals | None:
+        """The finals of a result; None where there is nothing to compare, or it could not be done."""
+        entries = entries_of(result)
+        if result.baseline.metrics is None or result.best is None:
+            return None
+        kept = self._kept(store, entries)
+        if kept is not None:
+            return kept
+        bench = self.job.bench
+        session, count = self._session(entries, isolation, store)
+        found = None
+        if session is not None:
+            found = finals_of(session, entries, bench.deploy_batch, bench.used_threads, count)
+        if found is not None:
+            store.keep_fact(_FACT, {"entries": [entry.key for entry in entries], "finals": to_plain(found)})
+        return found
+
+    def _kept(self, store: Store, entries: Sequence[Candidate]) -> Finals | None:
+        fact = store.fact(_FACT) or {}
+        if not {entry.key for entry in entries} <= set(fact.get("entries", ())):
+            return None
+        try:
+            return from_plain(Finals, fact["finals"])
+        except (UnreadableProfile, KeyError):
+            return None
+
+    def _session(self, entries: Sequence[Candidate], isolation: Isolation, store: Store) -> tuple[Session | None, int]:
+        """The best session of a few: the first that nothing disturbed, else the one that tells most."""
+        root = self.folder.absolute()
+        arguments = (
+            [self._entry(root, store, entry) for entry in entries],
+            candidate_folder(root, entries[0]) / INPUTS,
+        )
+        job, found = packed(Contest(self.job)), list[Session]()
+        for attempt in range(_SESSIONS):
+            with alone(lambda: self.on_event(Notice("waiting to measure: another sweep works on this machine"))):
+                if attempt:
+                    wait_for_quiet(QUIET_WITHIN * _LONGER * self.job.bench.min_time_s, cores=usable_cores())
+                outcome = isolation.run(job, "compare", arguments, root / "candidates", self.limits)
+            if outcome.failure is not None:
+                self.on_event(Notice(f"finalists could not be compared: {outcome.reason}"))
+                break
+            found.append(session_of(outcome.value))
+            if not found[-1].is_disturbed:
+                break
+        if not found:
+            return None, 0
+        return min(found, key=lambda session: (session.is_disturbed, _width(session, entries))), len(found)
+
+    def _entry(self, root: Path, store: Store, candidate: Candidate) -> Entry:
+        built, folder = store.build_of(candidate), candidate_folder(root, candidate)
+        return (candidate, None, {}) if built is None or not folder.is_dir() else (candidate, folder, built.value)
+
+
+def _width(session: Session, entries: Sequence[Candidate]) -> float:
+    """How wide the first ratio is known: the winner's against the baseline."""
+    logs = session.cpu if session.is_contended else session.wall
+    one, other = (logs.get(entry.key, ()) for entry in (entries[0], entries[min(1, len(entries) - 1)]))
+    if not one or len(one) != len(other):
+        return float("inf")
+    _, interval = paired_ratio(one, other)
+    return interval.high / interval.low

@@ -1,0 +1,165 @@
+"""What a run or a sweep found, put together: the summary, what it rests on, and every file of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from edge_opt.calibration.calibrate import memory_bandwidth
+from edge_opt.calibration.predict import predictions
+from edge_opt.data import Splits
+from edge_opt.hardware import layer_estimates, summarize_hardware
+from edge_opt.measuring.machine import usable_cores
+from edge_opt.platforms.targets import find_targets
+from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult
+from edge_opt.report.speedup import speedup_data
+from edge_opt.run.config import RunConfig
+from edge_opt.run.handover import ship
+from edge_opt.run.job import PipelineJob, computing_with
+from edge_opt.run.outputs import (
+    Findings,
+    deployment_summary,
+    memory_budgets,
+    reproducibility,
+    trial_summary,
+    write_artifacts,
+)
+from edge_opt.run.published_keys import (
+    baseline_keys,
+    notes,
+    quantization_metadata,
+    reproducibility_keys,
+    study_keys,
+    weight_budgets,
+)
+from edge_opt.search.space import Space
+from edge_opt.search.store import Store
+from edge_opt.search.sweep import candidate_folder
+
+
+def findings(
+    config: RunConfig,
+    splits: Splits,
+    profile: ModelProfile,
+    result: SweepResult,
+    space: Space,
+    command: Sequence[str],
+    settings: Mapping[str, Any],
+    sensitivity: Callable[[], Sensitivity] | None = None,
+) -> Findings:
+    """All that the files of a run tell, from what its sweep found. `settings` are those that the result depends on."""
+    layerwise = pd.DataFrame([asdict(item) for item in layer_estimates(profile)])
+    hardware = _hardware(layerwise, config, result)
+    best = None if result.best is None else result.trial(result.best)
+    budgets = weight_budgets(config)
+    shown = trial_summary(best)
+    summary = {
+        "name": result.name,
+        "dataset": splits.name,
+        "metric": result.metric,
+        "metric_direction": result.metric_direction,
+        **study_keys(config, result),
+        "baseline": {**baseline_keys(result.baseline, budgets), **(trial_summary(result.baseline) or {})},
+        "best": None if shown is None else shown | {"speedup": speedup_data(result.speedup)},
+        "recommendation": result.recommendation,
+        "constraints": list(result.constraints),
+        "counts": {
+            "tried": len(result.trials),
+            "accepted": len(result.accepted),
+            "rejected": len(result.rejected),
+            "failed": len(result.failed),
+        },
+        "comparison": _comparison(result),
+        "excluded": [asdict(item) for item in space.excluded],
+        "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
+        "frontiers": {name: list(keys) for name, keys in result.frontiers},
+        "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
+        "target": None if config.target is None else on_target(profile, config.target),
+        "notes": [
+            f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
+            "part",
+            "latency is measured here, with memory that is kept between calls; peak memory is an estimate from shapes, "
+            "and measured memory the growth of the process over the idle runtime",
+            "speedups are of finalists timed in turns in one process; other times are of their own moments",
+            SCRATCH_IS_APART,
+            *notes(config),
+        ],
+    }
+    repeated = reproducibility(settings, splits.fingerprints(), splits.sizes(), command)
+    repeated |= reproducibility_keys(config, profile.name, repeated["versions"], repeated["commit"])
+    found = None if sensitivity is None else sensitivity()
+    metadata = quantization_metadata(result, config)
+    return Findings(result, profile, layerwise, hardware, summary, repeated, found, budgets, metadata)
+
+
+def hand_over(found: Findings, job: PipelineJob, splits: Splits, root: Path) -> list[Path]:
+    """Write everything: tables, plots, summary, page, and the winner as it was measured."""
+    files = write_artifacts(found, root)
+    if found.result.best is None:
+        return files
+    candidate = found.result.trial(found.result.best).candidate
+    with closing(Store.look(root)) as store:
+        built = store.build_of(candidate)
+    assert built is not None
+    return files + ship(found.result, job, candidate_folder(root, candidate), built.value, splits, root / "best")
+
+
+def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -> Mapping[str, Any]:
+    """How the baseline uses the machine that it was timed on; the roofline is that of the configured device."""
+    metrics = result.baseline.metrics
+    if metrics is None:
+        return {}
+    with computing_with(config.threads or usable_cores()):
+        machine_gbps = memory_bandwidth() / 1e9
+    return summarize_hardware(
+        layerwise, metrics.latency_s * 1e3, config.memory_bandwidth_gbps, config.peak_compute_gmacs, machine_gbps
+    )
+
+
+def _comparison(result: SweepResult) -> dict[str, Any] | None:
+    finals = result.finals
+    if finals is None:
+        return None
+    return {
+        "batch_size": finals.batch_size,
+        "threads": finals.threads,
+        "clock": finals.clock,
+        "sessions": finals.sessions,
+        "disturbed": finals.is_disturbed,
+        "remarks": list(finals.remarks),
+        "finalists": [
+            {
+                "key": item.candidate.key,
+                "label": item.candidate.label,
+                "latency_ms": item.seconds * 1e3,
+                "latency_low_ms": item.low * 1e3,
+                "latency_high_ms": item.high * 1e3,
+                "speedup": asdict(item.speedup),
+            }
+            for item in finals.finalists
+        ],
+    }
+
+
+def on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
+    """What the baseline would take on a target, as `eo.profile(target=)` says it, with what it rests on."""
+    [found] = predictions(profile, find_targets(name), "fp32")
+
+    def milliseconds(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds * 1e3
+
+    return {
+        "device": found.target,
+        "precision": found.precision,
+        "basis": found.basis,
+        "estimated_latency_ms": milliseconds(found.seconds),
+        "estimated_latency_low_ms": milliseconds(found.low),
+        "estimated_latency_high_ms": milliseconds(found.high),
+        "bound": found.bound,
+        "remarks": list(found.remarks),
+    }

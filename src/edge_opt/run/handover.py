@@ -1,0 +1,314 @@
+"""The model to ship: exactly the file that was measured, a program that runs it, and a card that tells what it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edge_opt import __version__, units
+from edge_opt._support.files import write_whole
+from edge_opt.compress.export import with_data
+from edge_opt.compress.runtimes import HINTS
+from edge_opt.data import Splits
+from edge_opt.errors import InvalidInput, first_line
+from edge_opt.measuring.machine import read_environment
+from edge_opt.records import SweepResult, Trial, TrialMetrics
+from edge_opt.report.speedup import bought, conditions, headline, per_call, speedup_data
+from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, kept_inputs, weights_of
+
+CARD = "MODEL_CARD.md"
+PROGRAM = "run_best.py"
+_SAMPLES = 32
+
+_HEAD = '''\
+"""Run the model beside this file. Needs numpy and {package}: pip install numpy {package}"""
+
+from pathlib import Path
+
+import numpy as np
+{imports}
+
+FOLDER = Path(__file__).parent
+samples = np.load(FOLDER / "samples.npz")
+inputs = [samples[f"input_{{index}}"] for index in range(sum(name.startswith("input_") for name in samples.files))]
+'''
+_RUN = {
+    "onnxruntime": """
+session = onnxruntime.InferenceSession(str(FOLDER / "model.onnx"), providers=["CPUExecutionProvider"])
+names = [entry.name for entry in session.get_inputs()]
+scores = session.run(None, dict(zip(names, inputs)))[0]
+""",
+    "openvino": """
+core = openvino.Core()
+hints = {{"INFERENCE_PRECISION_HINT": "{hint}"}}
+compiled = core.compile_model(core.read_model(str(FOLDER / "model.onnx")), "CPU", hints)
+scores = compiled(dict(enumerate(inputs)))[0]
+""",
+    "torch": """
+model = torch.export.load(FOLDER / "model.pt2").module()
+with torch.inference_mode():
+    found = model(*(torch.from_numpy(value) for value in inputs))
+scores = (found[0] if isinstance(found, (tuple, list)) else found).float().numpy()
+""",
+}
+_TAIL = """
+labels = samples["labels"]
+if scores.ndim == 2 and scores.shape[1] > 1 and labels.ndim == 1 and labels.dtype.kind in "iu":
+    answers = scores.argmax(axis=1)
+    print("answers: ", *answers)
+    print("labels:  ", *labels)
+    print(f"{(answers == labels).sum()} of {len(answers)} right")
+else:
+    print(f"outputs of shape {scores.shape}; the first:", scores[0])
+    print("its label:", labels[0])
+"""
+_NO_PROGRAM = '''\
+"""torch.export could not write this model: {reason}.
+
+`model.pt` holds its weights as they were measured; load them into the model that you have, pruned by the recipe in
+`pruned/` (edge_opt.compress.load_pruned) where there is one.
+"""
+
+raise SystemExit(__doc__)
+'''
+
+
+def program(runtime: str, precision: str) -> str:
+    """A program that runs the shipped file with its runtime alone.
+
+    >>> "import onnxruntime" in program("onnxruntime", "int8"), "bf16" in program("openvino", "bf16")
+    (True, True)
+    """
+    head = _HEAD.format(package=runtime, imports=f"import {runtime}")
+    return head + _RUN[runtime].format(hint=HINTS[precision]) + _TAIL
+
+
+def ship(
+    result: SweepResult, job: PipelineJob, origin: Path, built: Mapping[str, Any], splits: Splits, folder: Path
+) -> list[Path]:
+    """Put the winner into a folder: the measured file, its weights and recipe, samples, a program and a card.
+
+    Everything is written aside and put in place as a whole.
+    """
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        _fill(draft, result, job, origin, built, splits)
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return sorted(folder.iterdir())
+
+
+def shipped_file(folder: Path) -> Path:
+    """The model's file in a folder that `ship` filled."""
+    return next(path for name in ("model.onnx", "model.pt") if (path := folder / name).exists())
+
+
+def _fill(
+    draft: Path, result: SweepResult, job: PipelineJob, origin: Path, built: Mapping[str, Any], splits: Splits
+) -> None:
+    trial = result.trial(str(result.best))
+    candidate = trial.candidate
+    measured = origin / str(built["file"])
+    if not measured.is_file():
+        raise InvalidInput(f"{measured} is gone since it was measured; start afresh")
+    text = program(candidate.runtime, candidate.precision)
+    if candidate.runtime == "torch":
+        shutil.copyfile(measured, draft / "model.pt")
+        lost = _exported(draft / "model.pt2", job, trial, origin)
+        text = text if lost is None else _NO_PROGRAM.format(reason=lost)
+    else:
+        for file in with_data(measured):
+            # Weights beside the file keep the name that the file knows them by.
+            shutil.copyfile(file, draft / ("model.onnx" if file == measured else file.name))
+    write_whole(draft / "model.safetensors", weights_of(job.model(candidate, origin)))
+    recipe = origin / PRUNED
+    if recipe.is_dir():
+        shutil.copytree(recipe, draft / PRUNED)
+    write_whole(draft / "samples.npz", _samples(job, job.model(candidate, origin), splits))
+    write_whole(draft / PROGRAM, text)
+    write_whole(draft / "spec.json", json.dumps(_spec(trial, job, result, sorted(_names(draft))), indent=1))
+    write_whole(draft / CARD, model_card(result, splits, job))
+
+
+def _exported(path: Path, job: PipelineJob, trial: Trial, origin: Path) -> str | None:
+    """Write the model as a program that torch alone can run; the reason where that cannot be done."""
+    model, inputs = job.eager(trial.candidate, origin).model, kept_inputs(origin / INPUTS)
+    reason = "it has no module"
+    if model is None:
+        return reason
+    batch = torch.export.Dim.AUTO
+    for shapes in (tuple({0: batch} for _ in inputs), None):
+        try:
+            # An adapter takes its inputs as one row of positional arguments.
+            found = torch.export.export(model, tuple(inputs), dynamic_shapes=shapes and (shapes,))
+            torch.export.save(found, path)
+            return None
+        except Exception as error:  # whatever the exporter raises, weights and recipe ship all the same
+            reason = first_line(error)
+    return reason
+
+
+_FILES = {
+    "model.onnx": "the file that was measured",
+    "model.pt": "the weights in their precision: the file that was measured",
+    "model.pt2": "the same model as a program for torch alone",
+    "model.safetensors": "the pruned weights in float32",
+    "pruned": "recipe and weights for edge_opt.compress.load_pruned; absent where nothing was pruned",
+    "samples.npz": "inputs and labels to try it with",
+    PROGRAM: "runs the model on the samples, with its runtime alone",
+}
+
+
+def _names(folder: Path) -> Iterable[str]:
+    return (path.name for path in folder.iterdir())
+
+
+def plain_metrics(metrics: TrialMetrics | None) -> dict[str, Any] | None:
+    """The figures of a candidate without the answers to single samples, which `sweep.json` keeps."""
+    if metrics is None:
+        return None
+    kept = {name: value for name, value in asdict(metrics).items() if name not in ("answers", "replicates")}
+    return {name.replace("accuracy", metrics.metric): value for name, value in kept.items()}
+
+
+def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[str]) -> dict[str, Any]:
+    source = job.subject.model
+    effective = None if trial.metrics is None else trial.metrics.effective_precision
+    return {
+        "candidate": asdict(trial.candidate) | {"label": trial.candidate.label, "key": trial.candidate.key},
+        "model": source if isinstance(source, str) else type(source).__name__,
+        "runtime": trial.candidate.runtime,
+        "precision": trial.candidate.precision,
+        "effective_precision": effective,
+        "onnx_precision": effective if "model.onnx" in names else None,
+        "metrics": plain_metrics(trial.metrics),
+        "speedup": speedup_data(result.speedup),
+        "files": {name: _FILES.get(name, "weights of the file beside it") for name in names},
+    }
+
+
+def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
+    """Samples that the model was neither trained nor chosen on, where there are such."""
+    inputs, labels = job.subject.samples(splits.test if splits.test is not None else splits.validation, model, _SAMPLES)
+    names = ["labels", *(f"labels_{index}" for index in range(1, len(labels)))]
+    arrays: dict[str, Any] = {f"input_{index}": value.numpy() for index, value in enumerate(inputs)}
+    arrays |= dict(zip(names, (value.numpy() for value in labels), strict=False))
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
+    """What the shipped model is, in Markdown: task, data, figures with their conditions, and what was tried."""
+    trial = result.trial(str(result.best))
+    metrics, machine = trial.metrics, read_environment()
+    assert metrics is not None
+    sizes = ", ".join(f"{part} {count}" for part, count in splits.sizes().items())
+    test = "" if metrics.test_accuracy is None else f"; {metrics.test_accuracy:.4f} on the test part"
+    threads = job.bench.used_threads
+    conditions_here = f"{machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
+    mark = "; **disturbed** by other programs or noise" if metrics.is_disturbed else ""
+    lines = [
+        f"# {result.name}: {trial.candidate.label}",
+        "",
+        f"Made by edge_opt {__version__}. `python {PROGRAM}` runs it.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| task | {_task(metrics)} |",
+        f"| data | {splits.name} ({sizes} samples) |",
+        f"| {metrics.metric} | {metrics.accuracy:.4f} on validation ({metrics.accuracy_low:.4f} to "
+        f"{metrics.accuracy_high:.4f}, 95 %){test} |",
+        f"| against the baseline | {_drop(metrics)} |",
+        f"| latency | {per_call(metrics)}{_between(metrics)}, measured on {conditions_here}{mark} |",
+        *_speed_lines(result),
+        f"| file | {units.size(metrics.size_bytes)}, {metrics.effective_precision} on {trial.candidate.runtime} |",
+        f"| memory, measured | {_memory(metrics)} |",
+        f"| peak memory, estimated | {units.size(metrics.peak_memory_bytes)} for a batch of {metrics.batch_size}: "
+        "weights, inputs and activations, from shapes |",
+        f"| energy | {_energy(metrics)} |",
+        f"| work | {units.count(metrics.macs)} MACs per batch of {metrics.batch_size}, "
+        f"{units.count(metrics.params)} parameters |",
+        "",
+        "## Why this one",
+        "",
+        f"{result.recommendation}.",
+        "",
+        f"Constraints: {', '.join(result.constraints) or 'none'}. Tried: {len(result.trials)} candidates; "
+        f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed.",
+        "",
+        "## What was tried",
+        "",
+        f"| candidate | {metrics.metric} | latency | file | |",
+        "|---|---|---|---|---|",
+        *(_tried(row, row is trial) for row in result.trials),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _task(metrics: TrialMetrics) -> str:
+    if metrics.metric in ("accuracy", "top5", "f1"):
+        return "classification: one score per class"
+    return f"scored by {metrics.metric}; {metrics.metric_direction} is better"
+
+
+def _drop(metrics: TrialMetrics) -> str:
+    if metrics.accuracy_drop_low is None or metrics.accuracy_drop_high is None:
+        return f"{metrics.accuracy_drop:+.4f} lost"
+    return (
+        f"{metrics.accuracy_drop:+.4f} lost ({metrics.accuracy_drop_low:+.4f} to {metrics.accuracy_drop_high:+.4f}, "
+        "95 %, the same samples)"
+    )
+
+
+def _between(metrics: TrialMetrics) -> str:
+    low, high = metrics.deploy_latency_low_s, metrics.deploy_latency_high_s
+    return "" if low is None or high is None else f" ({units.duration(low)} to {units.duration(high)}, 95 %)"
+
+
+def _speed_lines(result: SweepResult) -> list[str]:
+    found = result.speedup
+    if found is None:
+        return []
+    parts = bought(found)
+    lines = [f"| speed | against {result.baseline.candidate.label}: {headline(found)}; {conditions(found)} |"]
+    return lines if parts is None else [*lines, f"| of that | {parts} |"]
+
+
+def _memory(metrics: TrialMetrics) -> str:
+    if metrics.measured_memory_bytes is None:
+        return "not known here"
+    return (
+        f"{units.size(metrics.measured_memory_bytes)}: growth of the process over the idle runtime, "
+        f"batches of {metrics.batch_size}"
+    )
+
+
+def _energy(metrics: TrialMetrics) -> str:
+    if metrics.energy_j is None:
+        return "not known"
+    return f"{units.energy(metrics.energy_j)} per batch of {metrics.batch_size} ({metrics.energy_source})"
+
+
+def _tried(trial: Trial, is_chosen: bool) -> str:
+    metrics = trial.metrics
+    if metrics is None:
+        reason = trial.reason.replace("|", "/").splitlines()[0] if trial.reason else ""
+        return f"| {trial.candidate.label} | | | | failed: {reason} |"
+    state = "**ships**" if is_chosen else "accepted" if trial.is_accepted else "rejected"
+    return (
+        f"| {trial.candidate.label} | {metrics.accuracy:.4f} | {per_call(metrics)} | {units.size(metrics.size_bytes)} "
+        f"| {state} |"
+    )

@@ -1,0 +1,165 @@
+"""The finals: who is compared last, and what the comparison says of the winner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from edge_opt.measuring.statistics import mean_and_half_width, paired_ratio
+from edge_opt.records import Candidate, Factor, Finalist, Finals, Speedup, SweepResult, Trial, TrialMetrics
+from edge_opt.search.choose import not_worse, ranked_frontier
+
+# So many of the accepted candidates that may win, and of those on the frontier; the baseline and the steps between it
+# and the winner come on top.
+_CONTENDERS = 6
+_ON_THE_FRONTIER = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One comparison, as its process told it. The samples of all variants lie side by side in time."""
+
+    wall: Mapping[str, tuple[float, ...]]
+    cpu: Mapping[str, tuple[float, ...]]
+    std_s: Mapping[str, float]
+    p95_s: Mapping[str, float]
+    is_contended: bool
+    is_disturbed: bool
+    remarks: tuple[str, ...]
+
+
+def session_of(told: Mapping[str, Any]) -> Session:
+    """A session from the plain values that its process left."""
+    logs = {clock: {key: tuple(values) for key, values in told[clock].items()} for clock in ("wall", "cpu")}
+    return Session(
+        logs["wall"],
+        logs["cpu"],
+        told["std_s"],
+        told["p95_s"],
+        told["is_contended"],
+        told["is_disturbed"],
+        tuple(told["remarks"]),
+    )
+
+
+def steps_to(baseline: Candidate, winner: Candidate) -> tuple[Candidate, Candidate]:
+    """What lies between: the baseline in the winner's runtime, and that in the winner's precision, too.
+
+    >>> between = steps_to(Candidate(0.0, "fp32", "torch"), Candidate(0.5, "int8", "onnxruntime"))
+    >>> [step.label for step in between]
+    ['prune 0 fp32 onnxruntime', 'prune 0 int8 onnxruntime']
+    """
+    in_runtime = replace(baseline, runtime=winner.runtime)
+    return in_runtime, replace(in_runtime, precision=winner.precision)
+
+
+def entries_of(result: SweepResult) -> tuple[Candidate, ...]:
+    """Who is compared: the baseline, candidates that may win, the frontier, and the steps to the likely winner."""
+    ran = [(trial, trial.metrics) for trial in result.trials if trial.metrics is not None and trial.is_accepted]
+    near = not_worse(ran)[1] if ran else []
+    contenders = sorted(near, key=lambda pair: pair[1].ranked_latency_s)[:_CONTENDERS]
+    frontier = ranked_frontier(result.trials)
+    shown = [trial.candidate for trial in result.trials if trial.candidate.key in frontier][:_ON_THE_FRONTIER]
+    winner = None if result.best is None else result.trial(result.best).candidate
+    between = () if winner is None else steps_to(result.baseline.candidate, winner)
+    chosen = [] if winner is None else [winner]
+    listed = (result.baseline.candidate, *chosen, *(trial.candidate for trial, _ in contenders), *between, *shown)
+    return tuple(dict.fromkeys(listed))
+
+
+def finals_of(
+    session: Session, entries: Sequence[Candidate], batch_size: int, threads: int, sessions: int
+) -> Finals | None:
+    """What a session says; None where the baseline, the first entry, could not be timed.
+
+    CPU time is compared where other programs took the core away, unless several threads share the work: then it is no
+    time that anybody waits for.
+    """
+    clock: Literal["wall", "cpu"] = "cpu" if session.is_contended and threads == 1 else "wall"
+    logs = session.cpu if clock == "cpu" else session.wall
+    first = logs.get(entries[0].key)
+    if not first:
+        return None
+    found = [
+        _finalist(candidate, logs[candidate.key], first, session)
+        for candidate in entries
+        if len(logs.get(candidate.key, ())) == len(first)
+    ]
+    return Finals(batch_size, threads, clock, sessions, session.is_disturbed, session.remarks, tuple(found))
+
+
+def _finalist(candidate: Candidate, logs: tuple[float, ...], first: tuple[float, ...], session: Session) -> Finalist:
+    middle, half_width = mean_and_half_width(logs)
+    half_width = min(half_width, 1.0)
+    return Finalist(
+        candidate=candidate,
+        seconds=math.exp(middle),
+        low=math.exp(middle - half_width),
+        high=math.exp(middle + half_width),
+        std_s=session.std_s[candidate.key],
+        p95_s=session.p95_s[candidate.key],
+        speedup=factor(first, logs),
+        logs=logs,
+    )
+
+
+def factor(slow: Sequence[float], fast: Sequence[float]) -> Factor:
+    """How many times as fast the one is; what is compared with itself is exactly as fast."""
+    if slow == fast:
+        return Factor(1.0, 1.0, 1.0)
+    ratio, interval = paired_ratio(slow, fast)
+    return Factor(ratio, interval.low, interval.high)
+
+
+def speedup_of(finals: Finals, baseline: Candidate, winner: Candidate) -> Speedup | None:
+    """The winner against the baseline, and what its runtime, its precision and pruning bought of that."""
+    first, last = finals.of(baseline), finals.of(winner)
+    if first is None or last is None:
+        return None
+    in_runtime, in_precision = (finals.of(step) for step in steps_to(baseline, winner))
+    return Speedup(
+        whole=last.speedup,
+        runtime=None if in_runtime is None else factor(first.logs, in_runtime.logs),
+        precision=None if in_runtime is None or in_precision is None else factor(in_runtime.logs, in_precision.logs),
+        pruning=None if in_precision is None else factor(in_precision.logs, last.logs),
+        batch_size=finals.batch_size,
+        clock=finals.clock,
+        is_disturbed=finals.is_disturbed,
+    )
+
+
+def retimed(trial: Trial, finals: Finals) -> Trial:
+    """The trial of a finalist with the times of the finals; any other as it was.
+
+    Where batches of that size were timed alone before, their times give way, too: one size has one time.
+    """
+    found = finals.of(trial.candidate)
+    if found is None or trial.metrics is None:
+        return trial
+    metrics = replace(
+        trial.metrics,
+        deploy_batch=finals.batch_size,
+        deploy_latency_s=found.seconds,
+        deploy_latency_low_s=found.low,
+        deploy_latency_high_s=found.high,
+        is_disturbed=finals.is_disturbed,
+    )
+    if finals.batch_size == 1:
+        metrics = replace(metrics, single_latency_s=found.seconds)
+    return replace(trial, metrics=_same_batch(metrics, found) if finals.batch_size == metrics.batch_size else metrics)
+
+
+def _same_batch(metrics: TrialMetrics, found: Finalist) -> TrialMetrics:
+    is_proxy = metrics.energy_j is not None and metrics.energy_source.startswith("proxy")
+    return replace(
+        metrics,
+        latency_s=found.seconds,
+        latency_low_s=found.low,
+        latency_high_s=found.high,
+        latency_std_s=found.std_s,
+        latency_p95_s=found.p95_s,
+        throughput=metrics.batch_size / found.seconds,
+        energy_j=(metrics.energy_j or 0.0) * found.seconds / metrics.latency_s if is_proxy else metrics.energy_j,
+    )

@@ -1,0 +1,162 @@
+"""Files of exported programs: honest ones open, those that could run code are refused before they are opened."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from edge_opt.cli import app
+from edge_opt.errors import InvalidInput, ModelNotFound
+from edge_opt.exported_file import is_plain_expression
+from edge_opt.loading import load_model
+
+Change = Callable[[dict[str, bytes]], None]
+
+
+class Bomb:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (self.mark,)  # type: ignore[return-value]
+
+
+class Sized(nn.Module):
+    """Its outputs' sizes are formulas of the batch; it branches, so that an operator takes functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.linear(x).reshape(x.shape[0] * 2, 4), torch.cond(x.sum() > 0, torch.relu, torch.neg, (x,))
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "net.pt2"
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Sized().eval(), (torch.randn(4, 8),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, path)
+    return path
+
+
+def changed(honest: Path, path: Path, change: Change) -> Path:
+    with zipfile.ZipFile(honest) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_an_honest_file_opens(honest: Path) -> None:
+    assert load_model(str(honest)).name == "net"
+
+
+def pickled_inputs(mark: Path) -> Change:
+    def change(members: dict[str, bytes]) -> None:
+        buffer = io.BytesIO()
+        torch.save(((torch.zeros(4, 8), Bomb(mark)), {}), buffer)
+        members["net/data/sample_inputs/model.pt"] = buffer.getvalue()
+
+    return change
+
+
+def pickled_weight(mark: Path) -> Change:
+    def change(members: dict[str, bytes]) -> None:
+        name = "net/data/weights/model_weights_config.json"
+        table = json.loads(members[name])
+        entry = next(iter(table["config"].values()))
+        entry["use_pickle"] = True
+        members[name] = json.dumps(table).encode()
+        members[f"net/data/weights/{entry['path_name']}"] = pickle.dumps(Bomb(mark))
+
+    return change
+
+
+def opaque_constant(mark: Path) -> Change:
+    def change(members: dict[str, bytes]) -> None:
+        entry = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+        members["net/data/constants/model_constants_config.json"] = json.dumps({"config": {"c": entry}}).encode()
+        members["net/data/constants/opaque_obj_0"] = pickle.dumps(Bomb(mark))
+
+    return change
+
+
+def in_graph(old: str, new: str) -> Callable[[Path], Change]:
+    def made(mark: Path) -> Change:
+        def change(members: dict[str, bytes]) -> None:
+            text = members["net/models/model.json"].decode()
+            assert old in text
+            members["net/models/model.json"] = text.replace(old, new.format(mark=mark)).encode()
+
+        return change
+
+    return made
+
+
+def library(mark: Path) -> Change:
+    return lambda members: members.update({"net/data/aotinductor/model/net.so": b"\x7fELF"})
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (pickled_inputs, "is a pickle that builds more than tensors"),
+        (pickled_weight, "is a pickle that builds more than tensors"),
+        (opaque_constant, "carries an object of a class of its own"),
+        (in_graph("torch.ops.aten.linear.default", "torch.os.system"), "it calls 'torch.os.system'"),
+        (in_graph("torch.ops.aten.linear.default", "torch.ops.load_library"), "it calls 'torch.ops.load_library'"),
+        (in_graph("Symbol('s77'", "__import__('pathlib').Path('{mark}').touch('"), "is no formula"),
+        (library, "a compiled library or something unknown"),
+    ],
+)
+def test_a_file_that_could_run_code_is_refused_and_nothing_has_run(
+    attack: Callable[[Path], Change], said: str, honest: Path, tmp_path: Path
+) -> None:
+    mark = tmp_path / "it-ran"
+    path = changed(honest, tmp_path / "net.pt2", attack(mark))
+    with pytest.raises(InvalidInput, match=said) as caught:
+        load_model(str(path))
+    assert "add --trust" in str(caught.value)
+    assert not mark.exists()
+
+
+def test_trust_opens_what_would_be_refused_for_one_command(honest: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "it-ran"
+    path = changed(honest, tmp_path / "net.pt2", pickled_inputs(mark))
+    refused = CliRunner().invoke(app, ["profile", str(path), "-i", "4x8"])
+    assert (refused.exit_code, mark.exists()) == (2, False)
+    CliRunner().invoke(app, ["profile", str(path), "-i", "4x8", "--trust"])
+    assert mark.exists()
+    mark.unlink()
+    assert CliRunner().invoke(app, ["profile", str(path), "-i", "4x8"]).exit_code == 2
+    assert not mark.exists()
+
+
+def test_a_file_that_is_larger_inside_than_outside_is_refused(honest: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/data/weights/weight_0", bytes(50_000_000))
+    with pytest.raises(ModelNotFound, match="claims to hold 50000000 bytes"):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    "text", ["lambdify(x)", "x.__class__", "(lambda: 1)()", "[i for i in x]", "open('a')", "x.sum()"]
+)
+def test_what_is_more_than_arithmetic_is_no_formula(text: str) -> None:
+    assert not is_plain_expression(text)

@@ -1,0 +1,89 @@
+"""A ruined model never passes: agreement is checked at several batch sizes, and it decides."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from convertible import Residual
+from edge_opt import compress
+from edge_opt.compress.agreement import agreement, bound_of, trouble_of
+from edge_opt.compress.export import subject_of
+from edge_opt.compress.runtimes import TorchRunner
+from edge_opt.errors import Disagrees, InvalidInput
+from edge_opt.model import SmallCNN
+
+SHAPE = (1, 1, 28, 28)
+PICTURES = [torch.randn(16, 1, 28, 28)]
+# Ranges found on inputs a thousand times too small cut off nearly every value.
+FAINT = [0.001 * PICTURES[0]]
+
+
+def test_ranges_of_the_wrong_data_raise_with_the_layer_where_it_begins(tmp_path: Path) -> None:
+    with pytest.raises(Disagrees, match=r"int8 on onnxruntime disagrees .* is allowed.* begins at 'conv1' \(Conv\)"):
+        compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, verify_on=PICTURES, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_allow_takes_it_as_it_is_and_the_record_says_how_bad_it_is() -> None:
+    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, verify_on=PICTURES, allow=True)
+    assert max(entry.difference or 0.0 for entry in done.agreement.by_batch) > bound_of("int8", None)
+    with pytest.raises(InvalidInput, match="allow is -1; it is a share"):
+        compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, allow=-1)
+    assert math.isinf(bound_of("int8", True))
+
+
+def test_one_sample_the_batches_given_and_a_large_batch_are_compared() -> None:
+    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=PICTURES)
+    assert [entry.samples for entry in done.agreement.by_batch] == [1, 16, 512]
+    assert all(entry.output == 0 and not entry.refused for entry in done.agreement.by_batch)
+
+
+class WrongBeyond(nn.Module):
+    """Right for small batches, as a runtime with a broken kernel for large ones is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        scores = self.model(x)
+        return (scores.flip(1) if len(x) > 100 else scores,)
+
+
+def test_a_large_batch_that_goes_wrong_is_found() -> None:
+    model = Residual().eval()
+    subject = subject_of(model, (1, 3, 12, 12))
+    found = agreement(subject, TorchRunner(WrongBeyond(model), 1), [(torch.randn(8, 3, 12, 12),)], "a test")
+    trouble = trouble_of(found, 0.1)
+    assert trouble is not None and trouble[0] is not None and trouble[0].samples == 512
+    assert [entry.difference for entry in found.by_batch[:2]] == [0.0, 0.0]
+
+
+def test_labels_behind_the_inputs_give_accuracy_before_and_after() -> None:
+    model = SmallCNN().eval()
+    with torch.no_grad():
+        labels = model(PICTURES[0]).argmax(1)
+    # the original is right on all but the four samples whose label is moved on by one
+    labels[:4] = (labels[:4] + 1) % 10
+    done = compress.convert(model, SHAPE, "fp32", "torch", verify_on=[(PICTURES[0], labels)])
+    assert done.agreement.accuracy_before == done.agreement.accuracy == 12 / 16
+
+
+def test_near_ties_that_rounding_decides_anew_are_not_clear_answers() -> None:
+    class Ties(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x[:, 0] * 0 + 1.0, x[:, 0] * 0 + 1.0001, x[:, 0] * 0], 1)
+
+    class OtherTies(Ties):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:  # type: ignore[override]
+            return (super().forward(x)[:, [1, 0, 2]],)
+
+    subject = subject_of(Ties(), (4, 2))
+    found = agreement(subject, TorchRunner(OtherTies(), 1), [subject.tensors], "a test")
+    assert found.top1 == 0.0 and found.by_batch[-1].flips is None
+    assert trouble_of(found, 0.01) is None

@@ -1,0 +1,60 @@
+"""LiteRT and ExecuTorch keep the contract of the other runtimes; without them, one sentence says what to install."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from convertible import Residual
+from edge_opt import compress
+from edge_opt.errors import InvalidInput, MissingExtra
+
+SHAPE = (1, 3, 12, 12)
+# requirements/dev.lock has both for this Python alone.
+LOCKED = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock has no such wheels for this Python")
+PICTURES = [torch.randn(16, 3, 12, 12) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "package", "module"),
+    [("litert", "litert-torch", "litert_torch"), ("executorch", "executorch", "executorch.exir")],
+)
+def test_a_missing_runtime_comes_with_the_command(
+    runtime: str, package: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
+    with pytest.raises(MissingExtra, match=rf"needs {package}.*pip install 'edge-opt\[{runtime}\]'"):
+        compress.convert(Residual(), SHAPE, "fp32", runtime)
+
+
+@LOCKED
+@pytest.mark.slow
+def test_litert_runs_static_int8_for_any_batch(tmp_path: Path) -> None:
+    done = compress.convert(Residual(), SHAPE, "int8", "litert", calibration=PICTURES, folder=tmp_path)
+    # two convolutions and a linear layer, by hand; the batch norm is folded
+    assert [(layer.path, layer.precision) for layer in done.layers] == [
+        ("stem", "int8"), ("conv", "int8"), ("head", "int8"),
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["Residual.int8.tflite"]
+    assert [entry.samples for entry in done.agreement.by_batch if not entry.refused] == [1, 16, 512]
+    with compress.open_runner(done.path) as runner:
+        assert runner.runtime == "litert" and runner(torch.randn(3, 3, 12, 12))[0].shape == (3, 4)
+
+
+@LOCKED
+@pytest.mark.slow
+def test_executorch_runs_static_int8(tmp_path: Path) -> None:
+    done = compress.convert(Residual(), SHAPE, "int8", "executorch", calibration=PICTURES, folder=tmp_path)
+    assert {layer.path for layer in done.layers if layer.precision == "int8"} == {"stem", "conv", "head"}
+    assert [path.name for path in tmp_path.iterdir()] == ["Residual.int8.pte"]
+    with compress.open_runner(done.path) as runner:
+        assert runner.runtime == "executorch" and runner(torch.randn(SHAPE))[0].shape == (1, 4)
+
+
+def test_layers_are_not_spared_where_nobody_asks_the_quantiser_to() -> None:
+    with pytest.raises(InvalidInput, match="spare layers"):
+        compress.convert(Residual(), SHAPE, "int8", "litert", calibration=PICTURES, spare=["conv"])

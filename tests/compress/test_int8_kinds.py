@@ -1,0 +1,118 @@
+"""int8 for every kind of model: dynamic, weights alone, other ranges, mixed precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from convertible import Recurrent, Residual, Tokens
+from edge_opt import compress
+from edge_opt.compress.activation_ranges import _entropy, _percentile
+from edge_opt.compress.export import subject_of
+from edge_opt.compress.mixed_precision import ranked_layers, spare_until_it_agrees
+from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.records import Agreement, BatchAgreement
+
+
+def test_an_lstm_runs_in_int8_without_calibration() -> None:
+    done = compress.convert(Recurrent(), (1, 5, 8), "int8")
+    assert [(layer.path, layer.precision) for layer in done.layers] == [("rnn", "int8"), ("head", "int8")]
+    assert done.effective_precision == "int8"
+
+
+def test_a_transformer_s_weights_run_in_int8_and_products_of_activations_do_not() -> None:
+    done = compress.convert(Tokens(), [torch.zeros(1, 6, dtype=torch.long)], "int8")
+    # in and out projection, two layers of the feed-forward block, the head; attention multiplies activations twice
+    assert [layer.precision for layer in done.layers].count("int8") == 2 + 2 + 1
+    assert [layer.path for layer in done.kept_layers] == ["block.self_attn"] * 2
+    assert {layer.reason.partition(",")[0] for layer in done.kept_layers} == {"a product of two activations"}
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 512), nn.Linear(512, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+@pytest.mark.parametrize(("precision", "group", "bits"), [("int8", 32, 8), ("int4", 32, 4), ("int4", 128, 4)])
+def test_weights_alone_take_their_bits_and_a_scale_for_each_group(precision: str, group: int, bits: int) -> None:
+    done = compress.convert(Wide(), (1, 256), precision, scheme="weights", group_size=group)
+    weights = 256 * 512 + 512 * 16
+    # bits of each weight, four bytes of scale for each group, four bytes of each bias
+    expected = weights * bits // 8 + weights // group * 4 + (512 + 16) * 4
+    assert done.effective_precision == precision
+    assert expected <= done.size_bytes < expected + 4000
+
+
+def test_int4_is_of_weights_only() -> None:
+    with pytest.raises(InvalidInput, match="int4 is of weights only"):
+        compress.convert(Wide(), (1, 256), "int4", scheme="static")
+    with pytest.raises(InvalidInput, match="unknown scheme 'best'"):
+        compress.convert(Wide(), (1, 256), "int8", scheme="best")
+    with pytest.raises(InvalidInput, match="group_size is 7"):
+        compress.convert(Wide(), (1, 256), "int4", group_size=7)
+
+
+def test_methods_of_calibration_find_other_ranges() -> None:
+    torch.manual_seed(0)
+    model, batches = Residual(), [torch.randn(128, 3, 12, 12) ** 3]
+    scales = {}
+    for method in ("minmax", "percentile", "entropy"):
+        done = compress.convert(model, (1, 3, 12, 12), "int8", calibration=batches, method=method, allow=True)
+        found = {item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(done.path).graph.initializer}
+        scales[method] = found["x_scale"]
+    # cubes of normal numbers have rare large values; of 128 * 3 * 144 values 5.5 may go, 2 at each end
+    assert scales["percentile"] < scales["minmax"] and scales["entropy"] < scales["minmax"]
+
+
+def test_a_percentile_cuts_the_rarest_values_off_and_entropy_keeps_an_even_range() -> None:
+    counts = np.full(2048, 1000)
+    # 2 048 000 values: a ten-thousandth of them, 204.8, is less than one bin of 1000 on each side
+    assert _percentile(counts, -1.0, 1.0) == pytest.approx((-1.0, 1.0))
+    assert _entropy(counts, 0.0, 1.0) == pytest.approx((0.0, 1.0))
+    rare = np.zeros(2048, dtype=int)
+    rare[:1024], rare[-1] = 1000, 1
+    assert _percentile(rare, 0.0, 2.0)[1] == pytest.approx(1.0, abs=2 / 2048 * 1.5)
+
+
+def found(difference: float) -> Agreement:
+    return Agreement(0, 0, 1, None, 1, 1, "a test", by_batch=(BatchAgreement(1, difference, 0, None),))
+
+
+def test_as_few_layers_as_suffice_stay_in_float() -> None:
+    ranked = [f"layer{number}" for number in range(20)]
+    # five layers suffice: tried are 0, 1, 2, 4, 8, and between 4 and 8 the middle ones 6 and 5
+    spared, curve = spare_until_it_agrees(ranked, lambda s: found(0.2 if len(s) < 5 else 0.05), 0.1)
+    assert spared == tuple(ranked[:5])
+    assert [len(point.spared) for point in curve] == [0, 1, 2, 4, 5, 6, 8]
+    with pytest.raises(ConversionFailed, match="while any layer is in int8"):
+        spare_until_it_agrees(ranked, lambda s: found(0.2), 0.1)
+
+
+class Uneven(nn.Module):
+    """A layer whose input has one value a thousand times the others: 256 steps leave nothing of those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.fine(x)
+        stretched = torch.cat([hidden[:, :1] * 0 + 1000.0, hidden[:, 1:]], 1)
+        return self.coarse(stretched) - 1000.0 * self.coarse.weight[:, 0]
+
+
+def test_the_layer_that_hurts_is_found_and_spared() -> None:
+    torch.manual_seed(0)
+    model, batch = Uneven().eval(), torch.randn(16, 8)
+    assert ranked_layers(subject_of(model, (1, 8)), (batch,))[0] == "coarse"
+    done = compress.convert(model, (1, 8), "int8", calibration=[batch], spare="auto")
+    assert [layer.path for layer in done.kept_layers] == ["coarse"]
+    assert [point.spared for point in done.curve] == [(), ("coarse",)]
+    assert done.curve[0].difference > 0.1 > done.curve[1].difference

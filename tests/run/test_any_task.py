@@ -1,0 +1,73 @@
+"""Sweeps and runs of models that are no classifiers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge_opt as eo
+from edge_opt.errors import InvalidConfig, InvalidInput
+from edge_opt.records import SweepResult
+from edge_opt.run.config import read_config
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [("regression", "mae"), ("segmentation", "miou"), ("text_classifier", "f1"), ("keyword_spotting", "missed")],
+)
+def test_the_examples_ship_what_keeps_their_metric(name: str, metric: str, tmp_path: Path) -> None:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](str(tmp_path))
+    rows = list(csv.DictReader((tmp_path / "sweep_results.csv").open(encoding="utf-8")))
+    assert [row["status"] for row in rows] == ["done", "done"]
+    assert "accuracy" not in "".join(rows[0]) and rows[0]["metric_direction"] in ("higher", "lower")
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["metric"] == metric
+    assert summary["best"]["metrics"][f"{metric}_drop"] <= 0.1
+
+
+def regression(**settings: Any) -> SweepResult:
+    file = EXAMPLES / "regression.py"
+    return eo.sweep(f"{file}:trained", f"{file}:loaders", folder="unused", **settings)
+
+
+def test_numbers_are_not_scored_by_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="do not fit accuracy.*set metric to mae, rmse or r2"):
+        regression()
+    assert not (tmp_path / "unused").exists()
+
+
+def test_a_function_that_cannot_be_sent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="metric is <lambda>, which other processes cannot import"):
+        regression(metric=lambda outputs, targets: 0.0, metric_direction="lower")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["metric=mae", "constraints=[accuracy_drop <= 1%]"], "unknown metric 'accuracy_drop'"),
+        (["metric=dice"], "unknown metric 'dice'; metrics are accuracy"),
+        (["metric=3"], "metric is 3; it must be a name, or a function"),
+        (["metric=net.py:latency"], "a metric cannot be called 'latency'"),
+    ],
+)
+def test_a_metric_and_its_constraints_must_fit(settings: list[str], sentence: str) -> None:
+    with pytest.raises(InvalidConfig, match=sentence):
+        read_config(settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("metric", "budgets"),
+    [("accuracy", ("accuracy_drop <= 0.01",)), ("miou", ("miou_drop <= 0.01",)), ("mae", ()), ("net.py:dice", ())],
+)
+def test_the_default_constraint_speaks_of_the_metric(metric: str, budgets: tuple[str, ...]) -> None:
+    assert read_config(settings=[f"metric={metric}"]).budgets == budgets

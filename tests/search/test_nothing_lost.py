@@ -1,0 +1,171 @@
+"""Kills, full disks, locked stores: nothing is lost, and each is one sentence."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from edge_opt.cli import app
+from edge_opt.errors import EdgeOptError, NotSaved, UnreadableStore
+from edge_opt.records import Candidate
+from edge_opt.search.locks import alone, at_work, run_folder
+from edge_opt.search.process import Isolation, Limits, packed
+from edge_opt.search.space import Space
+from edge_opt.search.store import STORE_NAME, Store
+from edge_opt.search.sweep import run_sweep
+from kills import KilledSweep
+from sweep_control import lines
+from sweep_jobs import Family, Large, Littering
+
+pytestmark = pytest.mark.usefixtures("own_machine")
+SPACE = Space((0.0, 0.5), ("fp32",), ("torch",))
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_nothing_and_leave_nobody(tmp_path: Path) -> None:
+    sweep = KilledSweep(tmp_path / "sweep", random.Random(3), pause_s=0.1)
+    sweep.run(("parent", "nursery", "child"), kills=6)
+    assert sweep.kills.total() == 6
+
+
+def test_a_crashed_build_starts_again_in_a_clean_folder(tmp_path: Path) -> None:
+    result = run_sweep(Littering(tmp_path / "marks", crashes=1), SPACE, folder=tmp_path / "out")
+    assert [(trial.status, trial.attempts) for trial in result.trials] == [("done", 1), ("done", 2)]
+
+
+def test_a_killed_nursery_takes_along_what_a_build_has_started(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    started: list[psutil.Process] = []
+
+    def kill_nursery() -> None:
+        while not note.exists() or not note.read_text(encoding="utf-8"):
+            time.sleep(0.01)
+        nursery, grandchild = map(int, note.read_text(encoding="utf-8").split())
+        started.append(psutil.Process(grandchild))
+        os.kill(nursery, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_nursery)
+    killer.start()
+    with Isolation(["sweep_jobs"]) as isolation:
+        candidate = Candidate(0.0, "fp32", "torch")
+        outcome = isolation.run(packed(Family(note)), "build", (candidate, tmp_path), tmp_path, Limits(seconds=60))
+    killer.join()
+    assert (outcome.failure, outcome.was_killed) == ("crashed", True)
+    assert not psutil.wait_procs(started, timeout=30)[1]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from edge_opt.errors import NotSaved
+from edge_opt.search.sweep import run_sweep
+from edge_opt.search.space import Space
+from sweep_jobs import Large
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+try:
+    space = Space((0.0, 0.5), ("fp32",), ("torch",))
+    run_sweep(Large(Path(sys.argv[1]) / "log"), space, folder=Path(sys.argv[1]) / "out")
+except NotSaved as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_disk_that_takes_no_more_is_one_sentence_and_no_failed_row(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    (sentence,) = ended.stderr.strip().splitlines()
+    assert "File too large" in sentence
+    assert "run again to go on: what was finished is kept" in sentence
+    store = Store.look(tmp_path / "out")
+    assert [trial.status for trial in store.trials().values()] == ["done"]
+    store.close()
+    result = run_sweep(Large(tmp_path / "log"), SPACE, folder=tmp_path / "out")
+    assert [trial.status for trial in result.trials] == ["done", "done"]
+    # The baseline was built once.
+    assert lines(tmp_path / "log").count(f"build {result.trials[0].candidate.key}") == 1
+
+
+def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = CliRunner().invoke(app, ["init", str(tmp_path / "file" / "run.yaml")])
+    assert ended.exit_code == 2
+    assert "File exists" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_a_locked_store_is_waited_for_then_said_and_never_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_opt.search.store._PATIENCE_S", 0.1)
+    Store.open(tmp_path, {}).close()
+    other = sqlite3.connect(tmp_path / STORE_NAME)
+    other.execute("BEGIN EXCLUSIVE")
+    said: list[str] = []
+    with pytest.raises(UnreadableStore, match="is locked by another program; close that and run again"):
+        Store.open(tmp_path, {}, on_notice=said.append)
+    assert "waiting for up to" in said[0]
+    other.rollback()
+    other.close()
+    Store.open(tmp_path, {}).close()
+    assert [path.name for path in tmp_path.glob("sweep*")] == [STORE_NAME]
+
+
+def test_a_store_that_cannot_be_opened_is_said_and_never_set_aside(tmp_path: Path) -> None:
+    (tmp_path / STORE_NAME).mkdir()
+    with pytest.raises(UnreadableStore, match="cannot be opened"):
+        Store.open(tmp_path, {})
+    assert [path.name for path in tmp_path.glob("sweep*")] == [STORE_NAME]
+
+
+def test_a_store_that_cannot_be_written_to_says_so(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, {})
+    store._connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(NotSaved, match="attempt to write a readonly database.*run again to go on"):
+        store.begin(Candidate(0.0, "fp32", "torch"))
+    store.close()
+
+
+def test_locks_are_where_nobody_else_may_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_folder() == tmp_path / "edge-opt"
+    assert run_folder().stat().st_mode & 0o777 == 0o700
+    run_folder().chmod(0o777)
+    with pytest.raises(EdgeOptError, match="not a folder that only you may enter"):
+        run_folder()
+    # A run directory that others may enter is none.
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "edge-opt").rmdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "open"))
+    assert run_folder().parent != tmp_path / "open"
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    (run_folder() / "gate.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), at_work():
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_build_that_waits_for_a_measurement_is_announced() -> None:
+    waits = threading.Event()
+    with alone(lambda: None):
+        building = threading.Thread(target=lambda: at_work(waits.set).__enter__())
+        building.start()
+        assert waits.wait(30)
+    building.join(30)
+
+
+def test_failed_rows_are_tried_again_on_request_by_every_command_that_sweeps() -> None:
+    for command in ("run", "sweep"):
+        assert "--retry-failed" in CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
