@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.measuring.paired import measure_pair
+from edge_opt.measuring.model_pair import measure_pair
 
 
 def test_blocks_of_both_models_are_pairs_and_both_are_left_as_found() -> None:
