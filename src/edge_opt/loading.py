@@ -1,4 +1,4 @@
-"""A model by its reference: `file.py:name`, `torchvision:NAME`, `file.pt2`."""
+"""A model by its reference: `file.py:name`, `torchvision:NAME`, `file.pt2`, `file.onnx`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory or file.pt2"
+FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory, file.pt2 or file.onnx"
 _REFERENCE = re.compile(r"(?P<source>.+):(?P<name>[\w./@-]+)(?P<call>\(.*\))?", re.DOTALL)
 
 
@@ -184,7 +184,7 @@ class Loaded(NamedTuple):
     Attributes:
         model: The model.
         name: A name for tables.
-        example: The arguments that an exported program was exported with; None for others.
+        example: The arguments that an exported program was exported with, or that a file describes; None for others.
     """
 
     model: nn.Module
@@ -196,8 +196,14 @@ def load_model(reference: str) -> Loaded:
     """The model that a reference names.
 
     Args:
-        reference: `torchvision:NAME`, `timm:NAME`, `file.py:factory(width=2)`, `package.module:factory`, or `file.pt2`.
+        reference: `torchvision:NAME`, `timm:NAME`, `file.py:factory(width=2)`, `package.module:factory`, `file.pt2`,
+            or `file.onnx`, which is read and not run.
     """
+    if reference.lower().endswith(".onnx"):
+        from edge_opt.model_files.onnx_model import load_onnx
+
+        read = load_onnx(reference)
+        return Loaded(read, Path(reference).stem, read.example())
     if reference.lower().endswith(".pt2"):
         model, example = load_exported(Path(reference))
         return Loaded(model, Path(reference).stem, example)
@@ -218,7 +224,7 @@ def _not_a_reference(reference: str) -> EdgeOptError:
     path = Path(reference)
     if path.suffix == ".py":
         return ModelNotFound(f"{reference!r} names a file without a factory; write {path.name}:NAME")
-    if path.suffix in (".pt", ".pth", ".onnx", ".safetensors"):
+    if path.suffix in (".pt", ".pth", ".safetensors"):
         return ModelNotFound(
             f"{reference!r} is not an exported program; write one with torch.export.save(..., 'NAME.pt2'), "
             "or give the factory of the model"

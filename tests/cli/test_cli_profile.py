@@ -151,7 +151,7 @@ def test_an_exported_program_needs_no_input(tmp_path: Path) -> None:
         (["-i", "2x5:int64", "--depth", "-1"], "depth is -1"),
         (["-i", "2x5:int64", "--level", "leaves", "--depth", "1"], "drop one of the two"),
         (["-i", "2x5:int64", "--json", "--top", "3"], "--json prints the whole profile"),
-        (["-i", "2x5:int64", "-o", "x.pdf"], "use one of .csv, .html, .json, .md, .txt"),
+        (["-i", "2x5:int64", "-o", "x.pdf"], "use one of .csv, .html, .json, .md, .trace.json, .txt"),
         (["-i", "2x5:int64", "-o", "/dev/null/x.csv"], "cannot write '/dev/null/x.csv'"),
     ],
 )

@@ -51,7 +51,7 @@ def test_suffixes_are_read_without_regard_to_case(profile: eo.ModelProfile, tmp_
 
 @pytest.mark.parametrize(("name", "what"), [("profile.xlsx", "'.xlsx'"), ("profile", "no suffix")])
 def test_an_unknown_suffix_names_the_known(profile: eo.ModelProfile, tmp_path: Path, name: str, what: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"{what}; use one of \.csv, \.html, \.json, \.md, \.txt"):
+    with pytest.raises(InvalidInput, match=rf"{what}; use one of \.csv, \.html, \.json, \.md, \.trace\.json, \.txt"):
         profile.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 

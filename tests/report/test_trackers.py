@@ -59,6 +59,24 @@ def test_figures_read_back_from_mlflow(
         mlflow.set_tracking_uri(None)
 
 
+def test_weights_and_biases_gets_figures_and_the_table(profile: ModelProfile) -> None:
+    class Run:
+        """What a run of Weights & Biases offers; the package is too large for the tests."""
+
+        def __init__(self) -> None:
+            self.summary: dict[str, str] = {}
+            self.logged: list[tuple[dict[str, float], int]] = []
+
+        def log(self, data: dict[str, float], step: int) -> None:
+            self.logged.append((data, step))
+
+    run = Run()
+    profile.log_to(run, step=3, prefix="cost/")
+    [(figures, step)] = run.logged
+    assert (figures["cost/macs"], step) == (4 * 16 * 8, 3)
+    assert run.summary == {"cost/profile": str(profile)}
+
+
 def test_anything_else_is_refused(profile: ModelProfile) -> None:
     with pytest.raises(InvalidInput, match="cannot log to a list; give a TensorBoard SummaryWriter, the mlflow module"):
         profile.log_to([])

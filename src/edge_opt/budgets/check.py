@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -226,7 +227,7 @@ def check(
     *budgets: str | Budget,
     inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
-    baseline: ModelProfile | str | PathLike[str] | None = None,
+    baseline: Subject | None = None,
     max_increase: Mapping[str, str | float] | Sequence[str] | None = None,
     on_undecided: Literal["pass", "fail"] = "pass",
     measure: bool | Mapping[str, Any] | None = None,
@@ -242,7 +243,8 @@ def check(
         budgets: Limits such as "macs <= 600M" or "latency_ms <= 20".
         inputs: As in `profile`, for a model.
         kwargs: Arguments of the model by name.
-        baseline: A profile, or the path of a saved one, to compare with.
+        baseline: A profile, the path of a saved one, or a model that takes the same inputs, to compare with. Two models
+            are timed in turn in this process, so that a busy machine disturbs both alike.
         max_increase: How much figures may grow over the baseline: `{"peak_memory": "5%"}`; a number is a share.
         on_undecided: Whether budgets that are undecided "pass" or "fail".
         measure: Whether to run the model, or the options of `measure`; None runs it if a budget needs it.
@@ -263,18 +265,41 @@ def check(
         raise InvalidInput(f"precision is {precision!r}, and there is no target to predict for; add target=")
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
-    before = None if baseline is None else as_profile(baseline, target=target, precision=precision)
+    before = None if baseline is None else as_profile(baseline, inputs, kwargs, target=target, precision=precision)
     names = [*(limit.metric for limit in limits), *(increase.metric for increase in increases)]
     needed = any(PROFILE_METRICS[name].is_measured for name in names) if measure is None else measure
-    profile = as_profile(subject, inputs, kwargs, measure=needed, target=target, precision=precision)
+    is_paired = needed is not False and _is_model(baseline) and _is_model(subject)
+    now = False if is_paired else needed
+    profile = as_profile(subject, inputs, kwargs, measure=now, target=target, precision=precision)
+    latency = None if before is None else compared_latency(before, profile)
+    if before is not None and is_paired:
+        options = dict(needed) if isinstance(needed, Mapping) else {}
+        before, profile, latency = _timed_in_turn((baseline, before), (subject, profile), inputs, kwargs, options)
     return check_profile(
         profile,
         limits,
         baseline=before,
         increases=increases,
-        latency=None if before is None else compared_latency(before, profile),
+        latency=latency,
         on_undecided=on_undecided,
     )
+
+
+def _is_model(subject: Any) -> bool:
+    return subject is not None and not isinstance(subject, (str, PathLike, ModelProfile))
+
+
+def _timed_in_turn(
+    baseline: tuple[Any, ModelProfile], change: tuple[Any, ModelProfile], inputs: Any, kwargs: Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> tuple[ModelProfile, ModelProfile, Comparison]:  # fmt: skip
+    """Both profiles with what was measured, a block of each model in turn, and how they compare."""
+    from edge_opt.measuring.model_pair import measure_pair
+
+    known = {key: options[key] for key in ("min_time_s", "max_time_s", "threads", "progress") if key in options}
+    profiles = (baseline[1], change[1])
+    before, after, verdict = measure_pair(baseline[0], change[0], inputs, kwargs=kwargs, profiles=profiles, **known)
+    return replace(profiles[0], measurement=before), replace(profiles[1], measurement=after), verdict
 
 
 def _increases(given: Mapping[str, str | float] | Sequence[str] | None) -> list[Increase]:

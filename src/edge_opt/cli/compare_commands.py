@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -10,10 +12,20 @@ import typer
 
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS
 from edge_opt.budgets.parse import TABLE, configured_budgets, parse_budget, parse_increase
-from edge_opt.cli.arguments import Batch, Inputs, Keywords, Maker, is_profile, measuring, read_profile
+from edge_opt.cli.arguments import (
+    Batch,
+    Inputs,
+    Keywords,
+    Maker,
+    is_profile,
+    measuring,
+    read_arguments,
+    read_profile,
+    with_example,
+)
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, talk
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import FORMS
+from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
 
 if TYPE_CHECKING:
@@ -112,6 +124,27 @@ def compare(
         talk(f"saved to {found.save(path)}")
 
 
+def _to_check(
+    subject: str, baseline: str | None, call: tuple[list[str], list[str], int | None, str | None],
+    options: bool | dict[str, Any],
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """What `check` takes: a profile and an earlier one, or two models that are timed in turn."""
+    import edge_opt as eo
+
+    inputs, kwargs, batch, made_by = call
+    if baseline is None or is_profile(baseline):
+        before = None if baseline is None else eo.load(baseline)
+        return read_profile(subject, inputs, kwargs, batch, options, made_by), {"baseline": before}
+    if is_profile(subject):
+        raise InvalidInput(f"the baseline {baseline!r} is a model, and {subject!r} is a profile; give two of a kind")
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs, kwargs, batch, made_by)
+        loaded, other = load_model(subject), load_model(baseline)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+    given = {"inputs": positional or None, "kwargs": named, "baseline": other.model, "measure": options or None}
+    return loaded.model, given
+
+
 def check(
     subject: Annotated[
         str, typer.Argument(metavar="PROFILE|MODEL", help=f"A profile saved as .json, or a model: {FORMS}.")
@@ -121,7 +154,8 @@ def check(
         typer.Option("--budget", metavar="BUDGET", help=f"Such as 'macs <= 600M'; without any, those of {TABLE}."),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="FILE", help="An earlier profile, saved as .json.")
+        str | None,
+        typer.Option("--baseline", metavar="FILE|MODEL", help="An earlier profile, saved as .json, or a model."),
     ] = None,
     max_increase: Annotated[
         list[str] | None,
@@ -154,6 +188,7 @@ def check(
     edge-opt check profile.json --budget "macs <= 600M" --budget "peak_memory_mb <= 64"
     edge-opt check net.py:Net -i 1x3x32x32 --baseline main.json --max-increase peak_memory=5%
     edge-opt check net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --budget "predicted_ms <= 50"
+    edge-opt check net.py:Net -i 1x3x32x32 --baseline old.py:Net --max-increase latency=2%
     edge-opt check net.py:Net -i 1x3x32x32 --markdown budget.md --junit budget.xml
     """
     import edge_opt as eo
@@ -167,21 +202,20 @@ def check(
         raise InvalidInput(f"there is no budget: give --budget 'macs <= 600M', or write {TABLE} in pyproject.toml")
     if increases and baseline is None:
         raise InvalidInput("--max-increase needs a profile to increase from; give --baseline FILE")
-    before = None if baseline is None else eo.load(baseline)
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
     needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
     options: bool | dict[str, Any]
     with measuring(needs_run, min_time, threads, None) as options:
-        profile = read_profile(subject, inputs or [], kwarg or [], batch, options, made_by)
-    result = eo.check(
-        profile,
-        *budgets,
-        baseline=before,
-        max_increase=[increase.text for increase in increases],
-        on_undecided="fail" if fail_on_undecided else "pass",
-        target=target,
-        precision=cast("Precision", precision),
-    )
+        checked, given = _to_check(subject, baseline, (inputs or [], kwarg or [], batch, made_by), options)
+        result = eo.check(
+            checked,
+            *budgets,
+            **given,
+            max_increase=[increase.text for increase in increases],
+            on_undecided="fail" if fail_on_undecided else "pass",
+            target=target,
+            precision=cast("Precision", precision),
+        )
     typer.echo(document(result) if json else f"{render(result)}\n", nl=False)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):
         if path is not None:

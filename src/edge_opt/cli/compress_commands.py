@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from edge_opt.records import Converted, Importance, Pruned
 
 
+def _source(model: str) -> str:
+    """The reference, unless it names a file: what is pruned, quantised or exported is the model that it was made of."""
+    if model.lower().endswith(".onnx"):
+        raise InvalidInput(
+            f"{model!r} is a file of a finished graph, which is not changed here; give the model's source"
+        )
+    return model
+
+
 def converted(
     model: str,
     inputs: list[str] | None,
@@ -51,7 +60,7 @@ def converted(
 
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], None)
-        loaded = load_model(model)
+        loaded = load_model(_source(model))
         positional, named = with_example(arguments, loaded.example, loaded.name)
         return convert(
             loaded.model,
@@ -141,7 +150,7 @@ def prune(
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], [], None)
-        loaded = load_model(model)
+        loaded = load_model(_source(model))
         if weights is not None:
             compress.load_weights(loaded.model, weights)
         positional, named = with_example(arguments, loaded.example, loaded.name)

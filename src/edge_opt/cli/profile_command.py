@@ -47,6 +47,19 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", help="With --measure, threads to measure with; with --target, those of its runtime."),
 ]
+RuntimeTimes = Annotated[
+    Path | None,
+    typer.Option(
+        "--runtime-profile", metavar="FILE", help="Lay what a runtime measured on the layers: its profile, JSON or CSV."
+    ),
+]
+Output = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE",
+        help="Save as .json, .csv, .md, .txt, .html or .trace.json; of an .onnx file also as .onnx or .nodes.json.",
+    ),
+]  # fmt: skip
 TimeOperators = Annotated[
     bool, typer.Option("--time-operators", help="With --target host: time each distinct operator once.")
 ]
@@ -78,14 +91,12 @@ def profile(
         str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
     ] = None,
     top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt or .html."),
-    ] = None,
+    output: Output = None,
     json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
     fail_on_unpriced: Annotated[
         bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
     ] = False,
+    runtime_profile: RuntimeTimes = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -104,7 +115,7 @@ def profile(
         raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
-        writer_for(path)
+        _ = _is_view_of_file(path, model) or writer_for(path)
     # What the user's code prints goes to stderr: stdout holds results only.
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
@@ -114,23 +125,55 @@ def profile(
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
             "--fail-on-unpriced": fail_on_unpriced, "--time-operators": time_operators,
+            "--runtime-profile": runtime_profile,
         }, json)  # fmt: skip
         return
     place = {"target": target or None, "precision": precision, "runtime": runtime, "time_operators": time_operators,
              "threads": threads if target and not (measure and _is_machine(target[0])) else None}  # fmt: skip
     here = threads if measure or not target else None
     with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
-        result = _profiled(load_model(model), arguments, mode, convention, options, place)
+        loaded = load_model(model)
+        result = _profiled(loaded, arguments, mode, convention, options, place)
+        result = _laid(result, loaded, runtime_profile, measure)
     if json:
         typer.echo(document(result), nl=False)
     else:
         _show(result, depth, sort, top, shown)
     for path in output or []:
-        talk(f"saved to {result.save(path, cast('Level', level or 'leaves'))}")
+        talk(f"saved to {_saved(path, result, loaded, cast('Level', level or 'leaves'), model)}")
     missing = sum(item.count for item in result.unpriced)
     if fail_on_unpriced and missing:
         talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
         raise typer.Exit(NOT_SATISFIED)
+
+
+def _laid(result: ModelProfile, loaded: Loaded, path: Path | None, is_measured: bool) -> ModelProfile:
+    """The profile with a runtime's times on its layers, if there is a file of them."""
+    from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
+
+    if path is None:
+        return result
+    if is_measured:
+        raise InvalidInput("--measure and --runtime-profile both say what was measured; drop one of them")
+    return lay(result, read_runtime_profile(path), getattr(loaded.model, "module_of", None), path.name)
+
+
+def _saved(path: Path, result: ModelProfile, loaded: Loaded, level: Level, model: str) -> Path:
+    if not _is_view_of_file(path, model):
+        return result.save(path, level)
+    from edge_opt.model_files.onnx_views import save_view
+
+    return save_view(cast(Any, loaded.model), result, path)
+
+
+def _is_view_of_file(path: Path, model: str) -> bool:
+    """Whether the output shows costs on the nodes of an ONNX file, which only such a file has."""
+    is_view = path.name.lower().endswith((".onnx", ".nodes.json"))
+    if is_view and not model.lower().endswith(".onnx"):
+        raise InvalidInput(
+            f"{str(path)!r} shows costs on the nodes of an .onnx file; give such a file, or export it first"
+        )
+    return is_view
 
 
 def _is_machine(target: str) -> bool:

@@ -39,6 +39,10 @@ from edge_opt.trace.modules import module_paths
 
 def on_device(model: nn.Module, device: Device) -> nn.Module:
     """The model itself if all of it is there already, else a copy that is."""
+    if hasattr(model, "session") and hasattr(model, "file"):
+        raise InvalidInput(
+            f"{str(model.file)!r} was read for its costs, and this needs a model that runs; give its source"
+        )
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise InvalidInput("the model's weights are on the meta device and have no values; build it with real weights")
@@ -201,14 +205,14 @@ def measure(
     limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
     place = find_device(device)
     traced, costs = _traced(model, inputs, kwargs, mode, profile)
-    subject = on_device(model, place)
+    subject, runtime = subject_on(model, place, threads)
     arguments = call_on(subject, inputs, kwargs, place)
     caller = Caller(subject, arguments)
     plain = caller.runner()
     with ready(subject, traced, mode == "train", threads):
         environment = read_environment(place.name)
-        remarks = _output_remarks(plain.once())
-        recorder = Recorder(subject, traced.modules, clock_of(place)) if layers else None
+        remarks = [*runtime, *_output_remarks(plain.once())]
+        recorder = Recorder(subject, traced.modules, clock_of(place)) if layers and not runtime else None
         latencies = interleaved(
             {"plain": plain} | ({} if recorder is None else {"recorded": caller.runner(recorder)}),
             batch_size=first_dimension(arguments) if batch_size is None else batch_size,
@@ -220,11 +224,23 @@ def measure(
     return Measurement(
         latency=latency,
         layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
-        memory=_memory(subject, arguments, traced, place, mode) if memory else None,
+        memory=_memory(subject, arguments, traced, place, mode) if memory and not runtime else None,
         energy=joules,
         energy_refusals=refusals,
         environment=environment,
     )
+
+
+def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
+    """What is run: the model on the device, or for a file its runtime, with a remark that says which."""
+    from edge_opt.model_files.onnx_model import OnnxModel
+
+    if not isinstance(model, OnnxModel):
+        return on_device(model, device), []
+    if device.torch_name != "cpu":
+        raise InvalidInput(f"an ONNX file is measured on the CPU, and the device is {device.torch_name!r}")
+    session = model.session(threads)
+    return session, [f"run by {session.version}; its layers and its memory were not measured"]
 
 
 def _check(mode: str, threads: int | None, repeats: int | None, warmup: int) -> None:

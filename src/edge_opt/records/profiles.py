@@ -115,7 +115,8 @@ class ModelProfile:
         """Write the profile and return its path.
 
         Args:
-            path: The file; its suffix chooses the format: .json (everything), .csv, .md, .txt, .html.
+            path: The file; its suffix chooses the format: .json (everything), .csv, .md, .txt, .html, or .trace.json, a
+                time line of what was measured or predicted, for Perfetto and Chrome.
             level: The rows of a table, as in `to_dataframe`.
         """
         from edge_opt.report.save import save
@@ -126,7 +127,8 @@ class ModelProfile:
         """Write the figures, and the table as text, to an experiment tracker.
 
         Args:
-            writer: A TensorBoard SummaryWriter, the mlflow module, or (MlflowClient(), run_id).
+            writer: A TensorBoard SummaryWriter, the mlflow module, (MlflowClient(), run_id), or a run of Weights &
+                Biases.
             step: The step that the figures belong to.
             prefix: Text in front of every name, such as "pruned/".
         """

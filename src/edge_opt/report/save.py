@@ -49,7 +49,8 @@ def writers() -> Mapping[str, Writer]:
 
 def writer_for(path: str | os.PathLike[str]) -> Writer:
     """The writer that the path's suffix chooses."""
-    suffix = Path(path).suffix.lower()
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    suffix = next((one for one in ("".join(suffixes[-2:]), *suffixes[-1:]) if one in _writers), "".join(suffixes[-1:]))
     if suffix not in _writers:
         what = f"the suffix {suffix!r}" if suffix else "no suffix"
         raise InvalidInput(f"cannot write {str(path)!r}: it has {what}; use one of {', '.join(sorted(_writers))}")
@@ -111,6 +112,14 @@ def _html(profile: ModelProfile, level: Level) -> str:
     from edge_opt.report.page.payload import payload
 
     return page_text(payload(profile=profile))
+
+
+@writer(".trace.json")
+def _time_line(profile: ModelProfile, level: Level) -> str:
+    """Layers on a time line with the memory under it, for ui.perfetto.dev and chrome://tracing."""
+    from edge_opt.report.timeline import time_line
+
+    return json.dumps(time_line(profile), indent=1, allow_nan=False) + "\n"
 
 
 def load(path: str | os.PathLike[str]) -> ModelProfile:

@@ -1,4 +1,4 @@
-"""Trackers: the figures of a profile, written to TensorBoard or MLflow, whichever is handed in."""
+"""Trackers: the figures of a profile, written to TensorBoard, MLflow or Weights & Biases, whichever is handed in."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ def figures(profile: ModelProfile) -> Iterator[tuple[str, float]]:
 
 
 def log_to(profile: ModelProfile, writer: Any, step: int = 0, prefix: str = "") -> None:
-    """Write the figures, and the table as text, to a SummaryWriter, to the mlflow module, or to a (client, run id)."""
+    """Write the figures, and the table as text, to TensorBoard, mlflow, a (client, run id) or a W&B run."""
     if hasattr(writer, "add_scalar"):
         for name, value in figures(profile):
             writer.add_scalar(prefix + name, value, step)
         # TensorBoard reads Markdown; four spaces keep a table as it is.
         writer.add_text(f"{prefix}profile", "\n".join(f"    {line}" for line in str(profile).splitlines()), step)
         return
+    # A run of Weights & Biases, or its module inside one; mlflow has summaries nowhere.
+    if hasattr(writer, "log") and hasattr(writer, "summary"):
+        found = dict(figures(profile))
+        writer.log({prefix + name: value for name, value in found.items()}, step=step)
+        writer.summary.update({f"{prefix}profile": str(profile)})
+        return
     logger, run = writer if isinstance(writer, tuple) and len(writer) == 2 else (writer, None)
     if not hasattr(logger, "log_metric") or not hasattr(logger, "log_text"):
         raise InvalidInput(
             f"cannot log to a {type(writer).__name__}; give a TensorBoard SummaryWriter, the mlflow module, "
-            "or (MlflowClient(), run_id)"
+            "(MlflowClient(), run_id), or a run of Weights & Biases"
         )
     target = () if run is None else (run,)
     for name, value in figures(profile):

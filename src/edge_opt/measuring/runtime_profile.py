@@ -1,0 +1,289 @@
+"""Profiles that runtimes write, laid on the modules of a model: measured time, by whoever measured it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge_opt.errors import InvalidInput, UnreadableProfile
+from edge_opt.measuring.statistics import latency_of, median
+from edge_opt.records import Environment, Interval, LayerLatencies, LayerLatency, Measurement, ModelProfile
+
+FORMS = ("ONNX Runtime's profiling JSON, trtexec --exportProfile, the CSV of TFLite's benchmark_model, a CSV of "
+         "ExecuTorch's Inspector, or a trace of torch.profiler")  # fmt: skip
+_MOST_NAMED = 5
+Finder = Callable[[str, str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One entry of a runtime's profile.
+
+    Attributes:
+        name: As the runtime calls it.
+        samples_s: Its seconds in each run, or one figure for all runs.
+        path: Path of its module where the runtime itself knows it; "" elsewhere.
+        op: What it computes, where the runtime says so, such as "Conv".
+    """
+
+    name: str
+    samples_s: tuple[float, ...]
+    path: str = ""
+    op: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return median(self.samples_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeProfile:
+    """What a runtime's file says.
+
+    Attributes:
+        runtime: Who wrote it.
+        kernels: Its entries, in the order of execution.
+        runs_s: Seconds of each whole run; empty where the file does not say.
+    """
+
+    runtime: str
+    kernels: tuple[Kernel, ...]
+    runs_s: tuple[float, ...]
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of one run: the middle one, else the sum of the entries."""
+        return median(self.runs_s) if self.runs_s else sum(kernel.seconds for kernel in self.kernels)
+
+
+def read_runtime_profile(path: str | os.PathLike[str]) -> RuntimeProfile:
+    """What a runtime measured, by the file it wrote; the content says which runtime.
+
+    Args:
+        path: The file, as `FORMS` lists them.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UnreadableProfile(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    try:
+        found = _read(text)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UnreadableProfile(f"{str(path)!r} is cut off or damaged ({type(error).__name__}: {error})") from error
+    if found is None or not found.kernels:
+        raise UnreadableProfile(f"{str(path)!r} is no profile of a runtime that is known; it may be {FORMS}")
+    return found
+
+
+def _read(text: str) -> RuntimeProfile | None:
+    if text.lstrip()[:1] in ("[", "{"):
+        data = json.loads(text)
+        if isinstance(data, dict):
+            return _torch_profiler(data["traceEvents"]) if "traceEvents" in data else None
+        if any(isinstance(item, dict) and "averageMs" in item for item in data):
+            return _tensorrt(data)
+        return _onnxruntime(data)
+    lines = text.splitlines()
+    if any("avg_ms" in line or "avg ms" in line for line in lines):
+        return _tflite(lines)
+    return _executorch(lines)
+
+
+def _onnxruntime(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
+    """Kernels between the ends of runs; the first run, which allocates, does not count where there are others."""
+    runs: list[float] = []
+    samples: dict[str, list[float]] = defaultdict(list)
+    ops: dict[str, str] = {}
+    for event in sorted(events, key=lambda one: float(one["ts"])):
+        name = str(event["name"])
+        if event.get("cat") == "Session" and name == "model_run":
+            runs.append(float(event["dur"]) / 1e6)
+        elif event.get("cat") == "Node" and name.endswith("_kernel_time"):
+            key = name.removesuffix("_kernel_time")
+            samples[key].append(float(event["dur"]) / 1e6)
+            ops[key] = str(event.get("args", {}).get("op_name", ""))
+    count = max(len(runs), 1)
+    kernels = tuple(
+        Kernel(name, tuple(_per_run(values, count)[count > 1 :]), op=ops[name]) for name, values in samples.items()
+    )
+    return RuntimeProfile("ONNX Runtime", kernels, tuple(runs[1:] if count > 1 else runs))
+
+
+def _per_run(values: Sequence[float], runs: int) -> list[float]:
+    """The seconds of a kernel in each run; one that runs several times in a run counts together."""
+    each = max(len(values) // runs, 1)
+    return [sum(values[place : place + each]) for place in range(0, each * min(runs, len(values)), each)]
+
+
+def _tensorrt(entries: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
+    kernels = [
+        Kernel(str(entry["name"]), (float(entry.get("medianMs", entry["averageMs"])) / 1e3,))
+        for entry in entries
+        if "averageMs" in entry
+    ]
+    return RuntimeProfile("TensorRT", tuple(kernels), ())
+
+
+def _tflite(lines: Sequence[str]) -> RuntimeProfile:
+    """The table in the order of execution; the one of the runs, not that of the initialisation."""
+    kernels: list[Kernel] = []
+    columns: list[str] = []
+    is_runs = not any("Regular Benchmark Runs" in line for line in lines)
+    is_ordered = False
+    for line in lines:
+        is_runs = is_runs or "Regular Benchmark Runs" in line
+        if "====" in line:
+            is_ordered, columns = "Run Order" in line, []
+        cells = next(csv.reader([line], skipinitialspace=True), [])
+        cells = [cell.strip() for cell in cells]
+        if "node type" in [cell.lower().strip("[]") for cell in cells]:
+            columns = [cell.lower().strip("[]").replace(" ", "_") for cell in cells]
+        elif columns and is_runs and is_ordered and len(cells) >= len(columns):
+            row = dict(zip(columns, cells, strict=False))
+            seconds = float(row.get("avg_ms", row.get("avg", "0"))) / 1e3
+            name = ",".join(cells[len(columns) - 1 :]).strip("[]").partition("]:")[0]
+            kernels.append(Kernel(name.partition(";")[0] or row["node_type"], (seconds,)))
+    return RuntimeProfile("TFLite", tuple(kernels), ())
+
+
+def _executorch(lines: Sequence[str]) -> RuntimeProfile | None:
+    rows = list(csv.DictReader(lines))
+    if not rows or "event_name" not in rows[0]:
+        return None
+    columns = [name for name in ("p50 (ms)", "p50", "avg (ms)", "avg") if name in rows[0]]
+    if not columns:
+        return None
+    kernels, runs = [], []
+    for row in rows:
+        seconds = float(row[columns[0]]) / 1e3
+        if row["event_name"] in ("Method::execute", "Method.execute"):
+            runs.append(seconds)
+        elif row.get("event_block_name", "Execute") == "Execute" and row["event_name"] != "DELEGATE_CALL":
+            kernels.append(Kernel(row["event_name"], (seconds,), _hierarchy(row.get("module_hierarchy") or "")))
+    return RuntimeProfile("ExecuTorch", tuple(kernels), tuple(runs))
+
+
+def _hierarchy(text: str) -> str:
+    """The innermost path of a module hierarchy as torch.export writes it: L['self'].layer1.conv."""
+    found = re.findall(r"L\['self'\]\.([\w.]+)", text)
+    return max(found, key=len) if found else ""
+
+
+def _torch_profiler(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
+    """Operators that no other operator called, in order of time."""
+    calls = sorted(
+        (float(event["ts"]), float(event["dur"]), str(event["name"]))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") == "cpu_op" and str(event.get("name", "")).startswith("aten::")
+    )
+    kernels, end = [], float("-inf")
+    for start, duration, name in calls:
+        if start >= end:
+            kernels.append(Kernel(name.replace("::", "."), (duration / 1e6,)))
+            end = start + duration
+    return RuntimeProfile("torch.profiler", tuple(kernels), ())
+
+
+def lay(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = None, source: str = "") -> ModelProfile:
+    """The profile with what a runtime measured on its modules, and a remark on what belongs to none.
+
+    Args:
+        profile: The profile of the same model.
+        measured: What the runtime's file says.
+        find: The path of a module by the name of a node of the model's file, or of a value that it makes, and the
+            type of the kernel; None for a model that has no such file.
+        source: Name of the file, for the remark.
+    """
+    places = (
+        _torch_places(profile, measured) if measured.runtime == "torch.profiler" else _places(profile, measured, find)
+    )
+    seconds: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    lost: list[Kernel] = []
+    for kernel, place in zip(measured.kernels, places, strict=True):
+        if place is None:
+            lost.append(kernel)
+        else:
+            seconds[place].append(kernel.samples_s)
+    if not seconds:
+        names = ", ".join(kernel.name for kernel in lost[:_MOST_NAMED])
+        raise InvalidInput(
+            f"nothing of {source or 'the profile'} belongs to a layer of {profile.name}: it names {names}; "
+            "give the .onnx file that the runtime ran as the model"
+        )
+    whole = max(measured.whole_s, sum(median(part) for parts in seconds.values() for part in parts))
+    layers = tuple(_layer(profile, place, parts, whole) for place, parts in sorted(seconds.items()))
+    remarks = [f"measured by {measured.runtime}, read from {source or 'its profile'}; the machine is not known"]
+    if lost:
+        share = sum(kernel.seconds for kernel in lost) / whole if whole else 0.0
+        named = ", ".join(kernel.name for kernel in lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
+        remarks.append(f"{len(lost)} of {len(places)} entries, {share:.1%} of the time, belong to no layer: {named}")
+    runs = measured.runs_s or (whole,)
+    latency = replace(latency_of(runs, runs), remarks=tuple(remarks), is_noisy=False)
+    found = LayerLatencies(layers, whole - sum(layer.seconds for layer in layers), whole, 0.0)
+    environment = Environment(
+        f"not known: {measured.runtime}", 0, 0, None, None, 0, "not known", "", "", measured.runtime
+    )
+    return replace(profile, measurement=Measurement(latency, found, None, None, (), environment))
+
+
+def _layer(profile: ModelProfile, place: int, parts: Sequence[tuple[float, ...]], whole_s: float) -> LayerLatency:
+    call, cost = profile.trace.modules[place], profile.layers[place].cost
+    seconds = sum(median(part) for part in parts)
+    is_known = seconds > 0 and not profile.layers[place].unpriced
+    return LayerLatency(
+        place, call.path, call.kind, seconds,
+        Interval(sum(min(part) for part in parts), sum(max(part) for part in parts)),
+        seconds / whole_s if whole_s else 0.0,
+        cost.macs / seconds if is_known else None,
+        cost.bytes_moved / seconds if is_known else None,
+    )  # fmt: skip
+
+
+def _places(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None) -> list[int | None]:
+    """The module call of each entry, by the path or the nodes that its name holds."""
+    calls = {call.path: call.index for call in reversed(profile.trace.modules)}
+    found: list[int | None] = []
+    for kernel in measured.kernels:
+        candidates = [kernel.path] if kernel.path else _paths(kernel, find, calls)
+        found.append(next((calls[path] for path in candidates if path in calls), None))
+    return found
+
+
+_AROUND = re.compile(r"_(?:nchwc|quant|nchwc_quant|kernel|token_\d+)$")
+
+
+def _paths(kernel: Kernel, find: Finder | None, calls: Mapping[str, int]) -> Iterator[str]:
+    """Paths that a runtime's name may mean; of fused nodes, the first that is known."""
+    inside = re.sub(r"^(?:PWN|PointWise|ForeignNode)\(|[\[\]{}()]", "", kernel.name)
+    for part in re.split(r"\s*\+\s*|,\s*|\s\|\|\s|\.\.\.", inside):
+        plain = part.strip()
+        for form in dict.fromkeys((plain, _AROUND.sub("", plain))):
+            path = None if find is None else find(form, kernel.op)
+            if path is not None:
+                yield path
+            dotted = form.strip("/").replace("/", ".")
+            while dotted:
+                if dotted in calls:
+                    yield dotted
+                dotted = dotted.rpartition(".")[0]
+
+
+def _torch_places(profile: ModelProfile, measured: RuntimeProfile) -> list[int | None]:
+    """The module call of each operator: of those with one name, the n-th in a forward is the n-th of the trace."""
+    order: dict[str, list[int]] = defaultdict(list)
+    for call in profile.trace.ops:
+        order[profile.trace.signatures[call.signature].op].append(call.module)
+    seen: dict[str, int] = defaultdict(int)
+    found: list[int | None] = []
+    for kernel in measured.kernels:
+        calls = order.get(kernel.name)
+        found.append(calls[seen[kernel.name] % len(calls)] if calls else None)
+        seen[kernel.name] += 1
+    return found

@@ -1,0 +1,1 @@
+"""Files of models that are not Python: read, never run."""

@@ -1,0 +1,166 @@
+"""The modules behind the nodes of a file: by what exporters wrote beside them, by their names, or each on its own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from edge_opt.model_files.onnx_file import OnnxNode
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+# Exports of our own keep the path of a node's module alone.
+OWN_PATH = "edge_opt.module"
+_NORM_FOLDED = {"Conv": "torch.nn.modules.conv.Conv2d", "ConvTranspose": "torch.nn.modules.conv.ConvTranspose2d",
+                "Gemm": "torch.nn.modules.linear.Linear"}  # fmt: skip
+_UNSAFE = re.compile(r"[^\w\-]+")
+
+
+class Scope(NamedTuple):
+    """A module that a node belongs to.
+
+    Attributes:
+        path: Its path, such as "layer1.0.conv1".
+        kind: Its class with the module it is defined in, such as "torch.nn.modules.conv.Conv2d"; "" if not known.
+    """
+
+    path: str
+    kind: str
+
+
+class Span:
+    """Nodes in a row that one call of a module runs; `items` are places of nodes, or spans of its children.
+
+    Attributes:
+        scope: The module; None for the model itself.
+        items: Places of nodes, and spans inside.
+        reads: Names of values that come from outside.
+        makes: Names of values that others read.
+    """
+
+    __slots__ = ("items", "makes", "reads", "scope")
+
+    def __init__(self, scope: Scope | None) -> None:
+        self.scope = scope
+        self.items: list[int | Span] = []
+        self.reads: tuple[str, ...] = ()
+        self.makes: tuple[str, ...] = ()
+
+
+def scopes_of(node: OnnxNode, place: int) -> tuple[Scope, ...]:
+    """The modules around a node, outermost first, the model itself left out; a node without any is one of its own."""
+    if _SCOPES in node.metadata:
+        return _exported_scopes(node)
+    if OWN_PATH in node.metadata:
+        parts = [part for part in node.metadata[OWN_PATH].split(".") if part]
+        return tuple(Scope(".".join(parts[: count + 1]), "") for count in range(len(parts)))
+    names = [part for part in node.name.split("/") if part]
+    if len(names) > 1:
+        return _named_scopes(names[:-1])
+    return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{place}", node.op),)
+
+
+def _exported_scopes(node: OnnxNode) -> tuple[Scope, ...]:
+    """As torch's exporter writes them: paths from the model down to the operator, and their classes."""
+    paths, kinds = _listed(node.metadata[_SCOPES]), _listed(node.metadata.get(_CLASSES, ""))
+    kinds += [""] * (len(paths) - len(kinds))
+    found = list({path: Scope(path, kind) for path, kind in zip(paths[:-1], kinds, strict=False) if path}.values())
+    if found and "BatchNorm" in found[-1].kind and node.op in _NORM_FOLDED:
+        # A norm that was folded into a product leaves its own scope there; the weight still says whose it is.
+        owner = node.inputs[1].rpartition(".")[0] if len(node.inputs) > 1 else ""
+        if owner:
+            found[-1] = Scope(owner, _NORM_FOLDED[node.op])
+    return tuple(found)
+
+
+def root_kind(nodes: Sequence[OnnxNode]) -> str:
+    """The class of the model, where an export says so."""
+    for node in nodes:
+        kinds = _listed(node.metadata.get(_CLASSES, ""))
+        if len(kinds) > 1:
+            return kinds[0]
+    return ""
+
+
+def _listed(text: str) -> list[str]:
+    """A list of texts, written as Python would print it; nothing where it is something else."""
+    try:
+        value = ast.literal_eval(text) if len(text) < 10_000 else []
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _named_scopes(names: Sequence[str]) -> tuple[Scope, ...]:
+    """Scopes from a name such as "/layer1/layer1.0/conv1/Conv": a part may repeat the one before it."""
+    found: list[Scope] = []
+    before = ""
+    for name in names:
+        part = ".".join(_UNSAFE.sub("_", piece) for piece in name.split(".") if piece) or "_"
+        path = found[-1].path if found else ""
+        if before and part.startswith(f"{before}."):
+            path = path.removesuffix(before) + part
+        else:
+            path = f"{path}.{part}" if path else part
+        before = part
+        found.append(Scope(path, ""))
+    return tuple(found)
+
+
+def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
+    """The tree of calls that runs the nodes in their order; a module that is left and entered again is called twice."""
+    root = Span(None)
+    stack = [root]
+    for place, chain in enumerate(chains):
+        common = 0
+        while common < len(chain) and common + 1 < len(stack) and stack[common + 1].scope == chain[common]:
+            common += 1
+        del stack[common + 1 :]
+        for scope in chain[common:]:
+            child = Span(scope)
+            stack[-1].items.append(child)
+            stack.append(child)
+        stack[-1].items.append(place)
+    return root
+
+
+def connect(span: Span, nodes: Sequence[OnnxNode], skipped: frozenset[str], outputs: frozenset[str]) -> None:
+    """Find what each span reads from outside and what others read of it; `skipped` are constants."""
+    readers: dict[str, list[int]] = {}
+    for place, node in enumerate(nodes):
+        for name in names_read(node):
+            readers.setdefault(name, []).append(place)
+    _connect(span, nodes, skipped, outputs, readers)
+
+
+def _connect(
+    span: Span, nodes: Sequence[OnnxNode], skipped: frozenset[str], outputs: frozenset[str],
+    readers: dict[str, list[int]],
+) -> set[int]:  # fmt: skip
+    inside: set[int] = set()
+    for item in span.items:
+        inside |= {item} if isinstance(item, int) else _connect(item, nodes, skipped, outputs, readers)
+    ordered = sorted(inside)
+    made = dict.fromkeys(name for place in ordered for name in nodes[place].outputs if name)
+    read = dict.fromkeys(name for place in ordered for name in names_read(nodes[place]))
+    span.reads = tuple(name for name in read if name not in made and name not in skipped)
+    span.makes = tuple(
+        name for name in made
+        if name not in skipped and (name in outputs or any(reader not in inside for reader in readers.get(name, ())))
+    )  # fmt: skip
+    return inside
+
+
+def names_read(node: OnnxNode) -> list[str]:
+    """Every value that a node reads, those inside its graphs included."""
+    found = [name for name in node.inputs if name]
+    for value in node.attributes.values():
+        for graph in value if isinstance(value, tuple) else (value,):
+            if hasattr(graph, "nodes"):
+                own = {*graph.constants, *(one.name for one in graph.inputs)}
+                own.update(name for inner in graph.nodes for name in inner.outputs)
+                found += [name for inner in graph.nodes for name in names_read(inner) if name not in own]
+                found += [one.name for one in graph.outputs if one.name not in own]
+    return found

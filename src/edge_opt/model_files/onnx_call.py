@@ -1,0 +1,142 @@
+"""One call of one ONNX node: its tensors, its attributes, and values that are known without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from edge_opt.errors import TraceFailed
+from edge_opt.model_files.onnx_file import OnnxNode, OnnxTensor
+
+Result = torch.Tensor | None | list[Any] | tuple[Any, ...]
+Handler = Callable[["Call"], Result]
+
+MOST_ELEMENTS = 1 << 50  # a tensor beyond a petabyte is a mistake in the file
+
+_handlers: dict[str, Handler] = {}
+
+
+def operator(*names: str) -> Callable[[Handler], Handler]:
+    """Register how nodes of these types are written in torch; "domain:Type" for types that are not ONNX's own."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            _handlers[name] = handler
+        return handler
+
+    return register
+
+
+def handler_of(node: OnnxNode) -> Handler | None:
+    return _handlers.get(f"{node.domain}:{node.op}" if node.domain else node.op)
+
+
+class Call:
+    """One node with its inputs. Not a dataclass: it holds tensors that must go when the call is over."""
+
+    __slots__ = ("attributes", "device", "inputs", "known", "node", "opset")
+
+    def __init__(
+        self, node: OnnxNode, attributes: dict[str, Any], inputs: list[Any], known: list[torch.Tensor | None],
+        opset: int, device: str = "meta",
+    ) -> None:  # fmt: skip
+        self.node = node
+        self.attributes = attributes
+        self.inputs = inputs
+        self.known = known
+        self.opset = opset
+        self.device = device
+
+    def refusal(self, what: str) -> TraceFailed:
+        return TraceFailed(f"{self.node.label}: {what}")
+
+    def has(self, place: int) -> bool:
+        """Whether an optional input is given."""
+        return place < len(self.inputs) and self.inputs[place] is not None
+
+    def tensor(self, place: int = 0) -> torch.Tensor:
+        """An input that must be there."""
+        if not self.has(place) or not isinstance(self.inputs[place], torch.Tensor):
+            raise self.refusal(f"input {place} is missing")
+        found: torch.Tensor = self.inputs[place]
+        return found
+
+    def optional(self, place: int) -> torch.Tensor | None:
+        return self.tensor(place) if self.has(place) else None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.attributes.get(name, default)
+
+    def values(self, place: int) -> list[Any]:
+        """The values of an input, flat; a refusal where they are known only when the model runs."""
+        found = self.known[place] if place < len(self.known) else None
+        if found is None:
+            raise self.refusal(f"what it makes of its input depends on the values of {self.node.inputs[place]!r}, "
+                               "which are known only when the model runs")  # fmt: skip
+        return numbers(found)
+
+    def setting(self, name: str, place: int, default: Any = None) -> Any:
+        """Numbers that older opsets have as an attribute and newer ones as an input."""
+        if name in self.attributes:
+            return self.attributes[name]
+        return self.values(place) if self.has(place) else default
+
+    def number(self, name: str, place: int, default: Any = None) -> Any:
+        """One number that is an attribute or an input."""
+        found = self.setting(name, place, default)
+        return found[0] if isinstance(found, (list, tuple)) and found else found
+
+    def axis(self, default: int = 0, rank: int | None = None) -> int:
+        """The attribute `axis`, counted from the front."""
+        size = self.tensor().dim() if rank is None else rank
+        found = int(self.get("axis", default))
+        if not -size <= found < max(size, 1) + (rank is not None):
+            raise self.refusal(f"its axis is {found}, and its input has {size} dimensions")
+        return found + size if found < 0 else found
+
+    def operands(self) -> list[Any]:
+        """Both inputs, with a number for a known constant of one element: eager code would write it as such."""
+        first, second = self.tensor(), self.tensor(1)
+        if _is_number(self.known[1], first):
+            return [first, numbers(self.known[1])[0]]
+        if _is_number(self.known[0], second):
+            return [numbers(self.known[0])[0], second]
+        return [first, second]
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of that shape; one beyond all memory is a mistake in the file."""
+        if prod(shape) > MOST_ELEMENTS or min(shape, default=0) < 0:
+            raise self.refusal(f"its result would have the shape {shape}")
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def constant(self, name: str = "value") -> OnnxTensor | None:
+        """A tensor among the attributes."""
+        found = self.get(name)
+        return found if isinstance(found, OnnxTensor) else None
+
+
+def numbers(known: torch.Tensor | None) -> list[Any]:
+    """The values of a known constant, flat; looking at them is no part of a run."""
+    with _disable_current_modes():
+        return [] if known is None else list(known.flatten().tolist())
+
+
+def _is_number(known: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return known is not None and known.numel() == 1 and known.dim() <= min(other.dim(), 1)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def real_values(constant: OnnxTensor) -> torch.Tensor | None:
+    """The values of a small constant as a tensor; None where they were not read."""
+    if constant.values is None:
+        return None
+    return torch.from_numpy(constant.values.copy() if constant.values.ndim else constant.values.reshape(()).copy())

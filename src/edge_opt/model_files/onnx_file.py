@@ -1,0 +1,449 @@
+"""An ONNX file as records: nodes, weights by their shapes, inputs and outputs. Weights are not read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_opt.errors import ModelNotFound, UnreadableModel
+from edge_opt.model_files.protobuf_wire import Field, fields, singles, whole_numbers
+
+OLDEST_OPSET = 7
+# Constants up to this many elements are read: shapes, axes, scales. Weights beyond it stay on the disk.
+MOST_KNOWN = 1 << 16
+_DEEPEST = 32
+_MOST_DIMENSION = 1 << 40
+
+# ONNX's numbers of element types, by torch's names; text has none.
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
+    11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
+    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
+}  # fmt: skip
+TEXT = 8
+_PACKED = {21: "uint4", 22: "int4", 23: "float4_e2m1", 25: "uint2", 26: "int2"}
+_NUMPY = {1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2", 11: "<f8", 12: "<u4",
+          13: "<u8"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxTensor:
+    """A constant of the file.
+
+    Attributes:
+        name: Its name in the graph.
+        shape: Its dimensions.
+        data_type: ONNX's number of its element type.
+        values: Its values where they are few enough to be read; None for weights.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    data_type: int
+    values: np.ndarray[Any, Any] | None
+
+    @property
+    def dtype(self) -> str:
+        """Its element type by torch's name; text counts as bytes."""
+        return DTYPES.get(self.data_type, "uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxValue:
+    """A value that the file describes: an input, an output, or one in between.
+
+    Attributes:
+        name: Its name in the graph.
+        shape: Its dimensions, an unknown one by its name, "" where it has none; None where the rank is unknown.
+        dtype: Its element type by torch's name; None for text, sequences and maps.
+        role: What torch's exporter says it was in the model: "PARAMETER", "BUFFER"; "" where it says nothing.
+    """
+
+    name: str
+    shape: tuple[int | str, ...] | None
+    dtype: str | None
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """One operator of a graph.
+
+    Attributes:
+        op: Its type, such as "Conv".
+        domain: Where the type is defined; "" for ONNX itself.
+        name: Its name; may be empty.
+        inputs: Names of the values that it reads; "" for one that is left out.
+        outputs: Names of the values that it makes.
+        attributes: Its settings: numbers, texts, lists, tensors and graphs.
+        metadata: What exporters wrote beside it, such as the path of its module.
+    """
+
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+    metadata: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """Type and name, for sentences."""
+        kind = f"{self.domain}:{self.op}" if self.domain else self.op
+        return f"{kind} node {self.name or (self.outputs[0] if self.outputs else '')!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxGraph:
+    """Nodes in the order of execution, and what they start from.
+
+    Attributes:
+        nodes: The operators.
+        constants: The file's constants by name.
+        inputs: What a call must give; names of constants are left out.
+        outputs: What it returns.
+        values: Everything else that the file describes, by name.
+    """
+
+    nodes: tuple[OnnxNode, ...]
+    constants: dict[str, OnnxTensor]
+    inputs: tuple[OnnxValue, ...]
+    outputs: tuple[OnnxValue, ...]
+    values: dict[str, OnnxValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Nodes under a name of their own, which other nodes call.
+
+    Attributes:
+        inputs: Names of what it is given.
+        outputs: Names of what it returns.
+        defaults: Values of attributes that a call may leave out.
+        nodes: Its operators.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    defaults: dict[str, Any]
+    nodes: tuple[OnnxNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """What an `.onnx` file holds.
+
+    Attributes:
+        path: The file.
+        graph: Its graph.
+        opset: Version of ONNX's own operators.
+        functions: Nodes that are called by name, by (domain, name).
+    """
+
+    path: Path
+    graph: OnnxGraph
+    opset: int
+    functions: dict[tuple[str, str], Function]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An attribute inside a function that takes the value of the call's own attribute."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads messages of one file; `folder` is where its external data must lie."""
+
+    folder: Path
+    depth: int = 0
+    sizes: dict[Path, int] = field(default_factory=dict)
+
+    def graph(self, message: memoryview) -> OnnxGraph:
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise UnreadableModel(f"its graphs are nested more than {_DEEPEST} deep")
+        nodes: list[OnnxNode] = []
+        constants: dict[str, OnnxTensor] = {}
+        described: dict[int, list[OnnxValue]] = {11: [], 12: [], 13: []}
+        for item in fields(message):
+            if item.number == 1:
+                nodes.append(self.node(item.view))
+            elif item.number == 5:
+                tensor = self.tensor(item.view)
+                constants[tensor.name] = tensor
+            elif item.number == 15:
+                raise UnreadableModel("it has sparse weights, which are not counted; make them dense")
+            elif item.number in described:
+                described[item.number].append(_value(item.view))
+        self.depth -= 1
+        inputs = tuple(value for value in described[11] if value.name not in constants)
+        values = {value.name: value for kind in described.values() for value in kind}
+        return OnnxGraph(tuple(nodes), constants, inputs, tuple(described[12]), values)
+
+    def node(self, message: memoryview) -> OnnxNode:
+        texts: dict[int, str] = {3: "", 4: "", 7: ""}
+        inputs: list[str] = []
+        outputs: list[str] = []
+        attributes: dict[str, Any] = {}
+        metadata: dict[str, str] = {}
+        for item in fields(message):
+            if item.number == 1:
+                inputs.append(item.text)
+            elif item.number == 2:
+                outputs.append(item.text)
+            elif item.number in texts:
+                texts[item.number] = item.text
+            elif item.number == 5:
+                name, value = self.attribute(item.view)
+                attributes[name] = value
+            elif item.number == 9:
+                metadata.update([_entry(item)])
+        domain = "" if texts[7] == "ai.onnx" else texts[7]
+        return OnnxNode(texts[4], domain, texts[3], tuple(inputs), tuple(outputs), attributes, metadata)
+
+    def attribute(self, message: memoryview) -> tuple[str, Any]:
+        name, kind = "", 0
+        value: Any = None
+        many: list[Any] = []
+        for item in fields(message):
+            number = item.number
+            if number == 1:
+                name = item.text
+            elif number == 20:
+                kind = item.whole
+            elif number == 21:
+                value = Reference(item.text)
+            elif number in _SINGLE:
+                value = _SINGLE[number](item)
+            elif number in _REPEATED:
+                many.extend(_REPEATED[number](item))
+            elif number == 5:
+                value = self.tensor(item.view)
+            elif number == 6:
+                value = self.graph(item.view)
+            elif number == 11:
+                many.append(self.graph(item.view))
+        if many or 6 <= kind <= 10:
+            return name, tuple(many)
+        # A number that is 0 is not written at all.
+        return name, {1: 0.0, 2: 0, 3: ""}.get(kind) if value is None else value
+
+    def tensor(self, message: memoryview) -> OnnxTensor:
+        shape: list[int] = []
+        name, data_type, is_external = "", 0, False
+        raw: memoryview | None = None
+        typed: list[Field] = []
+        external: dict[str, str] = {}
+        for item in fields(message):
+            if item.number == 1:
+                shape.extend(whole_numbers(item))
+            elif item.number == 2:
+                data_type = item.whole
+            elif item.number in (4, 5, 6, 7, 10, 11):
+                typed.append(item)
+            elif item.number == 8:
+                name = item.text
+            elif item.number == 9:
+                raw = item.view
+            elif item.number == 13:
+                external.update([_entry(item)])
+            elif item.number == 14:
+                is_external = item.whole == 1
+        _check_shape(name, shape)
+        if data_type in _PACKED:
+            raise UnreadableModel(f"the constant {name!r} is of type {_PACKED[data_type]}, which is not counted yet")
+        if data_type not in DTYPES and data_type != TEXT:
+            raise UnreadableModel(f"the constant {name!r} is of the unknown element type {data_type}")
+        size = prod(shape) * _itemsize(data_type)
+        if is_external:
+            self._check_external(name, external, size)
+        elif raw is not None and len(raw) != size and data_type != TEXT:
+            raise UnreadableModel(f"the constant {name!r} should take {size} bytes and has {len(raw)}; export it again")
+        elif raw is None and not typed and size and data_type != TEXT:
+            raise UnreadableModel(f"the constant {name!r} should take {size} bytes and has none; export it again")
+        values = None if is_external or prod(shape) > MOST_KNOWN else _values(data_type, shape, raw, typed)
+        return OnnxTensor(name, tuple(shape), data_type, values)
+
+    def _check_external(self, name: str, external: dict[str, str], size: int) -> None:
+        """Weights beside the file: they must lie in its folder and be long enough. They are not opened."""
+        location = external.get("location", "")
+        path = Path(os.path.realpath(self.folder / location))
+        if not location or not path.is_relative_to(os.path.realpath(self.folder)):
+            raise UnreadableModel(
+                f"the weights {name!r} are said to be in {location!r}, outside the folder of the file; not opened"
+            )
+        if path not in self.sizes:
+            if not path.is_file():
+                raise ModelNotFound(f"the weights {name!r} should be in {str(path)!r}, and there is no such file")
+            self.sizes[path] = path.stat().st_size
+        offset = external.get("offset", "0")
+        if not offset.isdecimal() or int(offset) + size > self.sizes[path]:
+            raise UnreadableModel(
+                f"the weights {name!r} take {size} bytes from {offset}, and {str(path)!r} has {self.sizes[path]}"
+            )
+
+
+_SINGLE: dict[int, Callable[[Field], Any]] = {2: lambda item: item.single, 3: lambda item: item.whole,
+                                              4: lambda item: item.text}  # fmt: skip
+_REPEATED: dict[int, Callable[[Field], list[Any]]] = {7: singles, 8: whole_numbers, 9: lambda item: [item.text]}
+
+
+def _itemsize(data_type: int) -> int:
+    if data_type in _NUMPY:
+        return np.dtype(_NUMPY[data_type]).itemsize
+    return {14: 8, 15: 16, 16: 2}.get(data_type, 1)
+
+
+def _check_shape(name: str, shape: list[int]) -> None:
+    wrong = next((size for size in shape if not 0 <= size < _MOST_DIMENSION), None)
+    if wrong is not None:
+        raise UnreadableModel(f"the constant {name!r} has the dimension {wrong}")
+
+
+def _values(
+    data_type: int, shape: list[int], raw: memoryview | None, typed: list[Field]
+) -> np.ndarray[Any, Any] | None:
+    if data_type not in _NUMPY:
+        return None
+    if raw is not None:
+        return np.frombuffer(raw, _NUMPY[data_type]).reshape(shape).copy()
+    found: list[Any] = []
+    for item in typed:
+        if item.number == 4:
+            found.extend(singles(item))
+        elif item.number == 10:
+            found.extend(np.frombuffer(item.view, "<f8") if isinstance(item.value, memoryview) else [item.whole])
+        elif item.number in (5, 7, 11):
+            found.extend(whole_numbers(item))
+    if len(found) != prod(shape):
+        raise UnreadableModel(f"a constant of {prod(shape)} elements has {len(found)} values; export it again")
+    if data_type == 10:  # halves are written as the integers of their bits
+        return np.array(found, np.uint16).view(np.float16).reshape(shape)
+    return np.array(found).astype(_NUMPY[data_type]).reshape(shape)
+
+
+def _entry(item: Field) -> tuple[str, str]:
+    key = value = ""
+    for part in fields(item.view):
+        if part.number == 1:
+            key = part.text
+        elif part.number == 2:
+            value = part.text
+    return key, value
+
+
+_ROLE = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+def _value(message: memoryview) -> OnnxValue:
+    name, role = "", ""
+    shape: tuple[int | str, ...] | None = None
+    dtype = None
+    for item in fields(message):
+        if item.number == 1:
+            name = item.text
+        elif item.number == 2:
+            dtype, shape = _type(item.view)
+        elif item.number == 4:
+            key, text = _entry(item)
+            role = text if key == _ROLE else role
+    return OnnxValue(name, shape, dtype, role)
+
+
+def _type(message: memoryview) -> tuple[str | None, tuple[int | str, ...] | None]:
+    """Element type and shape of a tensor; nothing is known of sequences and maps."""
+    dtype, shape = None, None
+    for item in fields(message):
+        if item.number != 1:
+            continue
+        for part in fields(item.view):
+            if part.number == 1:
+                dtype = DTYPES.get(part.whole)
+            elif part.number == 2:
+                shape = tuple(_dimension(dim.view) for dim in fields(part.view) if dim.number == 1)
+    return dtype, shape
+
+
+def _dimension(message: memoryview) -> int | str:
+    for item in fields(message):
+        if item.number == 1:
+            return item.whole
+        if item.number == 2:
+            return item.text
+    return ""
+
+
+def read_onnx(path: str | os.PathLike[str]) -> OnnxFile:
+    """What an `.onnx` file says; nothing in it is run, and weights are not read.
+
+    Args:
+        path: The file. Weights beside it must lie in its folder.
+    """
+    file = Path(path)
+    try:
+        with file.open("rb") as handle:
+            # The map goes when the last slice of it goes, which after an error is later than here.
+            return _file(file, memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)))
+    except FileNotFoundError:
+        raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
+    except UnreadableModel as error:
+        raise UnreadableModel(f"{str(path)!r} cannot be read: {error}") from error
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise UnreadableModel(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def _file(path: Path, message: memoryview) -> OnnxFile:
+    reader = _Reader(path.parent)
+    graph: OnnxGraph | None = None
+    opsets: dict[str, int] = {}
+    functions: dict[tuple[str, str], Function] = {}
+    for item in fields(message):
+        if item.number == 7:
+            graph = reader.graph(item.view)
+        elif item.number == 8:
+            domain, version = "", 0
+            for part in fields(item.view):
+                domain = part.text if part.number == 1 else domain
+                version = part.whole if part.number == 2 else version
+            opsets["" if domain == "ai.onnx" else domain] = version
+        elif item.number == 25:
+            key, function = _function(reader, item.view)
+            functions[key] = function
+    if graph is None or not (graph.nodes or graph.outputs):
+        raise UnreadableModel("it has no graph; is it an ONNX model?")
+    opset = opsets.get("", 0)
+    if opset and opset < OLDEST_OPSET:
+        raise UnreadableModel(
+            f"its operators are of opset {opset}, and {OLDEST_OPSET} is the oldest that is understood; "
+            "onnx.version_converter brings it up to date"
+        )
+    return OnnxFile(path, graph, opset or 21, functions)
+
+
+def _function(reader: _Reader, message: memoryview) -> tuple[tuple[str, str], Function]:
+    texts = {1: "", 10: ""}
+    names: dict[int, list[str]] = {4: [], 5: []}
+    defaults: dict[str, Any] = {}
+    nodes: list[OnnxNode] = []
+    for item in fields(message):
+        if item.number in texts:
+            texts[item.number] = item.text
+        elif item.number in names:
+            names[item.number].append(item.text)
+        elif item.number == 7:
+            nodes.append(reader.node(item.view))
+        elif item.number == 11:
+            name, value = reader.attribute(item.view)
+            defaults[name] = value
+    return (texts[10], texts[1]), Function(tuple(names[4]), tuple(names[5]), defaults, tuple(nodes))

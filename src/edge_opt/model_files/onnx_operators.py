@@ -1,0 +1,549 @@
+"""Operators of ONNX written as eager torch would: arithmetic, products, convolutions, norms, recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from edge_opt.model_files.onnx_call import Call, numbers, operator
+
+aten = torch.ops.aten
+
+
+def pads_of(call: Call, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    """Padding before each dimension, then after each; `auto_pad` worked out from the input's shape."""
+    count = len(kernel)
+    how = call.get("auto_pad", "NOTSET")
+    if how == "VALID":
+        return [0] * 2 * count
+    if how in ("SAME_UPPER", "SAME_LOWER"):
+        before, after = [], []
+        sizes = zip(call.tensor().shape[2:], kernel, strides, dilations, strict=True)
+        for size, width, stride, dilation in sizes:
+            total = max((-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
+            small, large = total // 2, total - total // 2
+            before.append(small if how == "SAME_UPPER" else large)
+            after.append(large if how == "SAME_UPPER" else small)
+        return before + after
+    pads = list(call.get("pads", ())) or [0] * 2 * count
+    if len(pads) != 2 * count:
+        raise call.refusal(f"it has {len(pads)} pads for {count} dimensions")
+    return pads
+
+
+def windows(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Strides, dilations and padding of a window."""
+    count = len(kernel)
+    strides = list(call.get("strides", ())) or [1] * count
+    dilations = list(call.get("dilations", ())) or [1] * count
+    if len(strides) != count or len(dilations) != count or min([*strides, *dilations, *kernel], default=1) < 1:
+        raise call.refusal(f"its strides {strides} and dilations {dilations} do not fit a kernel {list(kernel)}")
+    return strides, dilations, pads_of(call, kernel, strides, dilations)
+
+
+def evenly_padded(x: torch.Tensor, pads: list[int], value: float = 0.0) -> tuple[torch.Tensor, list[int]]:
+    """The input and the same padding on both sides of each dimension; where they differ it is padded beforehand."""
+    count = len(pads) // 2
+    before, after = pads[:count], pads[count:]
+    if before == after:
+        return x, before
+    order = [size for pair in reversed(list(zip(before, after, strict=True))) for size in pair]
+    return F.pad(x, order, value=value if x.is_floating_point() else 0), [0] * count
+
+
+_CONVOLUTIONS: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def convolution(call: Call, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x convolved; integers, too, which keep their width."""
+    kernel = list(weight.shape[2:])
+    strides, dilations, pads = windows(call, kernel)
+    x, padding = evenly_padded(x, pads)
+    groups = int(call.get("group", 1))
+    if not kernel or x.dim() != weight.dim() or len(kernel) not in _CONVOLUTIONS:
+        raise call.refusal(f"input {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
+    if x.is_floating_point():
+        found: torch.Tensor = _CONVOLUTIONS[len(kernel)](x, weight, bias, strides, padding, dilations, groups)
+        return found
+    return aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(kernel), groups)  # type: ignore[no-any-return]
+
+
+@operator("Conv", "com.microsoft:FusedConv", "com.microsoft.nchwc:Conv")
+def conv(call: Call) -> torch.Tensor:
+    found = convolution(call, call.tensor(), call.tensor(1), call.optional(2))
+    return activated(call, found)
+
+
+def activated(call: Call, x: torch.Tensor) -> torch.Tensor:
+    """What a runtime fused behind a product."""
+    name = call.get("activation", "")
+    if not name:
+        return x
+    known: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "Relu": F.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "LeakyRelu": F.leaky_relu,
+        "Clip": partial(torch.clamp, min=0.0, max=6.0), "HardSigmoid": F.hardsigmoid,
+    }  # fmt: skip
+    if name not in known:
+        raise call.refusal(f"its activation {name!r} is not known")
+    return known[name](x)
+
+
+@operator("ConvTranspose")
+def conv_transpose(call: Call) -> torch.Tensor:
+    x, weight = call.tensor(), call.tensor(1)
+    kernel = list(weight.shape[2:])
+    strides, dilations, pads = windows(call, kernel)
+    count = len(kernel)
+    extra = list(call.get("output_padding", ())) or [0] * count
+    wanted = call.get("output_shape")
+    if wanted:
+        full = [
+            (s - 1) * t + (k - 1) * d + 1 for s, t, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)
+        ]
+        crop = [max(size - out, 0) for size, out in zip(full, wanted[-count:], strict=True)]
+        pads = [size // 2 for size in crop] + [size - size // 2 for size in crop]
+    before, after = pads[:count], pads[count:]
+    # A crop that is larger behind is the same as output padding that is missing.
+    extra = [size + left - right for size, left, right in zip(extra, before, after, strict=True)]
+    padding = before
+    if min(extra) < 0:
+        padding = [max(left, right) for left, right in zip(before, after, strict=True)]
+        extra = [2 * pad - left - right for pad, left, right in zip(padding, before, after, strict=True)]
+    groups = int(call.get("group", 1))
+    if x.is_floating_point():
+        found: torch.Tensor = _TRANSPOSED[count](
+            x, weight, call.optional(2), strides, padding, extra, groups, dilations
+        )
+        return found
+    return aten.convolution(x, weight, None, strides, padding, dilations, True, extra, groups)  # type: ignore[no-any-return]
+
+
+@operator("MatMul", "com.microsoft:FusedMatMul", "com.microsoft:TransposeMatMul")
+def matmul(call: Call) -> torch.Tensor:
+    a, b = call.tensor(), call.tensor(1)
+    a = a.transpose(-1, -2) if call.get("transA", 0) else a
+    b = b.transpose(-1, -2) if call.get("transB", 0) else b
+    return torch.matmul(a, b)
+
+
+@operator("Gemm", "com.microsoft:FusedGemm")
+def gemm(call: Call) -> torch.Tensor:
+    a, b, c = call.tensor(), call.tensor(1), call.optional(2)
+    a = a.t() if call.get("transA", 0) else a
+    b = b if call.get("transB", 0) else b.t()
+    c = None if c is not None and not call.get("beta", 1.0) else c
+    return activated(call, linear(a, b, c))
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight.T + bias; quantised ones keep their width, although their bias is wider."""
+    if bias is None or bias.dim() <= 1:
+        if bias is not None and bias.dim() == 1 and bias.dtype != x.dtype:
+            bias = bias.view(x.dtype)[: bias.shape[0]]
+        return F.linear(x, weight, bias if bias is not None and bias.dim() else None)
+    return torch.addmm(bias, x, weight.t())
+
+
+@operator("Einsum")
+def einsum(call: Call) -> torch.Tensor:
+    return torch.einsum(call.get("equation", ""), *call.inputs)
+
+
+def _divided(a: Any, b: Any) -> torch.Tensor:
+    if not isinstance(a, torch.Tensor):  # as eager torch does it: the reciprocal, times the number
+        found: torch.Tensor = a / b
+        return found if b.is_floating_point() else found.to(b.dtype)
+    return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+
+
+def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+    """Comparisons with a number in front: torch takes it behind."""
+    mirrors: dict[Any, Any] = {torch.gt: torch.lt, torch.ge: torch.le, torch.lt: torch.gt, torch.le: torch.ge}
+    mirrored = mirrors.get(function, function)
+    return lambda a, b: function(a, b) if isinstance(a, torch.Tensor) else mirrored(b, a)
+
+
+_BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+    "Add": torch.add, "Sub": lambda a, b: torch.sub(a, b) if isinstance(a, torch.Tensor) else torch.rsub(b, a),
+    "Mul": torch.mul, "Div": _divided, "Pow": torch.pow,
+    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor, "Mod": torch.remainder,
+    "Equal": _flipped(torch.eq), "Greater": _flipped(torch.gt), "GreaterOrEqual": _flipped(torch.ge),
+    "Less": _flipped(torch.lt), "LessOrEqual": _flipped(torch.le), "BitwiseAnd": torch.bitwise_and,
+    "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+}  # fmt: skip
+
+
+def _binary(function: Callable[[Any, Any], torch.Tensor], call: Call) -> torch.Tensor:
+    a, b = call.operands() if function not in _BOTH_TENSORS else call.inputs
+    if isinstance(a, (int, float)) and function in (torch.add, torch.mul):
+        a, b = b, a
+    return function(a, b)
+
+
+_BOTH_TENSORS = (torch.logical_and, torch.logical_or, torch.logical_xor)
+for _name, _function in _BINARY.items():
+    operator(_name)(partial(_binary, _function))
+
+_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Relu": F.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Exp": torch.exp, "Log": torch.log,
+    "Sqrt": torch.sqrt, "Abs": torch.abs, "Neg": torch.neg, "Sign": torch.sign, "Floor": torch.floor,
+    "Ceil": torch.ceil, "Round": torch.round, "Reciprocal": torch.reciprocal, "Erf": torch.erf, "Sin": torch.sin,
+    "Cos": torch.cos, "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Sinh": torch.sinh,
+    "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh, "Not": torch.logical_not,
+    "IsNaN": torch.isnan, "IsInf": torch.isinf, "Selu": F.selu, "Celu": F.celu, "Softplus": F.softplus,
+    "Softsign": F.softsign, "HardSwish": F.hardswish, "HardSigmoid": F.hardsigmoid, "Mish": F.mish, "Swish": F.silu,
+    "BitwiseNot": torch.bitwise_not, "Det": torch.linalg.det, "Shrink": F.hardshrink,
+    "com.microsoft:FastGelu": partial(F.gelu, approximate="tanh"),
+    "com.microsoft:Gelu": F.gelu, "com.microsoft:QuickGelu": F.gelu,
+}  # fmt: skip
+for _name, _one in _UNARY.items():
+    operator(_name)(lambda call, function=_one: function(call.tensor()))  # type: ignore[misc]
+
+
+@operator("LeakyRelu")
+def leaky_relu(call: Call) -> torch.Tensor:
+    return F.leaky_relu(call.tensor(), call.get("alpha", 0.01))
+
+
+@operator("Elu")
+def elu(call: Call) -> torch.Tensor:
+    return F.elu(call.tensor(), call.get("alpha", 1.0))
+
+
+@operator("ThresholdedRelu")
+def thresholded_relu(call: Call) -> torch.Tensor:
+    return F.threshold(call.tensor(), call.get("alpha", 1.0), 0.0)
+
+
+@operator("Gelu")
+def gelu(call: Call) -> torch.Tensor:
+    return F.gelu(call.tensor(), approximate=call.get("approximate", "none"))
+
+
+@operator("com.microsoft:BiasGelu")
+def bias_gelu(call: Call) -> torch.Tensor:
+    return F.gelu(call.tensor() + call.tensor(1))
+
+
+@operator("PRelu")
+def prelu(call: Call) -> torch.Tensor:
+    x, slope = call.tensor(), call.tensor(1)
+    if slope.numel() in (1, x.shape[1] if x.dim() > 1 else 1):
+        return F.prelu(x, slope.reshape(-1))
+    return torch.where(x < 0, x * slope, x)
+
+
+@operator("Clip")
+def clip(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    low, high = (
+        call.number(name, place) if place >= len(call.known) or call.known[place] is not None or not call.has(place)
+        else call.tensor(place)
+        for name, place in (("min", 1), ("max", 2))
+    )  # fmt: skip
+    if low is None and high is None:
+        return x
+    if not x.is_floating_point():
+        return torch.clamp(x, 0) if isinstance(low, float) or isinstance(high, float) else torch.clamp(x, low, high)
+    if low == 0 and high == 6:
+        return F.relu6(x)
+    return torch.clamp(x, low, high)
+
+
+@operator("Min", "Max")
+def extreme(call: Call) -> torch.Tensor:
+    function = torch.minimum if call.node.op == "Min" else torch.maximum
+    found: torch.Tensor = reduce(function, call.inputs)
+    return found
+
+
+@operator("Sum", "Mean")
+def total(call: Call) -> torch.Tensor:
+    found: torch.Tensor = reduce(torch.add, call.inputs)
+    return found / len(call.inputs) if call.node.op == "Mean" else found
+
+
+@operator("Where")
+def where(call: Call) -> Any:
+    condition, *others = call.inputs
+    values = [
+        numbers(known)[0] if known is not None and known.dim() == 0 else value
+        for value, known in zip(others, call.known[1:], strict=True)
+    ]
+    if not any(isinstance(value, torch.Tensor) for value in values):
+        values = others
+    return torch.where(condition, *values)
+
+
+@operator("CumSum")
+def cumsum(call: Call) -> torch.Tensor:
+    return torch.cumsum(call.tensor(), int(call.values(1)[0]))
+
+
+@operator("BitShift")
+def bit_shift(call: Call) -> torch.Tensor:
+    shift = torch.bitwise_left_shift if call.get("direction") == "LEFT" else torch.bitwise_right_shift
+    return shift(call.tensor(), call.tensor(1))
+
+
+@operator("Softmax", "LogSoftmax")
+def softmax(call: Call) -> torch.Tensor:
+    function = F.softmax if call.node.op == "Softmax" else F.log_softmax
+    axis = call.axis(-1 if call.opset >= 13 else 1)
+    if call.opset >= 13 or axis == call.tensor().dim() - 1:
+        return function(call.tensor(), axis)
+    return function(call.tensor().flatten(axis), -1).reshape(call.tensor().shape)
+
+
+# Pooling
+
+
+_POOLS: dict[tuple[str, int], Any] = {
+    ("MaxPool", 1): F.max_pool1d, ("MaxPool", 2): F.max_pool2d, ("MaxPool", 3): F.max_pool3d,
+    ("AveragePool", 1): F.avg_pool1d, ("AveragePool", 2): F.avg_pool2d, ("AveragePool", 3): F.avg_pool3d,
+    ("GlobalAveragePool", 1): F.adaptive_avg_pool1d, ("GlobalAveragePool", 2): F.adaptive_avg_pool2d,
+    ("GlobalAveragePool", 3): F.adaptive_avg_pool3d, ("GlobalMaxPool", 1): F.adaptive_max_pool1d,
+    ("GlobalMaxPool", 2): F.adaptive_max_pool2d, ("GlobalMaxPool", 3): F.adaptive_max_pool3d,
+}  # fmt: skip
+
+
+def pooled(call: Call, kind: str, x: torch.Tensor) -> Any:
+    """x pooled by windows, or as a whole; integers are pooled as they are."""
+    count = x.dim() - 2
+    if (kind, count) not in _POOLS:
+        raise call.refusal(f"its input {tuple(x.shape)} has {count} dimensions to pool")
+    if kind.startswith("Global"):
+        # Averages of integers are taken by a window over the whole, which torch has for them, too.
+        if x.is_floating_point() or kind == "GlobalMaxPool":
+            return _POOLS[kind, count](x, 1)
+        return _POOLS["AveragePool", count](x, list(x.shape[2:]))
+    kernel = list(call.get("kernel_shape", ()))
+    strides, dilations, pads = windows(call, kernel)
+    ceil = bool(call.get("ceil_mode", 0))
+    outside = float("-inf") if kind == "MaxPool" else 0.0
+    x, padding = evenly_padded(x, pads, outside)
+    if any(2 * pad > size for pad, size in zip(padding, kernel, strict=True)):
+        x, padding = F.pad(x, [pad for pad in reversed(padding) for _ in range(2)], value=outside), [0] * count
+    if kind == "MaxPool":
+        return _POOLS[kind, count](
+            x, kernel, strides, padding, dilations, ceil_mode=ceil, return_indices=len(call.node.outputs) > 1
+        )
+    return _POOLS[kind, count](x, kernel, strides, padding, ceil, bool(call.get("count_include_pad", 0)))
+
+
+@operator("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+def pool(call: Call) -> Any:
+    return pooled(call, call.node.op, call.tensor())
+
+
+# Norms
+
+
+@operator("BatchNormalization")
+def batch_norm(call: Call) -> torch.Tensor:
+    x, weight, bias, mean, variance = (call.tensor(place) for place in range(5))
+    return F.batch_norm(x, mean, variance, weight, bias, False, 0.1, call.get("epsilon", 1e-5))
+
+
+@operator("InstanceNormalization")
+def instance_norm(call: Call) -> torch.Tensor:
+    return F.instance_norm(call.tensor(), weight=call.tensor(1), bias=call.tensor(2))
+
+
+def _normalized(x: torch.Tensor, axis: int) -> list[int]:
+    return list(x.shape[axis:])
+
+
+@operator("LayerNormalization")
+def layer_norm(call: Call) -> Any:
+    x = call.tensor()
+    shape = _normalized(x, call.axis(-1))
+    if len([name for name in call.node.outputs if name]) > 1:
+        return torch.native_layer_norm(x, shape, call.tensor(1), call.optional(2), call.get("epsilon", 1e-5))
+    return F.layer_norm(x, shape, call.tensor(1), call.optional(2), call.get("epsilon", 1e-5))
+
+
+@operator("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft:SimplifiedLayerNormalization")
+def rms_norm(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    return F.rms_norm(x, _normalized(x, call.axis(-1)), call.tensor(1), call.get("epsilon", 1e-5))
+
+
+@operator("com.microsoft:SkipLayerNormalization", "com.microsoft:SkipSimplifiedLayerNormalization")
+def skip_layer_norm(call: Call) -> Any:
+    whole = call.tensor() + call.tensor(1)
+    is_simple = "Simplified" in call.node.op
+    bias = 3 if is_simple else 4
+    if call.has(bias):
+        whole = whole + call.tensor(bias)
+    shape = [whole.shape[-1]]
+    if is_simple:
+        found = F.rms_norm(whole, shape, call.tensor(2))
+    else:
+        found = F.layer_norm(whole, shape, call.tensor(2), call.optional(3))
+    return (found, None, None, whole)[: len(call.node.outputs)]
+
+
+@operator("GroupNormalization", "com.microsoft:GroupNorm")
+def group_norm(call: Call) -> torch.Tensor:
+    x, weight, bias = call.tensor(), call.tensor(1), call.tensor(2)
+    groups = int(call.get("num_groups", call.get("groups", 1)))
+    if weight.shape[0] != x.shape[1]:  # before opset 21 there is one per group
+        weight, bias = (value.repeat_interleave(x.shape[1] // groups) for value in (weight, bias))
+    return F.group_norm(x, groups, weight, bias)
+
+
+@operator("LpNormalization")
+def lp_normalization(call: Call) -> torch.Tensor:
+    return F.normalize(call.tensor(), float(call.get("p", 2)), call.axis(-1))
+
+
+@operator("LRN")
+def local_response_norm(call: Call) -> torch.Tensor:
+    return F.local_response_norm(call.tensor(), int(call.get("size", 1)))
+
+
+# Reductions
+
+
+def _log_sum_exp(x: torch.Tensor, axes: list[int], keepdim: bool) -> torch.Tensor:
+    return torch.logsumexp(x, axes, keepdim)
+
+
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] = {
+    "ReduceMean": lambda x, axes, keep: x.mean(axes, keepdim=keep),
+    "ReduceSum": lambda x, axes, keep: x.sum(axes, keepdim=keep, dtype=x.dtype),
+    "ReduceMax": lambda x, axes, keep: x.amax(axes, keepdim=keep),
+    "ReduceMin": lambda x, axes, keep: x.amin(axes, keepdim=keep),
+    "ReduceL1": lambda x, axes, keep: torch.linalg.vector_norm(x, 1, axes, keep),
+    "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
+    "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keepdim=keep),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keepdim=keep).log(),
+    "ReduceProd": lambda x, axes, keep: reduce(lambda y, axis: y.prod(axis, keepdim=True), axes, x),
+}
+
+
+@operator(*_REDUCTIONS)
+def reduction(call: Call) -> torch.Tensor:
+    x, keep = call.tensor(), bool(call.get("keepdims", 1))
+    axes = [int(axis) for axis in call.setting("axes", 1) or ()]
+    if not axes and call.get("noop_with_empty_axes", 0):
+        return x
+    axes = axes or list(range(x.dim()))
+    found = _REDUCTIONS[call.node.op](x, axes, keep)
+    if call.node.op == "ReduceProd" and not keep:
+        kept = [size for axis, size in enumerate(x.shape) if axis not in {a % x.dim() for a in axes}]
+        return found.reshape(kept)
+    return found
+
+
+@operator("ArgMax", "ArgMin")
+def position(call: Call) -> torch.Tensor:
+    function = torch.argmax if call.node.op == "ArgMax" else torch.argmin
+    return function(call.tensor(), call.axis(0), keepdim=bool(call.get("keepdims", 1)))
+
+
+@operator("TopK")
+def top_k(call: Call) -> Any:
+    count = int(call.number("k", 1))
+    return torch.topk(call.tensor(), count, call.axis(-1), bool(call.get("largest", 1)), bool(call.get("sorted", 1)))
+
+
+# Attention and recurrent layers
+
+
+@operator("Attention", "com.microsoft:MultiHeadAttention")
+def attention(call: Call) -> Any:
+    """ONNX's attention: heads in a dimension of their own, or side by side in the last."""
+    query, key, value = call.tensor(), call.tensor(1), call.tensor(2)
+    heads = int(call.get("q_num_heads", call.get("num_heads", 0)))
+    is_flat = query.dim() == 3
+    if is_flat:
+        if not heads:
+            raise call.refusal("it does not say how many heads it has")
+        own = int(call.get("kv_num_heads", heads))
+        query, key, value = (
+            x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2)
+            for x, count in ((query, heads), (key, own), (value, own))
+        )
+    is_standard = not call.node.domain
+    mask = call.optional(3) if is_standard else None
+    if is_standard and call.has(4) and call.has(5):
+        key, value = torch.cat([call.tensor(4), key], 2), torch.cat([call.tensor(5), value], 2)
+    found = F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=bool(call.get("is_causal", 0)) and mask is None,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    if is_flat:
+        found = found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1)
+    return (found, key, value)[: len(call.node.outputs)]
+
+
+_CELLS: dict[str, tuple[int, Any]] = {"LSTM": (4, torch.lstm), "GRU": (3, torch.gru), "RNN": (1, torch.rnn_tanh)}
+
+
+@operator(*_CELLS)
+def recurrent(call: Call) -> Any:
+    """One layer over a sequence. ONNX stacks the directions in front and both biases in one row."""
+    gates, function = _CELLS[call.node.op]
+    x, inner, outer, biases = call.tensor(), call.tensor(1), call.tensor(2), call.optional(3)
+    if call.get("layout", 0):
+        raise call.refusal("its batch comes first (layout=1), which no runtime takes; export it with layout=0")
+    directions, rows = inner.shape[0], inner.shape[1]
+    hidden, (steps, batch) = rows // gates, x.shape[:2]
+    weights: list[torch.Tensor] = []
+    for number in range(directions):
+        weights += [inner[number], outer[number]]
+        if biases is not None:
+            weights += [biases[number][:rows], biases[number][rows:]]
+    shape = (directions, batch, hidden)
+    state = [
+        call.tensor(place) if call.has(place) else torch.zeros(shape, dtype=x.dtype, device=x.device)
+        for place in ((5, 6) if call.node.op == "LSTM" else (5,))
+    ]  # fmt: skip
+    given = tuple(state) if call.node.op == "LSTM" else state[0]
+    found = function(x, given, weights, biases is not None, 1, 0.0, False, directions == 2, False)
+    # Directions stand beside each other in torch, and in a dimension of their own here.
+    out = found[0].reshape(steps, batch, directions, hidden).transpose(1, 2)
+    return (out, *found[1:])[: len(call.node.outputs)]
+
+
+@operator("GridSample")
+def grid_sample(call: Call) -> torch.Tensor:
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(call.get("mode", "linear"), call.get("mode", "bilinear"))
+    return F.grid_sample(call.tensor(), call.tensor(1), mode=mode, align_corners=bool(call.get("align_corners", 0)))
+
+
+# Learned models of scikit-learn: products and sums
+
+
+@operator("ai.onnx.ml:LinearRegressor", "ai.onnx.ml:LinearClassifier")
+def sklearn_linear(call: Call) -> Any:
+    """Rows times coefficients; the classifier names the largest, and turns scores into shares."""
+    x, weight = call.tensor(), call.tensor(1)
+    x = x if x.is_floating_point() else x.to(torch.float32)
+    outputs = max(weight.numel() // max(x.shape[-1], 1), 1)
+    scores = F.linear(x.reshape(-1, x.shape[-1]), weight.reshape(outputs, -1), call.optional(2))
+    if call.node.op == "LinearRegressor":
+        return scores
+    known: dict[str, Any] = {"SOFTMAX": partial(F.softmax, dim=-1), "LOGISTIC": torch.sigmoid}
+    shares = known.get(call.get("post_transform", "NONE"))
+    if outputs == 1:
+        scores = torch.cat([1 - scores, scores], 1)
+    return torch.argmax(scores, -1), scores if shares is None else shares(scores)
+
+
+@operator("ai.onnx.ml:Scaler")
+def scaler(call: Call) -> torch.Tensor:
+    return (call.tensor() - call.tensor(1)) * call.tensor(2)
+
+
+@operator("ai.onnx.ml:Normalizer")
+def normalizer(call: Call) -> torch.Tensor:
+    return F.normalize(call.tensor(), {"L1": 1.0, "L2": 2.0, "MAX": float("inf")}.get(call.get("norm", "MAX"), 2.0), -1)

@@ -1,0 +1,231 @@
+"""Quantised operators of ONNX at their real widths: products of bytes, and steps between bytes and floats."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from edge_opt.cost.dense import convolution as convolution_cost
+from edge_opt.cost.quantized import DEQUANTIZE_OPS, QUANTIZE_OPS
+from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.model_files.onnx_call import Call, operator, torch_dtype
+from edge_opt.model_files.onnx_file import DTYPES, OnnxNode
+from edge_opt.model_files.onnx_operators import convolution, evenly_padded, linear, pooled, windows
+from edge_opt.records import TensorInfo
+
+# Operators of their own, for what torch has no word for on the meta device: integers that grow in a product, bytes
+# made from floats and back. Each is one operator of a trace, with a rule below.
+_library = torch.library.Library("onnx_file", "DEF")  # type: ignore[no-untyped-call]
+_OBSERVE_OPS = 2  # the smallest and the largest
+
+
+def define(schema: str, function: Any) -> Any:
+    """An operator of a name of its own, with its result on the meta device."""
+    name = schema.partition("(")[0]
+    _library.define(schema)  # type: ignore[no-untyped-call]
+    _library.impl(name, function, "Meta")  # type: ignore[no-untyped-call]
+    return getattr(torch.ops.onnx_file, name)
+
+
+def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=dtype, device="meta")
+
+
+_quantize = define(
+    "quantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
+    lambda x, scale, zero, dtype: _as(x, dtype),
+)
+_dequantize = define(
+    "dequantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
+    lambda x, scale, zero, dtype: _as(x, dtype),
+)
+_quantize_dynamic = define(
+    "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
+    lambda x: (_as(x, torch.uint8), x.new_empty(()), x.new_empty((), dtype=torch.uint8)),
+)
+_integer_product = define(
+    "integer_product(Tensor a, Tensor b, ScalarType dtype) -> Tensor",
+    lambda a, b, dtype: _as(torch.matmul(a.to(torch.float32), b.to(torch.float32)), dtype),
+)
+_integer_convolution = define(
+    "integer_convolution(Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+    lambda x, weight, stride, padding, dilation, groups: _as(
+        torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups),
+        torch.int32,
+    ),
+)
+
+
+@cost_rule("onnx_file::quantize", kind="quantization")
+def quantize_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
+    """Multiply by 1 / scale, round, add the zero point, clamp on both sides."""
+    return Work(other_ops=out.elements * QUANTIZE_OPS)
+
+
+@cost_rule("onnx_file::dequantize", kind="quantization")
+def dequantize_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
+    """Subtract the zero point, multiply by the scale."""
+    return Work(other_ops=out.elements * DEQUANTIZE_OPS)
+
+
+@cost_rule("onnx_file::quantize_dynamic", kind="quantization")
+def dynamic_cost(out: Any, x: TensorInfo) -> Work:
+    """The smallest and the largest element are looked for first."""
+    return Work(other_ops=x.elements * (_OBSERVE_OPS + QUANTIZE_OPS))
+
+
+@cost_rule("onnx_file::integer_product", kind="matmul")
+def integer_product_cost(out: TensorInfo, a: TensorInfo, b: TensorInfo, dtype: Any) -> Work:
+    """One MAC per output and inner element, on bytes."""
+    return Work(macs=out.elements * a.shape[-1])
+
+
+cost_rule("onnx_file::integer_convolution", kind="conv")(
+    lambda out, x, weight, *_: convolution_cost(out, x, weight, None)
+)
+
+
+@operator("QuantizeLinear", "com.microsoft:QuantizeLinear")
+def quantize(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    said = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
+    dtype = call.tensor(2).dtype if call.has(2) else said
+    if x.dtype == dtype:  # what made it has quantised it already
+        return x
+    found: torch.Tensor = _quantize(x, call.optional(1), call.optional(2), dtype)
+    return found
+
+
+@operator("DequantizeLinear", "com.microsoft:DequantizeLinear")
+def dequantize(call: Call) -> torch.Tensor:
+    found: torch.Tensor = _dequantize(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
+    return found
+
+
+@operator("DynamicQuantizeLinear")
+def dynamic_quantize(call: Call) -> Any:
+    return _quantize_dynamic(call.tensor())
+
+
+@operator("MatMulInteger")
+def matmul_integer(call: Call) -> torch.Tensor:
+    found: torch.Tensor = _integer_product(call.tensor(), call.tensor(1), torch.int32)
+    return found
+
+
+@operator("com.microsoft:MatMulIntegerToFloat", "com.microsoft:DynamicQuantizeMatMul")
+def matmul_to_float(call: Call) -> torch.Tensor:
+    """A product of bytes that is scaled to floats where it is made; the dynamic one quantises its input first."""
+    a = call.tensor()
+    is_dynamic = call.node.op == "DynamicQuantizeMatMul"
+    if is_dynamic:
+        a = _quantize_dynamic(a)[0]
+    product: torch.Tensor = _integer_product(a, call.tensor(1), torch.int32)
+    found: torch.Tensor = _dequantize(product, None, None, torch.float32)
+    bias = 4 if is_dynamic else 6
+    return found + call.tensor(bias) if call.has(bias) else found
+
+
+@operator("ConvInteger")
+def conv_integer(call: Call) -> torch.Tensor:
+    x, weight = call.tensor(), call.tensor(1)
+    strides, dilations, pads = windows(call, list(weight.shape[2:]))
+    x, padding = evenly_padded(x, pads)
+    found: torch.Tensor = _integer_convolution(x, weight, strides, padding, dilations, int(call.get("group", 1)))
+    return found
+
+
+@operator("QLinearConv")
+def qlinear_conv(call: Call) -> torch.Tensor:
+    return convolution(call, call.tensor(), call.tensor(3), call.optional(8))
+
+
+@operator("QLinearMatMul")
+def qlinear_matmul(call: Call) -> torch.Tensor:
+    return torch.matmul(call.tensor(), call.tensor(3))
+
+
+@operator("com.microsoft:QGemm")
+def qgemm(call: Call) -> torch.Tensor:
+    a, b = call.tensor(), call.tensor(3)
+    a = a.t() if call.get("transA", 0) else a
+    return linear(a, b if call.get("transB", 0) else b.t(), call.optional(6))
+
+
+def _qlinear_pair(function: Any, call: Call) -> torch.Tensor:
+    found: torch.Tensor = function(call.tensor(), call.tensor(3))
+    return found
+
+
+operator("com.microsoft:QLinearAdd")(partial(_qlinear_pair, torch.add))
+operator("com.microsoft:QLinearMul")(partial(_qlinear_pair, torch.mul))
+
+
+@operator("com.microsoft:QLinearGlobalAveragePool", "com.microsoft:QLinearAveragePool")
+def qlinear_pool(call: Call) -> Any:
+    return pooled(call, call.node.op.removeprefix("QLinear"), call.tensor())
+
+
+@operator("com.microsoft:QLinearConcat")
+def qlinear_concat(call: Call) -> torch.Tensor:
+    pieces = call.inputs[2::3]
+    return torch.cat(pieces, int(call.get("axis", 0)))
+
+
+@operator("com.microsoft:QLinearSigmoid", "com.microsoft:QLinearLeakyRelu")
+def qlinear_table(call: Call) -> torch.Tensor:
+    """One look-up in a table of 256 results for each byte; counted as one operation."""
+    return F.relu(call.tensor())
+
+
+# Runtimes run these on bytes where they stand between DequantizeLinear and QuantizeLinear.
+_ON_BYTES = frozenset(
+    "Conv ConvTranspose Gemm MatMul Add Mul Sub Relu Clip MaxPool AveragePool GlobalAveragePool Concat Reshape Flatten "
+    "Transpose Squeeze Unsqueeze Slice Split Pad Resize".split()
+)
+_ALL_DATA = frozenset("Conv ConvTranspose Gemm MatMul Add Mul Sub Concat".split())
+_BEHIND = frozenset(("Relu", "Clip"))
+
+
+def nodes_on_bytes(nodes: tuple[OnnxNode, ...], constants: frozenset[str], outputs: frozenset[str]) -> frozenset[int]:
+    """Places of the nodes that a runtime runs on bytes, because all their data come from DequantizeLinear and all
+    their results go to QuantizeLinear."""
+    makers = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
+    readers: dict[str, list[int]] = {}
+    for place, node in enumerate(nodes):
+        for name in node.inputs:
+            readers.setdefault(name, []).append(place)
+    found: set[int] = set()
+
+    def is_bytes(name: str, place: int, node: OnnxNode) -> bool:
+        maker = makers.get(name)
+        if maker is not None and nodes[maker].op == "DequantizeLinear":
+            return True
+        if maker in found and node.op in _BEHIND:
+            return True
+        # Shapes, axes, limits: settings, not data.
+        return (
+            name in constants and place > 0 and node.op not in ("Conv", "Gemm", "MatMul", "Add", "Mul", "Sub", "Concat")
+        )
+
+    for place, node in enumerate(nodes):
+        given = [(number, name) for number, name in enumerate(node.inputs) if name]
+        if node.op in _ON_BYTES and not node.domain and given and all(is_bytes(name, n, node) for n, name in given):
+            found.add(place)
+    for place in sorted(found, reverse=True):
+        ends = [reader for name in nodes[place].outputs for reader in readers.get(name, [])]
+        is_kept = ends and not outputs.intersection(nodes[place].outputs) and all(
+            nodes[end].op == "QuantizeLinear" or (end in found and nodes[end].op in _BEHIND) for end in ends
+        )  # fmt: skip
+        if not is_kept:
+            found.discard(place)
+    # What stands behind a node that is not run on bytes is not, either.
+    for place in sorted(found):
+        node = nodes[place]
+        first = makers.get(node.inputs[0])
+        if first is not None and nodes[first].op != "DequantizeLinear" and first not in found:
+            found.discard(place)
+    return frozenset(found)

@@ -1,0 +1,367 @@
+"""One reading of an ONNX graph: each node as torch would compute it, on tensors that have shapes and no values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
+from edge_opt.model_files import onnx_movement, onnx_operators, onnx_quantized
+from edge_opt.model_files.graph_scopes import Span, names_read
+from edge_opt.model_files.onnx_call import Call, handler_of, numbers, real_values, torch_dtype
+from edge_opt.model_files.onnx_file import MOST_KNOWN, Function, OnnxGraph, OnnxNode, Reference
+from edge_opt.model_files.onnx_plan import BY_SHAPE, CONTROL, RANDOM, Plan, hollow
+
+_TABLES = (onnx_movement, onnx_operators, onnx_quantized)  # importing them fills the table of operators
+# Values, not sizes, of their inputs say how large their results are: their shapes come first.
+_GROWING = frozenset("Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose".split())
+_MOST_WORK = 1 << 20
+_MOST_STEPS = 50_000
+_DEEPEST_CALL = 64
+
+
+@contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Work that a runtime does when it loads the file, and stand-ins: no part of a run."""
+    with _disable_current_modes():
+        yield
+
+
+class Run:
+    """One reading of the graph with inputs of one shape."""
+
+    def __init__(self, plan: Plan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor]) -> None:
+        self.plan = plan
+        self.modules = modules
+        self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
+        self.known: dict[str, torch.Tensor] = dict(plan.known)
+        self.bytes: dict[str, torch.Tensor] = {}  # what a DequantizeLinear was given, by the name of its result
+        self.steps = 0
+        self.depth = 0
+        self.dims = {
+            dim: size
+            for value in plan.file.graph.inputs
+            for dim, size in zip(value.shape or (), inputs[value.name].shape, strict=False)
+            if isinstance(dim, str) and dim
+        }
+
+    def whole(self) -> Any:
+        """Read every node, and return what the file returns."""
+        self.plan.read_ops = [(0, 0)] * len(self.plan.nodes)
+        self.inside(self.plan.tree)
+        found = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
+        return found[0] if len(found) == 1 else found
+
+    def inside(self, span: Span) -> tuple[torch.Tensor, ...]:
+        """Read the nodes of one call of a module."""
+        for item in span.items:
+            if isinstance(item, int):
+                self.node(item)
+            else:
+                scope = item.scope
+                module = self.modules[scope.path if scope is not None else ""]
+                module(self, item, *self._shown(item.reads))
+        return self._shown(span.makes)
+
+    def _shown(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
+        """Stand-ins of the same shape: the values themselves must go when they are read for the last time."""
+        with _unrecorded():
+            return tuple(
+                torch.empty(value.shape, device="meta")
+                for value in (self.bytes.get(name, self.values.get(name)) for name in names)
+                if isinstance(value, torch.Tensor)
+            )
+
+    def node(self, place: int) -> None:
+        """Read one node, and note which operators of the trace it became."""
+        before = self._recorded()
+        self._node(place)
+        self.plan.read_ops[place] = (before, self._recorded())
+
+    @staticmethod
+    def _recorded() -> int:
+        """How many operators the trace has so far; none where nobody records."""
+        return len(getattr(_get_current_dispatch_mode(), "ops", ()))
+
+    def _node(self, place: int) -> None:
+        node = self.plan.nodes[place]
+        if place in self.plan.folded:
+            self._fold(node)
+        elif node.op == "DequantizeLinear":
+            self.bytes[node.outputs[0]] = self.value(node.inputs[0])
+            self._wait(node)
+        else:
+            self._step(node, place in self.plan.on_bytes)
+        for name in (*names_read(node), *node.outputs):
+            if self.plan.last.get(name) == place and name not in self.plan.outputs and name not in self.plan.tensors:
+                self.values.pop(name, None)
+                self.bytes.pop(name, None)
+
+    def _wait(self, node: OnnxNode) -> None:
+        """Put floats off until somebody reads them: a runtime that computes on bytes never makes them."""
+        self.values[node.outputs[0]] = _Floats(node, {name: self.values[name] for name in node.inputs if name})
+
+    def value(self, name: str, on_bytes: bool = False) -> Any:
+        """A value by its name; floats of quantised data are made when they are first read."""
+        if on_bytes and name in self.bytes:
+            return self.bytes[name]
+        found = self.values[name]
+        if isinstance(found, _Floats):
+            inputs = [found.given.get(one) for one in found.node.inputs]
+            known = [self.known.get(one) for one in found.node.inputs]
+            found = onnx_quantized.dequantize(
+                Call(found.node, found.node.attributes, inputs, known, self.plan.file.opset)
+            )
+            self.values[name] = found
+        return found
+
+    def _fold(self, node: OnnxNode) -> None:
+        """A node whose result is known before the run: its values where they are few, else its shape."""
+        with _unrecorded():
+            real = [self.known.get(name) for name in node.inputs]
+            is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
+            is_known = is_known and handler_of(node) is not None and node.op not in BY_SHAPE
+            if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
+                self._step(node, False)
+                made = [self.values[name] for name in node.outputs if name]
+                if node.op in BY_SHAPE:
+                    self.known[node.outputs[0]] = made[0]
+                is_known &= all(isinstance(one, torch.Tensor) and one.numel() <= MOST_KNOWN for one in made)
+            if is_known:
+                found = self._called(Call(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
+                self.known.update(zip(node.outputs, found, strict=False))
+                self.values.update(zip(node.outputs, found, strict=False))
+            for name in node.outputs:
+                value = self.values.get(name)
+                if isinstance(value, torch.Tensor) and not value.is_meta:
+                    self.values[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+    def _step(self, node: OnnxNode, on_bytes: bool, attributes: dict[str, Any] | None = None) -> None:
+        """Read one node; its results are noted under their names."""
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            raise TraceFailed(f"{node.label}: its loops take more than {_MOST_STEPS:,} steps; bound them to profile")
+        settings = node.attributes if attributes is None else attributes
+        function = self.plan.file.functions.get((node.domain, node.op))
+        inputs = [self.value(name, on_bytes) for name in node.inputs]
+        call = Call(node, settings, inputs, [self.known.get(name) for name in node.inputs], self.plan.file.opset)
+        if node.op in CONTROL and not node.domain:
+            found = _Control(self, call).found()
+        elif handler_of(node) is not None:
+            found = self._called(call)
+        elif function is not None:
+            found = self._function(function, call)
+        else:
+            found = self._opaque(call)
+        for name, value in zip(node.outputs, found, strict=False):
+            if name:
+                self.values[name] = value
+
+    @staticmethod
+    def _called(call: Call) -> tuple[Any, ...]:
+        handler = handler_of(call.node)
+        assert handler is not None
+        try:
+            found = handler(call)
+        except EdgeOptError:
+            raise
+        except Exception as error:
+            raise call.refusal(f"its inputs do not fit: {first_line(error)}") from error
+        return found if isinstance(found, tuple) else (found,)
+
+    def _function(self, function: Function, call: Call) -> tuple[Any, ...]:
+        """A function of the file, read node by node with names of its own."""
+        self.depth += 1
+        if self.depth > _DEEPEST_CALL:
+            raise call.refusal("its functions call each other in a circle")
+        outer_values, outer_known = self.values, self.known
+        self.values = {"": None, **dict(zip(function.inputs, call.inputs, strict=False))}
+        self.values |= {name: None for name in function.inputs if name not in self.values}
+        self.known = {name: one for name, one in zip(function.inputs, call.known, strict=False) if one is not None}
+        given = function.defaults | call.attributes
+        try:
+            for node in function.nodes:
+                settings = {
+                    name: given.get(value.name) if isinstance(value, Reference) else value
+                    for name, value in node.attributes.items()
+                }
+                settings = {name: value for name, value in settings.items() if value is not None}
+                self.inner(replace(node, attributes=settings))
+            return tuple(self.value(name) for name in function.outputs)
+        finally:
+            self.values, self.known = outer_values, outer_known
+            self.depth -= 1
+
+    def inner(self, node: OnnxNode) -> None:
+        """A node inside a function or a body: constant where everything it reads is known."""
+        is_known = all(name in self.known for name in names_read(node))
+        if node.op in BY_SHAPE or (is_known and node.op not in RANDOM and node.op not in CONTROL):
+            self._fold(node)
+        else:
+            self._step(node, False)
+
+    def _size(self, dim: int | str) -> int | str:
+        return self.dims.get(dim, dim) if isinstance(dim, str) else dim
+
+    def _opaque(self, call: Call) -> tuple[Any, ...]:
+        """An operator that nothing is known of: it has no price, and the file must say what it returns."""
+        learned = _learned(call)
+        if learned:
+            return _unpriced(call, learned[: len(call.node.outputs)])
+        found = []
+        for name in call.node.outputs:
+            value = self.plan.file.graph.values.get(name)
+            shape = None if value is None or value.shape is None else [self._size(dim) for dim in value.shape]
+            if value is None or shape is None or value.dtype is None or any(not isinstance(dim, int) for dim in shape):
+                raise call.refusal("there is no rule for it, and the file does not say the shape of its result; "
+                                   "run onnx.shape_inference over the file, or leave that part out")  # fmt: skip
+            sizes = tuple(dim for dim in shape if isinstance(dim, int))
+            found.append(call.empty(sizes, torch_dtype(value.dtype)))
+        return _unpriced(call, found)
+
+
+def _learned(call: Call) -> list[torch.Tensor]:
+    """Results of trees and support vectors, whose work depends on values: a class and its scores, or the targets."""
+    settings = call.attributes
+    classes = (
+        settings.get("classlabels_int64s")
+        or settings.get("classlabels_strings")
+        or settings.get("classlabels_ints")
+        or ()
+    )
+    if call.node.domain != "ai.onnx.ml" or not (classes or call.node.op.endswith("Regressor")):
+        return []
+    rows = call.tensor().shape[0]
+    if classes:
+        return [call.empty((rows,), torch.int64), call.empty((rows, len(classes)), torch.float32)]
+    return [call.empty((rows, int(settings.get("n_targets", 1))), torch.float32)]
+
+
+def _unpriced(call: Call, made: list[torch.Tensor]) -> tuple[Any, ...]:
+    """The results of an operator without a rule, recorded under its name."""
+    name = re.sub(r"\W", "_", f"{call.node.domain}_{call.node.op}" if call.node.domain else call.node.op)
+    if not hasattr(torch.ops.onnx_file, name):
+        onnx_quantized.define(f"{name}(Tensor[] inputs, Tensor[] like) -> Tensor[]", _likes)
+    given = [value for value in call.inputs if isinstance(value, torch.Tensor)]
+    return tuple(getattr(torch.ops.onnx_file, name)(given, made))
+
+
+def _likes(inputs: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(one) for one in like]
+
+
+class _Floats:
+    """Floats that a DequantizeLinear would make, not made yet; what they are made of is kept alive."""
+
+    __slots__ = ("given", "node")
+
+    def __init__(self, node: OnnxNode, given: dict[str, Any]) -> None:
+        self.node = node
+        self.given = given
+
+
+class _Control:
+    """If, Loop and Scan: what they run is counted where the number of runs is known."""
+
+    def __init__(self, run: Run, call: Call) -> None:
+        self.run = run
+        self.call = call
+
+    def found(self) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
+        return found
+
+    def _body(self, graph: OnnxGraph, inputs: list[Any], known: list[torch.Tensor | None]) -> list[Any]:
+        """One run of a graph inside; it sees the values around it."""
+        run = self.run
+        run.depth += 1
+        if run.depth > _DEEPEST_CALL:
+            raise self.call.refusal("its graphs call each other too deep")
+        before_values, before_known = run.values, run.known
+        names = [value.name for value in graph.inputs]
+        tensors = {name: hollow(one, "buffer") for name, one in graph.constants.items()}
+        run.values = {**before_values, **tensors, **dict(zip(names, inputs, strict=False))}
+        run.known = {key: value for key, value in before_known.items() if key not in names}
+        run.known |= {name: value for name, one in graph.constants.items() if (value := real_values(one)) is not None}
+        run.known |= {name: value for name, value in zip(names, known, strict=False) if value is not None}
+        try:
+            _check_inner(graph, run.values)
+            for node in graph.nodes:
+                run.inner(node)
+            self.last_known = [run.known.get(value.name) for value in graph.outputs]
+            return [run.value(value.name) for value in graph.outputs]
+        finally:
+            run.values, run.known = before_values, before_known
+            run.depth -= 1
+
+    def _check_steps(self, count: int, body: OnnxGraph) -> None:
+        if count * len(body.nodes) > _MOST_STEPS:
+            raise self.call.refusal(f"it runs {count:,} times, and more than {_MOST_STEPS:,} steps are not followed")
+
+    def _if(self) -> tuple[Any, ...]:
+        condition = self.call.known[0]
+        if condition is None:
+            raise self.call.refusal("which branch runs depends on values that are known only when the model runs")
+        branch = self.call.get("then_branch" if numbers(condition)[0] else "else_branch")
+        return tuple(self._body(branch, [], []))
+
+    def _loop(self) -> tuple[Any, ...]:
+        call, body = self.call, self.call.get("body")
+        count = call.known[0]
+        goes_on = call.known[1] if len(call.known) > 1 else None
+        if count is None or (call.has(1) and goes_on is None):
+            raise call.refusal("how often it runs depends on values that are known only when the model runs")
+        trips = int(numbers(count)[0]) if goes_on is None or numbers(goes_on)[0] else 0
+        state, known = list(call.inputs[2:]), list(call.known[2:])
+        scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
+        self._check_steps(trips, body)
+        for number in range(trips):
+            with _unrecorded():
+                given = [torch.tensor(number), torch.tensor(True)]
+                shown = [value.to("meta") for value in given]
+            made = self._body(body, [*shown, *state], [*given, *known])
+            again = self.last_known[0]
+            if again is None and body.outputs[0].name != body.inputs[1].name:
+                raise call.refusal("when it ends depends on values that are known only when the model runs")
+            state, known = made[1 : 1 + len(state)], list(self.last_known[1 : 1 + len(state)])
+            for place, value in enumerate(made[1 + len(state) :]):
+                scans[place].append(value)
+            if again is not None and not numbers(again)[0]:
+                break
+        if not trips and scans:
+            raise call.refusal("it never runs, and what it would have collected has no shape")
+        return (*state, *(torch.stack(values) for values in scans))
+
+    def _scan(self) -> tuple[Any, ...]:
+        call, body = self.call, self.call.get("body")
+        inputs = int(call.get("num_scan_inputs", 1))
+        state = list(call.inputs[: len(call.inputs) - inputs])
+        rows = call.inputs[len(state) :]
+        axes = list(call.get("scan_input_axes", ())) or [0] * inputs
+        scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
+        self._check_steps(rows[0].shape[axes[0]], body)
+        for number in range(rows[0].shape[axes[0]]):
+            step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
+            made = self._body(body, [*state, *step], [None] * (len(state) + inputs))
+            state = made[: len(state)]
+            for place, value in enumerate(made[len(state) :]):
+                scans[place].append(value)
+        places = list(call.get("scan_output_axes", ())) or [0] * len(scans)
+        return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, places, strict=True)))
+
+
+def _check_inner(graph: OnnxGraph, around: Mapping[str, Any]) -> None:
+    made = set(around)
+    for node in graph.nodes:
+        missing = next((name for name in names_read(node) if name not in made), None)
+        if missing is not None:
+            raise UnreadableModel(f"{node.label} reads {missing!r}, which nothing before it makes")
+        made.update(node.outputs)

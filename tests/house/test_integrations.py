@@ -1,0 +1,56 @@
+"""Files for other services, tested as far as a machine without them allows."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_action(folder: Path, **values: str) -> subprocess.CompletedProcess[str]:
+    """The script of the action, with `gh` in place of the service: it keeps what it is asked to say."""
+    steps = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
+    script = next(step["run"] for step in steps if step.get("name") == "Check")
+    (folder / "net.py").write_text("from torch import nn\n\ndef Net():\n    return nn.Linear(8, 4)\n", encoding="utf-8")
+    entry = f"{shlex.quote(sys.executable)} -m edge_opt.cli"
+    functions = f'edge-opt() {{ {entry} "$@"; }}\ngh() {{ cp "$5" comment.md; echo "$@" >> gh.log; }}\n'
+    given = {"MODEL": "net.py:Net", "SHAPES": "1x8", "BUDGETS": "", "BASELINE": "", "INCREASES": "", "COMMENT": "true",
+             "PULL_REQUEST": "7", "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **given, **values}
+    return subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", functions + script],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_action_comments_and_passes_within_budget(tmp_path: Path) -> None:
+    done = run_action(tmp_path, BUDGETS="macs <= 32\nparams <= 36\n")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "gh.log").read_text().startswith("pr comment 7 --body-file")
+    assert (tmp_path / "comment.md").read_text() == (tmp_path / "summary.md").read_text()
+
+
+def test_the_action_fails_over_budget_and_still_comments(tmp_path: Path) -> None:
+    done = run_action(tmp_path, BUDGETS="macs <= 31")
+    assert done.returncode == 1, done.stderr
+    assert "macs" in (tmp_path / "comment.md").read_text()
+
+
+def test_the_hook_names_a_command_that_is_there() -> None:
+    [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    command = [sys.executable, "-m", "edge_opt.cli", *hook["entry"].split()[1:], "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--budget" in done.stdout
+
+
+def test_the_image_copies_only_what_is_there() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]
+    assert copied and all((ROOT / name).exists() for name in copied)

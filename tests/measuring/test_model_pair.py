@@ -1,0 +1,37 @@
+"""Two models timed in turn."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import edge_opt as eo
+from edge_opt.measuring.model_pair import measure_pair
+
+
+def test_blocks_of_both_models_are_pairs_and_both_are_left_as_found() -> None:
+    models = nn.Linear(16, 16).train(), nn.Linear(16, 16).eval()
+    profiles = tuple(eo.profile(model, (4, 16)) for model in models)
+    before, after, verdict = measure_pair(*models, (4, 16), profiles=(profiles[0], profiles[1]), min_time_s=0.02)
+    assert len(before.latency.samples_s) == len(after.latency.samples_s)
+    assert verdict.ratio_interval.low <= verdict.ratio <= verdict.ratio_interval.high
+    assert [model.training for model in models] == [True, False]
+
+
+def test_a_model_that_does_twenty_times_the_work_breaks_the_limit() -> None:
+    small, large = nn.Linear(64, 64), nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)))
+    found = eo.check(
+        large, inputs=(64, 64), baseline=small, max_increase={"latency": "100%"}, measure={"min_time_s": 0.1}
+    )
+    assert [one.outcome for one in found.budgets] == ["broken"]
+    assert found.budgets[0].baseline is not None
+
+
+def test_costs_of_a_baseline_model_are_compared_without_running_it() -> None:
+    class Refuses(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.is_meta, "it ran"
+            return super().forward(x)
+
+    found = eo.check(Refuses(16, 8), inputs=(1, 16), baseline=Refuses(16, 4), max_increase={"macs": "50%"})
+    assert [(one.outcome, one.baseline) for one in found.budgets] == [("broken", 64)]

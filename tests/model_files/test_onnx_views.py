@@ -1,0 +1,79 @@
+"""Costs on the nodes of a file, for Netron and Model Explorer; costs on a time line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from onnx import checker, load, shape_inference
+
+import edge_opt as eo
+from edge_opt.errors import InvalidInput
+from edge_opt.model_files.onnx_model import load_onnx
+from edge_opt.model_files.onnx_views import save_view
+from onnx_graphs import node, write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    nodes = [node("MatMul", "x w", "a"), node("Relu", "a", "y")]
+    nodes[0].name, nodes[1].name = "product", "relu"
+    return write(tmp_path / "m.onnx", nodes, {"x": ("N", 16)}, ["y"], {"w": (16, 4)})
+
+
+def test_a_copy_of_the_file_carries_costs_that_netron_shows(path: str, tmp_path: Path) -> None:
+    model = load_onnx(path)
+    save_view(model, eo.profile(model, (3, 16)), tmp_path / "costs.onnx")
+    copy = load(tmp_path / "costs.onnx")
+    checker.check_model(shape_inference.infer_shapes(copy))
+    first, second = ({one.key: one.value for one in node.metadata_props} for node in copy.graph.node)
+    assert first["edge_opt.macs"] == str(3 * 16 * 4)
+    assert second["edge_opt.flops"] == str(3 * 4)
+    assert {one.key: one.value for one in copy.metadata_props}["edge_opt.parameters"] == "64"
+    assert load_onnx(tmp_path / "costs.onnx") is not None
+
+
+def test_the_file_itself_is_not_written_over(path: str) -> None:
+    model = load_onnx(path)
+    with pytest.raises(InvalidInput, match="is the file that was read"):
+        save_view(model, eo.profile(model, (3, 16)), path)
+
+
+def test_model_explorers_node_data_go_by_the_names_of_nodes(path: str, tmp_path: Path) -> None:
+    model = load_onnx(path)
+    save_view(model, eo.profile(model, (3, 16)), tmp_path / "m.nodes.json")
+    data = json.loads((tmp_path / "m.nodes.json").read_text())
+    assert data["results"] == {"product": {"value": 2 * 3 * 64}, "relu": {"value": 12}}
+    assert [one["stop"] for one in data["gradient"]] == [0, 1]
+
+
+def test_a_time_line_has_layers_operators_and_memory(path: str, tmp_path: Path) -> None:
+    found = eo.profile(load_onnx(path), (3, 16), target="raspberry-pi-4")
+    found.save(tmp_path / "m.trace.json")
+    events = json.loads((tmp_path / "m.trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    prediction = found.prediction
+    assert prediction is not None and prediction.seconds is not None
+    layers = sum(layer.seconds or 0.0 for layer in prediction.layers)
+    operators = [event for event in events if event["ph"] == "X" and event["tid"] == 1]
+    assert sum(event["dur"] for event in operators) == pytest.approx(layers * 1e6)
+    for event in events:
+        assert event["ph"] != "X" or (event["dur"] >= 0 and {"name", "pid", "tid", "ts"} <= event.keys())
+    assert max(event["args"]["bytes"] for event in events if event["ph"] == "C") == found.peak.live_bytes
+
+
+def test_modules_of_a_time_line_contain_their_children(tmp_path: Path) -> None:
+    from torch import nn
+
+    found = eo.profile(nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU())), (1, 8), target="raspberry-pi-4")
+    found.save(tmp_path / "m.trace.json")
+    events = json.loads((tmp_path / "m.trace.json").read_text())["traceEvents"]
+    spans = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 2}
+    assert spans["1"][0] <= spans["1.0"][0] and spans["1.0"][1] <= spans["1"][1]
+    assert spans["0"][1] <= spans["1.0"][0] + 1e-9
+
+
+def test_a_time_line_without_times_is_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="a time line needs times"):
+        eo.profile(load_onnx(path), (3, 16)).save(tmp_path / "m.trace.json")
