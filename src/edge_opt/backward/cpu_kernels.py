@@ -1,13 +1,13 @@
-"""Kernels that the CPU runs as one piece while the meta device takes them apart: attention and LSTM.
+"""Kernels that the CPU runs as one piece while the meta device takes them apart: attention, LSTM, some gradients.
 
-For the length of a trace, torch's dispatcher sends those two operators on meta tensors to the same operators that it
-would send them to on the CPU. Tensors on other devices, and other threads, are not concerned.
+For the length of a trace, torch's dispatcher sends those operators on meta tensors to the same operators that it would
+send them to on the CPU. Tensors on other devices, and other threads, are not concerned.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +22,13 @@ _LSTM_MODE = 2  # of torch's ldnn_rnn modes
 
 
 @contextmanager
-def as_on_cpu() -> Iterator[None]:
-    """Let attention and LSTM on meta tensors call what they would call on the CPU, in this thread."""
+def as_on_cpu(autocast: torch.dtype | None = None) -> Iterator[None]:
+    """Let these operators on meta tensors call what they would call on the CPU, in this thread."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
     library.impl("lstm.input", _lstm, "AutogradMeta")
+    for operator in _WITH_CPU_KERNEL:
+        library.impl(operator._schema.name.removeprefix("aten::"), _whole(operator), "AutogradMeta")
     _active.is_on = True
     try:
         yield
@@ -37,6 +39,20 @@ def as_on_cpu() -> Iterator[None]:
 
 def _is_on() -> bool:
     return getattr(_active, "is_on", False)
+
+
+# Composite on the meta device, with a kernel of their own on the CPU. None has a gradient in a step.
+_WITH_CPU_KERNEL = (aten.silu_backward.default, aten.mish_backward.default)
+
+
+def _whole(operator: Any) -> Callable[..., torch.Tensor]:
+    def call(*args: Any) -> torch.Tensor:
+        if not _is_on():
+            return operator._op_dk(_COMPOSITE, *args)  # type: ignore[no-any-return]
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)  # type: ignore[no-any-return]
+
+    return call
 
 
 def _attention(

@@ -19,6 +19,9 @@ _sequence_number = torch.autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 _META = torch.device("meta")
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+# Operators that keep a number for their gradient as a tensor of one element.
+_KEEP_NUMBERS = frozenset(("aten.mul", "aten.mul_", "aten.div", "aten.div_"))
+_NUMBER_BYTES = 8
 # References to a sum of gradients that nobody holds but the engine, counted while it hands the sum to this tape: its
 # buffer, the call's arguments and Python's own; and those to its storage.
 _ENGINE_HOLDS = (4, 2)
@@ -95,6 +98,9 @@ class StepTape(Tape):
         self.phase = Phase.FORWARD
         self.steps: list[StepOp] = []
         self.floats_on_meta = False
+        self._made_nodes = 0
+        self._kept_numbers: dict[int, int] = {}  # number of a storage by the node that keeps it
+        self._last_node = -1
         self._owners = owners
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -130,6 +136,13 @@ class StepTape(Tape):
             if number is not None:
                 creates += (number,)
         frame, phase = self.stack.current, self.phase
+        scratch = signature.scratch_bytes
+        made_nodes = _sequence_number()
+        if made_nodes > self._made_nodes:
+            if signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float):
+                self._keep_number(made_nodes - 1)
+                scratch = 0  # that number
+            self._made_nodes = made_nodes
         if phase is Phase.BACKWARD:
             if frame is None:
                 frame = self._frame_of_node()
@@ -138,7 +151,7 @@ class StepTape(Tape):
         elif phase is Phase.FORWARD and frame is None:
             phase = Phase.LOSS
         place = None if frame is None else frame.index
-        live = lifetimes.live_bytes + signature.scratch_bytes
+        live = lifetimes.live_bytes + scratch
         self.steps.append(StepOp(phase, place, signature, tuple(reads), creates, live))
         lifetimes.time = len(self.steps)
 
@@ -153,7 +166,23 @@ class StepTape(Tape):
         variable = getattr(node, "variable", None)
         if variable is not None:
             return self.stack.first.get(self._owners[id(variable)]) if id(variable) in self._owners else None
-        return self.stack.frame_at(node._sequence_nr())
+        number = node._sequence_nr()
+        if number != self._last_node:
+            self._drop_number(self._last_node)
+            self._last_node = number
+        return self.stack.frame_at(number)
+
+    def _keep_number(self, node: int) -> None:
+        """A Python number in the place of a tensor became a tensor, past the tape, and a node keeps it."""
+        lifetimes = self.lifetimes
+        self._kept_numbers[node] = lifetimes.number(_NUMBER_BYTES, "activation", lifetimes.time)
+        lifetimes.live_bytes += _NUMBER_BYTES
+
+    def _drop_number(self, node: int) -> None:
+        number = self._kept_numbers.pop(node, None)
+        if number is not None:
+            self.lifetimes.live_bytes -= _NUMBER_BYTES
+            self.lifetimes.died(number)
 
 
 def _adds_in_place(args: Any) -> bool:

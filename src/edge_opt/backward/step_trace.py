@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from edge_opt._support.state import TensorStates, random_numbers_kept, without_fast_path
 from edge_opt.backward.cpu_kernels import as_on_cpu
@@ -38,7 +39,6 @@ class StepPlan:
     checkpoint: tuple[str, ...] = ()
     autocast: torch.dtype | None = None
     has_second_batch: bool = False
-    unscaled: bool = field(default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +213,7 @@ class _Step:
         self.parameters = parameters
         self.segments: list[Segment] = []
         self.optimizer: torch.optim.Optimizer | None = None
+        self.loss: torch.Tensor | None = None
         self._gradients: dict[int, nn.Parameter] = {}
         self._states: dict[int, nn.Parameter] = {}
         self._input_numbers: frozenset[int] = frozenset()
@@ -226,7 +227,8 @@ class _Step:
         for module in self.modules:
             module.__dict__["training"] = True
         tape.stack.watch(self.modules)
-        with torch.enable_grad(), as_on_cpu() if not tape.is_real else nullcontext():
+        self._checkpoint()
+        with torch.enable_grad(), as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext():
             with tape:
                 self._batch("batch")
                 if self.plan.has_second_batch:
@@ -238,6 +240,13 @@ class _Step:
                 self._optimize("optimizer step")
         return lifetimes.finish()
 
+    def _checkpoint(self) -> None:
+        """Let the named modules drop what they keep, and compute it again in the backward."""
+        wanted = set(self.plan.checkpoint)
+        for module in self.modules if wanted else ():
+            if self.tape.stack.paths[module] in wanted:
+                module.__dict__["forward"] = _checkpointed(module.forward)
+
     def end(self) -> None:
         """Let go of every tensor; an optimizer holds its own in circles."""
         for parameter in self.parameters:
@@ -248,6 +257,7 @@ class _Step:
         for held in (self.parameters, self.inputs, self.modules, self._gradients, self._states):
             held.clear()
         del self.model
+        self.loss = None
         self.call = CallArguments((), {})
 
     def _batch(self, name: str) -> None:
@@ -267,6 +277,7 @@ class _Step:
         finally:
             self.tape.phase = Phase.FORWARD
         self._segment(f"{name}: backward", first)
+        self.loss = loss  # a loop holds it until the next one
 
     def _loss(self) -> torch.Tensor:
         stack = self.tape.stack
@@ -347,6 +358,24 @@ class _Step:
             used_real_tensors=is_real,
             notes=notes,
         )
+
+
+_RANDOM_STATE_BYTES = torch.default_generator.get_state().numel()
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward under torch's checkpoint, which keeps the state of the random numbers from here to the backward."""
+
+    def contexts() -> tuple[Any, Any]:
+        again = nullcontext()
+        # Taken from the generator, past the tape: a tensor of its size stands for it, and lives as long.
+        again.random_state = torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8, device="meta")  # type: ignore[attr-defined]
+        return nullcontext(), again
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return call
 
 
 def summed(result: Any) -> torch.Tensor:
