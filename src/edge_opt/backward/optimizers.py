@@ -58,6 +58,36 @@ _BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
 NAMES = tuple(_BY_NAME)
 
 
+class Fused(torch.optim.Optimizer):
+    """torch's fused optimizers on parameters without data: their state, and one kernel that makes no tensors.
+
+    Theirs ask for parameters on a real device, of which these are twins.
+    """
+
+    def __init__(self, params: Any, moments: int, has_steps: bool) -> None:
+        super().__init__(params, {})
+        self.moments, self.has_steps = moments, has_steps
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in trained:
+            if not self.state[parameter] and (self.moments or self.has_steps):
+                self.state[parameter] = self._state(parameter)
+
+    def _state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        state = {"step": torch.zeros((), dtype=torch.float32)} if self.has_steps else {}
+        return state | {f"state{moment}": torch.zeros_like(parameter) for moment in range(self.moments)}
+
+
+_FUSED: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(Fused, moments=0, has_steps=False),
+    "momentum": partial(Fused, moments=1, has_steps=False),
+    "adam": partial(Fused, moments=2, has_steps=True),
+    "adamw": partial(Fused, moments=2, has_steps=True),
+    "adagrad": partial(Fused, moments=1, has_steps=True),
+}
+
+
 def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tuple[str, Callable[..., Any]]:
     """Its name, and how to make it for a list of parameters.
 
@@ -69,9 +99,12 @@ def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tup
         if key not in _BY_NAME:
             close = difflib.get_close_matches(key, NAMES, n=2, cutoff=0.4) or NAMES
             raise InvalidInput(f"no optimizer named {wanted!r}; closest: {', '.join(close)}. Known: {', '.join(NAMES)}")
-        if key.endswith("8bit") or key == "adafactor":
-            options.pop("fused", None)
-            options = {} if key.endswith("8bit") else options
+        if key.endswith("8bit"):
+            return key, _BY_NAME[key]
+        if options.pop("fused", False):
+            if key not in _FUSED:
+                raise InvalidInput(f"torch has no fused {key}; fused=True goes with {', '.join(_FUSED)}")
+            return key, _FUSED[key]
         return key, partial(_BY_NAME[key], **options)
     if isinstance(wanted, torch.optim.Optimizer):
         accepted = type(wanted).__init__.__code__.co_varnames

@@ -32,12 +32,13 @@ class StepCosts:
     def __init__(self, trace: StepTrace, batches: int) -> None:
         self.trace, self.batches = trace, batches
         self._to_weights = _weight_gradients(trace)
+        self._read = {number for op in trace.ops for number in op.reads}
         self.by_phase: dict[str, OpCost] = defaultdict(OpCost)
         self.by_layer: dict[tuple[str, str], OpCost] = defaultdict(OpCost)
         self.torch_flops = 0
         self.unpriced: Counter[str] = Counter()
         for segment in trace.segments:
-            if segment.name.startswith("batch") or segment.name == "optimizer step":
+            if segment.name.startswith("batch:") or segment.name == "optimizer step":
                 times = batches if segment.name.startswith("batch") else 1
                 for index in range(segment.first, segment.last):
                     self._add(index, trace.ops[index], times)
@@ -49,7 +50,7 @@ class StepCosts:
         cost = _times(verdict.cost, times)
         path = None if op.place is None else self.trace.modules[op.place].path
         if op.phase is not Phase.OPTIMIZER:
-            self.torch_flops += times * _torch_flops(op.signature, verdict.cost)
+            self.torch_flops += times * (_torch_flops(op.signature, verdict.cost) - self._unneeded(op))
         for column, part in self._columns(index, op, cost):
             self.by_phase[column] += part
             if op.phase is not Phase.OPTIMIZER:
@@ -71,6 +72,14 @@ class StepCosts:
             cost.bytes_written - first.bytes_written,
         )  # fmt: skip
         return (("input_gradient", first), ("weight_gradient", second))
+
+    def _unneeded(self, op: StepOp) -> int:
+        """FLOPs that the kernel of an LSTM spends on gradients nobody asked for, and separate products would not."""
+        if op.signature.op != "aten.mkldnn_rnn_layer_backward":
+            return 0
+        x, weight, recurrent = op.signature.args[:3]
+        unread = [number not in self._read for number in op.creates]
+        return 2 * (unread[0] * x.elements * weight.shape[0] + unread[5] * x.shape[1] * recurrent.elements)
 
     def layers(self) -> tuple[TrainingLayer, ...]:
         """One row per module that did something, in the order of their first call; the loss comes last."""

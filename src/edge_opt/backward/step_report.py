@@ -75,19 +75,12 @@ def training_step(
     >>> step.peak_by_kind["gradients"], step.peak_by_kind["optimizer_state"]
     (144, 0)
     """
-    check_whole("accumulate", accumulate)
-    model, inputs, kwargs = called(model, inputs, kwargs)
-    model = original_module(model)
-    called_optimizer, make = find_optimizer(optimizer, foreach, fused)
-    plan = StepPlan(
-        loss,
-        make,
-        _trained(model, _listed(frozen)),
-        _checkpoints(model, _listed(checkpoint)),
-        _precision(autocast),
-        has_second_batch=accumulate > 1 or not set_to_none,
-    )
-    arguments = call_arguments(model, inputs, kwargs)
+    model, arguments = checked_model(model, inputs, kwargs)
+    called_optimizer = find_optimizer(optimizer, foreach, fused)[0]
+    plan = plan_of(
+        model, loss=loss, optimizer=optimizer, frozen=frozen, checkpoint=checkpoint, autocast=autocast,
+        accumulate=accumulate, set_to_none=set_to_none, foreach=foreach, fused=fused,
+    )  # fmt: skip
     shown = name or type(model).__name__
     step = _report(_traced(model, arguments, plan), shown, called_optimizer, accumulate, set_to_none, model)
     if remedies:
@@ -101,6 +94,33 @@ def training_step(
     return step
 
 
+def checked_model(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[nn.Module, CallArguments]:
+    """The module that is traced, and the arguments of its call."""
+    model, inputs, kwargs = called(model, inputs, kwargs)
+    model = original_module(model)
+    return model, call_arguments(model, inputs, kwargs)
+
+
+def plan_of(
+    model: nn.Module, *, loss: Any = None, optimizer: Any = "adamw", frozen: str | Sequence[str] = (),
+    checkpoint: str | Sequence[str] = (), autocast: str | None = None, accumulate: int = 1, set_to_none: bool = True,
+    foreach: bool | None = None, fused: bool | None = None,
+) -> StepPlan:  # fmt: skip
+    """What a step is made of; see `training_step` for each."""
+    check_whole("accumulate", accumulate)
+    return StepPlan(
+        loss,
+        find_optimizer(optimizer, foreach, fused)[1],
+        _trained(model, _listed(frozen)),
+        _checkpoints(model, _listed(checkpoint)),
+        _precision(autocast),
+        has_second_batch=accumulate > 1 or not set_to_none,
+        adds_up=accumulate > 1,
+    )
+
+
 def _traced(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> StepTrace:
     with one_at_a_time():
         return trace_step(model, arguments, plan)
@@ -112,6 +132,8 @@ def _report(
     costs, memory = StepCosts(trace, accumulate), StepMemory(trace, accumulate, set_to_none)
     work = costs.by_phase
     remarks = trace.notes
+    if not work.get("update", OpCost()).flops:
+        remarks += ("the optimizer is one kernel, whose arithmetic is not counted",)
     if costs.unpriced:
         remarks += (f"{len(costs.unpriced)} operators have no cost rule, so FLOPs and bytes are lower bounds",)
     return TrainingStep(

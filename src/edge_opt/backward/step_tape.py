@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from edge_opt.records import OpSignature, Role
 from edge_opt.trace.lifetimes import Lifetimes
@@ -69,6 +70,14 @@ class StepStack(ModuleStack):
 
     def leave(self, frame: Frame, result: Any) -> None:
         super().leave(frame, result)
+        self._note(frame.parent)
+
+    def fail(self, frame: Frame, error: BaseException) -> None:
+        if isinstance(error, _StopRecomputationError):
+            # A checkpoint has what it needs. The error would keep the tensors of its frames alive.
+            self.current = frame.parent
+        else:
+            super().fail(frame, error)
         self._note(frame.parent)
 
     def _note(self, frame: Frame | None) -> None:
@@ -139,7 +148,8 @@ class StepTape(Tape):
         scratch = signature.scratch_bytes
         made_nodes = _sequence_number()
         if made_nodes > self._made_nodes:
-            if signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float):
+            # Where the schema asks for a number, none was made into a tensor, and there is no scratch.
+            if scratch and signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float):
                 self._keep_number(made_nodes - 1)
                 scratch = 0  # that number
             self._made_nodes = made_nodes

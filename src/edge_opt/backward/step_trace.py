@@ -39,6 +39,7 @@ class StepPlan:
     checkpoint: tuple[str, ...] = ()
     autocast: torch.dtype | None = None
     has_second_batch: bool = False
+    adds_up: bool = False  # the second batch belongs to the same step
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +233,14 @@ class _Step:
             with tape:
                 self._batch("batch")
                 if self.plan.has_second_batch:
+                    self.loss = self.loss if self.plan.adds_up else None
                     self._batch("next batch")
                 self._gradients = self._numbers(self._gradient_tensors())
                 self.optimizer = self.plan.optimizer(self.parameters)
                 self._optimize("first optimizer step")
                 self._states = self._numbers(self._state_tensors())
-                self._optimize("optimizer step")
+                if not self._has_born_states_first():
+                    self._optimize("optimizer step")
         return lifetimes.finish()
 
     def _checkpoint(self) -> None:
@@ -262,7 +265,7 @@ class _Step:
 
     def _batch(self, name: str) -> None:
         first = len(self.tape.steps)
-        loss = self._loss()
+        self.loss = loss = self._loss()  # a loop holds it until the next one
         self._segment(f"{name}: forward", first)
         first = len(self.tape.steps)
         self.tape.phase = Phase.BACKWARD
@@ -277,7 +280,6 @@ class _Step:
         finally:
             self.tape.phase = Phase.FORWARD
         self._segment(f"{name}: backward", first)
-        self.loss = loss  # a loop holds it until the next one
 
     def _loss(self) -> torch.Tensor:
         stack = self.tape.stack
@@ -311,6 +313,22 @@ class _Step:
         finally:
             self.tape.phase = Phase.FORWARD
         self._segment(name, first)
+
+    def _has_born_states_first(self) -> bool:
+        """Whether the optimizer made all of its state and only then began to write parameters.
+
+        What follows then is the same in every later step, and need not be run again.
+        """
+        segment, roles = self.segments[-1], self.tape.lifetimes.roles
+        born = segment.first
+        for index in range(segment.first, segment.last):
+            if not self._states.keys().isdisjoint(self.tape.steps[index].creates):
+                born = index + 1
+        writes = (op.reads[0] for op in self.tape.steps[segment.first : born] if op.signature.op.endswith("_"))
+        if any(roles[number] == "parameter" for number in writes):
+            return False
+        self.segments.append(Segment("optimizer step", born, segment.last))
+        return True
 
     def _segment(self, name: str, first: int) -> None:
         self.segments.append(Segment(name, first, len(self.tape.steps)))

@@ -143,9 +143,18 @@ from edge_opt.records.sweeps import (
     TrialStatus,
     Violation,
 )
-from edge_opt.records.training import MemoryByKind, MemoryPoint, Remedy, StepTime, TrainingLayer, TrainingStep
+from edge_opt.records.training import (
+    CheckpointChoice,
+    MemoryByKind,
+    MemoryPoint,
+    Remedy,
+    StepTime,
+    TrainingLayer,
+    TrainingStep,
+)
 
 __all__ = [
+    "CheckpointChoice",
     "Agreement",
     "Bandwidth",
     "Basis",

@@ -111,6 +111,32 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointChoice:
+    """Layers to checkpoint so that a step fits a budget.
+
+    Attributes:
+        paths: Paths of the modules, in the order in which they were chosen.
+        peak_bytes: Peak of the step with them.
+        before_bytes: Peak without any.
+        flops: FLOPs of the step with them, recomputation included.
+        flops_before: FLOPs without any.
+        budget_bytes: The budget.
+    """
+
+    paths: tuple[str, ...]
+    peak_bytes: int
+    before_bytes: int
+    flops: int
+    flops_before: int
+    budget_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget is kept."""
+        return self.peak_bytes <= self.budget_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """How long a step takes on a target.
 
