@@ -24,17 +24,18 @@ _LSTM_MODE = 2  # of torch's ldnn_rnn modes
 @contextmanager
 def as_on_cpu(autocast: torch.dtype | None = None) -> Iterator[None]:
     """Let these operators on meta tensors call what they would call on the CPU, in this thread."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
-    library.impl("lstm.input", _lstm, "AutogradMeta")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")  # type: ignore[no-untyped-call]
+    library.impl("lstm.input", _lstm, "AutogradMeta")  # type: ignore[no-untyped-call]
     for operator in _WITH_CPU_KERNEL:
-        library.impl(operator._schema.name.removeprefix("aten::"), _whole(operator), "AutogradMeta")
+        name = operator._schema.name.removeprefix("aten::")
+        library.impl(name, _whole(operator), "AutogradMeta")  # type: ignore[no-untyped-call]
     _active.is_on = True
     try:
         yield
     finally:
         _active.is_on = False
-        library._destroy()
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 def _is_on() -> bool:

@@ -111,7 +111,9 @@ def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tup
         settings = {name: value for name, value in wanted.defaults.items() if name in accepted}
         return type(wanted).__name__, partial(type(wanted), **(settings | options))
     if isinstance(wanted, type) and issubclass(wanted, torch.optim.Optimizer):
-        return wanted.__name__, partial(wanted, **options)
+        return wanted.__name__, partial(wanted, **options)  # type: ignore[arg-type]
     if callable(wanted):
         return getattr(wanted, "__name__", type(wanted).__name__), wanted
-    raise InvalidInput(f"optimizer must be a name ({', '.join(NAMES)}), a torch optimizer or a function; got {wanted!r}")
+    raise InvalidInput(
+        f"optimizer must be a name ({', '.join(NAMES)}), a torch optimizer or a function; got {wanted!r}"
+    )

@@ -23,7 +23,7 @@ _MOST_CANDIDATES = 48
 def what_would_help(
     step: TrainingStep, model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
 ) -> tuple[Remedy, ...]:
-    """Every remedy that saves at least one per cent, the largest saving first; one that the model refuses is left out."""
+    """Every remedy that saves at least one per cent, largest first; what the model refuses is left out."""
     found: list[Remedy] = []
     for change, tried, call, batches in _tries(model, arguments, plan, accumulate):
         try:
@@ -47,7 +47,12 @@ def _tries(
         yield f'optimizer="{name}"', replace(plan, optimizer=make), arguments, accumulate
     half = _halved(arguments)
     if half is not None:
-        yield "half the batch, accumulate twice as often", replace(plan, has_second_batch=True, adds_up=True), half, 2 * accumulate
+        yield (
+            "half the batch, accumulate twice as often",
+            replace(plan, has_second_batch=True, adds_up=True),
+            half,
+            2 * accumulate,
+        )
     last = _last_layers(model)
     if last:
         trains = {id(p): name.startswith(last) and plan.trains[id(p)] for name, p in model.named_parameters()}
@@ -115,7 +120,9 @@ def fewest_checkpoints(
     chosen: tuple[str, ...] = ()
     left = list(repeated_blocks(model))[:_MOST_CANDIDATES]
     while peak_bytes > budget_bytes and left:
-        tried = {path: peak_of(model, arguments, replace(plan, checkpoint=(*chosen, path)), accumulate) for path in left}
+        tried = {
+            path: peak_of(model, arguments, replace(plan, checkpoint=(*chosen, path)), accumulate) for path in left
+        }
         best = min(left, key=lambda path: tried[path])
         chosen, (peak_bytes, flops) = (*chosen, best), tried[best]
         left.remove(best)

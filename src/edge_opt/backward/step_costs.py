@@ -54,7 +54,7 @@ class StepCosts:
         for column, part in self._columns(index, op, cost):
             self.by_phase[column] += part
             if op.phase is not Phase.OPTIMIZER:
-                self.by_layer["" if path is None and op.phase is not Phase.LOSS else path or _outside(op), column] += part
+                self.by_layer[LOSS if path is None else path, column] += part
 
     def _columns(self, index: int, op: StepOp, cost: OpCost) -> Iterable[tuple[str, OpCost]]:
         if op.phase is Phase.OPTIMIZER:
@@ -66,7 +66,9 @@ class StepCosts:
         share = _input_share(op.signature)
         if share is None:
             return (("weight_gradient" if index in self._to_weights else "input_gradient", cost),)
-        first = OpCost(*(round(part * share) for part in (cost.macs, cost.other_ops, cost.bytes_read, cost.bytes_written)))
+        first = OpCost(
+            *(round(part * share) for part in (cost.macs, cost.other_ops, cost.bytes_read, cost.bytes_written))
+        )
         second = OpCost(
             cost.macs - first.macs, cost.other_ops - first.other_ops, cost.bytes_read - first.bytes_read,
             cost.bytes_written - first.bytes_written,
@@ -79,12 +81,16 @@ class StepCosts:
             return 0
         x, weight, recurrent = op.signature.args[:3]
         unread = [number not in self._read for number in op.creates]
-        return 2 * (unread[0] * x.elements * weight.shape[0] + unread[5] * x.shape[1] * recurrent.elements)
+        return 2 * int(unread[0] * x.elements * weight.shape[0] + unread[5] * x.shape[1] * recurrent.elements)
 
     def layers(self) -> tuple[TrainingLayer, ...]:
         """One row per module that did something, in the order of their first call; the loss comes last."""
         trace = self.trace
-        kept, gradients, states = kept_by_layer(trace), _by_owner(trace, trace.gradients), _by_owner(trace, trace.states)
+        kept, gradients, states = (
+            kept_by_layer(trace),
+            _by_owner(trace, trace.gradients),
+            _by_owner(trace, trace.states),
+        )
         kinds: dict[str, str] = {}
         for call in trace.modules:
             kinds.setdefault(call.path, call.kind)
@@ -92,28 +98,32 @@ class StepCosts:
         with_work = {path for path, _ in self.by_layer} | kept.keys() | gradients.keys()
         return tuple(
             TrainingLayer(
-                "" if path == LOSS else path, kind, trace.trained.get(path, 0),
-                *(self.by_layer.get((path, column), _NOTHING)
-                  for column in ("forward", "input_gradient", "weight_gradient", "recomputation")),
-                kept.get(path, 0), gradients.get(path, 0), states.get(path, 0),
+                "" if path == LOSS else path,
+                kind,
+                trace.trained.get(path, 0),
+                forward=self._work(path, "forward"),
+                input_gradient=self._work(path, "input_gradient"),
+                weight_gradient=self._work(path, "weight_gradient"),
+                recomputation=self._work(path, "recomputation"),
+                kept_bytes=kept.get(path, 0),
+                gradient_bytes=gradients.get(path, 0),
+                state_bytes=states.get(path, 0),
             )
-            for path, kind in kinds.items() if path in with_work
-        )  # fmt: skip
+            for path, kind in kinds.items()
+            if path in with_work
+        )
+
+    def _work(self, path: str, column: str) -> OpCost:
+        return self.by_layer.get((path, column), _NOTHING)
 
 
 LOSS = "\0loss"  # no module has this path
 
 
-def _outside(op: StepOp) -> str:
-    return LOSS if op.place is None else ""
-
-
 def _times(cost: OpCost, times: int) -> OpCost:
     if times == 1:
         return cost
-    return OpCost(
-        cost.macs * times, cost.other_ops * times, cost.bytes_read * times, cost.bytes_written * times
-    )
+    return OpCost(cost.macs * times, cost.other_ops * times, cost.bytes_read * times, cost.bytes_written * times)
 
 
 def _torch_flops(signature: OpSignature, cost: OpCost) -> int:
@@ -125,7 +135,7 @@ def _torch_flops(signature: OpSignature, cost: OpCost) -> int:
     transposed, groups, mask = signature.args[7], signature.args[9], signature.args[10]
     macs = (x if transposed else grad).elements * prod(weight.shape[1:])
     # Its formula for the weights takes every input channel with every output channel, groups or not.
-    return 2 * macs * (mask[0] + mask[1] * groups)
+    return int(2 * macs * (mask[0] + mask[1] * groups))
 
 
 def _input_share(signature: OpSignature) -> float | None:

@@ -94,9 +94,7 @@ def training_step(
     return step
 
 
-def checked_model(
-    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None
-) -> tuple[nn.Module, CallArguments]:
+def checked_model(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[nn.Module, CallArguments]:
     """The module that is traced, and the arguments of its call."""
     model, inputs, kwargs = called(model, inputs, kwargs)
     model = original_module(model)
@@ -175,7 +173,9 @@ def _trained(model: nn.Module, frozen: tuple[str, ...]) -> dict[int, bool]:
     modules = [path for path, _ in model.named_modules() if path]
     for path in frozen:
         if path not in named and path not in modules:
-            raise InvalidInput(f"frozen names {path!r}, and the model has no such module or parameter{_close(path, modules)}")
+            raise InvalidInput(
+                f"frozen names {path!r}, and the model has no such module or parameter{_close(path, modules)}"
+            )
     trains: dict[int, bool] = {}
     for name, parameter in named.items():
         is_frozen = any(name == path or name.startswith(f"{path}.") for path in frozen)
@@ -189,7 +189,9 @@ def _checkpoints(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
     modules = dict(model.named_modules())
     for path in paths:
         if path not in modules:
-            raise InvalidInput(f"checkpoint names {path!r}, and the model has no such module{_close(path, list(modules))}")
+            raise InvalidInput(
+                f"checkpoint names {path!r}, and the model has no such module{_close(path, list(modules))}"
+            )
         if isinstance(modules[path], (nn.ModuleList, nn.ModuleDict)):
             raise InvalidInput(
                 f"checkpoint names {path!r}, a {type(modules[path]).__name__}, which is never called and cannot be "

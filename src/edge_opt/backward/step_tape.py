@@ -16,7 +16,7 @@ from edge_opt.trace.modules import Frame, ModuleStack
 from edge_opt.trace.operators import Behavior, behavior
 from edge_opt.trace.tape import Tape
 
-_sequence_number = torch.autograd._get_sequence_nr
+_sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 _META = torch.device("meta")
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
@@ -95,7 +95,7 @@ class StepStack(ModuleStack):
         self._numbers.clear()
 
 
-class StepTape(Tape):
+class StepTape(Tape):  # type: ignore[no-untyped-call]
     """Records a step. Nodes of autograd run on the same tape, and belong to the module that made them."""
 
     def __init__(
@@ -200,5 +200,8 @@ def _adds_in_place(args: Any) -> bool:
     total, gradient = args[0], args[1]
     if total.__class__ is not torch.Tensor or gradient.__class__ is not torch.Tensor:
         return False
-    holds = (total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata))
+    holds = (
+        total._use_count(),  # type: ignore[attr-defined]
+        torch._C._storage_Use_Count(total.untyped_storage()._cdata),
+    )
     return holds == _ENGINE_HOLDS and torch.ops.aten.is_non_overlapping_and_dense(total)

@@ -215,8 +215,8 @@ class _Step:
         self.segments: list[Segment] = []
         self.optimizer: torch.optim.Optimizer | None = None
         self.loss: torch.Tensor | None = None
-        self._gradients: dict[int, nn.Parameter] = {}
-        self._states: dict[int, nn.Parameter] = {}
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._states: dict[int, torch.Tensor] = {}
         self._input_numbers: frozenset[int] = frozenset()
 
     def run(self) -> tuple[StorageInfo, ...]:
@@ -229,18 +229,17 @@ class _Step:
             module.__dict__["training"] = True
         tape.stack.watch(self.modules)
         self._checkpoint()
-        with torch.enable_grad(), as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext():
-            with tape:
-                self._batch("batch")
-                if self.plan.has_second_batch:
-                    self.loss = self.loss if self.plan.adds_up else None
-                    self._batch("next batch")
-                self._gradients = self._numbers(self._gradient_tensors())
-                self.optimizer = self.plan.optimizer(self.parameters)
-                self._optimize("first optimizer step")
-                self._states = self._numbers(self._state_tensors())
-                if not self._has_born_states_first():
-                    self._optimize("optimizer step")
+        with torch.enable_grad(), as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext(), tape:
+            self._batch("batch")
+            if self.plan.has_second_batch:
+                self.loss = self.loss if self.plan.adds_up else None
+                self._batch("next batch")
+            self._gradients = self._numbers(self._gradient_tensors())
+            self.optimizer = self.plan.optimizer(self.parameters)
+            self._optimize("first optimizer step")
+            self._states = self._numbers(self._state_tensors())
+            if not self._has_born_states_first():
+                self._optimize("optimizer step")
         return lifetimes.finish()
 
     def _checkpoint(self) -> None:
@@ -270,7 +269,7 @@ class _Step:
         first = len(self.tape.steps)
         self.tape.phase = Phase.BACKWARD
         try:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         except (NeedsData, FastPathTaken, EdgeOptError):
             raise
         except Exception as error:
@@ -333,10 +332,10 @@ class _Step:
     def _segment(self, name: str, first: int) -> None:
         self.segments.append(Segment(name, first, len(self.tape.steps)))
 
-    def _gradient_tensors(self) -> list[tuple[torch.Tensor, nn.Parameter]]:
+    def _gradient_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [(p.grad, p) for p in self.parameters if p.grad is not None]
 
-    def _state_tensors(self) -> list[tuple[torch.Tensor, nn.Parameter]]:
+    def _state_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         assert self.optimizer is not None
         return [
             (value, parameter)
@@ -345,7 +344,7 @@ class _Step:
             if isinstance(value, torch.Tensor)
         ]
 
-    def _numbers(self, tensors: list[tuple[torch.Tensor, nn.Parameter]]) -> dict[int, nn.Parameter]:
+    def _numbers(self, tensors: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
         """Storages by number, with the parameter they belong to."""
         known = self.tape.lifetimes.numbers
         found = ((known.get(tensor.untyped_storage()._cdata), parameter) for tensor, parameter in tensors)
@@ -381,14 +380,32 @@ class _Step:
 _RANDOM_STATE_BYTES = torch.default_generator.get_state().numel()
 
 
+class _Recomputation:
+    """The states of random numbers that a checkpoint holds: one from the forward on, and one while it recomputes.
+
+    They come from the generator, past the tape; tensors of their size stand for them, and live as long.
+    """
+
+    def __init__(self) -> None:
+        self._at_forward = self._state()
+        self._at_backward: torch.Tensor | None = None
+
+    @staticmethod
+    def _state() -> torch.Tensor:
+        return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8, device="meta")
+
+    def __enter__(self) -> None:
+        self._at_backward = self._state()
+
+    def __exit__(self, *_: object) -> None:
+        self._at_backward = None
+
+
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward under torch's checkpoint, which keeps the state of the random numbers from here to the backward."""
+    """A forward under torch's checkpoint."""
 
     def contexts() -> tuple[Any, Any]:
-        again = nullcontext()
-        # Taken from the generator, past the tape: a tensor of its size stands for it, and lives as long.
-        again.random_state = torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8, device="meta")  # type: ignore[attr-defined]
-        return nullcontext(), again
+        return nullcontext(), _Recomputation()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
@@ -401,7 +418,7 @@ def summed(result: Any) -> torch.Tensor:
     own = getattr(result, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
-    found = [tensor for tensor in _floating(result)]
+    found = list(_floating(result))
     if not found:
         raise InvalidInput("the output has no floating tensor to sum; pass loss=, a function of the output")
     total = found[0].sum()

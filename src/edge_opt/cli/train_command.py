@@ -27,7 +27,9 @@ def train_cost(
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw, adafactor, adamw-8bit.")
     ] = "adamw",
-    frozen: Annotated[str, typer.Option("--frozen", metavar="PATHS", help="Modules without gradients, by commas.")] = "",
+    frozen: Annotated[
+        str, typer.Option("--frozen", metavar="PATHS", help="Modules without gradients, by commas.")
+    ] = "",
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="PATHS", help="Modules to compute again in the backward, by commas.")
     ] = "",
@@ -66,7 +68,8 @@ def train_cost(
         loaded = load_model(model)
         positional, named = with_example(arguments, loaded.example, loaded.name)
         options: dict[str, Any] = {
-            "loss": _loss(loss), "optimizer": optimizer, "frozen": frozen, "autocast": autocast, "accumulate": accumulate
+            "loss": _loss(loss), "optimizer": optimizer, "frozen": frozen, "autocast": autocast,
+            "accumulate": accumulate,
         }  # fmt: skip
         step = eo.training_step(
             loaded.model, positional or None, kwargs=named, checkpoint=checkpoint, name=loaded.name,

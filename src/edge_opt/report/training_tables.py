@@ -50,26 +50,38 @@ def _row(layer: TrainingLayer) -> tuple[str, ...]:
     macs = (layer.forward.macs, layer.input_gradient.macs, layer.weight_gradient.macs, layer.recomputation.macs)
     sizes = (layer.kept_bytes, layer.gradient_bytes, layer.state_bytes)
     flops = (units.count(2 * count) if count else "" for count in macs)
-    return name, units.count(layer.trained_params) if layer.trained_params else "", *flops, *(
-        units.size(nbytes) if nbytes else "" for nbytes in sizes
+    return (
+        name,
+        units.count(layer.trained_params) if layer.trained_params else "",
+        *flops,
+        *(units.size(nbytes) if nbytes else "" for nbytes in sizes),
     )
 
 
 def sentences(step: TrainingStep) -> Iterator[tuple[str, str]]:
     """What there is to say of a step, each with its label."""
     batches = f", gradients of {step.accumulate} batches added up" if step.accumulate > 1 else ""
-    yield "Step", (
-        f"{step.name} with {step.optimizer}{batches}: {units.count(step.trained_params)} of {units.count(step.params)} "
-        "parameters get a gradient"
+    yield (
+        "Step",
+        (
+            f"{step.name} with {step.optimizer}{batches}: {units.count(step.trained_params)} of "
+            f"{units.count(step.params)} parameters get a gradient"
+        ),
     )
     again = f", recomputation {units.count(step.recomputation_flops)}" if step.recomputation_flops else ""
-    yield "FLOPs", (
-        f"{units.count(step.flops)}: forward {units.count(step.forward_flops)}, backward "
-        f"{units.count(step.backward_flops)}{again}; the optimizer {units.count(step.optimizer_flops)}"
+    yield (
+        "FLOPs",
+        (
+            f"{units.count(step.flops)}: forward {units.count(step.forward_flops)}, backward "
+            f"{units.count(step.backward_flops)}{again}; the optimizer {units.count(step.optimizer_flops)}"
+        ),
     )
     yield "Peak", f"{units.size(step.peak_bytes)} {_where(step.peak)}; first step {units.size(step.first_peak_bytes)}"
-    yield "Held then", ", ".join(
-        f"{kind.replace('_', ' ')} {units.size(nbytes)}" for kind, nbytes in step.peak_by_kind.items() if nbytes
+    yield (
+        "Held then",
+        ", ".join(
+            f"{kind.replace('_', ' ')} {units.size(nbytes)}" for kind, nbytes in step.peak_by_kind.items() if nbytes
+        ),
     )
     for remedy in step.remedies:
         flops = "" if remedy.flops is None else f", {units.count(remedy.flops)} FLOPs"
@@ -109,8 +121,12 @@ def training_document(step: TrainingStep) -> str:
 def training_page(step: TrainingStep) -> str:
     """The step as one HTML page that needs nothing else."""
     facts = [[cell(label, "name"), cell(text, "name")] for label, text in sentences(step)]
-    rows = [[cell(text, "name" if place == 0 else "") for place, text in enumerate(_row(layer))] for layer in step.layers]
-    return page(step.name, table(["", ""], facts), "<h2>Memory along a step</h2>", curve_svg(step), table(_HEADERS, rows))
+    rows = [
+        [cell(text, "name" if place == 0 else "") for place, text in enumerate(_row(layer))] for layer in step.layers
+    ]
+    return page(
+        step.name, table(["", ""], facts), "<h2>Memory along a step</h2>", curve_svg(step), table(_HEADERS, rows)
+    )
 
 
 def curve_svg(step: TrainingStep) -> str:
@@ -123,8 +139,12 @@ def curve_svg(step: TrainingStep) -> str:
     for kind, color in _COLORS.items():
         roof = [base + point.memory.by_kind()[kind] for base, point in zip(floor, step.curve, strict=True)]
         if roof != floor:
-            upper = [f"{width * place / last:.1f},{height * (1 - value / highest):.1f}" for place, value in enumerate(roof)]
-            lower = [f"{width * place / last:.1f},{height * (1 - value / highest):.1f}" for place, value in enumerate(floor)]
+            upper = [
+                f"{width * place / last:.1f},{height * (1 - value / highest):.1f}" for place, value in enumerate(roof)
+            ]
+            lower = [
+                f"{width * place / last:.1f},{height * (1 - value / highest):.1f}" for place, value in enumerate(floor)
+            ]
             outline = " ".join([*upper, *reversed(lower)])
             parts.append(f'<polygon points="{outline}" fill="{color}"><title>{html(kind)}</title></polygon>')
         floor = roof
