@@ -266,3 +266,27 @@ def test_the_command_prints_and_saves(tmp_path: Path) -> None:
     assert "<svg" in files[1].read_text()
     assert CliRunner().invoke(app, [*arguments, "--budget-mb", "0.0001"]).exit_code == 1
     assert CliRunner().invoke(app, [*arguments, "--optimizer", "sdg"]).exit_code == 2
+
+
+def test_the_largest_batch_of_a_training_step() -> None:
+    model = ConvNet()
+    limit_bytes = eo.training_step(model, (5, 3, 8, 8), optimizer="sgd").peak_bytes
+    fit = eo.fit_batch(
+        model, (3, 8, 8), memory_limit_mb=limit_bytes / 2**20, step="train", training={"optimizer": "sgd"}
+    )
+    assert fit.batch == 5
+
+
+def test_autocast_keeps_weights_and_narrows_products() -> None:
+    model, x = ConvNet().train(), torch.randn(2, 3, 8, 8)
+    step = eo.training_step(model, x, optimizer="sgd", autocast="bf16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def real() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = summed(model(x))
+        loss.backward()
+        optimizer.step()
+
+    assert made_in_step(step)[0] == replay(record_events(real, torch.device("cpu"))).tensor_peak_bytes
+    assert step.peak_by_kind["weights"] == sum(F32 * p.numel() for p in model.parameters())

@@ -30,11 +30,16 @@ def as_on_cpu(autocast: torch.dtype | None = None) -> Iterator[None]:
     for operator in _WITH_CPU_KERNEL:
         name = operator._schema.name.removeprefix("aten::")
         library.impl(name, _whole(operator), "AutogradMeta")  # type: ignore[no-untyped-call]
+    for operator in _CAST_BY_AUTOCAST if autocast is not None else ():
+        name = f"{operator._schema.name.removeprefix('aten::')}.{operator._overloadname}".removesuffix(".default")
+        library.impl(name, _autocast(operator, autocast), "AutogradMeta")  # type: ignore[no-untyped-call]
     _active.is_on = True
+    _active.casts, _active.dtype = {}, autocast
     try:
         yield
     finally:
         _active.is_on = False
+        _active.casts = {}
         library._destroy()  # type: ignore[no-untyped-call]
 
 
@@ -44,6 +49,43 @@ def _is_on() -> bool:
 
 # Composite on the meta device, with a kernel of their own on the CPU. None has a gradient in a step.
 _WITH_CPU_KERNEL = (aten.silu_backward.default, aten.mish_backward.default)
+
+
+# Composite operators that autocast runs in the narrow type. Products that are called by themselves (`torch.bmm`) are not
+# among them: they have gradients of their own, which a kernel in Python would hide.
+_CAST_BY_AUTOCAST = (
+    aten.linear.default, aten.matmul.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
+    aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
+)  # fmt: skip
+
+
+def _autocast(operator: Any, dtype: torch.dtype | None) -> Callable[..., torch.Tensor]:
+    def narrow(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+            return value
+        if not (value.is_leaf and value.requires_grad):
+            return value.to(dtype)
+        if id(value) not in _active.casts:
+            _active.casts[id(value)] = value.to(dtype)
+        return _active.casts[id(value)]
+
+    def call(*args: Any) -> torch.Tensor:
+        if _is_on() and getattr(_active, "is_casting", False):
+            args = tuple(map(narrow, args))
+        return operator._op_dk(_COMPOSITE, *args)  # type: ignore[no-any-return]
+
+    return call
+
+
+@contextmanager
+def casting(is_on: bool) -> Iterator[None]:
+    """The stretch of a step that runs under autocast."""
+    _active.is_casting = is_on
+    try:
+        yield
+    finally:
+        _active.is_casting = False
+        _active.casts = {}
 
 
 def _whole(operator: Any) -> Callable[..., torch.Tensor]:
@@ -61,6 +103,8 @@ def _attention(
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     options = {"scale": scale, "enable_gqa": enable_gqa}
+    if getattr(_active, "is_casting", False):
+        query, key, value = (tensor.to(_active.dtype) for tensor in (query, key, value))
     if not _is_on() or not is_fused_attention(query, key, value, attn_mask, dropout_p, is_causal, **options):  # type: ignore[arg-type]
         whole = aten.scaled_dot_product_attention.default
         taken_apart: torch.Tensor = whole._op_dk(

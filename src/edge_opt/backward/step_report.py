@@ -23,6 +23,7 @@ from edge_opt.trace.tracer import one_at_a_time, original_module
 if TYPE_CHECKING:
     from edge_opt.platforms.targets import Target
 
+_AUTOCAST_REMARK = "autocast is followed for linear layers, matrix products, convolutions and attention; other operators keep their type"
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -83,6 +84,8 @@ def training_step(
     )  # fmt: skip
     shown = name or type(model).__name__
     step = _report(_traced(model, arguments, plan), shown, called_optimizer, accumulate, set_to_none, model)
+    if autocast is not None:
+        step = replace(step, remarks=(*step.remarks, _AUTOCAST_REMARK))
     if remedies:
         from edge_opt.backward.remedies import what_would_help
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from edge_opt._support.state import TensorStates, random_numbers_kept, without_fast_path
-from edge_opt.backward.cpu_kernels import as_on_cpu
+from edge_opt.backward.cpu_kernels import as_on_cpu, casting
 from edge_opt.backward.step_tape import Phase, StepOp, StepStack, StepTape
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.records import ModuleCall, Role, StorageInfo
@@ -283,8 +283,9 @@ class _Step:
     def _loss(self) -> torch.Tensor:
         stack = self.tape.stack
         try:
-            result = self.model(*self.call.args, **self.call.kwargs)
-            loss = summed(result) if self.plan.loss is None else self.plan.loss(result)
+            with casting(self.plan.autocast is not None):
+                result = self.model(*self.call.args, **self.call.kwargs)
+                loss = summed(result) if self.plan.loss is None else self.plan.loss(result)
         except (NeedsData, FastPathTaken, EdgeOptError):
             raise
         except Exception as error:

@@ -143,7 +143,7 @@ from edge_opt.records.sweeps import (
     TrialStatus,
     Violation,
 )
-from edge_opt.records.training import (
+from edge_opt.records.training_steps import (
     CheckpointChoice,
     MemoryByKind,
     MemoryPoint,
