@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
-    "errors text units records _support trace cost measuring platforms calibration profiling backward fitting serving loading "
-    "comparing budgets data compress search report run pytest_plugin cli"
+    "errors text units records _support trace cost measuring platforms calibration profiling backward fitting serving "
+    "loading comparing budgets data compress search report run pytest_plugin cli"
 ).split()
 OLDER_APIS = {"model", "hardware", "metrics", "stream", "pruning", "evaluation", "utils"}
 BASE = {"errors", "text", "units", "records", "_support"}

@@ -51,8 +51,8 @@ def _is_on() -> bool:
 _WITH_CPU_KERNEL = (aten.silu_backward.default, aten.mish_backward.default)
 
 
-# Composite operators that autocast runs in the narrow type. Products that are called by themselves (`torch.bmm`) are not
-# among them: they have gradients of their own, which a kernel in Python would hide.
+# Composite operators that autocast runs in the narrow type. Products called by themselves (`torch.bmm`) are not among
+# them: they have gradients of their own, which a kernel in Python would hide.
 _CAST_BY_AUTOCAST = (
     aten.linear.default, aten.matmul.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
     aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,

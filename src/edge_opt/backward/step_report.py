@@ -23,7 +23,9 @@ from edge_opt.trace.tracer import one_at_a_time, original_module
 if TYPE_CHECKING:
     from edge_opt.platforms.targets import Target
 
-_AUTOCAST_REMARK = "autocast is followed for linear layers, matrix products, convolutions and attention; other operators keep their type"
+_AUTOCAST_REMARK = (
+    "autocast is followed for linear layers, matrix products, convolutions and attention; others keep their type"
+)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
