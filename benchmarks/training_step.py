@@ -103,7 +103,7 @@ def lora_7b() -> None:
             layer.self_attn.q_proj = Lora(layer.self_attn.q_proj)
             layer.self_attn.v_proj = Lora(layer.self_attn.v_proj)
     start = time.process_time()
-    step = eo.training_step(model, ((1, 512), "int64"), optimizer="adamw")
+    step = eo.training_step(model, [((1, 512), "int64")], optimizer="adamw")
     seconds = time.process_time() - start
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"7B LoRA: {seconds:.2f} s, {resident:.0f} MiB resident at most (imports included)")

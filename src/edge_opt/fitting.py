@@ -72,9 +72,7 @@ def fit_batch(
     check_one_of("step", step, ("forward", "train"))
     if step == "train":
         if allocator is not None or precision is not None or lifetimes != "eager":
-            raise InvalidInput(
-                'step="train" counts an eager step as the model is; leave out allocator, precision, lifetimes'
-            )
+            raise InvalidInput('step="train" counts an eager step as it is; drop allocator, precision and lifetimes')
         return largest_fit(_training_needs(model, arguments, dict(training or {})), limit_bytes, limit_source, most)
     if training is not None:
         raise InvalidInput('training= goes with step="train"')

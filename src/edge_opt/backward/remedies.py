@@ -107,9 +107,9 @@ def fewest_checkpoints(
 
     >>> block = lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     >>> net = nn.Sequential(*(block() for _ in range(4)))
-    >>> found = fewest_checkpoints(net, (256, 64), budget_mb=1.2, optimizer="sgd")
-    >>> found.fits, len(found.paths) > 0, found.flops > found.flops_before
-    (True, True, True)
+    >>> found = fewest_checkpoints(net, (256, 64), budget_mb=0.9, optimizer="sgd")
+    >>> found.fits, found.paths, found.flops - found.flops_before  # one linear layer again: 2 x 256·64·64
+    (True, ('0',), 2097152)
     """
     check_positive("budget_mb", budget_mb)
     budget_bytes = int(budget_mb * 2**20)
