@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 # Every public name, by the module it lives in. Nothing is imported before it is asked for: `import edge_opt` costs
 # nothing, and the command line starts without torch.
 _HOMES = {
+    "backward.remedies": ("fewest_checkpoints",),
+    "backward.step_report": ("training_step",),
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
     "calibration.predict": ("predict", "time_operators"),
@@ -54,6 +56,8 @@ __all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream")
 
 if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
     from edge_opt import compress as compress
+    from edge_opt.backward.remedies import fewest_checkpoints as fewest_checkpoints
+    from edge_opt.backward.step_report import training_step as training_step
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
     from edge_opt.calibration.predict import predict as predict

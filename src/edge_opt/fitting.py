@@ -12,6 +12,7 @@ from torch import nn
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
+from edge_opt.backward.step_report import training_step
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.platforms.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
 from edge_opt.platforms.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
@@ -36,6 +37,8 @@ def fit_batch(
     precision: Precision | None = None,
     lifetimes: Lifetimes = "eager",
     allocator: Literal["cuda"] | None = None,
+    step: Literal["forward", "train"] = "forward",
+    training: Mapping[str, Any] | None = None,
 ) -> BatchFit:
     """The largest batch whose weights, buffers, inputs and peak of live activations fit a limit, without running it.
 
@@ -52,6 +55,8 @@ def fit_batch(
         lifetimes: Who drops tensors: "eager" as torch does, or "planner", as in `peak_memory`.
         allocator: "cuda" asks what a GPU's caching allocator would take from the device, blocks and segments included
             (see `ModelProfile.device_memory`); None counts the bytes of the tensors themselves.
+        step: "forward", or "train" for a whole training step: gradients and optimizer state then count as activations.
+        training: Arguments of `training_step`, such as `{"optimizer": "sgd"}`, where `step` is "train".
 
     >>> from torch import nn
     >>> fit = fit_batch(nn.Linear(1024, 1024, bias=False), (1024,), memory_limit_mb=5)
@@ -64,10 +69,30 @@ def fit_batch(
         check_one_of("precision", precision, ITEMSIZE)
     limit_bytes, limit_source = _limit(memory_limit_mb, target)
     arguments = call_arguments(model, shape, kwargs)
+    check_one_of("step", step, ("forward", "train"))
+    if step == "train":
+        if allocator is not None or precision is not None or lifetimes != "eager":
+            raise InvalidInput('step="train" counts an eager step as it is; drop allocator, precision and lifetimes')
+        return largest_fit(_training_needs(model, arguments, dict(training or {})), limit_bytes, limit_source, most)
+    if training is not None:
+        raise InvalidInput('training= goes with step="train"')
     if allocator is not None:
         return _allocated_fit(model, arguments, allocator, precision, limit_bytes, limit_source, most)
     needs = needs_by_batch(model, arguments, precision, lifetimes)
     return largest_fit(needs, limit_bytes, limit_source, most)
+
+
+def _training_needs(model: nn.Module, arguments: CallArguments, options: dict[str, Any]) -> Callable[[int], MemoryNeed]:
+    """What a training step with a batch needs; everything that is no weight, buffer or input counts as activations."""
+
+    @cache
+    def need(batch: int) -> MemoryNeed:
+        call = _batched(arguments, batch)
+        memory = training_step(model, list(call.args) or None, kwargs=call.kwargs, **options).peak.memory
+        made = memory.total - memory.weights - memory.buffers - memory.inputs
+        return MemoryNeed(memory.weights, memory.buffers, memory.inputs, made, "static eager")
+
+    return need
 
 
 def _allocated_fit(

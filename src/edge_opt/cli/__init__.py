@@ -17,6 +17,7 @@ from edge_opt.cli.llm_command import llm
 from edge_opt.cli.profile_command import profile
 from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
 from edge_opt.cli.shell import Debug, Shell
+from edge_opt.cli.train_command import train_cost
 
 app = typer.Typer(
     cls=Shell,
@@ -62,6 +63,7 @@ app.command("sweep", short_help="Try pruning, precisions and runtimes on a train
 app.command("status", short_help="How far a sweep is, and the best so far.")(status)
 app.command("report", short_help="One self-contained HTML page of a run or a profile.")(report)
 app.command("profile", short_help="What each layer costs, from shapes alone.")(profile)
+app.command("train-cost", short_help="What a training step costs, and its memory.")(train_cost)
 app.command("llm", short_help="Will a language model fit, and how many tokens a second.")(llm)
 app.command("compare", short_help="What differs between models, layer by layer.")(compare)
 app.command("check", short_help="Whether a model keeps its budgets, as an exit code.")(check)

@@ -3,6 +3,7 @@
 from edge_opt.cost import (
     dense,
     detection,
+    gradients,
     indexing,
     linalg,
     losses,
@@ -16,6 +17,8 @@ from edge_opt.cost import (
 from edge_opt.cost.rules import Work, clear_prices, cost_rule, free_operators, price, rules
 
 # Importing a module of rules is what fills the registry.
-RULES = (dense, detection, indexing, linalg, losses, movement, pointwise, quantized, resampling, sorting, sparse)
+RULES = (
+    dense, detection, gradients, indexing, linalg, losses, movement, pointwise, quantized, resampling, sorting, sparse,
+)  # fmt: skip
 
 __all__ = ["RULES", "Work", "clear_prices", "cost_rule", "free_operators", "price", "rules"]

@@ -149,6 +149,10 @@ class Lifetimes:
         self.live_bytes += nbytes
         return number
 
+    def died(self, number: int) -> None:
+        """Note the end, now, of something that was numbered without a storage."""
+        self._died[number] = self.time
+
     def finish(self) -> tuple[StorageInfo, ...]:
         """Every storage seen; what is still alive now has no end."""
         return tuple(

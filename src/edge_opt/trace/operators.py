@@ -40,7 +40,7 @@ WHOLE = frozenset(
         "pixel_shuffle pixel_unshuffle "
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
         "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-        "_upsample_nearest_exact3d bilinear"
+        "_upsample_nearest_exact3d bilinear silu_backward mish_backward"
     ).split()
 )
 

@@ -120,9 +120,12 @@ _class_of = operator.attrgetter("__class__")
 _COPIED = frozenset(("_parameters", "_buffers", "_non_persistent_buffers_set"))
 
 
-def shadow_of(modules: list[nn.Module]) -> tuple[list[nn.Module], Copier]:
-    """Twins of a model's modules, in the same order, that share nothing with them but tensors."""
-    copier = Copier()
+def shadow_of(modules: list[nn.Module], tensor: Callable[[Any], Any] | None = None) -> tuple[list[nn.Module], Copier]:
+    """Twins of a model's modules, in the same order, that share nothing with them but tensors.
+
+    `tensor` says what becomes of tensors that modules hold beside their tables of parameters and buffers.
+    """
+    copier = Copier(tensor)
     shells = [copier.shell(module) for module in modules]
     for module, twin in zip(modules, shells, strict=True):
         copier.fill(module, twin)

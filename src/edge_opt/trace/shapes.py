@@ -368,3 +368,39 @@ def _cell(x: torch.Tensor, hx: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Ten
 
 def _cell_fits(x: torch.Tensor, h: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> bool:
     return x.dim() == 2 and x.shape[1] == w_ih.shape[1] and h.shape[1] == w_hh.shape[1] and x.shape[0] == h.shape[0]
+
+
+@_rule(aten.mkldnn_rnn_layer.default)
+def _onednn_layer(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
+    """One layer and direction of an LSTM in oneDNN: the sequence, both last states, and what its backward needs."""
+    hidden, cell, train = args[4], args[5], args[14]
+    steps, batch, width = *x.shape[:2], hidden.shape[-1]
+    workspace = onednn_workspace(steps, batch, x.shape[2], width, x.itemsize) if train else 0
+    states = (_dense(tuple(state.shape), x.dtype) for state in (hidden, cell))
+    return _dense((steps, batch, width), x.dtype), *states, ((workspace,), (1,), torch.uint8)
+
+
+@_rule(aten.mkldnn_rnn_layer_backward.default)
+def _onednn_layer_backward(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
+    """Gradients of the input, of both weights and biases, and of both states."""
+    return tuple(_dense(tuple(tensor.shape), x.dtype) for tensor in (x, *args[:6]))
+
+
+def onednn_workspace(steps: int, batch: int, inputs: int, width: int, itemsize: int) -> int:
+    """Bytes that oneDNN keeps of one LSTM layer for its backward, in spaces that begin on pages of 4096 bytes.
+
+    Gates; states of the layer and of the iteration, and the gradients of the former, as wide as the wider of input and
+    state; cell states and their gradients; gradients of the iteration. Rows begin on cache lines, and avoid multiples
+    of 256 elements (rnn_utils.hpp, `get_good_ld` and `set_offsets`). Checked on shapes against the kernel.
+    """
+
+    def row(size: int) -> int:
+        rounded = -(-size // 16) * 16
+        return rounded + 16 if rounded % 256 == 0 else rounded
+
+    kept = 2 * (steps + 1) * batch
+    spaces = [
+        steps * batch * row(4 * width), *[kept * row(max(inputs, width))] * 3, *[kept * width] * 2,
+        steps * batch * row(width),
+    ]  # fmt: skip
+    return sum(-(-space * itemsize // 4096) * 4096 for space in spaces)

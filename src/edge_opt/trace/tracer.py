@@ -47,6 +47,11 @@ def _new_lock() -> None:
     _lock = threading.RLock()
 
 
+def one_at_a_time() -> threading.RLock:  # type: ignore[valid-type]
+    """The lock that a trace holds: what it puts back belongs to the process."""
+    return _lock
+
+
 if hasattr(os, "register_at_fork"):
     # A child forked while another thread traces would wait for that thread, which it does not have.
     os.register_at_fork(after_in_child=_new_lock)
@@ -65,7 +70,7 @@ def trace(
     other threads may run it meanwhile. Two traces in two threads take turns. What forward returns is added to
     `results`, with tensors that have a shape and no values.
     """
-    model = _original(model)
+    model = original_module(model)
     paths = module_paths(model)
     tensors = _own_tensors(paths)
     _check(model, paths, tensors)
@@ -129,14 +134,14 @@ class _Refused(Exception):
         self.place = None if frame is None else (frame.path, type(frame.module).__name__, frame.inputs)
 
 
-def _original(model: Any) -> nn.Module:
+def original_module(model: Any) -> nn.Module:
     """The module behind `torch.compile`; a clear refusal of anything that is not a module."""
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}; call it first" if isinstance(model, type) else f"a {type(model).__name__}"
         raise InvalidInput(f"the model must be a torch.nn.Module, and this is {what}")
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is not None and isinstance(model, eval_frame.OptimizedModule):
-        return _original(model._orig_mod)
+        return original_module(model._orig_mod)
     return model
 
 

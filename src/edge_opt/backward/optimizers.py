@@ -1,0 +1,119 @@
+"""Optimizers by name: torch's own on parameters without data, and 8-bit states by their sizes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge_opt.errors import InvalidInput
+
+_BLOCK = 256  # elements that share one scale in bitsandbytes' block-wise optimizers
+_LEAST = 4096  # smaller parameters keep states of 32 bits there
+
+
+class EightBit(torch.optim.Optimizer):
+    """States of 8 bits with a scale in float32 per 256 elements, as bitsandbytes keeps them; its update is fused.
+
+    Nothing is updated: it has the memory of the real one, on parameters without data.
+    """
+
+    def __init__(self, params: Any, moments: int) -> None:
+        super().__init__(params, {})
+        self.moments = moments
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self.state[parameter] = self._state(parameter)
+
+    def _state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = {}
+        for moment in range(self.moments):
+            if parameter.numel() < _LEAST:
+                state[f"state{moment + 1}"] = torch.zeros_like(parameter, dtype=torch.float32)
+                continue
+            state[f"state{moment + 1}"] = torch.zeros_like(parameter, dtype=torch.uint8)
+            blocks = -(-parameter.numel() // _BLOCK)
+            state[f"absmax{moment + 1}"] = parameter.new_zeros((blocks,), dtype=torch.float32)
+        return state
+
+
+_BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-3),
+    "momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "adamw-8bit": partial(EightBit, moments=2),
+    "momentum-8bit": partial(EightBit, moments=1),
+}
+NAMES = tuple(_BY_NAME)
+
+
+class Fused(torch.optim.Optimizer):
+    """torch's fused optimizers on parameters without data: their state, and one kernel that makes no tensors.
+
+    Theirs ask for parameters on a real device, of which these are twins.
+    """
+
+    def __init__(self, params: Any, moments: int, has_steps: bool) -> None:
+        super().__init__(params, {})
+        self.moments, self.has_steps = moments, has_steps
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in trained:
+            if not self.state[parameter] and (self.moments or self.has_steps):
+                self.state[parameter] = self._state(parameter)
+
+    def _state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        state = {"step": torch.zeros((), dtype=torch.float32)} if self.has_steps else {}
+        return state | {f"state{moment}": torch.zeros_like(parameter) for moment in range(self.moments)}
+
+
+_FUSED: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(Fused, moments=0, has_steps=False),
+    "momentum": partial(Fused, moments=1, has_steps=False),
+    "adam": partial(Fused, moments=2, has_steps=True),
+    "adamw": partial(Fused, moments=2, has_steps=True),
+    "adagrad": partial(Fused, moments=1, has_steps=True),
+}
+
+
+def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tuple[str, Callable[..., Any]]:
+    """Its name, and how to make it for a list of parameters.
+
+    `wanted` is a name, a class of optimizers, an optimizer (its settings are taken) or a function of parameters.
+    """
+    options = {name: value for name, value in (("foreach", foreach), ("fused", fused)) if value is not None}
+    if isinstance(wanted, str):
+        key = wanted.lower().replace("_", "-")
+        if key not in _BY_NAME:
+            close = difflib.get_close_matches(key, NAMES, n=2, cutoff=0.4) or NAMES
+            raise InvalidInput(f"no optimizer named {wanted!r}; closest: {', '.join(close)}. Known: {', '.join(NAMES)}")
+        if key.endswith("8bit"):
+            return key, _BY_NAME[key]
+        if options.pop("fused", False):
+            if key not in _FUSED:
+                raise InvalidInput(f"torch has no fused {key}; fused=True goes with {', '.join(_FUSED)}")
+            return key, _FUSED[key]
+        return key, partial(_BY_NAME[key], **options)
+    if isinstance(wanted, torch.optim.Optimizer):
+        accepted = type(wanted).__init__.__code__.co_varnames
+        settings = {name: value for name, value in wanted.defaults.items() if name in accepted}
+        return type(wanted).__name__, partial(type(wanted), **(settings | options))
+    if isinstance(wanted, type) and issubclass(wanted, torch.optim.Optimizer):
+        return wanted.__name__, partial(wanted, **options)  # type: ignore[arg-type]
+    if callable(wanted):
+        return getattr(wanted, "__name__", type(wanted).__name__), wanted
+    raise InvalidInput(
+        f"optimizer must be a name ({', '.join(NAMES)}), a torch optimizer or a function; got {wanted!r}"
+    )

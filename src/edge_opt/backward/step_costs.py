@@ -1,0 +1,284 @@
+"""What a traced step costs: work by layer and phase, memory by kind along the step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+
+from edge_opt.backward.step_tape import Phase, StepOp
+from edge_opt.backward.step_trace import Segment, StepTrace
+from edge_opt.cost import price
+from edge_opt.records import MemoryByKind, MemoryPoint, OpCost, OpSignature, TrainingLayer
+
+_NOTHING = OpCost()
+_PHASES = {
+    Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.BACKWARD: "backward", Phase.RECOMPUTATION: "recomputation",
+    Phase.OPTIMIZER: "optimizer",
+}  # fmt: skip
+_MOST_POINTS = 600
+# Operators that torch's FlopCounterMode has formulas for, where they are met on the meta device.
+_TORCH_COUNTS = frozenset((
+    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten._scaled_mm",
+    "aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward",
+    "aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward",
+))  # fmt: skip
+
+
+class StepCosts:
+    """Sums over the operators of a traced step, `batches` of which go into one step of the optimizer."""
+
+    def __init__(self, trace: StepTrace, batches: int) -> None:
+        self.trace, self.batches = trace, batches
+        self._to_weights = _weight_gradients(trace)
+        self._read = {number for op in trace.ops for number in op.reads}
+        self.by_phase: dict[str, OpCost] = defaultdict(OpCost)
+        self.by_layer: dict[tuple[str, str], OpCost] = defaultdict(OpCost)
+        self.torch_flops = 0
+        self.unpriced: Counter[str] = Counter()
+        for segment in trace.segments:
+            if segment.name.startswith("batch:") or segment.name == "optimizer step":
+                times = batches if segment.name.startswith("batch") else 1
+                for index in range(segment.first, segment.last):
+                    self._add(index, trace.ops[index], times)
+
+    def _add(self, index: int, op: StepOp, times: int) -> None:
+        verdict = price(op.signature)
+        if verdict.status == "unpriced":
+            self.unpriced[op.signature.op] += 1
+        cost = _times(verdict.cost, times)
+        path = None if op.place is None else self.trace.modules[op.place].path
+        if op.phase is not Phase.OPTIMIZER:
+            self.torch_flops += times * (_torch_flops(op.signature, verdict.cost) - self._unneeded(op))
+        for column, part in self._columns(index, op, cost):
+            self.by_phase[column] += part
+            if op.phase is not Phase.OPTIMIZER:
+                self.by_layer[LOSS if path is None else path, column] += part
+
+    def _columns(self, index: int, op: StepOp, cost: OpCost) -> Iterable[tuple[str, OpCost]]:
+        if op.phase is Phase.OPTIMIZER:
+            return (("update", cost),)
+        if op.phase is Phase.RECOMPUTATION:
+            return (("recomputation", cost),)
+        if op.phase is not Phase.BACKWARD:
+            return (("forward", cost),)
+        share = _input_share(op.signature)
+        if share is None:
+            return (("weight_gradient" if index in self._to_weights else "input_gradient", cost),)
+        first = OpCost(
+            *(round(part * share) for part in (cost.macs, cost.other_ops, cost.bytes_read, cost.bytes_written))
+        )
+        second = OpCost(
+            cost.macs - first.macs, cost.other_ops - first.other_ops, cost.bytes_read - first.bytes_read,
+            cost.bytes_written - first.bytes_written,
+        )  # fmt: skip
+        return (("input_gradient", first), ("weight_gradient", second))
+
+    def _unneeded(self, op: StepOp) -> int:
+        """FLOPs that the kernel of an LSTM spends on gradients nobody asked for, and separate products would not."""
+        if op.signature.op != "aten.mkldnn_rnn_layer_backward":
+            return 0
+        x, weight, recurrent = op.signature.args[:3]
+        unread = [number not in self._read for number in op.creates]
+        return 2 * int(unread[0] * x.elements * weight.shape[0] + unread[5] * x.shape[1] * recurrent.elements)
+
+    def layers(self) -> tuple[TrainingLayer, ...]:
+        """One row per module that did something, in the order of their first call; the loss comes last."""
+        trace = self.trace
+        kept, gradients, states = (
+            kept_by_layer(trace),
+            _by_owner(trace, trace.gradients),
+            _by_owner(trace, trace.states),
+        )
+        kinds: dict[str, str] = {}
+        for call in trace.modules:
+            kinds.setdefault(call.path, call.kind)
+        kinds[LOSS] = "loss"
+        with_work = {path for path, _ in self.by_layer} | kept.keys() | gradients.keys()
+        return tuple(
+            TrainingLayer(
+                "" if path == LOSS else path,
+                kind,
+                trace.trained.get(path, 0),
+                forward=self._work(path, "forward"),
+                input_gradient=self._work(path, "input_gradient"),
+                weight_gradient=self._work(path, "weight_gradient"),
+                recomputation=self._work(path, "recomputation"),
+                kept_bytes=kept.get(path, 0),
+                gradient_bytes=gradients.get(path, 0),
+                state_bytes=states.get(path, 0),
+            )
+            for path, kind in kinds.items()
+            if path in with_work
+        )
+
+    def _work(self, path: str, column: str) -> OpCost:
+        return self.by_layer.get((path, column), _NOTHING)
+
+
+LOSS = "\0loss"  # no module has this path
+
+
+def _times(cost: OpCost, times: int) -> OpCost:
+    if times == 1:
+        return cost
+    return OpCost(cost.macs * times, cost.other_ops * times, cost.bytes_read * times, cost.bytes_written * times)
+
+
+def _torch_flops(signature: OpSignature, cost: OpCost) -> int:
+    if signature.op in _TORCH_COUNTS:
+        return 2 * cost.macs
+    if signature.op != "aten.convolution_backward":
+        return 0
+    grad, x, weight = signature.args[:3]
+    transposed, groups, mask = signature.args[7], signature.args[9], signature.args[10]
+    macs = (x if transposed else grad).elements * prod(weight.shape[1:])
+    # Its formula for the weights takes every input channel with every output channel, groups or not.
+    return int(2 * macs * (mask[0] + mask[1] * groups))
+
+
+def _input_share(signature: OpSignature) -> float | None:
+    """Part of an operator that computes gradients of inputs, where it computes those of weights too."""
+    if signature.op == "aten.convolution_backward":
+        mask = signature.args[10]
+        return mask[0] / (mask[0] + mask[1]) if mask[0] or mask[1] else None
+    return 0.5 if signature.op == "aten.mkldnn_rnn_layer_backward" else None
+
+
+def _weight_gradients(trace: StepTrace) -> set[int]:
+    """Operators of the backward whose results end in gradients of parameters, and nowhere else.
+
+    Followed from the end: a storage goes to weights where it is a gradient, or is read only by such operators.
+    """
+    found: set[int] = set()
+    goes: dict[int, bool] = {}
+    for segment in trace.segments:
+        if not segment.name.endswith("backward"):
+            continue
+        for index in range(segment.last - 1, segment.first - 1, -1):
+            op = trace.ops[index]
+            written = op.creates or (op.reads[:1] if op.signature.op.endswith("_") else ())
+            if not written:
+                continue
+            verdict = all(goes.get(number, number in trace.gradients) for number in written)
+            if verdict:
+                found.add(index)
+            for number in op.reads:
+                goes[number] = goes.get(number, True) and verdict
+    return found
+
+
+def kept_by_layer(trace: StepTrace) -> dict[str, int]:
+    """Bytes of activations that outlive the forward, by the module whose backward needs them last."""
+    keeper: dict[int, int | None] = {}
+    forward, backward = trace.segments[0], trace.segments[1]
+    for op in trace.ops[forward.first : forward.last]:
+        for number in op.creates:
+            keeper[number] = op.place
+    for op in trace.ops[backward.first : backward.last]:
+        for number in op.reads:
+            if number in keeper and op.phase is Phase.BACKWARD:
+                keeper[number] = op.place
+    kept: dict[str, int] = {}
+    for number, place in keeper.items():
+        storage = trace.storages[number]
+        if storage.died is None or storage.died >= forward.last:
+            path = LOSS if place is None else trace.modules[place].path
+            kept[path] = kept.get(path, 0) + storage.nbytes
+    return kept
+
+
+def _by_owner(trace: StepTrace, numbers: Mapping[int, str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, path in numbers.items():
+        found[path] = found.get(path, 0) + trace.storages[number].nbytes
+    return found
+
+
+_KINDS = ("gradients", "optimizer_state", "activations", "temporaries")
+
+
+class StepMemory:
+    """Bytes alive along a traced step, by kind."""
+
+    def __init__(self, trace: StepTrace, batches: int = 1, set_to_none: bool = True) -> None:
+        self.trace = trace
+        self._fixed = (trace.param_bytes, trace.buffer_bytes, trace.input_bytes)
+        self._lines = {kind: list(accumulate(changes)) for kind, changes in self._changes().items()}
+        named = {segment.name: segment for segment in trace.segments}
+        self._state_bytes = sum(trace.storages[number].nbytes for number in trace.states)
+        fresh = [named["batch: forward"], named["batch: backward"]]
+        again = [named[name] for name in ("next batch: forward", "next batch: backward") if name in named]
+        self._first = [*fresh, *(again if batches > 1 else []), named["first optimizer step"]]
+        usual = fresh if set_to_none else again
+        self._usual = [*usual, *(again if batches > 1 and set_to_none else []), named["optimizer step"]]
+
+    def _changes(self) -> dict[str, list[int]]:
+        trace = self.trace
+        changes = {kind: [0] * (len(trace.ops) + 1) for kind in _KINDS}
+        ends = {
+            index: segment.last
+            for segment in trace.segments
+            if segment.name.endswith("forward")
+            for index in range(segment.first, segment.last)
+        }
+        for number, storage in enumerate(trace.storages):
+            if storage.born is None:
+                continue
+            kind = "temporaries"
+            if number in trace.gradients:
+                kind = "gradients"
+            elif number in trace.states:
+                kind = "optimizer_state"
+            elif storage.born in ends and (storage.died is None or storage.died >= ends[storage.born]):
+                kind = "activations"
+            changes[kind][min(storage.born, len(trace.ops))] += storage.nbytes
+            if storage.died is not None:
+                changes[kind][storage.died] -= storage.nbytes
+        return changes
+
+    def first_peak(self) -> MemoryPoint:
+        """The fullest moment of the first step."""
+        return self._highest(self._first, False)
+
+    def peak(self) -> MemoryPoint:
+        """The fullest moment of any later step."""
+        return self._highest(self._usual, True)
+
+    def curve(self) -> tuple[MemoryPoint, ...]:
+        """A later step from beginning to end; of long ones the highest moment of each stretch."""
+        places = [(index, position) for position, index in enumerate(self._indices(self._usual))]
+        width = -(-len(places) // _MOST_POINTS)
+        stretches = (places[first : first + width] for first in range(0, len(places), width))
+        highest = (max(stretch, key=lambda place: self._total(place[0], True)) for stretch in stretches)
+        return tuple(self._point(index, position, True) for index, position in highest)
+
+    def _indices(self, segments: Sequence[Segment]) -> list[int]:
+        return [index for segment in segments for index in range(segment.first, segment.last)]
+
+    def _highest(self, segments: Sequence[Segment], has_states: bool) -> MemoryPoint:
+        indices = self._indices(segments)
+        position = max(range(len(indices)), key=lambda place: self._total(indices[place], has_states))
+        return self._point(indices[position], position, has_states)
+
+    def _missing_states(self, index: int, has_states: bool) -> int:
+        """State that is there in the long run, and was not yet born when this operator was traced."""
+        return self._state_bytes - self._lines["optimizer_state"][index] if has_states else 0
+
+    def _total(self, index: int, has_states: bool) -> int:
+        return self.trace.ops[index].live_bytes + self._missing_states(index, has_states)
+
+    def _point(self, index: int, position: int, has_states: bool) -> MemoryPoint:
+        op = self.trace.ops[index]
+        gradients, states, activations = (self._lines[kind][index] for kind in _KINDS[:3])
+        memory = MemoryByKind(
+            *self._fixed,
+            gradients=gradients,
+            optimizer_state=states + self._missing_states(index, has_states),
+            activations=activations,
+            # What operators hold inside is part of what was alive.
+            temporaries=op.live_bytes - gradients - states - activations,
+        )
+        layer = "" if op.place is None else self.trace.modules[op.place].path
+        return MemoryPoint(position, _PHASES[op.phase], layer, memory)

@@ -1,0 +1,218 @@
+"""training_step(): what one step of training costs, from a model and its inputs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from edge_opt._support.checks import check_whole
+from edge_opt.backward.optimizers import find_optimizer
+from edge_opt.backward.step_costs import StepCosts, StepMemory
+from edge_opt.backward.step_trace import StepPlan, StepTrace, trace_step
+from edge_opt.errors import InvalidInput
+from edge_opt.records import OpCost, TrainingStep
+from edge_opt.trace import called
+from edge_opt.trace.inputs import CallArguments, call_arguments
+from edge_opt.trace.tracer import one_at_a_time, original_module
+
+if TYPE_CHECKING:
+    from edge_opt.platforms.targets import Target
+
+_AUTOCAST_REMARK = (
+    "autocast is followed for linear layers, matrix products, convolutions and attention; others keep their type"
+)
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def training_step(
+    model: nn.Module,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: Any = "adamw",
+    frozen: str | Sequence[str] = (),
+    checkpoint: str | Sequence[str] = (),
+    autocast: str | None = None,
+    accumulate: int = 1,
+    set_to_none: bool = True,
+    foreach: bool | None = None,
+    fused: bool | None = None,
+    target: Target | Sequence[Target] | None = None,
+    name: str | None = None,
+    remedies: bool = False,
+) -> TrainingStep:
+    """What a training step costs, without running it: FLOPs, bytes, and the memory of the whole step by kind.
+
+    Forward, loss, backward and optimizer run as one trace on tensors without data, in training mode. The step is
+    `loss = loss_of(model(inputs)); loss.backward(); optimizer.step()`, after `optimizer.zero_grad()`: outputs are
+    dropped once the loss is there, the loss is held. The model, its gradients and the random numbers are as found.
+
+    Args:
+        model: The model; parameters that do not require a gradient are frozen, as with LoRA.
+        inputs: As in `profile`: a shape, a tensor, a list with one entry per argument, or a mapping by name.
+        kwargs: Arguments of the model by name, such as labels.
+        loss: A function of the output that returns one number. Without it, the output's own `loss` where it has one,
+            else the sum of the output.
+        optimizer: "sgd", "momentum", "adam", "adamw", "adafactor", "adagrad", "rmsprop", "adamw-8bit" or
+            "momentum-8bit"; an optimizer of torch, its class, or a function of the parameters.
+        frozen: Paths of modules or parameters that get no gradient, beside those frozen already.
+        checkpoint: Paths of modules whose activations are dropped and computed again, tried without changing them.
+        autocast: "bf16" or "fp16": products run in it, weights stay as they are.
+        accumulate: Batches whose gradients are added up before the optimizer runs.
+        set_to_none: Whether gradients are dropped between steps, as `zero_grad()` does, or set to zero.
+        foreach: Whether the optimizer handles all parameters at once; None as torch chooses on a CPU.
+        fused: Whether the optimizer is one kernel; None as torch chooses on a CPU.
+        target: A device, platform or calibration, or several: how long a step takes there.
+        name: Name of the model in tables; its class unless given.
+        remedies: Whether to try what would make the step smaller; each try is a trace of its own.
+
+    >>> step = training_step(nn.Linear(8, 4), (2, 8), optimizer="sgd")
+    >>> step.forward_flops, step.backward_flops  # 2 x 2·8·4; the gradient of the input is not needed
+    (128, 128)
+    >>> step.peak_by_kind["gradients"], step.peak_by_kind["optimizer_state"]
+    (144, 0)
+    """
+    model, arguments = checked_model(model, inputs, kwargs)
+    called_optimizer = find_optimizer(optimizer, foreach, fused)[0]
+    plan = plan_of(
+        model, loss=loss, optimizer=optimizer, frozen=frozen, checkpoint=checkpoint, autocast=autocast,
+        accumulate=accumulate, set_to_none=set_to_none, foreach=foreach, fused=fused,
+    )  # fmt: skip
+    shown = name or type(model).__name__
+    step = _report(_traced(model, arguments, plan), shown, called_optimizer, accumulate, set_to_none, model)
+    if autocast is not None:
+        step = replace(step, remarks=(*step.remarks, _AUTOCAST_REMARK))
+    if remedies:
+        from edge_opt.backward.remedies import what_would_help
+
+        step = replace(step, remedies=what_would_help(step, model, arguments, plan, accumulate))
+    if target is not None:
+        from edge_opt.backward.step_time import step_times
+
+        step = replace(step, times=step_times(step, model, arguments, target))
+    return step
+
+
+def checked_model(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[nn.Module, CallArguments]:
+    """The module that is traced, and the arguments of its call."""
+    model, inputs, kwargs = called(model, inputs, kwargs)
+    model = original_module(model)
+    return model, call_arguments(model, inputs, kwargs)
+
+
+def plan_of(
+    model: nn.Module, *, loss: Any = None, optimizer: Any = "adamw", frozen: str | Sequence[str] = (),
+    checkpoint: str | Sequence[str] = (), autocast: str | None = None, accumulate: int = 1, set_to_none: bool = True,
+    foreach: bool | None = None, fused: bool | None = None,
+) -> StepPlan:  # fmt: skip
+    """What a step is made of; see `training_step` for each."""
+    check_whole("accumulate", accumulate)
+    return StepPlan(
+        loss,
+        find_optimizer(optimizer, foreach, fused)[1],
+        _trained(model, _listed(frozen)),
+        _checkpoints(model, _listed(checkpoint)),
+        _precision(autocast),
+        has_second_batch=accumulate > 1 or not set_to_none,
+        adds_up=accumulate > 1,
+    )
+
+
+def _traced(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> StepTrace:
+    with one_at_a_time():
+        return trace_step(model, arguments, plan)
+
+
+def _report(
+    trace: StepTrace, name: str, optimizer: str, accumulate: int, set_to_none: bool, model: nn.Module
+) -> TrainingStep:
+    costs, memory = StepCosts(trace, accumulate), StepMemory(trace, accumulate, set_to_none)
+    work = costs.by_phase
+    remarks = trace.notes
+    if not work.get("update", OpCost()).flops:
+        remarks += ("the optimizer is one kernel, whose arithmetic is not counted",)
+    if costs.unpriced:
+        remarks += (f"{len(costs.unpriced)} operators have no cost rule, so FLOPs and bytes are lower bounds",)
+    return TrainingStep(
+        name,
+        optimizer,
+        accumulate,
+        forward=work["forward"],
+        backward=work["input_gradient"] + work["weight_gradient"],
+        recomputation=work.get("recomputation", OpCost()),
+        update=work.get("update", OpCost()),
+        torch_flops=costs.torch_flops,
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        trained_params=sum(trace.trained.values()),
+        peak=memory.peak(),
+        first_peak=memory.first_peak(),
+        layers=costs.layers(),
+        curve=memory.curve(),
+        unpriced=tuple(costs.unpriced),
+        used_real_tensors=trace.used_real_tensors,
+        remarks=remarks,
+    )
+
+
+def peak_of(model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int = 1) -> tuple[int, int]:
+    """Peak of a step in the long run, and its FLOPs."""
+    trace = _traced(model, arguments, plan)
+    work = StepCosts(trace, accumulate).by_phase
+    macs = sum(work[part].macs for part in ("forward", "input_gradient", "weight_gradient", "recomputation"))
+    return StepMemory(trace, accumulate).peak().memory.total, 2 * macs
+
+
+def _listed(paths: str | Iterable[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for part in paths.split(",") if part.strip()) if isinstance(paths, str) else tuple(paths)
+
+
+def _trained(model: nn.Module, frozen: tuple[str, ...]) -> dict[int, bool]:
+    """Whether each parameter gets a gradient, by its id."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    modules = [path for path, _ in model.named_modules() if path]
+    for path in frozen:
+        if path not in named and path not in modules:
+            raise InvalidInput(
+                f"frozen names {path!r}, and the model has no such module or parameter{_close(path, modules)}"
+            )
+    trains: dict[int, bool] = {}
+    for name, parameter in named.items():
+        is_frozen = any(name == path or name.startswith(f"{path}.") for path in frozen)
+        trains[id(parameter)] = parameter.requires_grad and not is_frozen and trains.get(id(parameter), True)
+    if not any(trains.values()):
+        raise InvalidInput("no parameter of the model is trained: all are frozen; set requires_grad_(True) on some")
+    return trains
+
+
+def _checkpoints(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
+    modules = dict(model.named_modules())
+    for path in paths:
+        if path not in modules:
+            raise InvalidInput(
+                f"checkpoint names {path!r}, and the model has no such module{_close(path, list(modules))}"
+            )
+        if isinstance(modules[path], (nn.ModuleList, nn.ModuleDict)):
+            raise InvalidInput(
+                f"checkpoint names {path!r}, a {type(modules[path]).__name__}, which is never called and cannot be "
+                f"recomputed; name its modules, such as {path}.0"
+            )
+    return paths
+
+
+def _close(path: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(path, known, n=2, cutoff=0.3)
+    return f"; closest: {', '.join(close)}" if close else ""
+
+
+def _precision(autocast: str | None) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    if autocast not in _AUTOCAST:
+        raise InvalidInput(f"autocast must be one of {', '.join(_AUTOCAST)}; got {autocast!r}")
+    return _AUTOCAST[autocast]

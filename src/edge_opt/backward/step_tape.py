@@ -1,0 +1,207 @@
+"""The tape of a training step: every operator with its phase, its layer and what was alive, autograd switched on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import _StopRecomputationError
+
+from edge_opt.records import OpSignature, Role
+from edge_opt.trace.lifetimes import Lifetimes
+from edge_opt.trace.modules import Frame, ModuleStack
+from edge_opt.trace.operators import Behavior, behavior
+from edge_opt.trace.tape import Tape
+
+_sequence_number = torch._C._autograd._get_sequence_nr
+_current_node = torch._C._current_autograd_node
+_META = torch.device("meta")
+_ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+# Operators that keep a number for their gradient as a tensor of one element.
+_KEEP_NUMBERS = frozenset(("aten.mul", "aten.mul_", "aten.div", "aten.div_"))
+_NUMBER_BYTES = 8
+# References to a sum of gradients that nobody holds but the engine, counted while it hands the sum to this tape: its
+# buffer, the call's arguments and Python's own; and those to its storage.
+_ENGINE_HOLDS = (4, 2)
+
+
+class Phase(IntEnum):
+    """What an operator is part of."""
+
+    FORWARD = 0
+    LOSS = 1
+    BACKWARD = 2
+    RECOMPUTATION = 3
+    OPTIMIZER = 4
+
+
+class StepOp(NamedTuple):
+    """One operator of a step.
+
+    `place` is the module call it belongs to, None outside of the model; `live_bytes` are those of everything born in
+    the step, outputs and scratch included.
+    """
+
+    phase: Phase
+    place: int | None
+    signature: OpSignature
+    reads: tuple[int, ...]
+    creates: tuple[int, ...]
+    live_bytes: int
+
+
+class StepStack(ModuleStack):
+    """A module stack that knows which module was running when autograd made a node, by the node's number."""
+
+    def __init__(self, paths: dict[nn.Module, str]) -> None:
+        super().__init__(paths)
+        self.first: dict[nn.Module, Frame] = {}
+        self._numbers: list[int] = [0]
+        self._frames: list[Frame | None] = [None]
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        frame = super().enter(module, args, kwargs)
+        self.first.setdefault(module, frame)
+        self._note(frame)
+        return frame
+
+    def leave(self, frame: Frame, result: Any) -> None:
+        super().leave(frame, result)
+        self._note(frame.parent)
+
+    def fail(self, frame: Frame, error: BaseException) -> None:
+        if isinstance(error, _StopRecomputationError):
+            # A checkpoint has what it needs. The error would keep the tensors of its frames alive.
+            self.current = frame.parent
+        else:
+            super().fail(frame, error)
+        self._note(frame.parent)
+
+    def _note(self, frame: Frame | None) -> None:
+        self._numbers.append(_sequence_number())
+        self._frames.append(frame)
+
+    def frame_at(self, number: int) -> Frame | None:
+        """The module that was running when the node with this number was made."""
+        return self._frames[bisect_right(self._numbers, number) - 1]
+
+    def end(self) -> None:
+        super().end()
+        self.first.clear()
+        self._frames.clear()
+        self._numbers.clear()
+
+
+class StepTape(Tape):  # type: ignore[no-untyped-call]
+    """Records a step. Nodes of autograd run on the same tape, and belong to the module that made them."""
+
+    def __init__(
+        self, stack: StepStack, lifetimes: Lifetimes, tensors: list[tuple[torch.Tensor, Role]], is_real: bool,
+        owners: dict[int, nn.Module],
+    ) -> None:  # fmt: skip
+        super().__init__(stack, lifetimes, tensors, is_real)
+        self.stack: StepStack = stack
+        self.phase = Phase.FORWARD
+        self.steps: list[StepOp] = []
+        self.floats_on_meta = False
+        self._made_nodes = 0
+        self._kept_numbers: dict[int, int] = {}  # number of a storage by the node that keeps it
+        self._last_node = -1
+        self._owners = owners
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._must_be_meta(func, kwargs):
+            # A gradient must be on the device of what it is the gradient of, and that is on meta.
+            kwargs = {**(kwargs or {}), "device": _META}
+            result = func(*args, **kwargs)
+            self._record(self._signature(func, args, kwargs, result), [result], [])
+            return result
+        if func is _ADD and self.phase is Phase.BACKWARD and self.stack.current is None and _adds_in_place(args):
+            # Under a dispatch mode the engine makes a new tensor of each sum; without one it adds to the first.
+            super().__torch_dispatch__(_ADD_IN_PLACE, types, args, kwargs)
+            return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _must_be_meta(self, func: Any, kwargs: Any) -> bool:
+        if self.is_real or behavior(func) is not Behavior.FACTORY:
+            return False
+        is_inside_node = self.phase is Phase.BACKWARD and self.stack.current is None
+        if not (is_inside_node or self.floats_on_meta):
+            return False
+        dtype = (kwargs or {}).get("dtype") or torch.get_default_dtype()
+        return bool(dtype.is_floating_point)
+
+    def _signature(self, func: Any, args: Any, kwargs: dict[str, Any], result: torch.Tensor) -> OpSignature:
+        return self._entry(func, Behavior.FACTORY, args, kwargs, result, [result], []).signature
+
+    def _record(self, signature: OpSignature, outputs: list[torch.Tensor], reads: list[int]) -> None:
+        lifetimes = self.lifetimes
+        creates: tuple[int, ...] = ()
+        for tensor in outputs:
+            number = lifetimes.born(tensor)
+            if number is not None:
+                creates += (number,)
+        frame, phase = self.stack.current, self.phase
+        scratch = signature.scratch_bytes
+        made_nodes = _sequence_number()
+        if made_nodes > self._made_nodes:
+            # Where the schema asks for a number, none was made into a tensor, and there is no scratch.
+            if scratch and signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float):
+                self._keep_number(made_nodes - 1)
+                scratch = 0  # that number
+            self._made_nodes = made_nodes
+        if phase is Phase.BACKWARD:
+            if frame is None:
+                frame = self._frame_of_node()
+            else:
+                phase = Phase.RECOMPUTATION
+        elif phase is Phase.FORWARD and frame is None:
+            phase = Phase.LOSS
+        place = None if frame is None else frame.index
+        live = lifetimes.live_bytes + scratch
+        self.steps.append(StepOp(phase, place, signature, tuple(reads), creates, live))
+        lifetimes.time = len(self.steps)
+
+    def end(self) -> None:
+        super().end()
+        self._owners.clear()
+
+    def _frame_of_node(self) -> Frame | None:
+        node = _current_node()
+        if node is None:
+            return None
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return self.stack.first.get(self._owners[id(variable)]) if id(variable) in self._owners else None
+        number = node._sequence_nr()
+        if number != self._last_node:
+            self._drop_number(self._last_node)
+            self._last_node = number
+        return self.stack.frame_at(number)
+
+    def _keep_number(self, node: int) -> None:
+        """A Python number in the place of a tensor became a tensor, past the tape, and a node keeps it."""
+        lifetimes = self.lifetimes
+        self._kept_numbers[node] = lifetimes.number(_NUMBER_BYTES, "activation", lifetimes.time)
+        lifetimes.live_bytes += _NUMBER_BYTES
+
+    def _drop_number(self, node: int) -> None:
+        number = self._kept_numbers.pop(node, None)
+        if number is not None:
+            self.lifetimes.live_bytes -= _NUMBER_BYTES
+            self.lifetimes.died(number)
+
+
+def _adds_in_place(args: Any) -> bool:
+    """Whether the engine, which adds up gradients that arrive at a node, would write into the first of them."""
+    total, gradient = args[0], args[1]
+    if total.__class__ is not torch.Tensor or gradient.__class__ is not torch.Tensor:
+        return False
+    holds = (
+        total._use_count(),  # type: ignore[attr-defined]
+        torch._C._storage_Use_Count(total.untyped_storage()._cdata),
+    )
+    return holds == _ENGINE_HOLDS and torch.ops.aten.is_non_overlapping_and_dense(total)

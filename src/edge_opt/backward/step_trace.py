@@ -1,0 +1,443 @@
+"""A training step traced: forward, loss, backward and optimizer on meta twins of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from edge_opt._support.state import TensorStates, random_numbers_kept, without_fast_path
+from edge_opt.backward.cpu_kernels import as_on_cpu, casting
+from edge_opt.backward.step_tape import Phase, StepOp, StepStack, StepTape
+from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
+from edge_opt.records import ModuleCall, Role, StorageInfo
+from edge_opt.trace.inputs import CallArguments, InputSpec, materialize, meta_tensor, real_tensor
+from edge_opt.trace.leftovers import forget_frames, put_away
+from edge_opt.trace.lifetimes import Lifetimes, nbytes_of
+from edge_opt.trace.modules import module_paths, owned_parameters
+from edge_opt.trace.reach import reach_of
+from edge_opt.trace.shadow import shadow_of
+from edge_opt.trace.tape import FastPathTaken, NeedsData
+
+Loss = Callable[[Any], torch.Tensor]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What a step is made of, beside the model and its inputs."""
+
+    loss: Loss | None
+    optimizer: MakeOptimizer
+    trains: Mapping[int, bool]  # by id of the user's parameters
+    checkpoint: tuple[str, ...] = ()
+    autocast: torch.dtype | None = None
+    has_second_batch: bool = False
+    adds_up: bool = False  # the second batch belongs to the same step
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a traced step: [first, last) of its operators."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """What happened in a traced step. Numbers of storages are places in `storages`."""
+
+    modules: tuple[ModuleCall, ...]
+    ops: tuple[StepOp, ...]
+    storages: tuple[StorageInfo, ...]
+    segments: tuple[Segment, ...]
+    gradients: Mapping[int, str]  # storage of a gradient -> path of the parameter's module
+    states: Mapping[int, str]  # storage of optimizer state -> the same
+    inputs: frozenset[int]
+    frozen_bytes: int
+    param_bytes: int
+    buffer_bytes: int
+    input_bytes: int
+    trained: Mapping[str, int]  # path of a module -> its parameters that got a gradient
+    used_real_tensors: bool
+    notes: tuple[str, ...] = ()
+
+
+def trace_step(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> StepTrace:
+    """One step, first on meta tensors; on real copies of the parameters where the model looks at values."""
+    with ExitStack() as settings:
+        floats_on_meta = False
+        for _ in range(3):
+            try:
+                return _run(model, arguments, plan, is_real=False, floats_on_meta=floats_on_meta)
+            except FastPathTaken:
+                settings.enter_context(without_fast_path())
+            except NeedsData as signal:
+                why = f"the model looks at values ({signal})"
+                break
+            except _Mixed as error:
+                if floats_on_meta:
+                    raise _explained(error) from error.__cause__
+                floats_on_meta = True
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise TraceFailed(f"{why}, and its weights are on the meta device; build it with real weights")
+        return _run(model, arguments, plan, is_real=True, floats_on_meta=False, note=f"run with real tensors: {why}")
+
+
+class _Mixed(Exception):
+    """Autograd met a gradient on another device than the value it belongs to."""
+
+
+def _explained(error: BaseException) -> EdgeOptError:
+    cause = error.__cause__ or error
+    return TraceFailed(f"the training step failed: {message_of(cause)}")
+
+
+class _Twins:
+    """Parameters of the trace's own that stand for the user's: on meta, or real copies."""
+
+    def __init__(self, trains: Mapping[int, bool], is_real: bool) -> None:
+        self.by_id: dict[int, nn.Parameter] = {}
+        self._kept: list[torch.Tensor] = []  # an id is an object's own only while the object lives
+        self._trains = trains
+        self._is_real = is_real
+
+    def of(self, tensor: Any) -> Any:
+        if not isinstance(tensor, nn.Parameter):
+            return tensor
+        twin = self.by_id.get(id(tensor))
+        if twin is None:
+            if self._is_real:
+                data = tensor.detach().clone()
+            else:
+                data = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+            twin = nn.Parameter(data, requires_grad=self._trains.get(id(tensor), tensor.requires_grad))
+            twin.__dict__.update(tensor.__dict__)
+            self.by_id[id(tensor)] = twin
+            self._kept.append(tensor)
+        return twin
+
+
+def _run(
+    model: nn.Module, arguments: CallArguments, plan: StepPlan, is_real: bool, floats_on_meta: bool,
+    note: str | None = None,
+) -> StepTrace:  # fmt: skip
+    """One step on twins of the modules and of the parameters; then nothing of it is left."""
+    paths_of = module_paths(model)
+    own = [t for m in paths_of for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+    twins = _Twins(plan.trains, is_real)
+    modules, copier = shadow_of(list(paths_of), twins.of)
+    _replace_parameters(modules, twins)
+    paths = dict(zip(modules, paths_of.values(), strict=True))
+    stack, lifetimes = StepStack(paths), Lifetimes()
+    owners = {id(p): module for module in reversed(modules) for p in module._parameters.values() if p is not None}
+    roles: list[tuple[torch.Tensor, Role]] = [(twin, "parameter") for twin in twins.by_id.values()]
+    roles += [(b, "buffer") for module in modules for b in module._buffers.values() if b is not None]
+    tape = StepTape(stack, lifetimes, roles, is_real, owners)
+    tape.floats_on_meta = floats_on_meta
+    found = owned_parameters(modules)
+    states = TensorStates(own)
+    reach = reach_of(copier.classes, copier.functions)
+    outside, hooked = reach.snapshot(), reach_of(set(), copier.hooks).snapshot()
+    has_failed = False
+    step: _Step | None = None
+    try:
+        with random_numbers_kept():
+            step = _Step(modules, tape, plan, _call(model, arguments, is_real), list(twins.by_id.values()))
+            traced = step.run()
+        calls = stack.calls(found)
+        names = {id(p): paths[owners[id(p)]] for p in twins.by_id.values() if id(p) in owners}
+        result = step.result(calls, traced, names, is_real, (note,) if note else ())
+    except BaseException as error:
+        forget_frames(error)
+        has_failed = True
+        raise
+    finally:
+        hooked.restore(tensors_only=True)
+        outside.restore()
+        states.restore()
+        stack.end()
+        tape.end()
+        for attributes in [module.__dict__ for module in modules]:
+            attributes.clear()
+        if step is not None:
+            step.end()
+        step = None
+        del copier, paths, found, owners, roles, twins
+        put_away(partial(lifetimes.survivors, tape.is_right), [] if has_failed else modules, reach.caches, has_failed)
+    return result
+
+
+def _replace_parameters(modules: Iterable[nn.Module], twins: _Twins) -> None:
+    for module in modules:
+        table = module._parameters
+        for name, parameter in table.items():
+            if parameter is not None:
+                table[name] = twins.of(parameter)
+
+
+def _call(model: nn.Module, arguments: CallArguments, is_real: bool) -> tuple[CallArguments, list[torch.Tensor]]:
+    """The call's arguments with tensors of their own, and those tensors."""
+    made: list[torch.Tensor] = []
+    first = next(model.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    dtype = next(floating, torch.get_default_dtype())
+
+    def make(value: Any) -> torch.Tensor:
+        tensor = real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype)
+        if not isinstance(value, InputSpec) and value.requires_grad:
+            tensor.requires_grad_()
+        made.append(tensor)
+        return tensor
+
+    return materialize(arguments, make), made
+
+
+class _Step:
+    """The step itself, segment by segment."""
+
+    def __init__(
+        self, modules: list[nn.Module], tape: StepTape, plan: StepPlan, call: tuple[CallArguments, list[torch.Tensor]],
+        parameters: list[nn.Parameter],
+    ) -> None:  # fmt: skip
+        self.model, self.modules, self.tape, self.plan = modules[0], list(modules), tape, plan
+        self.call, self.inputs = call
+        self.parameters = parameters
+        self.segments: list[Segment] = []
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.loss: torch.Tensor | None = None
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._states: dict[int, torch.Tensor] = {}
+        self._input_numbers: frozenset[int] = frozenset()
+
+    def run(self) -> tuple[StorageInfo, ...]:
+        """Forward and backward, once more with gradients there if asked, then the optimizer twice."""
+        tape, lifetimes = self.tape, self.tape.lifetimes
+        for parameter in self.parameters:
+            lifetimes.register(parameter, "parameter")
+        self._input_numbers = frozenset(lifetimes.register(tensor, "input") for tensor in self.inputs)
+        for module in self.modules:
+            module.__dict__["training"] = True
+        tape.stack.watch(self.modules)
+        self._checkpoint()
+        with torch.enable_grad(), as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext(), tape:
+            self._batch("batch")
+            if self.plan.has_second_batch:
+                self.loss = self.loss if self.plan.adds_up else None
+                self._batch("next batch")
+            self._gradients = self._numbers(self._gradient_tensors())
+            self.optimizer = self.plan.optimizer(self.parameters)
+            self._optimize("first optimizer step")
+            self._states = self._numbers(self._state_tensors())
+            if not self._has_born_states_first():
+                self._optimize("optimizer step")
+        return lifetimes.finish()
+
+    def _checkpoint(self) -> None:
+        """Let the named modules drop what they keep, and compute it again in the backward."""
+        wanted = set(self.plan.checkpoint)
+        for module in self.modules if wanted else ():
+            if self.tape.stack.paths[module] in wanted:
+                module.__dict__["forward"] = _checkpointed(module.forward)
+
+    def end(self) -> None:
+        """Let go of every tensor; an optimizer holds its own in circles."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+            self.optimizer.param_groups.clear()
+        for held in (self.parameters, self.inputs, self.modules, self._gradients, self._states):
+            held.clear()
+        del self.model
+        self.loss = None
+        self.call = CallArguments((), {})
+
+    def _batch(self, name: str) -> None:
+        first = len(self.tape.steps)
+        self.loss = loss = self._loss()  # a loop holds it until the next one
+        self._segment(f"{name}: forward", first)
+        first = len(self.tape.steps)
+        self.tape.phase = Phase.BACKWARD
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except (NeedsData, FastPathTaken, EdgeOptError):
+            raise
+        except Exception as error:
+            if "device" in str(error) and not self.tape.is_real:
+                raise _Mixed from error
+            raise _explained(error) from error
+        finally:
+            self.tape.phase = Phase.FORWARD
+        self._segment(f"{name}: backward", first)
+
+    def _loss(self) -> torch.Tensor:
+        stack = self.tape.stack
+        try:
+            with casting(self.plan.autocast is not None):
+                result = self.model(*self.call.args, **self.call.kwargs)
+                loss = summed(result) if self.plan.loss is None else self.plan.loss(result)
+        except (NeedsData, FastPathTaken, EdgeOptError):
+            raise
+        except Exception as error:
+            frame = stack.refused
+            where = f"module {frame.path!r} ({type(frame.module).__name__})" if frame and frame.path else "the model"
+            where = "the loss" if frame is None else where
+            raise TraceFailed(f"{where} failed: {message_of(error)}") from error
+        del result
+        if not isinstance(loss, torch.Tensor):
+            raise InvalidInput(f"the loss must return a tensor, and it returned a {type(loss).__name__}")
+        if loss.numel() != 1:
+            raise InvalidInput(f"the loss has the shape {tuple(loss.shape)}; it must be one number, such as its mean")
+        if not loss.requires_grad:
+            raise InvalidInput(
+                "the loss has no gradient: no trainable parameter takes part in it, or it was detached on the way"
+            )
+        return loss
+
+    def _optimize(self, name: str) -> None:
+        first = len(self.tape.steps)
+        assert self.optimizer is not None
+        self.tape.phase = Phase.OPTIMIZER
+        try:
+            self.optimizer.step()
+        finally:
+            self.tape.phase = Phase.FORWARD
+        self._segment(name, first)
+
+    def _has_born_states_first(self) -> bool:
+        """Whether the optimizer made all of its state and only then began to write parameters.
+
+        What follows then is the same in every later step, and need not be run again.
+        """
+        segment, roles = self.segments[-1], self.tape.lifetimes.roles
+        born = segment.first
+        for index in range(segment.first, segment.last):
+            if not self._states.keys().isdisjoint(self.tape.steps[index].creates):
+                born = index + 1
+        writes = (op.reads[0] for op in self.tape.steps[segment.first : born] if op.signature.op.endswith("_"))
+        if any(roles[number] == "parameter" for number in writes):
+            return False
+        self.segments.append(Segment("optimizer step", born, segment.last))
+        return True
+
+    def _segment(self, name: str, first: int) -> None:
+        self.segments.append(Segment(name, first, len(self.tape.steps)))
+
+    def _gradient_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(p.grad, p) for p in self.parameters if p.grad is not None]
+
+    def _state_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        assert self.optimizer is not None
+        return [
+            (value, parameter)
+            for parameter, state in self.optimizer.state.items()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def _numbers(self, tensors: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
+        """Storages by number, with the parameter they belong to."""
+        known = self.tape.lifetimes.numbers
+        found = ((known.get(tensor.untyped_storage()._cdata), parameter) for tensor, parameter in tensors)
+        return {number: parameter for number, parameter in found if number is not None}
+
+    def result(
+        self, calls: tuple[ModuleCall, ...], storages: tuple[StorageInfo, ...], names: dict[int, str], is_real: bool,
+        notes: tuple[str, ...],
+    ) -> StepTrace:  # fmt: skip
+        trained: dict[str, int] = {}
+        for parameter in self._gradients.values():
+            path = names.get(id(parameter), "")
+            trained[path] = trained.get(path, 0) + parameter.numel()
+        buffers = {id(b): nbytes_of(b) for module in self.modules for b in module._buffers.values() if b is not None}
+        return StepTrace(
+            calls,
+            tuple(self.tape.steps),
+            storages,
+            tuple(self.segments),
+            {number: names.get(id(p), "") for number, p in self._gradients.items()},
+            {number: names.get(id(p), "") for number, p in self._states.items()},
+            self._input_numbers,
+            frozen_bytes=sum(nbytes_of(p) for p in self.parameters if p.grad is None),
+            param_bytes=sum(map(nbytes_of, self.parameters)),
+            buffer_bytes=sum(buffers.values()),
+            input_bytes=sum(map(nbytes_of, self.inputs)),
+            trained=trained,
+            used_real_tensors=is_real,
+            notes=notes,
+        )
+
+
+_RANDOM_STATE_BYTES = torch.default_generator.get_state().numel()
+
+
+class _Recomputation:
+    """The states of random numbers that a checkpoint holds: one from the forward on, and one while it recomputes.
+
+    They come from the generator, past the tape; tensors of their size stand for them, and live as long.
+    """
+
+    def __init__(self) -> None:
+        self._at_forward = self._state()
+        self._at_backward: torch.Tensor | None = None
+
+    @staticmethod
+    def _state() -> torch.Tensor:
+        return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8, device="meta")
+
+    def __enter__(self) -> None:
+        self._at_backward = self._state()
+
+    def __exit__(self, *_: object) -> None:
+        self._at_backward = None
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward under torch's checkpoint."""
+
+    def contexts() -> tuple[Any, Any]:
+        return nullcontext(), _Recomputation()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return call
+
+
+def summed(result: Any) -> torch.Tensor:
+    """The loss where none is given: `loss` of the output if it has one, else the sum of its floating tensors."""
+    own = getattr(result, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    found = list(_floating(result))
+    if not found:
+        raise InvalidInput("the output has no floating tensor to sum; pass loss=, a function of the output")
+    total = found[0].sum()
+    for tensor in found[1:]:
+        total = total + tensor.sum()
+    return total
+
+
+def _floating(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _floating(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _floating(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from _floating(getattr(value, name, None))
