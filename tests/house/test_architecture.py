@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
-    "errors text units records _support trace cost model_files measuring platforms calibration profiling backward fitting "
-    "serving exported_file loading comparing budgets data compress search report run trainer_callbacks pytest_plugin "
-    "cli"
+    "errors text units records _support trace cost model_files measuring platforms calibration profiling backward "
+    "fitting serving exported_file loading comparing budgets data compress search report run trainer_callbacks "
+    "pytest_plugin cli"
 ).split()
 OLDER_APIS = {"model", "hardware", "metrics", "stream", "pruning", "evaluation", "utils"}
 BASE = {"errors", "text", "units", "records", "_support"}

@@ -217,9 +217,7 @@ def sweep(
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
-    from edge_opt.report.sweep_files import sweep_document
     from edge_opt.run.config import read_settings
-    from edge_opt.run.outputs import conclusion
     from edge_opt.run.sweep import sweep as run_sweep
     from edge_opt.search.progress import progress
 
@@ -247,15 +245,22 @@ def sweep(
             on_event=listener,
             **chosen,
         )
+    _print_sweep(result, output, json)
+    _end(bool(result.accepted))
+
+
+def _print_sweep(result: SweepResult, output: Path, json: bool) -> None:
+    from edge_opt.report.sweep_files import sweep_document
+    from edge_opt.run.outputs import conclusion
+
     if json:
         typer.echo(sweep_document(result), nl=False)
-    else:
-        for line in conclusion(result):
-            typer.echo(line)
-        typer.echo(f"tables    {output}")
-        typer.echo(f"report    {output / 'report.html'}")
-        _ships(output, result)
-    _end(bool(result.accepted))
+        return
+    for line in conclusion(result):
+        typer.echo(line)
+    typer.echo(f"tables    {output}")
+    typer.echo(f"report    {output / 'report.html'}")
+    _ships(output, result)
 
 
 def _end(is_accepted: bool) -> None:

@@ -331,11 +331,7 @@ def sweep(
         **candidate_settings(config),
     }
     code = partial(_code, config, model if isinstance(model, str) else None, original)
-    sources = {
-        **code(),
-        "weights": weights_source(original),
-        **data_sources(splits, config.seed, train="pruned", ranking=config.importance == "taylor"),
-    }
+    sources = {**code(), "weights": weights_source(original), **_data_of(config, splits)}
     job = PipelineJob(
         # A factory may draw its weights anew each time: all processes get those of the first.
         replace(subject, weights=weights) if isinstance(model, str) else subject,
@@ -345,6 +341,7 @@ def sweep(
     )
     levels = levels_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
     space = space_of(config, levels)
+    builders = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
     result = sweep_space(
         job,
         space,
@@ -354,18 +351,17 @@ def sweep(
         settings=depends_on,
         sources=sources,
         code=code,
-        search=search_of(
-            config,
-            {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure},
-            retry_failed=retry_failed,
-            fresh=fresh,
-        ),
+        search=search_of(config, builders, retry_failed=retry_failed, fresh=fresh),
         name=profiled.name,
         on_event=on_event,
     )
     told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
     hand_over(findings(config, splits, profiled, result, space, command_line(), told), job, splits, root)
     return result
+
+
+def _data_of(config: RunConfig, splits: Splits) -> Sources:
+    return data_sources(splits, config.seed, train="pruned", ranking=config.importance == "taylor")
 
 
 def _code(config: RunConfig, reference: str | None, model: nn.Module) -> Sources:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,7 @@ def run_sweep(
     on_event: Listener = lambda _: None,
     compare: Comparer | None = None,
 ) -> SweepResult:
-    """Try every candidate of a space, or some of them, and say which to ship. Run again, it continues.
-
-    A candidate that has finished is kept before the next begins, and is not run again. One that fails is a row with its
-    reason. Constraints and the space may change from run to run.
+    """Try every candidate of a space, or some, and say which to ship; what is finished is kept, and not run again.
 
     Args:
         job: How a candidate is built and measured. Each half runs in a process of its own.
@@ -100,14 +97,11 @@ def run_sweep(
     """
     budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    sampling = Sampling(
-        space, sampler, trials, seed, _named(objectives, metric), lambda trial: _excesses(trial, budgets)
-    )
+    aims = _named(objectives, metric)
+    sampling = Sampling(space, sampler, trials, seed, aims, lambda trial: _excesses(trial, budgets))
     reference = _reference(space) if baseline is None else baseline.candidate
     with ExitStack() as stack:
-        stack.enter_context(folder_lock(root))
-        store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
-        stack.callback(store.close)
+        store = stack.enter_context(_opened(root, settings or {}, sources, fresh, on_event))
         _begin(store, _plan(name, sampling.count, metric, budgets), retry_failed)
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
@@ -116,8 +110,7 @@ def run_sweep(
         local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
         try:
             builders = _elsewhere(order, sweep.folder_of, (workers, scheduler, root, tls_dir, insecure), on_event)
-            sweep.run((reference,), local)
-            rows = _all_rounds(sampling, lambda candidates: sweep.run(candidates, builders or local))
+            rows = sweep.gone_through(reference, sampling, local, builders or local)
             result = sweep.settled(_result(name, sweep.known[reference.key], rows, budgets, use_ci), compare, use_ci)
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
@@ -135,6 +128,17 @@ def _checked(
     if workers < 0 or retries < 0:
         raise InvalidInput(f"workers is {workers} and retries is {retries}; expected 0 or more of each")
     return budgets
+
+
+@contextmanager
+def _opened(
+    root: Path, settings: Mapping[str, Any], sources: Sources | None, fresh: bool, tell: Listener
+) -> Iterator[Store]:
+    """The store, for as long as nobody else works in the folder."""
+    with folder_lock(root):
+        opened = Store.open(root, settings, sources, fresh=fresh, on_notice=lambda text: tell(Notice(text)))
+        with closing(opened) as store:
+            yield store
 
 
 def _begin(store: Store, plan: Mapping[str, Any], retry_failed: bool) -> None:
@@ -273,6 +277,13 @@ class _Sweep:
     def done(self) -> tuple[Trial, ...]:
         """The candidates of the space that have their result."""
         return tuple(trial for trial in self.known.values() if trial.candidate in self._space)[: self._total]
+
+    def gone_through(
+        self, reference: Candidate, sampling: Sampling, local: Builders, builders: Builders
+    ) -> tuple[Trial, ...]:
+        """The trials of what the sampler chooses; the reference comes first, and is built here."""
+        self.run((reference,), local)
+        return _all_rounds(sampling, lambda candidates: self.run(candidates, builders))
 
     def run(self, candidates: Sequence[Candidate], builders: Builders) -> list[Trial]:
         """The trials of these candidates; those that have none are tried now."""
