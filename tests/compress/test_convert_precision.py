@@ -76,9 +76,9 @@ def test_weights_have_eight_bits_per_channel_unless_the_cpu_would_saturate(tmp_p
 def test_spared_layers_stay_in_float() -> None:
     done = compress.convert(Residual(), (1, 3, 12, 12), "int8", calibration=pictures(2, 3, 12, 12), spare=["conv"])
     assert done.effective_precision == "int8+fp32"
-    assert [(layer.path, layer.precision, layer.reason) for layer in done.kept_layers] == [
-        ("conv", "fp32", "spared, as asked")
-    ]
+    # What is spared reads its input unrounded, so the layer before it runs in float, too.
+    assert [(layer.path, layer.precision) for layer in done.kept_layers] == [("stem", "fp32"), ("conv", "fp32")]
+    assert done.kept_layers[1].reason == "spared, as asked"
 
 
 def test_an_lstm_stays_in_float_and_says_why() -> None:
@@ -165,7 +165,7 @@ def test_each_way_of_calibrating_serves_uneven_batches(method: str) -> None:
     done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=batches, method=method)
     assert done.effective_precision == "int8"
     assert done.agreement.samples == 16 + 16 + 5
-    assert any("left out" in remark for remark in done.remarks) == (method != "minmax")
+    assert not any("left out" in remark for remark in done.remarks)
 
 
 def test_several_inputs_of_different_kinds() -> None:
@@ -192,8 +192,8 @@ def test_one_export_serves_several_conversions(tmp_path: Path) -> None:
 def test_registering_a_precision_twice_names_both() -> None:
     from edge_opt.compress.quantize import precision, precisions
 
-    assert {name for name, _ in precisions} == {"fp32", "fp16", "bf16", "int8"}
-    assert {runtime for _, runtime in precisions} == {"torch", "onnxruntime", "openvino"}
+    assert {name for name, _ in precisions} == {"fp32", "fp16", "bf16", "int8", "int4"}
+    assert {runtime for _, runtime in precisions} >= {"torch", "onnxruntime", "openvino"}
     with pytest.raises(ConversionFailed, match="int8 on onnxruntime is made by .*_int8 already; .*other cannot"):
 
         @precision("int8", "onnxruntime")

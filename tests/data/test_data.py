@@ -112,7 +112,7 @@ def test_every_index_is_in_the_order_once() -> None:
 
 def test_more_samples_than_there_are_is_refused() -> None:
     with pytest.raises(
-        InvalidInput, match="val_subset 300, calibration 128 and train_subset 5000 are more than the 1438"
+        InvalidInput, match="val_subset 359, calibration 128 and train_subset 5000 are more than the 1438"
     ):
         load_splits("digits", train_subset=5000)
 

@@ -64,7 +64,10 @@ def test_precisions_are_those_of_the_house() -> None:
         ("pruning_levels: [0.5, 0.5]", "pruning_levels: holds 0.5 twice; keep one of them"),
         ("layer_pruning: {conv1: [2.0]}", "layer_pruning.conv1[0] is 2.0; it must be below 1"),
         ("precisions: [int4]", "precisions[0] is 'int4'; it must be one of 'fp32', 'fp16', 'bf16' or 'int8'"),
-        ("runtimes: [tflite]", "runtimes[0] is 'tflite'; it must be one of 'torch', 'onnxruntime' or 'openvino'"),
+        (
+            "runtimes: [tflite]",
+            "runtimes[0] is 'tflite'; it must be one of 'torch', 'onnxruntime', 'openvino', 'torch-compile', 'litert' or 'executorch'",
+        ),
         ("pareto_use_ci: 1", "pareto_use_ci is 1; it must be true or false"),
         ("device: gpu", "device is 'gpu'; it must be cpu, cuda, cuda:1 or mps"),
         ("model: 3", "model is 3; it must be a reference such as file.py:factory, or the widths"),

@@ -35,7 +35,7 @@ def fingerprint(loader: Iterable[Any]) -> str:
 def _feed(digest: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             digest.update(str(key).encode())

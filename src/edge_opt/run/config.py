@@ -490,8 +490,7 @@ def _known_keys(steps: Sequence[Any]) -> Iterable[str]:
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What to say about a key that there is not: the closest ones."""
     names = list(known)
-    last = key.rpartition(".")[2]
-    close = [name for name in names if name.startswith(last)] or get_close_matches(last, names, n=3, cutoff=0.6)
+    close = get_close_matches(key.rpartition(".")[2], names, n=3, cutoff=0.5)
     return f"unknown key {key!r}; {'closest: ' + ', '.join(close) if close else 'keys are ' + ', '.join(names)}"
 
 
