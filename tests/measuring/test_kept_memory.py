@@ -42,7 +42,7 @@ def test_growth_is_what_runs_hold_above_the_idle_process() -> None:
     held = growth.peak_while(lambda: torch.ones(16 * MIB, dtype=torch.uint8))
     assert held is not None
     # 32 MiB that stay and 16 MiB while it runs; a few MiB are the allocator's own
-    assert 48 * MIB * 0.95 < held < 64 * MIB
+    assert 48 * MIB * 0.95 < held < 72 * MIB
     assert weights.numel() == 32 * MIB
 
 

@@ -197,7 +197,7 @@ def test_keys_that_a_sweep_does_not_know_are_refused(key: str) -> None:
 
 def test_a_wrong_key_ends_a_run_with_one_sentence_and_exit_2() -> None:
     done = CliRunner().invoke(app, ["run", "--set", "epoch=3"])
-    assert (done.exit_code, done.stderr) == (2, "error: unknown key 'epoch'; closest: epochs\n")
+    assert (done.exit_code, done.stderr) == (2, "error: unknown key 'epoch'; closest: epochs, deploy_batch\n")
 
 
 @pytest.mark.parametrize("script", ["run_pipeline.py", "multi_seed.py"])

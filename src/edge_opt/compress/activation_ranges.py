@@ -44,7 +44,8 @@ def collect_ranges(
     def values() -> Iterable[tuple[str, Any]]:
         for batch in batches:
             feeds = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
-            yield from zip(inner, session.run(inner, feeds), strict=True)
+            # Without a name the session would return every output.
+            yield from zip(inner, session.run(inner, feeds) if inner else [], strict=True)
             yield from ((name, array) for name, array in feeds.items() if name in wanted)
 
     ranges = _whole(values())
