@@ -8,10 +8,21 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from edge_opt.errors import ConversionFailed
+from edge_opt.errors import ConversionFailed, InvalidInput
+
+Writer = TypeVar("Writer")
+
+
+def by_suffix(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Writer:
+    """What writes a file of that name; an ending that nobody writes is refused."""
+    found = writers.get(Path(path).suffix.lower())
+    if found is None:
+        raise InvalidInput(f"cannot write {str(path)!r}; the name must end in {', '.join(writers)}")
+    return found
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from edge_opt.run.run import RunResult
 
 
+Workers = Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")]
+Scheduler = Annotated[
+    str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")]
+MetricName = Annotated[
+    str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
+]
 TlsDir = Annotated[
     Path | None, typer.Option("--tls-dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of the cluster.")
 ]
@@ -83,21 +91,17 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
-    ] = None,
+    metric: MetricName = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
     seeds: Annotated[
         list[int] | None, typer.Option("--seeds", metavar="N…", help="One run per seed, and means with intervals.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
-    scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
-    ] = None,
+    workers: Workers = 0,
+    scheduler: Scheduler = None,
     tls_dir: TlsDir = None,
     insecure: Insecure = False,
     retry_failed: RetryFailed = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    fresh: Fresh = False,
     trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
     debug: Debug = False,
@@ -185,9 +189,7 @@ def sweep(
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
-    ] = None,
+    metric: MetricName = None,
     fine_tune_epochs: Annotated[
         int | None, typer.Option("--fine-tune-epochs", help="Passes after pruning; 3 unless given.")
     ] = None,
@@ -195,14 +197,12 @@ def sweep(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key of a configuration.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")] = 0,
-    scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
-    ] = None,
+    workers: Workers = 0,
+    scheduler: Scheduler = None,
     tls_dir: TlsDir = None,
     insecure: Insecure = False,
     retry_failed: RetryFailed = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")] = False,
+    fresh: Fresh = False,
     trust: Trust = False,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
     json: Annotated[bool, typer.Option("--json", help="Print the whole sweep as JSON.")] = False,

@@ -10,9 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from edge_opt import units
-from edge_opt._support.files import write_whole
+from edge_opt._support.files import by_suffix, write_whole
 from edge_opt._support.json import to_plain
-from edge_opt.errors import InvalidInput
 from edge_opt.records import MemoryPoint, TrainingLayer, TrainingStep
 from edge_opt.report.comparison import cell, page, table
 from edge_opt.report.terminal import Cell, Strip, grid, print_sentences, rendered
@@ -180,10 +179,7 @@ _WRITERS: dict[str, Callable[[TrainingStep], str]] = {
 
 def training_writer(path: str | os.PathLike[str]) -> Callable[[TrainingStep], str]:
     """What writes a file of that name; an ending that nobody writes is refused."""
-    found = _WRITERS.get(Path(path).suffix.lower())
-    if found is None:
-        raise InvalidInput(f"cannot write {str(path)!r}; the name must end in {', '.join(_WRITERS)}")
-    return found
+    return by_suffix(path, _WRITERS)
 
 
 def save_training_step(step: TrainingStep, path: str | os.PathLike[str]) -> Path:
