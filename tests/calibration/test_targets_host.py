@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 import edge_opt as eo
+from calibrations import imaginary
 from edge_opt.calibration.in_situ import read_distances
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.model import SmallCNN
@@ -31,7 +32,7 @@ MACHINE = Environment("a CPU", 2, 1, None, None, 2**30, "Linux", "3.11", "2.13",
 
 @pytest.fixture
 def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
-    """10 and 5 GB/s from caches and 2 GB/s from memory, 30 GFLOP/s in fp32, 1 µs per operator; nothing sampled."""
+    """10 and 5 GB/s from caches and 2 GB/s from memory, 30 GFLOP/s in fp32, 1 µs per operator; one sampled."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return Calibration(
         name="bench",
@@ -45,7 +46,7 @@ def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
         overhead_per_module_s=1e-6,
         fresh_outputs=(FreshOutput(2**25, 0.02, 0.01),),
         references=(),
-        samples=(),
+        samples=imaginary(count=1).samples,
         whole_deviation=0.1,
         deviations=(),
     )

@@ -91,6 +91,8 @@ def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
 
 def _contradiction(calibration: Calibration) -> str | None:
     """What in a calibration does not fit together; None where all does."""
+    if not calibration.samples or not calibration.bandwidths:
+        return "it has no samples or no bandwidths"
     for position, sample in enumerate(calibration.samples):
         for tensor in sample.signature.outputs:
             if isinstance(tensor, TensorInfo) and bool(tensor.nbytes) != all(tensor.shape):
