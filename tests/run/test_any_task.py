@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import edge_opt as eo
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.records import SweepResult
 from edge_opt.run.config import read_config
+from edge_opt.run.job import Subject
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -47,6 +49,41 @@ def test_numbers_are_not_scored_by_accuracy(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InvalidInput, match="do not fit accuracy.*set metric to mae, rmse or r2"):
         regression()
     assert not (tmp_path / "unused").exists()
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.noise = torch.rand(4)
+        {hook}
+
+    def forward(self, x):
+        return self.linear(x) + self.noise
+
+def net():
+    with open(__file__ + ".calls", "a") as log:
+        log.write("x")
+    return Net()
+"""
+
+
+@pytest.mark.parametrize(("hook", "calls"), [("", 1), ("self.local = lambda: 0", 2)])
+def test_a_factory_is_called_once_where_its_model_can_be_carried(hook: str, calls: int, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(FACTORY.format(hook=hook), encoding="utf-8")
+    subject = Subject(f"{file}:net", {})
+    first = subject.build()
+    again = subject.holding(first).build()
+    assert type(again).__name__ == "Net" and again is not first
+    assert torch.equal(again.linear.weight, first.linear.weight)
+    # What no state dict holds is carried, too.
+    assert torch.equal(again.noise, first.noise) is not bool(hook)
+    assert len((tmp_path / "net.py.calls").read_text(encoding="utf-8")) == calls
 
 
 def test_a_function_that_cannot_be_sent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

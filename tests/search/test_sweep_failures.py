@@ -75,6 +75,14 @@ def test_a_given_baseline_is_a_row_and_does_not_run(tmp_path: Path) -> None:
     assert baseline.key not in (tmp_path / "log").read_text(encoding="utf-8")
 
 
+def test_a_baseline_beside_the_space_is_tried_and_is_no_row(tmp_path: Path) -> None:
+    baseline = Candidate(0.0, "fp32", "torch")
+    space = Space((0.5,), ("fp32",), ("torch",))
+    result = run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "out", baseline=baseline)
+    assert result.baseline.metrics == figures(baseline)
+    assert [trial.candidate.pruning for trial in result.trials] == [0.5]
+
+
 def test_a_space_without_a_baseline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no unpruned fp32 candidate"):
         run_sweep(Arithmetic(tmp_path / "log"), Space((0.5,), ("fp32",), ("torch",)), folder=tmp_path)

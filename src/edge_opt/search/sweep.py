@@ -270,7 +270,7 @@ class _Sweep:
         return _result(result.name, baseline, tuple(rows), self._budgets, use_ci, finals)
 
     def take(self, baseline: Trial | Candidate | None) -> None:
-        """Know the trial of a baseline, if it is given, without running it. The row of an earlier run stays as it was."""
+        """Know the trial of a baseline, if one is given, without running it. An earlier run's row stays as it was."""
         if isinstance(baseline, Trial) and baseline.candidate.key not in self.known:
             if baseline.candidate in self._space:
                 self._store.save(baseline)
