@@ -33,10 +33,10 @@ from held_out import (
 )
 from published_tables import Board, ncnn_nets, read_tables
 
-from edge_opt.platforms.catalog import devices
-from edge_opt.platforms.class_costs import CLASSES, Habits, Workload, workload
-from edge_opt.platforms.class_fit import Costs, fit_costs, fit_prior
-from edge_opt.platforms.estimate import (
+from edge_opt.boards.catalog import devices
+from edge_opt.boards.class_costs import CLASSES, Habits, Workload, workload
+from edge_opt.boards.class_fit import Costs, fit_costs, fit_prior
+from edge_opt.boards.estimate import (
     CALL_OPERATIONS,
     DENSE,
     DEPTHWISE,
@@ -46,7 +46,7 @@ from edge_opt.platforms.estimate import (
     SPREAD,
     share_of_peak,
 )
-from edge_opt.platforms.roofline import used_bandwidth
+from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.records import DeviceSpec
 
 COUNTS = (8, 5, 3, 1)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from published_tables import Board
 
-from edge_opt.platforms.class_costs import Habits, Vector
-from edge_opt.platforms.class_fit import (
+from edge_opt.boards.class_costs import Habits, Vector
+from edge_opt.boards.class_fit import (
     NOISE,
     OUTSIDE_SHARE,
     Costs,

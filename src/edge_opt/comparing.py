@@ -27,7 +27,7 @@ from edge_opt.records import (
 )
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.targets import Target
+    from edge_opt.boards.targets import Target
 
 
 Pair = tuple[int | None, int | None]

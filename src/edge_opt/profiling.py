@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from edge_opt._support.checks import check_one_of
+from edge_opt.boards.roofline import PRECISIONS
 from edge_opt.cost.rules import clear_prices, price
 from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unpriced_operators
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.roofline import PRECISIONS
 from edge_opt.records import ModelProfile, Precision
 from edge_opt.trace import called, clear_memo, trace
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.targets import Found, Target
+    from edge_opt.boards.targets import Found, Target
 
 
 def profile(
@@ -123,7 +123,7 @@ def _targets(
             )
         return ()  # what is timed needs no calibration
     if target is not None:
-        from edge_opt.platforms.targets import find_targets
+        from edge_opt.boards.targets import find_targets
 
         return find_targets(target)
     if precision != "fp32":

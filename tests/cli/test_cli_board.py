@@ -89,14 +89,14 @@ def test_devices_lists_the_platforms_of_one(tmp_path: Path) -> None:
     assert "fitted: " in run("devices", "orange-pi-zero-2")[1]
 
 
-def test_known_platforms_have_a_basis_or_say_why_not() -> None:
-    found = eo.known_platforms()
+def test_platforms_have_a_basis_or_say_why_not() -> None:
+    found = eo.platforms()
     assert sum(item.basis == "fitted" and item.precision == "fp32" for item in found) >= 60
     assert sum(item.basis == "fitted" and item.precision == "int8" for item in found) >= 30
     assert {item.device for item in found} >= {spec.name for spec in eo.devices()}
     assert all(item.source for item in found)
     assert len({item.name for item in found}) == len(found)
-    assert eo.known_platforms("pi4")[0].name == "raspberry-pi-4/cpu-4/ncnn/fp32"
+    assert eo.platforms("pi4")[0].name == "raspberry-pi-4/cpu-4/ncnn/fp32"
 
 
 def test_a_latency_is_carried_over_by_names() -> None:

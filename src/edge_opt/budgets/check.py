@@ -29,7 +29,7 @@ from edge_opt.records import (
 )
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.targets import Target
+    from edge_opt.boards.targets import Target
 
 
 def violations(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[Violation, ...]:

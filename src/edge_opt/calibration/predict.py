@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from edge_opt import units
+from edge_opt.boards.estimate import estimate, with_energies
+from edge_opt.boards.targets import Found
 from edge_opt.calibration.in_situ import Overheads, read_distances, visit_reference
 from edge_opt.calibration.operator_bench import Runnable, Unrunnable, hole_for, kept_heap, rounds, undisturbed
 from edge_opt.calibration.operator_times import (
@@ -26,8 +28,6 @@ from edge_opt.calibration.operator_times import (
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measuring.machine import read_environment
-from edge_opt.platforms.estimate import estimate, with_energies
-from edge_opt.platforms.targets import Found
 from edge_opt.records import (
     Basis,
     Bound,

@@ -20,9 +20,9 @@ from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.class_costs import Workload
-    from edge_opt.platforms.fitted import Platform
-    from edge_opt.platforms.own_board import Suggestion
+    from edge_opt.boards.class_costs import Workload
+    from edge_opt.boards.fitted import Platform
+    from edge_opt.boards.own_board import Suggestion
     from edge_opt.records import ModelProfile
 
     Net = ModelProfile | Workload
@@ -58,8 +58,8 @@ def board(
 
     A net is bundled, such as squeezenet1_1 or resnet18 of torchvision, or a reference as in `edge-opt profile`.
     """
-    from edge_opt.platforms.fitted import save_platform
-    from edge_opt.platforms.own_board import fit_platform
+    from edge_opt.boards.fitted import save_platform
+    from edge_opt.boards.own_board import fit_platform
 
     if not name.strip():
         raise InvalidInput("the board has no name; write one, such as my-board")
@@ -95,7 +95,7 @@ def _time(text: str) -> tuple[str, float]:
 def _net(text: str) -> Net:
     """A bundled net by its name, or the profile of a reference."""
     import edge_opt as eo
-    from edge_opt.platforms.own_board import bundled_nets
+    from edge_opt.boards.own_board import bundled_nets
 
     reference, _, shape = text.partition("@")
     bundled = bundled_nets()
@@ -116,14 +116,14 @@ def _net(text: str) -> Net:
 
 def _suggested(found: Platform, timed: set[str]) -> tuple[Suggestion, ...]:
     """Bundled nets that are not timed yet, those that would tell most first."""
-    from edge_opt.platforms.own_board import bundled_nets, suggest_next
+    from edge_opt.boards.own_board import bundled_nets, suggest_next
 
     candidates = [net for name, net in bundled_nets().items() if name not in timed]
     return suggest_next(found, candidates)[:3] if candidates else ()
 
 
 def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
-    from edge_opt.platforms.fitted import estimate_fitted, evidence
+    from edge_opt.boards.fitted import estimate_fitted, evidence
 
     yield f"{found.name}: {evidence(found)}"
     for profile, seconds in times:

@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
 from edge_opt._support.state import as_found
+from edge_opt.boards.targets import Found, Target, find_target
 from edge_opt.calibration.predict import predictions
 from edge_opt.compress.channels import (
     NONE,
@@ -36,7 +37,6 @@ from edge_opt.compress.recipe import apply_spec, prune_spec
 from edge_opt.compress.reconstruction import reestimate_norms, stand_in
 from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
-from edge_opt.platforms.targets import Found, Target, find_target
 from edge_opt.profiling import profile
 from edge_opt.records import (
     Importance,

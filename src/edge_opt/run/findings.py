@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from edge_opt.boards.targets import find_targets
 from edge_opt.calibration.calibrate import memory_bandwidth
 from edge_opt.calibration.predict import predictions
 from edge_opt.data import Splits
 from edge_opt.hardware import layer_estimates, summarize_hardware
 from edge_opt.measuring.machine import usable_cores
-from edge_opt.platforms.targets import find_targets
 from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.speedup import speedup_data
 from edge_opt.run.config import RunConfig

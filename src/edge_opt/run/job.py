@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
+from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune, save_pruned
 from edge_opt.compress.task import (
     FlatCalls,
@@ -41,7 +42,6 @@ from edge_opt.measuring.energy import measure_energy
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.statistics import relative_half_width
-from edge_opt.platforms.capacity import lifetimes_of, peak_memory
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, Converted, Importance, Latency, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop

@@ -17,13 +17,13 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt._support.files import write_whole
+from edge_opt.boards.targets import find_targets
 from edge_opt.compress import finetune
 from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.loading import load_model
-from edge_opt.platforms.targets import find_targets
 from edge_opt.records import Sensitivity, SweepResult, TrialMetrics
 from edge_opt.run.config import RunConfig
 from edge_opt.run.dependencies import code_sources, plain

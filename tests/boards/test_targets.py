@@ -12,10 +12,10 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt._support.json import from_plain, to_plain
+from edge_opt.boards.capacity import peak_memory
+from edge_opt.boards.estimate import estimate
 from edge_opt.errors import InvalidDevice, InvalidInput, UnknownDevice, UnreadableProfile
 from edge_opt.model import SmallCNN
-from edge_opt.platforms.capacity import peak_memory
-from edge_opt.platforms.estimate import estimate
 from edge_opt.records import ModelProfile, TargetComparison
 
 SHAPE = (1, 1, 28, 28)

@@ -8,9 +8,8 @@ from held_out import Trial, calibrated, noise_ratio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_opt.errors import InvalidInput
-from edge_opt.platforms.class_costs import CLASSES, PARENTS, Vector
-from edge_opt.platforms.class_fit import (
+from edge_opt.boards.class_costs import CLASSES, PARENTS, Vector
+from edge_opt.boards.class_fit import (
     INHERITED_SD,
     TYPICAL,
     Costs,
@@ -20,6 +19,7 @@ from edge_opt.platforms.class_fit import (
     fit_prior,
     shrunk,
 )
+from edge_opt.errors import InvalidInput
 
 SIZE = len(CLASSES)
 USED = [CLASSES.index(name) for name in ("conv3x3_macs", "conv1x1_macs", "depthwise_elements", "layers")]

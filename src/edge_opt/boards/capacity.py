@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from edge_opt.platforms.passes import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
+from edge_opt.boards.passes import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
 from edge_opt.records import SCRATCH_IS_APART as SCRATCH_IS_APART
 from edge_opt.records import MemoryKind, MemoryNeed, ModelProfile, Precision, Role, TensorInfo, Trace
 

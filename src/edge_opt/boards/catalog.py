@@ -332,7 +332,7 @@ def _parsed(text: str, origin: str) -> DeviceSpec:
 
 @cache
 def _bundled() -> tuple[DeviceSpec, ...]:
-    files = (resources.files("edge_opt.platforms") / "data").iterdir()
+    files = (resources.files("edge_opt.boards") / "data").iterdir()
     return tuple(_parsed(file.read_text(encoding="utf-8"), file.name) for file in files if file.name.endswith(".toml"))
 
 

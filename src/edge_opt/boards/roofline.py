@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast, get_args
 
+from edge_opt.boards.catalog import ENGINES
+from edge_opt.boards.passes import Pass, fused_passes, passes
+from edge_opt.boards.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.catalog import ENGINES
-from edge_opt.platforms.passes import Pass, fused_passes, passes
-from edge_opt.platforms.targets import Target, find_spec
 from edge_opt.records import (
     Bound,
     DeviceSpec,
@@ -97,7 +97,7 @@ def checked_roof(
 def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
     """The bandwidth that counts for an engine: measured on it, else on paper; None where neither is known.
 
-    >>> from edge_opt.platforms.catalog import device
+    >>> from edge_opt.boards.catalog import device
     >>> used_bandwidth(device("raspberry-pi-5"), "cpu").reading
     'twice memcpy on the cpu: a copy reads and writes every byte'
     """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edge_opt.platforms.calibration_file import host_file, load_calibration
-from edge_opt.platforms.catalog import devices
-from edge_opt.platforms.fitted import Platform, fitted_platforms
-from edge_opt.platforms.roofline import Roof, used_bandwidth
-from edge_opt.platforms.targets import HOST, find_spec, published
+from edge_opt.boards.calibration_file import host_file, load_calibration
+from edge_opt.boards.catalog import devices
+from edge_opt.boards.fitted import Platform, fitted_platforms
+from edge_opt.boards.roofline import Roof, used_bandwidth
+from edge_opt.boards.targets import HOST, find_spec, published
 from edge_opt.records import Basis, DeviceSpec, Precision
 
 _ASKED: tuple[Precision, ...] = ("fp32", "fp16", "int8")
@@ -48,15 +48,15 @@ class KnownPlatform:
     source: str
 
 
-def known_platforms(device: str | None = None) -> tuple[KnownPlatform, ...]:
+def platforms(device: str | None = None) -> tuple[KnownPlatform, ...]:
     """Every platform there is a time for, and every device there is none for, with what it rests on.
 
     Args:
         device: Name or alias of one device; all of them, and this host if it was calibrated, unless given.
 
-    >>> [item.basis for item in known_platforms("stm32h747")]
+    >>> [item.basis for item in platforms("stm32h747")]
     ['fitted']
-    >>> known_platforms("hailo-8")[0].basis is None
+    >>> platforms("hailo-8")[0].basis is None
     True
     """
     if device is not None:

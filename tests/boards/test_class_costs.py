@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import edge_opt as eo
+from edge_opt.boards.class_costs import CLASSES, PARENTS, Habits, workload
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.class_costs import CLASSES, PARENTS, Habits, workload
 from zoo import torchvision_models
 
 PLAIN = Habits(cache_elements=0.0)

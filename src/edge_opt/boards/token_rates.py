@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_opt.boards.weight_formats import WeightFormat
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.weight_formats import WeightFormat
 from edge_opt.records import DeviceSpec, Engine
 
 
@@ -91,7 +91,7 @@ EVIDENCE = (
          ("Llama-3.2-3B q4_k_m", _3B, 80.20, f"{_AI}/pull/30")),
 )  # fmt: skip
 # Part of the bandwidth on paper that streaming weights reaches: the median over the machines above, and for the CPU
-# the STREAM copy of the Raspberry Pi 4 as one more. tests/platforms/test_token_rates.py derives them.
+# the STREAM copy of the Raspberry Pi 4 as one more. tests/boards/test_token_rates.py derives them.
 SHARE: dict[Engine, float] = {"cpu": 0.52, "gpu": 0.79, "npu": 0.79, "all": 0.79}
 # Time per operator beside its bytes, where the device has no figure of its own. The first and the last M5 row above,
 # one with seven times the bytes of the other, give 1.5 µs; a runtime fuses some of the operators that are counted, so
@@ -130,7 +130,7 @@ class ReadRate:
 def read_rate(spec: DeviceSpec, engine: Engine | None = None) -> ReadRate:
     """What an engine streams under load: measured where the catalogue knows it, else a share of the data sheet.
 
-    >>> from edge_opt.platforms.catalog import device
+    >>> from edge_opt.boards.catalog import device
     >>> round(read_rate(device("raspberry-pi-5")).bytes_per_s / 1e9, 2)  # 0.52 × 17 GB/s
     8.84
     """
@@ -174,8 +174,8 @@ def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
 def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> tuple[float, str] | None:
     """Operations per second that products of many rows reach in a format, and why; None where no peak is known.
 
-    >>> from edge_opt.platforms.catalog import device
-    >>> from edge_opt.platforms.weight_formats import WEIGHT_FORMATS
+    >>> from edge_opt.boards.catalog import device
+    >>> from edge_opt.boards.weight_formats import WEIGHT_FORMATS
     >>> matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q8_0"])[0] / 1e9  # half of 153.6
     76.8
     """

@@ -21,11 +21,11 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from edge_opt._support.files import write_whole
+from edge_opt.boards.catalog import device as device_named
+from edge_opt.boards.catalog import normalized
+from edge_opt.boards.class_costs import CLASSES, Habits, Vector, Workload, workload
+from edge_opt.boards.class_fit import OUTSIDE_SHARE, Costs, Spread
 from edge_opt.errors import InvalidDevice, InvalidInput, UnknownDevice
-from edge_opt.platforms.catalog import device as device_named
-from edge_opt.platforms.catalog import normalized
-from edge_opt.platforms.class_costs import CLASSES, Habits, Vector, Workload, workload
-from edge_opt.platforms.class_fit import OUTSIDE_SHARE, Costs, Spread
 from edge_opt.records import Bound, DeviceSpec, Engine, ModelProfile
 
 if sys.version_info >= (3, 11):

@@ -12,9 +12,9 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt._support.json import from_plain, to_plain
+from edge_opt.boards.catalog import spec_from
+from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.catalog import spec_from
-from edge_opt.platforms.roofline import used_bandwidth
 from edge_opt.records import DeviceSpec, Interval, LayerLatencies, LayerLatency, Roofline
 
 

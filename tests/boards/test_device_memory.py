@@ -11,9 +11,9 @@ from torch import nn
 
 import edge_opt as eo
 import rasp
+from edge_opt.boards.cuda_allocator import LARGE_SEGMENT, MIB, SMALL_SEGMENT
 from edge_opt.errors import InvalidInput
 from edge_opt.model import SmallCNN
-from edge_opt.platforms.cuda_allocator import LARGE_SEGMENT, MIB, SMALL_SEGMENT
 from zoo import torchvision_models
 
 PUBLISHED = Path(__file__).parent.parent / "reference" / "rasp_mobilenet_v2.csv"

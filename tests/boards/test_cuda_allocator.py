@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_opt.errors import InvalidInput
-from edge_opt.platforms.cuda_allocator import (
+from edge_opt.boards.cuda_allocator import (
     LARGE_SEGMENT,
     MIB,
     SMALL_SEGMENT,
@@ -21,6 +20,7 @@ from edge_opt.platforms.cuda_allocator import (
     round_size,
     segment_size,
 )
+from edge_opt.errors import InvalidInput
 
 
 @pytest.mark.parametrize(

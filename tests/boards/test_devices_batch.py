@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import edge_opt as eo
+from edge_opt.boards.capacity import largest_batch
 from edge_opt.errors import InvalidInput, UnknownDevice
-from edge_opt.platforms.capacity import largest_batch
 
 MIB = 1024 * 1024
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from edge_opt._support.json import from_plain, to_plain
+from edge_opt.boards.catalog import KINDS, user_folder
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, UnknownDevice
-from edge_opt.platforms.catalog import KINDS, user_folder
 from edge_opt.records import DeviceSpec, Figure
 
-DATA = Path(eo.__file__).parent / "platforms" / "data"
+DATA = Path(eo.__file__).parent / "boards" / "data"
 MINE = """
 name = "my-board"
 engine = "cpu"
@@ -247,10 +247,10 @@ def test_overhead_may_be_known_to_be_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["import edge_opt.platforms.roofline as _", "from edge_opt import device", "import edge_opt.hardware"]
+    "first", ["import edge_opt.boards.roofline as _", "from edge_opt import device", "import edge_opt.hardware"]
 )
-def test_devices_can_be_called_whatever_was_imported_before(first: str) -> None:
-    code = f"{first}; import edge_opt as eo; assert len(eo.devices()) >= 20; import edge_opt.platforms.passes as b"
+def test_devices_and_platforms_can_be_called_whatever_was_imported_before(first: str) -> None:
+    code = f"{first}; import edge_opt as eo; assert len(eo.devices()) >= 20; assert eo.platforms('pi4')"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from edge_opt.boards.cuda_allocator import AllocatorSettings, Block, CachingAllocator, parse_settings
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.cuda_allocator import AllocatorSettings, Block, CachingAllocator, parse_settings
 from edge_opt.records import DeviceMemory, DeviceMemoryPoint, ModelProfile, ModuleMemory, Trace
 
 SOURCE = "simulated: torch's CUDA caching allocator, replayed on the traced lifetimes"

@@ -9,13 +9,13 @@ from typing import cast
 
 from edge_opt import units
 from edge_opt._support.checks import check_whole
+from edge_opt.boards.class_costs import workload
+from edge_opt.boards.fitted import Platform, choose_platform, estimate_fitted
+from edge_opt.boards.passes import Pass, fused_passes, passes
+from edge_opt.boards.roofline import Roof, checked_roof, limit
+from edge_opt.boards.targets import Target, find_spec, find_target, published
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
-from edge_opt.platforms.class_costs import workload
-from edge_opt.platforms.fitted import Platform, choose_platform, estimate_fitted
-from edge_opt.platforms.passes import Pass, fused_passes, passes
-from edge_opt.platforms.roofline import Roof, checked_roof, limit
-from edge_opt.platforms.targets import Target, find_spec, find_target, published
 from edge_opt.records import (
     Bound,
     DeviceSpec,
@@ -69,7 +69,7 @@ def with_energies(prediction: Prediction, profile: ModelProfile, spec: DeviceSpe
 def working_power(spec: DeviceSpec) -> Power | None:
     """Watts of the device at work: under load, else in its highest mode, else its TDP; None where nobody says.
 
-    >>> from edge_opt.platforms.catalog import device
+    >>> from edge_opt.boards.catalog import device
     >>> [(power.state, power.figure.value) for power in (working_power(device("jetson-nano")),)]
     [('highest_mode', 10.0)]
     """
@@ -160,7 +160,7 @@ SPREAD = 3.5
 # A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
 LAYER_SPREAD = 2 * SPREAD
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
-# tests/platforms/test_estimate.py derives all of these from the catalogue's files.
+# tests/boards/test_estimate.py derives all of these from the catalogue's files.
 
 # Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
 # it, none is put in; an operator that takes less than this itself then leaves the upper end of the interval open.

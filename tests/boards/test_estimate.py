@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.errors import InvalidInput
-from edge_opt.measuring.energy import modeled
-from edge_opt.model import SmallCNN
-from edge_opt.platforms.catalog import spec_from
-from edge_opt.platforms.class_costs import CLASSES
-from edge_opt.platforms.estimate import (
+from edge_opt.boards.catalog import spec_from
+from edge_opt.boards.class_costs import CLASSES
+from edge_opt.boards.estimate import (
     CALL_OPERATIONS,
     DENSE,
     DEPTHWISE,
@@ -33,8 +30,11 @@ from edge_opt.platforms.estimate import (
     estimate,
     estimate_roofline,
 )
-from edge_opt.platforms.fitted import fitted_platforms
-from edge_opt.platforms.roofline import used_bandwidth
+from edge_opt.boards.fitted import fitted_platforms
+from edge_opt.boards.roofline import used_bandwidth
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring.energy import modeled
+from edge_opt.model import SmallCNN
 from edge_opt.records import DeviceSpec, ModelProfile
 from zoo import torchvision_models
 

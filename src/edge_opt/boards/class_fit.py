@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_opt.boards.class_costs import CLASSES, PARENTS, Vector
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.class_costs import CLASSES, PARENTS, Vector
 
 # Scale of relative residuals and degrees of freedom of their distribution. Two people who time the same board are
 # 1.4 to 9 % apart after one common factor.

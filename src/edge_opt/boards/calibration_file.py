@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from edge_opt._support.checks import implausible
 from edge_opt._support.files import write_whole
+from edge_opt.boards.catalog import normalized, user_folder
 from edge_opt.errors import CalibrationMissing, InvalidCalibration
-from edge_opt.platforms.catalog import normalized, user_folder
 from edge_opt.records import (
     Bandwidth,
     Calibration,

@@ -7,10 +7,10 @@ from statistics import median
 
 import pytest
 
+from edge_opt.boards.catalog import device, devices
+from edge_opt.boards.token_rates import EVIDENCE, OVERHEAD_S, SHARE, SPREAD, matrix_rate, read_rate
+from edge_opt.boards.weight_formats import WEIGHT_FORMATS
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.catalog import device, devices
-from edge_opt.platforms.token_rates import EVIDENCE, OVERHEAD_S, SHARE, SPREAD, matrix_rate, read_rate
-from edge_opt.platforms.weight_formats import WEIGHT_FORMATS
 
 
 def by_machine(engine: str) -> list[float]:

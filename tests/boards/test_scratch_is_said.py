@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import edge_opt as eo
+from edge_opt.boards.capacity import SCRATCH_IS_APART
 from edge_opt.model import SmallCNN
-from edge_opt.platforms.capacity import SCRATCH_IS_APART
 from edge_opt.report.checks import render
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_opt.boards.calibration_file import calibrated_device, load_calibration
+from edge_opt.boards.catalog import device as find_device
+from edge_opt.boards.catalog import is_platform_file, is_shipped, normalized
+from edge_opt.boards.fitted import Platform, load_platform, platforms_named
 from edge_opt.errors import InvalidInput, UnknownDevice
-from edge_opt.platforms.calibration_file import calibrated_device, load_calibration
-from edge_opt.platforms.catalog import device as find_device
-from edge_opt.platforms.catalog import is_platform_file, is_shipped, normalized
-from edge_opt.platforms.fitted import Platform, load_platform, platforms_named
 from edge_opt.records import Calibration, DeviceSpec
 
 HOST = "host"

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_opt._support.checks import check_one_of, check_whole
+from edge_opt.boards.class_costs import CLASSES, Vector, Work, Workload, workload
+from edge_opt.boards.class_fit import Costs, fit_costs
+from edge_opt.boards.fitted import Kind, Platform, kinds, resolved
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.class_costs import CLASSES, Vector, Work, Workload, workload
-from edge_opt.platforms.class_fit import Costs, fit_costs
-from edge_opt.platforms.fitted import Kind, Platform, kinds, resolved
 from edge_opt.records import ModelProfile
 
 # A number is said to contradict the others when it lies this much further off than nine in ten would.

@@ -11,12 +11,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import edge_opt as eo
+from edge_opt.boards.estimate import estimate, estimate_roofline
+from edge_opt.boards.fitted import find_platform, fitted_platforms, load_platform, save_platform
+from edge_opt.boards.targets import find_spec, find_target
 from edge_opt.cli import app
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.model import SmallCNN
-from edge_opt.platforms.estimate import estimate, estimate_roofline
-from edge_opt.platforms.fitted import find_platform, fitted_platforms, load_platform, save_platform
-from edge_opt.platforms.targets import find_spec, find_target
 from edge_opt.records import ModelProfile
 
 SHAPE = (1, 1, 28, 28)

@@ -11,10 +11,8 @@ import pytest
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.errors import InvalidInput, UnknownDevice
-from edge_opt.model import SmallCNN
-from edge_opt.platforms.class_costs import CLASSES, Workload
-from edge_opt.platforms.fitted import (
+from edge_opt.boards.class_costs import CLASSES, Workload
+from edge_opt.boards.fitted import (
     FOLDER,
     PRIORS,
     Platform,
@@ -27,7 +25,9 @@ from edge_opt.platforms.fitted import (
     tomllib,
     transfer,
 )
-from edge_opt.platforms.own_board import fit_platform, suggest_next
+from edge_opt.boards.own_board import fit_platform, suggest_next
+from edge_opt.errors import InvalidInput, UnknownDevice
+from edge_opt.model import SmallCNN
 
 BUNDLED = [
     nets.mobilenet_v1(1.0, 224),
