@@ -96,11 +96,18 @@ def profile(
     return under_convention(profiled, convention)
 
 
-def with_predictions(profile: ModelProfile, target: Target, precision: Precision = "fp32") -> ModelProfile:
+def with_predictions(
+    profile: ModelProfile,
+    target: Target,
+    precision: Precision = "fp32",
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> ModelProfile:
     """The profile with what the model would take on a target, in place of earlier predictions."""
     from edge_opt.calibration.predict import predictions
 
-    return replace(profile, predictions=predictions(profile, _targets(target, precision, False), precision))
+    places = _targets(target, precision, False, runtime, threads)
+    return replace(profile, predictions=predictions(profile, places, precision, runtime=runtime, threads=threads))
 
 
 def _targets(

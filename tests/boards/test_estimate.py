@@ -30,7 +30,7 @@ from edge_opt.boards.estimate import (
     estimate,
     estimate_roofline,
 )
-from edge_opt.boards.fitted import fitted_platforms
+from edge_opt.boards.platform_file import fitted_platforms
 from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.energy import modeled

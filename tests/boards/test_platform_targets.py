@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -12,12 +13,15 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from edge_opt.boards.estimate import estimate, estimate_roofline
-from edge_opt.boards.fitted import find_platform, fitted_platforms, load_platform, save_platform
+from edge_opt.boards.fitted import best_known, find_platform
+from edge_opt.boards.platform_file import fitted_platforms, load_platform, save_platform
 from edge_opt.boards.targets import find_spec, find_target
 from edge_opt.cli import app
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.records import ModelProfile
+from edge_opt.run.config import RunConfig
+from edge_opt.run.findings import check_target
 
 SHAPE = (1, 1, 28, 28)
 
@@ -177,3 +181,32 @@ def test_runtime_and_threads_need_a_target() -> None:
 
 def test_the_roofline_can_still_be_asked_for(profile: ModelProfile) -> None:
     assert estimate_roofline(profile, "raspberry-pi-4").basis == "roofline"
+
+
+def test_errors_choose_the_runtime_and_all_big_cores_the_threads() -> None:
+    # Published of the RK3588 with ncnn: 1, 4 big, all 8 and 4 little cores; of the Pi 4: ncnn and others.
+    assert find_platform("rk3588").name == "rk3588/cpu-4/ncnn/fp32"
+    one, four = (find_platform("raspberry-pi-4", runtime="ncnn", threads=threads) for threads in (1, 4))
+    assert (one.error or 0) < (four.error or 0)
+    slower = replace(four, runtime="other", name="other", error=2 * (four.error or 0))
+    assert best_known([slower, one, four])[0] is four
+    better = replace(slower, error=(one.error or 0) / 2)
+    assert best_known([four, one, better])[0] is better
+    single = replace(one, cores="big")
+    assert best_known([single, four])[0] is four
+
+
+@pytest.mark.parametrize("asked", [{"runtime": "ncnn"}, {"threads": 2}])
+def test_a_runtime_without_a_target_is_refused(profile: ModelProfile, asked: dict[str, Any]) -> None:
+    [name] = asked
+    with pytest.raises(InvalidInput, match=f"{name} .* no target"):
+        eo.check(profile, "macs <= 1G", **asked)
+    with pytest.raises(InvalidInput, match=f"target_{name} .* no target"):
+        check_target(RunConfig(**{f"target_{name}": asked[name]}))
+    with pytest.raises(InvalidInput, match=f"{name} is of a target's latency"):
+        eo.compress.prune(SmallCNN(), (1, 1, 28, 28), 0.5, target="raspberry-pi-4", **asked)
+
+
+def test_a_run_refuses_a_runtime_that_its_target_has_no_times_of_before_it_trains() -> None:
+    with pytest.raises(InvalidInput, match="closest: raspberry-pi-4/cpu-4/ncnn"):
+        check_target(RunConfig(target="raspberry-pi-4", target_runtime="tensorrt"))

@@ -10,8 +10,9 @@ from typing import cast
 from edge_opt import units
 from edge_opt._support.checks import check_whole
 from edge_opt.boards.class_costs import workload
-from edge_opt.boards.fitted import Platform, choose_platform, estimate_fitted
+from edge_opt.boards.fitted import choose_platform, estimate_fitted
 from edge_opt.boards.passes import Pass, fused_passes, passes
+from edge_opt.boards.platform_file import Platform
 from edge_opt.boards.roofline import Roof, checked_roof, limit
 from edge_opt.boards.targets import Target, find_spec, find_target, published
 from edge_opt.errors import InvalidInput
@@ -204,15 +205,40 @@ def estimate(
     spec, _ = checked_roof(profile, device, precision, engine)
     if threads is not None:
         check_whole("threads", threads)
+    platform = answering(device, precision, engine=engine, runtime=runtime, threads=threads)
+    found = find_target(device)
+    if platform is not None and (platform is found or workload(profile).works):
+        return _from_platform(profile, platform, found.name if platform is found else spec.name, spec)
+    return estimate_roofline(profile, spec, precision, engine=engine, threads=threads)
+
+
+def answering(
+    device: Target,
+    precision: Precision = "fp32",
+    *,
+    engine: Engine | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> Platform | None:
+    """The platform whose costs answer for a target; None where its roofline does. What it cannot be asked is refused.
+
+    Args:
+        device: As in `estimate`.
+        precision: As in `estimate`.
+        engine: As in `estimate`.
+        runtime: As in `estimate`.
+        threads: As in `estimate`.
+
+    >>> answering("raspberry-pi-4").name
+    'raspberry-pi-4/cpu-4/ncnn/fp32'
+    """
     found = find_target(device)
     if isinstance(found, Platform):
         _check_asked(found, precision, engine, runtime, threads)
-        return _from_platform(profile, found, found.name, spec)
+        return found
+    spec = find_spec(found)
     known = published(spec) if isinstance(found, DeviceSpec) else ()
-    platform = choose_platform(known, spec, precision, engine=engine, runtime=runtime, threads=threads)
-    if platform is not None and workload(profile).works:
-        return _from_platform(profile, platform, spec.name, spec)
-    return estimate_roofline(profile, spec, precision, engine=engine, threads=threads)
+    return choose_platform(known, spec, precision, engine=engine, runtime=runtime, threads=threads)
 
 
 def _check_asked(

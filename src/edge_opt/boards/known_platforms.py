@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge_opt.boards.calibration_file import host_file, load_calibration
 from edge_opt.boards.catalog import devices
-from edge_opt.boards.fitted import Platform, fitted_platforms
+from edge_opt.boards.platform_file import Platform, fitted_platforms
 from edge_opt.boards.roofline import Roof, used_bandwidth
 from edge_opt.boards.targets import HOST, find_spec, published
 from edge_opt.records import Basis, DeviceSpec, Precision

@@ -18,7 +18,8 @@ import numpy as np
 from edge_opt._support.checks import check_one_of, check_whole
 from edge_opt.boards.class_costs import CLASSES, Vector, Work, Workload, workload
 from edge_opt.boards.class_fit import Costs, fit_costs
-from edge_opt.boards.fitted import Kind, Platform, kinds, resolved
+from edge_opt.boards.fitted import resolved
+from edge_opt.boards.platform_file import Kind, Platform, kinds
 from edge_opt.errors import InvalidInput
 from edge_opt.records import ModelProfile
 

@@ -11,7 +11,8 @@ from typing import Any
 from edge_opt.boards.calibration_file import calibrated_device, load_calibration
 from edge_opt.boards.catalog import device as find_device
 from edge_opt.boards.catalog import is_platform_file, is_shipped, normalized
-from edge_opt.boards.fitted import Platform, load_platform, platforms_named
+from edge_opt.boards.fitted import platforms_named
+from edge_opt.boards.platform_file import Platform, load_platform
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records import Calibration, DeviceSpec
 

@@ -21,8 +21,8 @@ from edge_opt.loading import load_model
 
 if TYPE_CHECKING:
     from edge_opt.boards.class_costs import Workload
-    from edge_opt.boards.fitted import Platform
     from edge_opt.boards.own_board import Suggestion
+    from edge_opt.boards.platform_file import Platform
     from edge_opt.records import ModelProfile
 
     Net = ModelProfile | Workload
@@ -58,8 +58,8 @@ def board(
 
     A net is bundled, such as squeezenet1_1 or resnet18 of torchvision, or a reference as in `edge-opt profile`.
     """
-    from edge_opt.boards.fitted import save_platform
     from edge_opt.boards.own_board import fit_platform
+    from edge_opt.boards.platform_file import save_platform
 
     if not name.strip():
         raise InvalidInput("the board has no name; write one, such as my-board")

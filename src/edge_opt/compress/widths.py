@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edge_opt.boards.fitted import Platform
+from edge_opt.boards.platform_file import Platform
 from edge_opt.boards.targets import Found
 from edge_opt.compress.runtimes import vector_bytes
 from edge_opt.records import DeviceSpec

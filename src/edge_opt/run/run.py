@@ -17,7 +17,6 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt._support.files import write_whole
-from edge_opt.boards.targets import find_targets
 from edge_opt.compress import finetune
 from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.data import Splits, load_splits
@@ -27,7 +26,7 @@ from edge_opt.loading import load_model
 from edge_opt.records import Sensitivity, SweepResult, TrialMetrics
 from edge_opt.run.config import RunConfig
 from edge_opt.run.dependencies import code_sources, plain
-from edge_opt.run.findings import findings, hand_over
+from edge_opt.run.findings import check_target, findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
 from edge_opt.run.outputs import command_line, write_json
 from edge_opt.run.scores import Figure, figure_of
@@ -148,8 +147,7 @@ def run(
     Run again on the same folder, it goes on where it was, and trains and tries nothing twice.
     """
     root = Path(config.output_dir if folder is None else folder)
-    if config.target is not None:
-        find_targets(config.target)
+    check_target(config)
     splits = load_splits(**data_options(config))
     model = check_model(config, splits)
     settings = {**training_settings(config), **candidate_settings(config)}
