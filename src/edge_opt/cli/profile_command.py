@@ -124,9 +124,9 @@ def profile(
             "--runtime-profile": runtime_profile,
         }, json)  # fmt: skip
         return
-    here, there = here_and_there(threads, measure, target[0] if target else None)
+    here, asked = here_and_there(threads, measure, target[0] if target else None)
     place = {"target": target or None, "precision": precision, "runtime": runtime, "time_operators": time_operators,
-             "threads": there}  # fmt: skip
+             "threads": asked}  # fmt: skip
     with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
         loaded = load_model(model)
         result = _profiled(loaded, arguments, mode, convention, options, place)

@@ -61,6 +61,7 @@ def findings(
     shown = trial_summary(best)
     summary = {
         "name": result.name,
+        "measured_on": None if result.baseline.metrics is None else result.baseline.metrics.machine or None,
         "dataset": splits.name,
         "metric": result.metric,
         "metric_direction": result.metric_direction,
@@ -84,7 +85,8 @@ def findings(
         "notes": [
             f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
             "part",
-            "latency is measured here, with memory that is kept between calls; peak memory is an estimate from shapes, "
+            f"latency is measured {_where(result)}, with memory that is kept between calls; peak memory is an estimate "
+            "from shapes, "
             "and measured memory the growth of the process over the idle runtime",
             "speedups are of finalists timed in turns in one process; other times are of their own moments",
             SCRATCH_IS_APART,
@@ -116,7 +118,8 @@ def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -
     if metrics is None:
         return {}
     with computing_with(config.threads or usable_cores()):
-        machine_gbps = memory_bandwidth() / 1e9
+        # What this machine's memory moves says nothing about a board.
+        machine_gbps = None if metrics.machine else memory_bandwidth() / 1e9
     return summarize_hardware(
         layerwise, metrics.latency_s * 1e3, config.memory_bandwidth_gbps, config.peak_compute_gmacs, machine_gbps
     )
@@ -145,6 +148,11 @@ def _comparison(result: SweepResult) -> dict[str, Any] | None:
             for item in finals.finalists
         ],
     }
+
+
+def _where(result: SweepResult) -> str:
+    metrics = result.baseline.metrics
+    return f"on {metrics.machine}" if metrics is not None and metrics.machine else "here"
 
 
 def check_target(config: RunConfig) -> None:

@@ -37,6 +37,7 @@ from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, abs
 from edge_opt.run.outputs import command_line
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import levels_of
+from edge_opt.search.board_worker import Board, BoardMeasurer, find_board
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
@@ -144,6 +145,30 @@ def space_of(config: RunConfig, levels: Sequence[float]) -> Space:
     return Space(levels, config.precisions, runtimes, config.layer_pruning)
 
 
+def board_of(config: RunConfig, measure_on: str | None, builders: Mapping[str, Any]) -> tuple[RunConfig, Board | None]:
+    """The board that times, and the configuration with what it can run; both as they were where nothing is asked.
+
+    A board has ONNX Runtime alone. Levels that are found by times of this machine would be the wrong ones there.
+    """
+    if measure_on is None:
+        return config, None
+    if measure_on == builders["scheduler"]:
+        raise InvalidInput(f"{measure_on} would build on the board, too; give the board a scheduler of its own")
+    if config.pruning_levels == "auto":
+        raise InvalidInput("pruning_levels is auto, which times levels here; name the levels to measure on a board")
+    if "runtimes" in config.model_fields_set and config.runtimes != ["onnxruntime"]:
+        raise InvalidInput(
+            f"runtimes are {', '.join(config.runtimes)}, and a board has onnxruntime alone; leave the rest"
+        )
+    board = find_board(measure_on, builders["tls_dir"], builders["insecure"])
+    return config.model_copy(update={"runtimes": ["onnxruntime"]}), replace(board, limit_s=config.time_limit_s)
+
+
+def timed_by(board: Board | None) -> dict[str, str]:
+    """What times depend on: the board, if one takes them. Times of two machines have no table in common."""
+    return {} if board is None else {"measured_on": board.machine}
+
+
 # What candidates need, imported once in the process that they are forked from.
 PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.compress.convert", "edge_opt.compress.prune")
 EAGER = Candidate(0.0, "fp32", "torch")
@@ -162,11 +187,13 @@ class Search:
     builders: Mapping[str, Any] = field(default_factory=dict)
     retry_failed: bool = False
     fresh: bool = False
+    board: Board | None = None
 
 
 def search_of(
-    config: RunConfig, builders: Mapping[str, Any], *, retry_failed: bool = False, fresh: bool = False
-) -> Search:
+    config: RunConfig, builders: Mapping[str, Any], *, retry_failed: bool = False, fresh: bool = False,
+    board: Board | None = None,
+) -> Search:  # fmt: skip
     """The configuration as a way through the space; who builds is said by the command."""
     limit_mb = config.memory_limit_mb
     return Search(
@@ -179,6 +206,7 @@ def search_of(
         builders=builders,
         retry_failed=retry_failed,
         fresh=fresh,
+        board=board,
     )
 
 
@@ -201,7 +229,7 @@ def sweep_space(
     limits: dict[str, Any] = {
         "folder": folder,
         "metric": metric,
-        "settings": settings,
+        "settings": {**settings, **timed_by(search.board)},
         "sources": sources,
         "retry_failed": search.retry_failed,
         "memory_limit_bytes": search.memory_limit_bytes,
@@ -209,7 +237,8 @@ def sweep_space(
         "preload": _importable(PRELOAD),
     }
     baseline, fresh = None, search.fresh
-    if EAGER not in space:
+    # On a board the baseline is the same model in the runtime there.
+    if EAGER not in space and search.board is None:
         alone = run_sweep(job, Space([0.0], ["fp32"], ["torch"]), name="baseline", fresh=fresh, **limits)
         baseline, fresh = alone.baseline, False
     result = run_sweep(
@@ -226,7 +255,8 @@ def sweep_space(
         fresh=fresh,
         on_event=on_event,
         **search.builders,
-        compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event),
+        compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event, search.board),
+        measurer=None if search.board is None else BoardMeasurer(search.board, job, on_event),
         **limits,
     )
     _check_unchanged(sources, code())
@@ -291,6 +321,7 @@ def sweep(
     scheduler: str | None = None,
     tls_dir: str | Path | None = None,
     insecure: bool = False,
+    measure_on: str | None = None,
     retry_failed: bool = False,
     fresh: bool = False,
     on_event: Listener = lambda _: None,
@@ -311,12 +342,18 @@ def sweep(
         scheduler: Address of a Dask scheduler whose workers build instead, such as `tls://host:8786`.
         tls_dir: Folder with ca.pem, cert.pem and key.pem, by which scheduler, workers and we know each other.
         insecure: Whether a scheduler on another machine may be spoken to without TLS, as `tcp://`.
+        measure_on: Address of a Dask scheduler that a board has joined with `edge-opt worker`: variants are built here
+            and timed there, in ONNX Runtime.
         retry_failed: Try candidates again that failed in an earlier run.
         fresh: Start over; the earlier table is kept aside.
         on_event: Called with everything that happens, as it happens.
         settings: Keys of a configuration, each of them below.
     """
-    config, root = sweep_settings(settings), Path(folder)
+    root, builders = (
+        Path(folder),
+        {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure},
+    )
+    config, board = board_of(sweep_settings(settings), measure_on, builders)
     subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
     call = subject.call(splits, original)
@@ -341,7 +378,6 @@ def sweep(
     )
     levels = levels_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
     space = space_of(config, levels)
-    builders = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
     result = sweep_space(
         job,
         space,
@@ -351,7 +387,7 @@ def sweep(
         settings=depends_on,
         sources=sources,
         code=code,
-        search=search_of(config, builders, retry_failed=retry_failed, fresh=fresh),
+        search=search_of(config, builders, retry_failed=retry_failed, fresh=fresh, board=board),
         name=profiled.name,
         on_event=on_event,
     )
