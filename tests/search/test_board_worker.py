@@ -17,7 +17,7 @@ import torch
 import edge_opt as eo
 from edge_opt.compress import convert
 from edge_opt.errors import EdgeOptError, InvalidInput
-from edge_opt.measuring.onnx_file import TimingOrder, this_machine
+from edge_opt.measuring.onnx_timing import TimingOrder, this_machine
 from edge_opt.model import SmallCNN
 from edge_opt.search import board_worker
 from edge_opt.search.board_worker import GONE, Board, find_board

@@ -147,6 +147,14 @@ def _to_check(
     return loaded.model, given
 
 
+CheckThreads = Annotated[
+    int | None, typer.Option("--threads", help="Threads to measure with; with --target, those of its runtime.")
+]
+CheckTarget = Annotated[
+    str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
+]
+
+
 def check(
     subject: Annotated[
         str, typer.Argument(metavar="PROFILE|MODEL", help=f"A profile saved as .json, or a model: {FORMS}.")
@@ -168,12 +176,8 @@ def check(
     batch: Batch = None,
     kwarg: Keywords = None,
     min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads to measure with; with --target, those of its runtime.")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
-    ] = None,
+    threads: CheckThreads = None,
+    target: CheckTarget = None,
     precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
     runtime: Runtime = None,
     fail_on_undecided: Annotated[

@@ -96,6 +96,12 @@ def show(done: Converted, json: bool, min_agreement: float | None) -> None:
         raise typer.Exit(NOT_SATISFIED)
 
 
+PruneTarget = Annotated[
+    str | None,
+    typer.Option("--target", metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for."),
+]
+
+
 def prune(
     model: ModelArgument,
     inputs: Inputs = None,
@@ -106,10 +112,7 @@ def prune(
     latency_target: Annotated[
         float | None, typer.Option("--latency-target", help="Share of the latency to remain, on --target.")
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for."),
-    ] = None,
+    target: PruneTarget = None,
     runtime: Runtime = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Of the runtime on the target.")] = None,
     layer: Annotated[

@@ -54,7 +54,7 @@ def measure_on(
     """
     from edge_opt._support.checks import check_whole
     from edge_opt._support.json import to_plain
-    from edge_opt.measuring.onnx_file import TimingOrder
+    from edge_opt.measuring.onnx_timing import TimingOrder
     from edge_opt.search.board_worker import find_board
 
     check_whole("--threads", threads, 0)

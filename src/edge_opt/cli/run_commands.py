@@ -178,6 +178,16 @@ def _ships(folder: Path, result: SweepResult) -> None:
         typer.echo(f"ships     {shipped_file(folder / 'best')}")
 
 
+Runtimes = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="A,B",
+        help="torch, onnxruntime, openvino, litert, executorch; torch,onnxruntime unless given.",
+    ),
+]
+
+
 def sweep(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; the factory loads the trained weights.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE.py:LOADERS", help="A function that returns loaders.")],
@@ -189,14 +199,7 @@ def sweep(
         typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; auto finds those worth it."),
     ] = "0,0.25,0.5",
     precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            "--runtime",
-            metavar="A,B",
-            help="torch, onnxruntime, openvino, litert, executorch; torch,onnxruntime unless given.",
-        ),
-    ] = None,
+    runtime: Runtimes = None,
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
     ] = None,

@@ -404,17 +404,11 @@ def prune(
         raise InvalidInput(f"the model must be a torch.nn.Module, and this is a {type(model).__name__}")
     place = None if target is None else find_target(target)
     request = PruneRequest(
-        ratio=ratio,
-        layers=tuple((layers or {}).items()),
-        macs_target=macs_target,
-        latency_target=latency_target,
-        importance=best_kind(importance),
-        round_to=fast_multiple(place) if round_to == "auto" else round_to,
-        ignored=tuple([ignored] if isinstance(ignored, str) else ignored),
-        global_ranking=global_ranking,
-        seed=seed,
+        ratio=ratio, layers=tuple((layers or {}).items()), macs_target=macs_target, latency_target=latency_target,
+        importance=best_kind(importance), round_to=fast_multiple(place) if round_to == "auto" else round_to,
+        ignored=tuple([ignored] if isinstance(ignored, str) else ignored), global_ranking=global_ranking, seed=seed,
         is_round_auto=round_to == "auto",
-    )
+    )  # fmt: skip
     _check_request(model, request, loader, reconstruct)
     latency = _latency(request, latency_of, place, {"runtime": runtime, "threads": threads})
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it

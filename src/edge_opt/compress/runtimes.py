@@ -22,7 +22,7 @@ from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.latency import Runner as Repeats
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import read_environment
-from edge_opt.measuring.onnx_file import open_session, reason
+from edge_opt.measuring.onnx_timing import open_session, reason
 from edge_opt.records import Converted, Latency
 
 _FAST = {

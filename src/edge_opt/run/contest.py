@@ -16,7 +16,7 @@ from edge_opt.compress import Runner, convert, measure_runners, open_runner
 from edge_opt.errors import InvalidInput, UnreadableProfile, first_line
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
-from edge_opt.measuring.onnx_file import TimingOrder
+from edge_opt.measuring.onnx_timing import TimingOrder
 from edge_opt.measuring.statistics import batch_logs, paired_ratio
 from edge_opt.records import Candidate, Finals, Latency, SweepResult
 from edge_opt.run.job import INPUTS, QUIET_WITHIN, PipelineJob, built_file, is_disturbed, kept_inputs, sized

@@ -41,7 +41,7 @@ from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
-from edge_opt.measuring.onnx_file import TimingOrder, TimingResult
+from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, Converted, Importance, Latency, TrialMetrics

@@ -360,13 +360,7 @@ def sweep(
     _check_shape(example_inputs, first_shape(call))
     scored = figure_of(subject.task.build().score(original, splits.validation))
     profiled, weights = profile(original, call_inputs(call)), weights_of(original)
-    depends_on = {
-        "model": model if isinstance(model, str) else profiled.name,
-        "batch_size": first_shape(call)[0],
-        **task_settings(config),
-        **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
-        **candidate_settings(config),
-    }
+    depends_on = _depends_on(config, model if isinstance(model, str) else profiled.name, first_shape(call)[0])
     code = partial(_code, config, model if isinstance(model, str) else None, original)
     sources = {**code(), "weights": weights_source(original), **_data_of(config, splits)}
     job = PipelineJob(
@@ -394,6 +388,17 @@ def sweep(
     told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
     hand_over(findings(config, splits, profiled, result, space, command_line(), told), job, splits, root)
     return result
+
+
+def _depends_on(config: RunConfig, model: str, batch_size: int) -> dict[str, Any]:
+    """The settings that the rows of a sweep depend on."""
+    return {
+        "model": model,
+        "batch_size": batch_size,
+        **task_settings(config),
+        **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
+        **candidate_settings(config),
+    }
 
 
 def _data_of(config: RunConfig, splits: Splits) -> Sources:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import EdgeOptError, InvalidInput
-from edge_opt.measuring.onnx_file import TimingOrder, TimingResult, read_result, this_machine, write_order
+from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult, read_result, this_machine, write_order
 from edge_opt.records import Candidate, TrialMetrics
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.locks import alone
@@ -174,10 +174,14 @@ def packed_inputs(arrays: Sequence[Any]) -> bytes:
 @contextmanager
 def _joined(cluster: Cluster) -> Iterator[Any]:
     from distributed.comm.core import CommClosedError
+    from distributed.versions import VersionMismatchWarning
 
     try:
-        with client_of(cluster.scheduler, cluster.security()) as client:
-            yield client
+        # A board has fewer packages than a workstation; what both need in common is checked by itself.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", VersionMismatchWarning)
+            with client_of(cluster.scheduler, cluster.security()) as client:
+                yield client
     except (CancelledError, CommClosedError) as error:
         raise EdgeOptError(
             f"the Dask scheduler {cluster.scheduler} is gone; run again to go on: what was finished is kept"
@@ -222,7 +226,7 @@ def time_there(order: Mapping[str, Any], files: Mapping[str, bytes], inputs: byt
     """On the board: time files in a process of their own, and tell what came of it; a refusal is a sentence."""
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, alone(lambda: None):
         folder = Path(name)
-        command = [sys.executable, "-m", "edge_opt.measuring.onnx_file", name]
+        command = [sys.executable, "-m", "edge_opt.measuring.onnx_timing", name]
         try:
             write_order(folder, from_plain(TimingOrder, order), files, inputs)
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)

@@ -111,8 +111,8 @@ def run_sweep(
     """
     budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    aims = _named(objectives, metric)
-    sampling = Sampling(space, sampler, trials, seed, aims, lambda trial: _excesses(trial, budgets))
+    excesses = partial(_excesses, budgets=budgets)
+    sampling = Sampling(space, sampler, trials, seed, _named(objectives, metric), excesses)
     reference = _reference(space) if baseline is None else baseline.candidate
     with ExitStack() as stack:
         store = stack.enter_context(_opened(root, settings or {}, sources, fresh, on_event))
@@ -121,10 +121,9 @@ def run_sweep(
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event, measurer)
         sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
-        local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
         try:
             builders = _elsewhere(order, sweep.folder_of, (workers, scheduler, root, tls_dir, insecure), on_event)
-            rows = sweep.gone_through(reference, sampling, local, builders or local)
+            rows = sweep.gone_through(reference, sampling, builders)
             result = sweep.settled(_result(name, sweep.known[reference.key], rows, budgets, use_ci), compare, use_ci)
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
@@ -294,12 +293,11 @@ class _Sweep:
         """The candidates of the space that have their result."""
         return tuple(trial for trial in self.known.values() if trial.candidate in self._space)[: self._total]
 
-    def gone_through(
-        self, reference: Candidate, sampling: Sampling, local: Builders, builders: Builders
-    ) -> tuple[Trial, ...]:
+    def gone_through(self, reference: Candidate, sampling: Sampling, builders: Builders | None) -> tuple[Trial, ...]:
         """The trials of what the sampler chooses; the reference comes first, and is built here."""
+        local = LocalBuilder(self._order, self._isolation, self.folder_of, self._tell)
         self.run((reference,), local)
-        return _all_rounds(sampling, lambda candidates: self.run(candidates, builders))
+        return _all_rounds(sampling, lambda candidates: self.run(candidates, builders or local))
 
     def run(self, candidates: Sequence[Candidate], builders: Builders) -> list[Trial]:
         """The trials of these candidates; those that have none are tried now."""
