@@ -111,8 +111,7 @@ def run_sweep(
     """
     budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    excesses = partial(_excesses, budgets=budgets)
-    sampling = Sampling(space, sampler, trials, seed, _named(objectives, metric), excesses)
+    sampling = Sampling(space, sampler, trials, seed, _named(objectives, metric), partial(_excesses, budgets=budgets))
     reference = _reference(space) if baseline is None else baseline.candidate
     with ExitStack() as stack:
         store = stack.enter_context(_opened(root, settings or {}, sources, fresh, on_event))
