@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from held_out import Trial, calibrated, noise_ratio
+from held_out import Trial, calibrated, new_family_quantile, noise_ratio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,3 +158,16 @@ def test_a_noisier_board_gets_a_wider_interval() -> None:
     calm = [Trial(0, "net", "net", "all", 0.02, 0.0, False)] * 20
     wild = [Trial(1, "net", "net", "all", 0.3, 0.0, False)] * 20
     assert noise_ratio(wild, calm + wild, spread) > 1 > noise_ratio(calm, calm + wild, spread)
+
+
+def test_a_family_that_was_never_seen_may_err_more_than_those_that_were() -> None:
+    errors = np.random.default_rng(0).normal(size=4000)
+    # Four families alike: the quantile of a normal variable, 1.645.
+    assert new_family_quantile([errors / np.sqrt(np.mean(errors**2))] * 4) == pytest.approx(1.645, rel=0.03)
+    # Scales of 1/2, 1, 1 and 2 pooled have 2.0 of nine in ten rows; a fifth family may have a larger one.
+    scales = (0.5, 1.0, 1.0, 2.0)
+    pooled = float(np.quantile(np.abs(np.concatenate([scale * errors for scale in scales])), 0.9))
+    few = new_family_quantile([scale * errors for scale in scales])
+    assert few > 1.1 * pooled
+    # With four times as many families of the same scales their spread is known better.
+    assert new_family_quantile([scale * errors for scale in scales * 4]) < few
