@@ -314,7 +314,9 @@ def calibrated(trials: Sequence[Trial]) -> Spread:
         chosen = max(chosen[0], NOISE), max(chosen[1], 1.0)
     sd = np.sqrt(chosen[0] ** 2 + chosen[1] * variances)
     quantile = float(np.quantile(np.abs(errors) / sd, LEVEL))
-    families = {family: np.array([trial.family == family for trial in kept]) for family in {t.family for t in kept}}
+    families = {
+        family: np.array([trial.family == family for trial in kept]) for family in sorted({t.family for t in kept})
+    }
     groups = [errors[rows] / sd[rows] for rows in families.values() if rows.sum() >= FEW_ROWS]
     if FEWEST_FAMILIES <= len(groups) < FEW_FAMILIES:
         quantile = max(quantile, new_family_quantile(groups))
