@@ -12,7 +12,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.boards.class_costs import CLASSES, Workload
-from edge_opt.boards.fitted import estimate_fitted, find_platform, tomllib, transfer
+from edge_opt.boards.fitted import estimate_fitted, find_platform, transfer
 from edge_opt.boards.own_board import fit_platform, suggest_next
 from edge_opt.boards.platform_file import (
     FOLDER,
@@ -22,6 +22,7 @@ from edge_opt.boards.platform_file import (
     kinds,
     platform_from,
     platform_text,
+    tomllib,
 )
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.model import SmallCNN
