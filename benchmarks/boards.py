@@ -4,7 +4,7 @@
 
 Every row is predicted from a prior that saw neither the net's family nor the board's chip, and from what a user would
 know: all other nets of the board, a few typed times, or only its core. Intervals are calibrated on one half of the
-families and tested on the other.
+families and tested on the other; of fewer than eight families each is left out in turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "platfo
 
 from fit_platforms import carried_share, declare_operators, groups, same_run, timm_group
 from held_out import (
+    FEW_FAMILIES,
     Trial,
     calibrated,
     hold_out,
@@ -33,10 +34,10 @@ from held_out import (
 )
 from published_tables import Board, ncnn_nets, read_tables
 
-from edge_opt.platforms.catalog import devices
-from edge_opt.platforms.class_costs import CLASSES, Habits, Workload, workload
-from edge_opt.platforms.class_fit import Costs, fit_costs, fit_prior
-from edge_opt.platforms.estimate import (
+from edge_opt.boards.catalog import devices
+from edge_opt.boards.class_costs import CLASSES, Habits, Workload, workload
+from edge_opt.boards.class_fit import Costs, fit_costs, fit_prior
+from edge_opt.boards.estimate import (
     CALL_OPERATIONS,
     DENSE,
     DEPTHWISE,
@@ -46,7 +47,7 @@ from edge_opt.platforms.estimate import (
     SPREAD,
     share_of_peak,
 )
-from edge_opt.platforms.roofline import used_bandwidth
+from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.records import DeviceSpec
 
 COUNTS = (8, 5, 3, 1)
@@ -77,13 +78,18 @@ def line(label: str, trials: Sequence[Trial], holds: float | None = None) -> Non
 
 
 def coverage(trials: Sequence[Trial], has_boards: bool = True) -> float:
-    """Share of rows within intervals that were calibrated, board by board, on the other half of the families."""
+    """Share of rows within intervals that were calibrated, board by board, on the other half of the families.
+
+    Of few families all but one are needed to tell how much families differ; then each is left out in turn.
+    """
     kept = [trial for trial in trials if not trial.is_outside]
     found: list[bool] = []
-    half_of = {family: number % 2 for number, family in enumerate(sorted({trial.family for trial in kept}))}
-    for half in (0, 1):
-        known = [trial for trial in kept if half_of[trial.family] == half]
-        asked = [trial for trial in kept if half_of[trial.family] != half]
+    families = sorted({trial.family for trial in kept})
+    parts = 2 if len(families) >= FEW_FAMILIES else len(families)
+    part_of = {family: number % parts for number, family in enumerate(families)}
+    for part in range(parts):
+        known = [trial for trial in kept if part_of[trial.family] != part]
+        asked = [trial for trial in kept if part_of[trial.family] == part]
         if not known or not asked:
             continue
         spread = calibrated(known)

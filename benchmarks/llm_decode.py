@@ -4,7 +4,7 @@
 
 FOLDER holds llm_raspberry_pi_5.csv.gz, llm_raspberry_pi_5_formats.csv.gz and llm_apple_m1.csv.gz, other people's
 measurements, which are not part of this project. Nothing here is fitted to them: the shares of the data sheet that
-`platforms/token_rates.py` uses come from other machines.
+`boards/token_rates.py` uses come from other machines.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edge_opt.platforms.catalog import device
-from edge_opt.platforms.weight_formats import weight_format
+from edge_opt.boards.catalog import device
+from edge_opt.boards.weight_formats import weight_format
 from edge_opt.records import ServingReport
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.model_source import import_transformers

@@ -35,9 +35,9 @@ from held_out import (
 )
 from published_tables import Board, Net, named, read_tables, timm_rows
 
-from edge_opt.platforms.class_costs import Habits, Vector, Workload, workload
-from edge_opt.platforms.class_fit import Costs, broad_prior, fit_costs, fit_prior
-from edge_opt.platforms.fitted import FOLDER, PRIORS, Kind, Platform, costs_lines, matrix_lines, platform_text
+from edge_opt.boards.class_costs import Habits, Vector, Workload, workload
+from edge_opt.boards.class_fit import Costs, broad_prior, fit_costs, fit_prior
+from edge_opt.boards.platform_file import FOLDER, PRIORS, Kind, Platform, costs_lines, matrix_lines, platform_text
 
 # Cores with arithmetic in fp16, which ncnn uses for "float" unless told otherwise.
 FP16_CORES = (

@@ -13,8 +13,8 @@ from dataclasses import astuple
 from fit_platforms import declare_operators
 
 import edge_opt
-from edge_opt.platforms.class_costs import workload
-from edge_opt.platforms.own_board import NETS
+from edge_opt.boards.class_costs import workload
+from edge_opt.boards.own_board import NETS
 
 NAMES = (
     "alexnet", "efficientnet_b0", "googlenet", "mnasnet1_0", "mobilenet_v2", "mobilenet_v3_large",

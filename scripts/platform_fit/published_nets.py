@@ -1,7 +1,7 @@
 """Nets that published tables name, as lists of layers: no framework is needed to say what they cost.
 
 Tables give a net's name, width and input; its layers follow from the paper. Batch norms and activations are part of the
-layer before them, as in `edge_opt.platforms.class_costs`.
+layer before them, as in `edge_opt.boards.class_costs`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from edge_opt.boards.class_costs import Work, WorkKind, Workload, as_linear
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.class_costs import Work, WorkKind, Workload, as_linear
 
 
 class _Layers:

@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import published_nets as nets
 
+from edge_opt.boards.class_costs import Workload
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.class_costs import Workload
 from edge_opt.records import Engine
 
 if sys.version_info >= (3, 11):

@@ -12,6 +12,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "backward.remedies": ("fewest_checkpoints",),
     "backward.step_report": ("training_step",),
+    "boards.calibration_file": ("calibrated_device", "load_calibration"),
+    "boards.capacity": ("peak_memory",),
+    "boards.catalog": ("device", "devices"),
+    "boards.estimate": ("estimate",),
+    "boards.fitted": ("transfer",),
+    "boards.known_platforms": ("platforms",),
+    "boards.own_board": ("fit_platform",),
+    "boards.roofline": ("explain_utilization", "layer_utilizations", "roofline", "utilization"),
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
     "calibration.predict": ("predict", "time_operators"),
@@ -23,14 +31,6 @@ _HOMES = {
     "errors": ("EdgeOptError",),
     "fitting": ("compare_targets", "fit_batch"),
     "measuring.session": ("measure",),
-    "platforms.calibration_file": ("calibrated_device", "load_calibration"),
-    "platforms.capacity": ("peak_memory",),
-    "platforms.catalog": ("device", "devices"),
-    "platforms.estimate": ("estimate",),
-    "platforms.fitted": ("transfer",),
-    "platforms.known_platforms": ("known_platforms",),
-    "platforms.own_board": ("fit_platform",),
-    "platforms.roofline": ("explain_utilization", "layer_utilizations", "roofline", "utilization"),
     "profiling": ("clear_caches", "profile"),
     "records": ("ModelProfile", "OpCost", "TensorInfo"),
     "report.png": ("bar_chart",),
@@ -58,6 +58,19 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt import compress as compress
     from edge_opt.backward.remedies import fewest_checkpoints as fewest_checkpoints
     from edge_opt.backward.step_report import training_step as training_step
+    from edge_opt.boards.calibration_file import calibrated_device as calibrated_device
+    from edge_opt.boards.calibration_file import load_calibration as load_calibration
+    from edge_opt.boards.capacity import peak_memory as peak_memory
+    from edge_opt.boards.catalog import device as device
+    from edge_opt.boards.catalog import devices as devices
+    from edge_opt.boards.estimate import estimate as estimate
+    from edge_opt.boards.fitted import transfer as transfer
+    from edge_opt.boards.known_platforms import platforms as platforms
+    from edge_opt.boards.own_board import fit_platform as fit_platform
+    from edge_opt.boards.roofline import explain_utilization as explain_utilization
+    from edge_opt.boards.roofline import layer_utilizations as layer_utilizations
+    from edge_opt.boards.roofline import roofline as roofline
+    from edge_opt.boards.roofline import utilization as utilization
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
     from edge_opt.calibration.predict import predict as predict
@@ -73,19 +86,6 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.fitting import compare_targets as compare_targets
     from edge_opt.fitting import fit_batch as fit_batch
     from edge_opt.measuring.session import measure as measure
-    from edge_opt.platforms.calibration_file import calibrated_device as calibrated_device
-    from edge_opt.platforms.calibration_file import load_calibration as load_calibration
-    from edge_opt.platforms.capacity import peak_memory as peak_memory
-    from edge_opt.platforms.catalog import device as device
-    from edge_opt.platforms.catalog import devices as devices
-    from edge_opt.platforms.estimate import estimate as estimate
-    from edge_opt.platforms.fitted import transfer as transfer
-    from edge_opt.platforms.known_platforms import known_platforms as known_platforms
-    from edge_opt.platforms.own_board import fit_platform as fit_platform
-    from edge_opt.platforms.roofline import explain_utilization as explain_utilization
-    from edge_opt.platforms.roofline import layer_utilizations as layer_utilizations
-    from edge_opt.platforms.roofline import roofline as roofline
-    from edge_opt.platforms.roofline import utilization as utilization
     from edge_opt.profiling import clear_caches as clear_caches
     from edge_opt.profiling import profile as profile
     from edge_opt.records import ModelProfile as ModelProfile

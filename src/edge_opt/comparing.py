@@ -27,7 +27,7 @@ from edge_opt.records import (
 )
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.targets import Target
+    from edge_opt.boards.targets import Target
 
 
 Pair = tuple[int | None, int | None]
@@ -424,6 +424,8 @@ def as_profile(
     *,
     target: Target | None = None,
     precision: Precision = "fp32",
+    runtime: str | None = None,
+    threads: int | None = None,
     **options: Any,
 ) -> ModelProfile:
     """The profile of whatever stands for one: itself, a path of a saved one, or a model with its inputs."""
@@ -436,7 +438,7 @@ def as_profile(
             return subject
         from edge_opt.profiling import with_predictions
 
-        return with_predictions(subject, target, precision)
+        return with_predictions(subject, target, precision, runtime, threads)
     from torch import nn
 
     if not isinstance(subject, nn.Module):
@@ -447,7 +449,8 @@ def as_profile(
         raise InvalidInput(f"{type(subject).__name__} needs inputs to be profiled; give their shapes, as in profile()")
     from edge_opt.profiling import profile
 
-    return profile(subject, inputs, kwargs=kwargs, target=target, precision=precision, **options)
+    there: dict[str, Any] = {"target": target, "precision": precision, "runtime": runtime, "threads": threads}
+    return profile(subject, inputs, kwargs=kwargs, **there, **options)
 
 
 def compared_latency(baseline: ModelProfile, other: ModelProfile) -> Comparison | None:

@@ -13,12 +13,12 @@ from torch import nn
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt.backward.step_report import training_step
+from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
+from edge_opt.boards.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
+from edge_opt.boards.device_memory import device_memory
+from edge_opt.boards.passes import ITEMSIZE
+from edge_opt.boards.targets import Target, find_spec, find_targets
 from edge_opt.errors import InvalidInput, TraceFailed
-from edge_opt.platforms.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
-from edge_opt.platforms.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
-from edge_opt.platforms.device_memory import device_memory
-from edge_opt.platforms.passes import ITEMSIZE
-from edge_opt.platforms.targets import Target, find_spec, find_targets
 from edge_opt.profiling import profile
 from edge_opt.records import BatchFit, MemoryNeed, ModelProfile, Precision, Prediction, TargetComparison, TargetFit
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from edge_opt._support.checks import check_one_of
+from edge_opt.boards.roofline import PRECISIONS
 from edge_opt.cost.rules import clear_prices, price
 from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unpriced_operators
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.roofline import PRECISIONS
 from edge_opt.records import ModelProfile, Precision
 from edge_opt.trace import called, clear_memo, trace
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.targets import Found, Target
+    from edge_opt.boards.targets import Found, Target
 
 
 def profile(
@@ -96,11 +96,18 @@ def profile(
     return under_convention(profiled, convention)
 
 
-def with_predictions(profile: ModelProfile, target: Target, precision: Precision = "fp32") -> ModelProfile:
+def with_predictions(
+    profile: ModelProfile,
+    target: Target,
+    precision: Precision = "fp32",
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> ModelProfile:
     """The profile with what the model would take on a target, in place of earlier predictions."""
     from edge_opt.calibration.predict import predictions
 
-    return replace(profile, predictions=predictions(profile, _targets(target, precision, False), precision))
+    places = _targets(target, precision, False, runtime, threads)
+    return replace(profile, predictions=predictions(profile, places, precision, runtime=runtime, threads=threads))
 
 
 def _targets(
@@ -123,7 +130,7 @@ def _targets(
             )
         return ()  # what is timed needs no calibration
     if target is not None:
-        from edge_opt.platforms.targets import find_targets
+        from edge_opt.boards.targets import find_targets
 
         return find_targets(target)
     if precision != "fp32":

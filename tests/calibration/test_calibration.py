@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from calibrations import imaginary
+from edge_opt.boards.calibration_file import host_file, load_calibration, save_calibration
 from edge_opt.calibration.calibrate import validated
 from edge_opt.calibration.in_situ import Overheads, closed, measured_overheads, read_distances
 from edge_opt.calibration.operator_bench import Runnable, Unrunnable, overload, undisturbed
@@ -20,7 +21,6 @@ from edge_opt.calibration.operator_draws import is_warm, plan, signatures, tenso
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.cli import app
 from edge_opt.errors import CalibrationMissing, InvalidCalibration, InvalidInput
-from edge_opt.platforms.calibration_file import host_file, load_calibration, save_calibration
 from edge_opt.records import Calibration, OperatorSample, OpSignature, ReferenceRun, TensorInfo
 from edge_opt.trace import trace
 

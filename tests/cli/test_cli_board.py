@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import edge_opt as eo
+from edge_opt.boards.own_board import bundled_nets
 from edge_opt.cli import app
 from edge_opt.model import SmallCNN
+from zoo import torchvision_models
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -89,17 +91,37 @@ def test_devices_lists_the_platforms_of_one(tmp_path: Path) -> None:
     assert "fitted: " in run("devices", "orange-pi-zero-2")[1]
 
 
-def test_known_platforms_have_a_basis_or_say_why_not() -> None:
-    found = eo.known_platforms()
+def test_platforms_have_a_basis_or_say_why_not() -> None:
+    found = eo.platforms()
     assert sum(item.basis == "fitted" and item.precision == "fp32" for item in found) >= 60
     assert sum(item.basis == "fitted" and item.precision == "int8" for item in found) >= 30
     assert {item.device for item in found} >= {spec.name for spec in eo.devices()}
     assert all(item.source for item in found)
     assert len({item.name for item in found}) == len(found)
-    assert eo.known_platforms("pi4")[0].name == "raspberry-pi-4/cpu-4/ncnn/fp32"
+    assert eo.platforms("pi4")[0].name == "raspberry-pi-4/cpu-4/ncnn/fp32"
 
 
 def test_a_latency_is_carried_over_by_names() -> None:
     profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
     seconds, low, high = eo.transfer(4e-4, profile, source="pi4", target="raspberry-pi-5/cpu-1/ncnn/fp32")
     assert low < seconds < high
+
+
+def test_the_nets_to_time_next_are_written_with_a_line_for_each_runtime(tmp_path: Path) -> None:
+    torchvision_models()
+    times = [f"--time={net}=50" for net in bundled_nets() if net != "squeezenet1_1"]
+    code, out, _ = run(
+        "board", "b", "--like", "raspberry-pi-5", *times, "--threads", "4", "-o", str(tmp_path / "b.toml"),
+        "--export", str(tmp_path / "nets"),
+    )  # fmt: skip
+    assert code == 0
+    file = tmp_path / "nets" / "squeezenet1_1.onnx"
+    # 1.24 million weights of four bytes
+    assert file.stat().st_size > 4 * 1.2e6
+    assert (
+        "pnnx squeezenet1_1.onnx inputshape=[1,3,224,224] && benchncnn 20 4 0 -1 1 param=squeezenet1_1.ncnn.param "
+        "shape=[224,224,3]" in out
+    )
+    for tool in ("benchmark_model", "onnxruntime_perf_test -I -e cpu -x 4", "edge-opt measure-on"):
+        assert tool in out
+    assert "--time squeezenet1_1=MS" in out

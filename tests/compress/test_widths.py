@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_opt.boards.targets import find_target
 from edge_opt.compress import prune
 from edge_opt.compress.channels import Group
 from edge_opt.compress.ranking import Ranking
 from edge_opt.compress.widths import fast_multiple
 from edge_opt.model import SmallCNN
-from edge_opt.platforms.targets import find_target
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
-    "errors text units records _support trace cost model_files measuring platforms calibration profiling backward "
+    "errors text units records _support trace cost model_files measuring boards calibration profiling backward "
     "fitting serving exported_file loading comparing budgets data compress search report run trainer_callbacks "
     "pytest_plugin cli"
 ).split()
@@ -25,8 +25,8 @@ OLDER_APIS = {"model", "hardware", "metrics", "stream", "pruning", "evaluation",
 BASE = {"errors", "text", "units", "records", "_support"}
 # Against the order, on purpose and inside functions: people expect p.save() and p.device_memory() on the record itself,
 # `compare` reads saved profiles, and a page asks the catalogue for rooflines and budgets for the names of metrics.
-EXCEPTIONS = {("records", "report"), ("records", "_support"), ("records", "platforms"), ("comparing", "report")}
-REPORT_ASKS = {"platforms", "budgets"}
+EXCEPTIONS = {("records", "report"), ("records", "_support"), ("records", "boards"), ("comparing", "report")}
+REPORT_ASKS = {"boards", "budgets"}
 # The same thing in two rooms: both APIs have a table, a configuration and energies; a sweep is searched and run.
 NATURAL_PARALLELS = {"__init__.py", "hardware.py", "checks.py", "config.py", "energy.py", "sweep.py", "table.py"}
 
@@ -112,9 +112,9 @@ def test_the_front_door_names_the_same_for_people_and_for_type_checkers() -> Non
 def test_a_name_of_the_front_door_is_the_function_whatever_was_imported() -> None:
     script = """
 import inspect
-import edge_opt.measuring.latency, edge_opt.comparing, edge_opt.platforms.catalog, edge_opt.run.sweep
+import edge_opt.measuring.latency, edge_opt.comparing, edge_opt.boards.catalog, edge_opt.run.sweep
 import edge_opt as eo
-for name in ("measure", "compare", "devices", "sweep", "check", "profile"):
+for name in ("measure", "compare", "devices", "platforms", "sweep", "check", "profile"):
     assert inspect.isfunction(getattr(eo, name)), name
 """
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -124,7 +124,7 @@ for name in ("measure", "compare", "devices", "sweep", "check", "profile"):
 def test_these_do_not_import_torch() -> None:
     modules = (
         "edge_opt records report.table report.save report.terminal report.page report.png report.sweep_files "
-        "platforms.catalog platforms.roofline platforms.capacity stream cli budgets comparing"
+        "boards.catalog boards.roofline boards.capacity stream cli budgets comparing"
     ).split()
     names = ", ".join("edge_opt" if name == "edge_opt" else f"edge_opt.{name}" for name in modules)
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"

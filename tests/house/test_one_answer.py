@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import edge_opt as eo
 from edge_opt.compress import prune
 from edge_opt.model import SmallCNN
 from edge_opt.records import LayerPrecision
+from edge_opt.run.config import RunConfig
 from edge_opt.run.findings import on_target
 
 SHAPE = (32, 1, 28, 28)
 
 
-@pytest.mark.parametrize("target", ["raspberry-pi-4", "raspberry-pi-5"])
-def test_time_on_a_device(target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "there"),
+    [("raspberry-pi-4", {}), ("raspberry-pi-4", {"runtime": "tflite", "threads": 1}), ("rk3588", {"threads": 8})],
+)
+def test_time_on_a_device(target: str, there: dict[str, Any]) -> None:
     model = SmallCNN()
-    profile = eo.profile(model, SHAPE, target=target)
+    profile = eo.profile(model, SHAPE, target=target, **there)
     assert profile.prediction is not None
     seconds = profile.prediction.seconds
     assert seconds is not None
-    assert eo.compare_targets(model, SHAPE, target).targets[0].prediction.seconds == seconds
-    assert eo.estimate(profile, target).seconds == seconds
-    assert on_target(profile, target)["estimated_latency_ms"] == seconds * 1e3
-    assert prune(model, SHAPE, latency_target=0.9, target=target).achieved.latency_before_s == seconds
+    assert eo.compare_targets(model, SHAPE, target, **there).targets[0].prediction.seconds == seconds
+    assert eo.estimate(profile, target, **there).seconds == seconds
+    config = RunConfig(target=target, **{f"target_{key}": value for key, value in there.items()})
+    assert on_target(profile, config)["estimated_latency_ms"] == seconds * 1e3
+    assert prune(model, SHAPE, latency_target=0.9, target=target, **there).achieved.latency_before_s == seconds
+    [checked] = eo.check(eo.profile(model, SHAPE), "predicted_ms <= 1000", target=target, **there).budgets
+    assert checked.value == pytest.approx(seconds * 1e3, rel=1e-12)
 
 
 @pytest.mark.parametrize("lifetimes", ["eager", "planner"])

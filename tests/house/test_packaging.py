@@ -86,7 +86,7 @@ def run(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"edge_opt/py.typed", "rasp/py.typed", "edge_opt/platforms/data/raspberry-pi-4.toml"} <= names
+    assert {"edge_opt/py.typed", "rasp/py.typed", "edge_opt/boards/data/raspberry-pi-4.toml"} <= names
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"edge_opt", "rasp"}
 

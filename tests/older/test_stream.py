@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import edge_opt as eo
 from calibrations import imaginary
 from edge_opt import stream
+from edge_opt.boards.calibration_file import host_file, save_calibration
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.calibration_file import host_file, save_calibration
 
 OPERATORS = ["input_normalization", "linear_projection", "activation", "decision_head"]
 TABLE = eo.build_hardware_profile_table(

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edge_opt as eo
+from edge_opt.boards.capacity import peak_memory
 from edge_opt.compress.task import task_of
 from edge_opt.errors import InvalidConfig, InvalidInput, MeasurementFailed
 from edge_opt.measuring.statistics import wilson
 from edge_opt.model import SmallCNN
-from edge_opt.platforms.capacity import peak_memory
 from edge_opt.records import Candidate, SweepResult, Trial, TrialMetrics
 from edge_opt.run.outputs import commit, reproducibility, simulate_deployment
 from edge_opt.run.run import aggregate, check_device, flat, mean_of

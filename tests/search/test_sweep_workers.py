@@ -155,6 +155,6 @@ def test_a_scheduler_that_goes_away_is_said_and_the_sweep_goes_on_without(tmp_pa
 
 @pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_opt.search.workers._PATIENCE_S", 0.5)
+    monkeypatch.setattr("edge_opt.search.workers.PATIENCE_S", 0.5)
     with pytest.raises(EdgeOptError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
         run_sweep(Arithmetic(tmp_path / "log"), SPACE, folder=tmp_path, scheduler="tcp://127.0.0.1:9")

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 import edge_opt as eo
+from edge_opt.boards.catalog import device
 from edge_opt.errors import InvalidInput, MissingExtra, ModelNotFound
-from edge_opt.platforms.catalog import device
 from edge_opt.records import ServingComparison
 from edge_opt.serving.decode_loop import decode_peak_bytes
 from edge_opt.serving.llm_report import llm

@@ -21,7 +21,7 @@ from edge_opt.trace.inputs import CallArguments, call_arguments
 from edge_opt.trace.tracer import one_at_a_time, original_module
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.targets import Target
+    from edge_opt.boards.targets import Target
 
 _AUTOCAST_REMARK = (
     "autocast is followed for linear layers, matrix products, convolutions and attention; others keep their type"

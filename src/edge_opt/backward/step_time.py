@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from edge_opt.platforms.roofline import used_bandwidth
-from edge_opt.platforms.targets import Target, find_spec
+from edge_opt.boards.roofline import used_bandwidth
+from edge_opt.boards.targets import Target, find_spec
 from edge_opt.profiling import profile
 from edge_opt.records import OpCost, Prediction, StepTime, TrainingStep
 from edge_opt.trace.inputs import CallArguments

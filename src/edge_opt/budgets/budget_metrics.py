@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Generic, Literal, TypeVar
 
 from edge_opt import units
+from edge_opt.boards.capacity import peak_memory
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.capacity import peak_memory
 from edge_opt.records import Interval, Latency, ModelProfile, TrialMetrics
 from edge_opt.records.sweeps import SHARES
 

@@ -29,7 +29,7 @@ from edge_opt.records import (
 )
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.targets import Target
+    from edge_opt.boards.targets import Target
 
 
 def violations(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[Violation, ...]:
@@ -44,6 +44,8 @@ def violations(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[Violat
 
 
 _NAMED_AT_MOST = 5
+# What is asked of a target where nothing is.
+_NOWHERE = {"precision": "fp32", "runtime": None, "threads": None}
 
 # The part of a layer in a figure of the whole, where known; peaks do not add up, but the highest is where to look.
 _PARTS: dict[str, Callable[[LayerFigures], float | None]] = {
@@ -233,6 +235,8 @@ def check(
     measure: bool | Mapping[str, Any] | None = None,
     target: Target | None = None,
     precision: Precision = "fp32",
+    runtime: str | None = None,
+    threads: int | None = None,
 ) -> CheckResult:
     """Whether a model keeps within every budget.
 
@@ -250,6 +254,8 @@ def check(
         measure: Whether to run the model, or the options of `measure`; None runs it if a budget needs it.
         target: Where `predicted_ms` is predicted for, of the model and the baseline.
         precision: Type of the numbers on the target.
+        runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
+        threads: Of the runtime on the target, as in `profile`; those to measure with are in `measure`.
 
     >>> from torch import nn
     >>> check(nn.Linear(16, 8), "macs <= 1k", "params <= 100", inputs=(1, 16)).failures[0].budget.text
@@ -261,16 +267,18 @@ def check(
     increases = _increases(max_increase)
     if not limits and not increases:
         raise InvalidInput("there is no budget to check; give at least one, such as 'macs <= 600M'")
-    if precision != "fp32" and target is None:
-        raise InvalidInput(f"precision is {precision!r}, and there is no target to predict for; add target=")
+    there: dict[str, Any] = {"precision": precision, "runtime": runtime, "threads": threads}
+    if target is None and there != _NOWHERE:
+        name = next(name for name, value in there.items() if value != _NOWHERE[name])
+        raise InvalidInput(f"{name} is {there[name]!r}, and there is no target to predict for; add target=")
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
-    before = None if baseline is None else as_profile(baseline, inputs, kwargs, target=target, precision=precision)
+    before = None if baseline is None else as_profile(baseline, inputs, kwargs, target=target, **there)
     names = [*(limit.metric for limit in limits), *(increase.metric for increase in increases)]
     needed = any(PROFILE_METRICS[name].is_measured for name in names) if measure is None else measure
     is_paired = needed is not False and _is_model(baseline) and _is_model(subject)
     now = False if is_paired else needed
-    profile = as_profile(subject, inputs, kwargs, measure=now, target=target, precision=precision)
+    profile = as_profile(subject, inputs, kwargs, measure=now, target=target, **there)
     latency = None if before is None else compared_latency(before, profile)
     if before is not None and is_paired:
         options = dict(needed) if isinstance(needed, Mapping) else {}

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from edge_opt._support.checks import check_whole, is_number
+from edge_opt.boards.calibration_file import host_file, save_calibration
 from edge_opt.calibration.in_situ import Visit, closed, measured_overheads, operator_samples, visit_reference
 from edge_opt.calibration.operator_bench import Runnable, best_seconds, kept_heap, rounds, undisturbed
 from edge_opt.calibration.operator_draws import is_warm, plan
@@ -24,7 +25,6 @@ from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.allocator import kept_memory
 from edge_opt.measuring.machine import crash_of, read_environment
-from edge_opt.platforms.calibration_file import host_file, save_calibration
 from edge_opt.records import (
     Calibration,
     FreshOutput,

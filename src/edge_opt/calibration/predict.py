@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from edge_opt import units
+from edge_opt.boards.estimate import answering, estimate, with_energies
+from edge_opt.boards.targets import Found
 from edge_opt.calibration.in_situ import Overheads, read_distances, visit_reference
 from edge_opt.calibration.operator_bench import Runnable, Unrunnable, hole_for, kept_heap, rounds, undisturbed
 from edge_opt.calibration.operator_times import (
@@ -26,8 +28,6 @@ from edge_opt.calibration.operator_times import (
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measuring.machine import read_environment
-from edge_opt.platforms.estimate import estimate, with_energies
-from edge_opt.platforms.targets import Found
 from edge_opt.records import (
     Basis,
     Bound,
@@ -289,6 +289,17 @@ def predictions(
     return tuple(_prediction(profile, target, precision, runtime, threads) for target in targets)
 
 
+def predicted_seconds(
+    profile: ModelProfile, target: Found, *, runtime: str | None = None, threads: int | None = None
+) -> float:
+    """Seconds in fp32 on one target that pruning is to meet, as `eo.profile(target=)` predicts them."""
+    [found] = predictions(profile, [target], "fp32", runtime=runtime, threads=threads)
+    if found.seconds is None:
+        why = found.remarks[0] if found.remarks else "nothing is known of it"
+        raise InvalidInput(f"latency on {found.target} cannot be predicted: {why}; pass latency_of= instead")
+    return found.seconds
+
+
 def timed_prediction(profile: ModelProfile) -> Prediction:
     """What the model would take here, from timing each of its distinct operators, with its energy."""
     return _with_energies(time_operators(profile), profile)
@@ -299,6 +310,15 @@ def _prediction(
 ) -> Prediction:
     if not isinstance(target, Calibration):
         return estimate(profile, target, precision, runtime=runtime, threads=threads)
+    check_place(target, precision, runtime, threads)
+    return _with_energies(predict(profile, target, precision), profile)
+
+
+def check_place(target: Found, precision: Precision, runtime: str | None, threads: int | None) -> None:
+    """Refuse what a target cannot be asked, before any work is done for it."""
+    if not isinstance(target, Calibration):
+        answering(target, precision, runtime=runtime, threads=threads)
+        return
     if runtime is not None:
         raise InvalidInput(
             f"runtime is {runtime!r}, and {target.name} was calibrated with torch; leave the runtime out for it"
@@ -308,7 +328,6 @@ def _prediction(
             f"threads is {threads}, and {target.name} was calibrated with {target.machine.threads}; calibrate it again "
             f"with --threads {threads}, or leave them out"
         )
-    return _with_energies(predict(profile, target, precision), profile)
 
 
 def _with_energies(found: Prediction, profile: ModelProfile) -> Prediction:

@@ -14,6 +14,7 @@ from edge_opt.cli.compare_commands import check, compare
 from edge_opt.cli.compress_commands import export, prune, quantize
 from edge_opt.cli.device_commands import calibrate, devices, doctor
 from edge_opt.cli.llm_command import llm
+from edge_opt.cli.measure_on_commands import measure_on, worker
 from edge_opt.cli.profile_command import profile
 from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
 from edge_opt.cli.shell import Debug, Shell
@@ -70,6 +71,8 @@ app.command("check", short_help="Whether a model keeps its budgets, as an exit c
 app.command("devices", short_help="The catalogue, every figure with its source.")(devices)
 app.command("board", short_help="A board of your own, from a few times measured there.")(board)
 app.command("calibrate", short_help="Measure this machine, to predict any model on it.")(calibrate)
+app.command("measure-on", short_help="Time an ONNX file on a board.")(measure_on)
+app.command("worker", short_help="On a board: time what is sent; needs no torch.")(worker)
 app.command("prune", short_help="Remove channels and heads, and prove the result.")(prune)
 app.command("quantize", short_help="int8, with what really runs in it.")(quantize)
 app.command("export", short_help="Write ONNX, run it, and say how it agrees.")(export)

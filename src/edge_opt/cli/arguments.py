@@ -34,6 +34,13 @@ Batch = Annotated[int | None, typer.Option("--batch", "-b", help="First dimensio
 Keywords = Annotated[
     list[str] | None, typer.Option("--kwarg", metavar="NAME=VALUE", help="An argument that is not a tensor.")
 ]
+Runtime = Annotated[
+    str | None, typer.Option("--runtime", metavar="NAME", help="On the target, such as ncnn; the best-known one.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", help="With --measure, threads to measure with; with --target, those of its runtime."),
+]
 
 _SEPARATOR = re.compile(f"[xX{units.TIMES}]")
 
@@ -244,6 +251,19 @@ def measuring(
             bar.update(task, completed=share, description=what)
 
         yield {"min_time_s": min_time_s, "threads": threads, "power_watts": power_watts, "progress": progress}
+
+
+def here_and_there(threads: int | None, is_measured: bool, target: str | None) -> tuple[int | None, int | None]:
+    """Threads to measure with here, and those of the runtime on a target.
+
+    A machine that was calibrated has its own threads: those that are given with a measurement are for that.
+
+    >>> here_and_there(1, True, "raspberry-pi-4"), here_and_there(1, True, "host"), here_and_there(1, False, None)
+    ((1, 1), (1, None), (1, None))
+    """
+    is_machine = target is not None and (target == "host" or target.endswith(".json"))
+    here = threads if is_measured or target is None else None
+    return here, None if target is None or (is_measured and is_machine) else threads
 
 
 def _is_terminal() -> bool:

@@ -20,9 +20,9 @@ from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 
 if TYPE_CHECKING:
-    from edge_opt.platforms.class_costs import Workload
-    from edge_opt.platforms.fitted import Platform
-    from edge_opt.platforms.own_board import Suggestion
+    from edge_opt.boards.class_costs import Workload
+    from edge_opt.boards.own_board import Suggestion
+    from edge_opt.boards.platform_file import Platform
     from edge_opt.records import ModelProfile
 
     Net = ModelProfile | Workload
@@ -46,6 +46,10 @@ def board(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to save it; NAME.toml unless given.")
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="DIR", help="Write the nets to time next as ONNX, and how to time them."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,
@@ -55,11 +59,12 @@ def board(
     \b
     edge-opt board my-board --like raspberry-pi-5 --time squeezenet1_1=21.4 --time resnet18=55 --threads 4
     edge-opt profile net.py:Net -i 1x3x32x32 --target my-board.toml
+    edge-opt board my-board --like raspberry-pi-5 --export nets/
 
     A net is bundled, such as squeezenet1_1 or resnet18 of torchvision, or a reference as in `edge-opt profile`.
     """
-    from edge_opt.platforms.fitted import save_platform
-    from edge_opt.platforms.own_board import fit_platform
+    from edge_opt.boards.own_board import fit_platform
+    from edge_opt.boards.platform_file import save_platform
 
     if not name.strip():
         raise InvalidInput("the board has no name; write one, such as my-board")
@@ -70,10 +75,11 @@ def board(
     path = save_platform(found, output or Path(f"{name}.toml"))
     timed = {net.rpartition(":")[2].partition("@")[0] for net, _ in texts}
     next_nets = _suggested(found, timed)
+    files = [] if export is None else [_exported(item.name, export) for item in next_nets]
     if json:
-        typer.echo(json_format.dumps(_plain(found, path, next_nets), indent=1))
+        typer.echo(json_format.dumps(_plain(found, path, next_nets, files), indent=1))
     else:
-        for line in _lines(found, times, next_nets):
+        for line in (*_lines(found, times, next_nets), *_recipes(files, threads)):
             typer.echo(line)
     talk(f"saved to {path}")
     talk(f"use it: edge-opt profile MODEL --target {path}")
@@ -95,7 +101,7 @@ def _time(text: str) -> tuple[str, float]:
 def _net(text: str) -> Net:
     """A bundled net by its name, or the profile of a reference."""
     import edge_opt as eo
-    from edge_opt.platforms.own_board import bundled_nets
+    from edge_opt.boards.own_board import bundled_nets
 
     reference, _, shape = text.partition("@")
     bundled = bundled_nets()
@@ -116,14 +122,39 @@ def _net(text: str) -> Net:
 
 def _suggested(found: Platform, timed: set[str]) -> tuple[Suggestion, ...]:
     """Bundled nets that are not timed yet, those that would tell most first."""
-    from edge_opt.platforms.own_board import bundled_nets, suggest_next
+    from edge_opt.boards.own_board import bundled_nets, suggest_next
 
     candidates = [net for name, net in bundled_nets().items() if name not in timed]
     return suggest_next(found, candidates)[:3] if candidates else ()
 
 
+def _exported(net: str, folder: Path) -> Path:
+    """A net of torchvision as ONNX, for one image; its weights do not matter for its time."""
+    from edge_opt.compress.export import export_onnx
+
+    path = folder / f"{net}.onnx"
+    folder.mkdir(parents=True, exist_ok=True)
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments([_SHAPE], [], None)
+        export_onnx(load_model(f"torchvision:{net}").model, tuple(arguments.positional), path)
+    return path
+
+
+def _recipes(files: Sequence[Path], threads: int | None) -> Iterator[str]:
+    """How to time the files there with each runtime, one line each, and how to type in what they took."""
+    from edge_opt.boards.timing_commands import timing_commands
+
+    for path in files:
+        yield f"{path}:"
+        for command in timing_commands(path.name, threads=threads or 1):
+            yield f"  {command.runtime}: {command.line}  # {command.figure}"
+    if files:
+        named = " ".join(f"--time {path.stem}=MS" for path in files)
+        yield f"then add to this command what one runtime took: {named} --runtime NAME --threads {threads or 1}"
+
+
 def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
-    from edge_opt.platforms.fitted import estimate_fitted, evidence
+    from edge_opt.boards.fitted import estimate_fitted, evidence
 
     yield f"{found.name}: {evidence(found)}"
     for profile, seconds in times:
@@ -143,7 +174,7 @@ def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Seque
         )
 
 
-def _plain(found: Platform, path: Path, next_nets: Sequence[Suggestion]) -> dict[str, object]:
+def _plain(found: Platform, path: Path, next_nets: Sequence[Suggestion], files: Sequence[Path]) -> dict[str, object]:
     return {
         "name": found.name,
         "file": str(path),
@@ -155,4 +186,5 @@ def _plain(found: Platform, path: Path, next_nets: Sequence[Suggestion]) -> dict
         "time_next": [
             {"net": item.name, "factor_now": item.factor_now, "factor_then": item.factor_then} for item in next_nets
         ],
+        "exported": [str(path) for path in files],
     }

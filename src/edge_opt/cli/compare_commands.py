@@ -17,6 +17,8 @@ from edge_opt.cli.arguments import (
     Inputs,
     Keywords,
     Maker,
+    Runtime,
+    here_and_there,
     is_profile,
     measuring,
     read_arguments,
@@ -145,6 +147,14 @@ def _to_check(
     return loaded.model, given
 
 
+CheckThreads = Annotated[
+    int | None, typer.Option("--threads", help="Threads to measure with; with --target, those of its runtime.")
+]
+CheckTarget = Annotated[
+    str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
+]
+
+
 def check(
     subject: Annotated[
         str, typer.Argument(metavar="PROFILE|MODEL", help=f"A profile saved as .json, or a model: {FORMS}.")
@@ -166,11 +176,10 @@ def check(
     batch: Batch = None,
     kwarg: Keywords = None,
     min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
-    ] = None,
+    threads: CheckThreads = None,
+    target: CheckTarget = None,
     precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
+    runtime: Runtime = None,
     fail_on_undecided: Annotated[
         bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
     ] = False,
@@ -187,7 +196,7 @@ def check(
     \b
     edge-opt check profile.json --budget "macs <= 600M" --budget "peak_memory_mb <= 64"
     edge-opt check net.py:Net -i 1x3x32x32 --baseline main.json --max-increase peak_memory=5%
-    edge-opt check net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --budget "predicted_ms <= 50"
+    edge-opt check net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --threads 1 --budget "predicted_ms <= 50"
     edge-opt check net.py:Net -i 1x3x32x32 --baseline old.py:Net --max-increase latency=2%
     edge-opt check net.py:Net -i 1x3x32x32 --markdown budget.md --junit budget.xml
     """
@@ -204,8 +213,9 @@ def check(
         raise InvalidInput("--max-increase needs a profile to increase from; give --baseline FILE")
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
     needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
+    here, there = here_and_there(threads, needs_run, target)
     options: bool | dict[str, Any]
-    with measuring(needs_run, min_time, threads, None) as options:
+    with measuring(needs_run, min_time, here, None) as options:
         checked, given = _to_check(subject, baseline, (inputs or [], kwarg or [], batch, made_by), options)
         result = eo.check(
             checked,
@@ -215,6 +225,8 @@ def check(
             on_undecided="fail" if fail_on_undecided else "pass",
             target=target,
             precision=cast("Precision", precision),
+            runtime=runtime,
+            threads=there,
         )
     typer.echo(document(result) if json else f"{render(result)}\n", nl=False)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):

@@ -19,6 +19,7 @@ from edge_opt.cli.arguments import (
     Inputs,
     Keywords,
     ModelArgument,
+    Runtime,
     load_batches,
     random_batches,
     read_arguments,
@@ -95,6 +96,12 @@ def show(done: Converted, json: bool, min_agreement: float | None) -> None:
         raise typer.Exit(NOT_SATISFIED)
 
 
+PruneTarget = Annotated[
+    str | None,
+    typer.Option("--target", metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for."),
+]
+
+
 def prune(
     model: ModelArgument,
     inputs: Inputs = None,
@@ -105,10 +112,9 @@ def prune(
     latency_target: Annotated[
         float | None, typer.Option("--latency-target", help="Share of the latency to remain, on --target.")
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for."),
-    ] = None,
+    target: PruneTarget = None,
+    runtime: Runtime = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Of the runtime on the target.")] = None,
     layer: Annotated[
         list[str] | None, typer.Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
     ] = None,
@@ -163,6 +169,8 @@ def prune(
             macs_target=macs_target,
             latency_target=latency_target,
             target=target,
+            runtime=runtime,
+            threads=threads,
             importance=cast("Importance", importance),
             round_to=int(round_to) if round_to.isdecimal() else cast("Any", round_to),
             ignored=ignore or (),

@@ -40,8 +40,8 @@ def devices(
     """
     import edge_opt as eo
     from edge_opt._support.json import to_plain
-    from edge_opt.platforms.catalog import user_folder
-    from edge_opt.platforms.targets import find_spec
+    from edge_opt.boards.catalog import user_folder
+    from edge_opt.boards.targets import find_spec
 
     found = eo.devices() if name is None else (find_spec(name),)
     if json:
@@ -71,7 +71,7 @@ def _echo(line: str) -> None:
 
 
 def _strips(specs: Sequence[DeviceSpec]) -> Iterator[Strip]:
-    from edge_opt.platforms.roofline import used_bandwidth
+    from edge_opt.boards.roofline import used_bandwidth
 
     def column(header: str, text: Callable[[DeviceSpec], str], rank: int = 0) -> Strip:
         return Strip(header, tuple(Cell(text(spec)) for spec in specs), rank=rank)
@@ -107,7 +107,7 @@ def _power(spec: DeviceSpec) -> str:
 
 def _details(spec: DeviceSpec) -> Iterator[str]:
     """One line per figure: what, how much, how its source knows, and the source."""
-    from edge_opt.platforms.roofline import used_bandwidth
+    from edge_opt.boards.roofline import used_bandwidth
 
     yield printable(f"{spec.title} ({spec.name}), runs models on its {spec.engine}; from {spec.origin}")
     if spec.note:
@@ -129,7 +129,7 @@ def _details(spec: DeviceSpec) -> Iterator[str]:
 
 def _platforms(spec: DeviceSpec) -> Iterator[str]:
     """What is known of the device's platforms, one line each: basis, held-out error, rows and source."""
-    from edge_opt.platforms.known_platforms import by_figures, fitted_known
+    from edge_opt.boards.known_platforms import by_figures, fitted_known
 
     found = [*fitted_known(spec), *by_figures(spec)]
     width = max((len(item.name) for item in found), default=0)
@@ -198,7 +198,7 @@ def calibrate(
     Let nothing else run meanwhile. The file can be carried to another machine and named there as a target.
     """
     import edge_opt as eo
-    from edge_opt.platforms.calibration_file import host_file
+    from edge_opt.boards.calibration_file import host_file
 
     done = eo.calibrate(threads=threads, seconds=seconds, path=output)
     if json:

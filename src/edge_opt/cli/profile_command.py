@@ -16,7 +16,10 @@ from edge_opt.cli.arguments import (
     Keywords,
     Maker,
     ModelArgument,
+    Runtime,
+    Threads,
     compare,
+    here_and_there,
     measuring,
     read_arguments,
     with_example,
@@ -39,13 +42,6 @@ Targets = Annotated[
         metavar="NAME",
         help="A device, platform, calibration or host; several too.",
     ),
-]
-Runtime = Annotated[
-    str | None, typer.Option("--runtime", metavar="NAME", help="On the target, such as ncnn; the best-known one.")
-]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", help="With --measure, threads to measure with; with --target, those of its runtime."),
 ]
 RuntimeTimes = Annotated[
     Path | None,
@@ -128,9 +124,9 @@ def profile(
             "--runtime-profile": runtime_profile,
         }, json)  # fmt: skip
         return
+    here, asked = here_and_there(threads, measure, target[0] if target else None)
     place = {"target": target or None, "precision": precision, "runtime": runtime, "time_operators": time_operators,
-             "threads": threads if target and not (measure and _is_machine(target[0])) else None}  # fmt: skip
-    here = threads if measure or not target else None
+             "threads": asked}  # fmt: skip
     with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
         loaded = load_model(model)
         result = _profiled(loaded, arguments, mode, convention, options, place)
@@ -174,11 +170,6 @@ def _is_view_of_file(path: Path, model: str) -> bool:
             f"{str(path)!r} shows costs on the nodes of an .onnx file; give such a file, or export it first"
         )
     return is_view
-
-
-def _is_machine(target: str) -> bool:
-    """A machine that was calibrated has its own threads: those that are given with --measure are to measure with."""
-    return target == "host" or target.endswith(".json")
 
 
 def _profiled(

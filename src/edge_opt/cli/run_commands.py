@@ -40,6 +40,10 @@ TlsDir = Annotated[
     Path | None, typer.Option("--tls-dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of the cluster.")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow tcp:// to another machine, without certificates.")]
+MeasureOn = Annotated[
+    str | None,
+    typer.Option("--measure-on", metavar="tls://…", help="Time on the board that has joined this scheduler."),
+]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try candidates again that failed before.")]
 
 
@@ -100,6 +104,7 @@ def run(
     scheduler: Scheduler = None,
     tls_dir: TlsDir = None,
     insecure: Insecure = False,
+    measure_on: MeasureOn = None,
     retry_failed: RetryFailed = False,
     fresh: Fresh = False,
     trust: Trust = False,
@@ -121,6 +126,7 @@ def run(
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
         options = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
+        options |= {"measure_on": measure_on}
         done = _all(loaded, root, wanted, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
     if as_json:
         typer.echo(json.dumps([dict(item.summary) for item in done] if wanted else dict(done[0].summary), indent=1))
@@ -172,6 +178,16 @@ def _ships(folder: Path, result: SweepResult) -> None:
         typer.echo(f"ships     {shipped_file(folder / 'best')}")
 
 
+Runtimes = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="A,B",
+        help="torch, onnxruntime, openvino, litert, executorch; torch,onnxruntime unless given.",
+    ),
+]
+
+
 def sweep(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; the factory loads the trained weights.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE.py:LOADERS", help="A function that returns loaders.")],
@@ -183,9 +199,7 @@ def sweep(
         typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; auto finds those worth it."),
     ] = "0,0.25,0.5",
     precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
-    runtime: Annotated[
-        str, typer.Option("--runtime", metavar="A,B", help="torch, onnxruntime, openvino, litert, executorch.")
-    ] = "torch,onnxruntime",
+    runtime: Runtimes = None,
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
     ] = None,
@@ -201,6 +215,7 @@ def sweep(
     scheduler: Scheduler = None,
     tls_dir: TlsDir = None,
     insecure: Insecure = False,
+    measure_on: MeasureOn = None,
     retry_failed: RetryFailed = False,
     fresh: Fresh = False,
     trust: Trust = False,
@@ -224,7 +239,7 @@ def sweep(
     chosen = {
         "pruning_levels": "auto" if prune == "auto" else [_share(text) for text in _words(prune)],
         "precisions": _words(precision),
-        "runtimes": _words(runtime),
+        **({} if runtime is None else {"runtimes": _words(runtime)}),
         "seed": seed,
         **({"constraints": keep} if keep else {}) | ({} if metric is None else {"metric": metric}),
         **({} if fine_tune_epochs is None else {"fine_tune_epochs": fine_tune_epochs}),
@@ -240,6 +255,7 @@ def sweep(
             scheduler=scheduler,
             tls_dir=tls_dir,
             insecure=insecure,
+            measure_on=measure_on,
             retry_failed=retry_failed,
             fresh=fresh,
             on_event=listener,

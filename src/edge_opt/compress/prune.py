@@ -16,7 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
 from edge_opt._support.state import as_found
-from edge_opt.calibration.predict import predictions
+from edge_opt.boards.targets import Found, Target, find_target
+from edge_opt.calibration.predict import predicted_seconds
 from edge_opt.compress.channels import (
     NONE,
     ChannelMap,
@@ -36,7 +37,6 @@ from edge_opt.compress.recipe import apply_spec, prune_spec
 from edge_opt.compress.reconstruction import reestimate_norms, stand_in
 from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
-from edge_opt.platforms.targets import Found, Target, find_target
 from edge_opt.profiling import profile
 from edge_opt.records import (
     Importance,
@@ -94,15 +94,6 @@ def nudges(remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int
             break
         shifts, now = trials[best], values[best]
     return shifts
-
-
-def latency_on(profile: ModelProfile, target: Found) -> float:
-    """Seconds on a target, as `eo.profile(target=)` predicts them."""
-    [found] = predictions(profile, [target], "fp32")
-    if found.seconds is None:
-        why = found.remarks[0] if found.remarks else "nothing is known of it"
-        raise InvalidInput(f"latency on {found.target} cannot be predicted: {why}; pass latency_of= instead")
-    return found.seconds
 
 
 def askable_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -360,6 +351,8 @@ def prune(
     latency_target: float | None = None,
     latency_of: Callable[[nn.Module], float] | None = None,
     target: Target | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
     importance: Importance = "auto",
     round_to: RoundTo = "auto",
     ignored: Sequence[str] = (),
@@ -384,6 +377,8 @@ def prune(
         latency_target: Share of the latency that is to remain; it needs `latency_of` or `target`.
         latency_of: A function of the model that gives its latency in seconds.
         target: Where the model is to run, as in `profile`: its latency is predicted, and `round_to` chosen, for it.
+        runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
+        threads: Of the runtime on the target, as in `profile`.
         importance: What ranks channels: weights of all layers that write and read them (group, which is auto), what the
             layers behind lose on `loader` (reconstruction), what the loss feels (taylor), norms (bn_scale), weights of
             the layers that write them (l1, l2), or chance (random).
@@ -409,19 +404,13 @@ def prune(
         raise InvalidInput(f"the model must be a torch.nn.Module, and this is a {type(model).__name__}")
     place = None if target is None else find_target(target)
     request = PruneRequest(
-        ratio=ratio,
-        layers=tuple((layers or {}).items()),
-        macs_target=macs_target,
-        latency_target=latency_target,
-        importance=best_kind(importance),
-        round_to=fast_multiple(place) if round_to == "auto" else round_to,
-        ignored=tuple([ignored] if isinstance(ignored, str) else ignored),
-        global_ranking=global_ranking,
-        seed=seed,
+        ratio=ratio, layers=tuple((layers or {}).items()), macs_target=macs_target, latency_target=latency_target,
+        importance=best_kind(importance), round_to=fast_multiple(place) if round_to == "auto" else round_to,
+        ignored=tuple([ignored] if isinstance(ignored, str) else ignored), global_ranking=global_ranking, seed=seed,
         is_round_auto=round_to == "auto",
-    )
+    )  # fmt: skip
     _check_request(model, request, loader, reconstruct)
-    latency = _latency(request, latency_of, place)
+    latency = _latency(request, latency_of, place, {"runtime": runtime, "threads": threads})
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, data)
@@ -524,7 +513,11 @@ def _latency(
     request: PruneRequest,
     latency_of: Callable[[nn.Module], float] | None,
     place: Found | None,
+    there: Mapping[str, Any],
 ) -> Latency | None:
+    asked = next((name for name, value in there.items() if value is not None), None)
+    if asked is not None and (place is None or request.latency_target is None):
+        raise InvalidInput(f"{asked} is of a target's latency; give target= and latency_target= too, or drop {asked}")
     if request.latency_target is None:
         if latency_of is not None or (place is not None and not request.is_round_auto):
             raise InvalidInput("latency_of= and target= say how latency is found; give latency_target= too")
@@ -538,7 +531,7 @@ def _latency(
     if latency_of is not None:
         return lambda model, _: latency_of(model)
     assert place is not None
-    return lambda _, profiled: latency_on(profiled, place)
+    return lambda _, profiled: predicted_seconds(profiled, place, **there)
 
 
 def _positive(seconds: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import platform
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -23,6 +22,7 @@ from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.latency import Runner as Repeats
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import read_environment
+from edge_opt.measuring.onnx_timing import open_session, reason
 from edge_opt.records import Converted, Latency
 
 _FAST = {
@@ -208,19 +208,8 @@ class OnnxRuntimeRunner(Closing):
 
     def session(self, profile_prefix: str | None = None) -> Any:
         """A session of this file; with a prefix it writes a profile."""
-        runtime = require("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.inter_op_num_threads = 1
-        # Fatal only: an error is raised as well, and warnings are about its own optimisations.
-        options.log_severity_level = 4
-        if profile_prefix is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = profile_prefix
-        try:
-            return runtime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its own classes, one per status code, with no common base of theirs
-            raise ConversionFailed(f"ONNX Runtime cannot load {self.path.name}: {_reason(error)}") from error
+        require("onnxruntime")
+        return open_session(self.path, self.threads, profile_prefix)
 
     def feeds(self, inputs: Iterable[Any]) -> dict[str, Any]:
         """The inputs by their names in the file."""
@@ -234,7 +223,7 @@ class OnnxRuntimeRunner(Closing):
         try:
             return tuple(torch.from_numpy(array) for array in self._session.run(None, feeds))
         except Exception as error:  # as above
-            raise InvalidInput(f"ONNX Runtime refused the inputs: {_reason(error)}") from error
+            raise InvalidInput(f"ONNX Runtime refused the inputs: {reason(error)}") from error
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
         session, feeds = self._session, self.feeds(inputs)
@@ -267,7 +256,7 @@ class OpenVinoRunner(Closing):
         try:
             return core.compile_model(core.read_model(str(self.path)), "CPU", wanted)
         except Exception as error:  # RuntimeError of several modules of its own
-            raise ConversionFailed(f"OpenVINO cannot load {self.path.name}: {_reason(error)}") from error
+            raise ConversionFailed(f"OpenVINO cannot load {self.path.name}: {reason(error)}") from error
 
     def feeds(self, inputs: Iterable[Any]) -> dict[int, Any]:
         """The inputs by position."""
@@ -280,7 +269,7 @@ class OpenVinoRunner(Closing):
         try:
             found = self._request.infer(feeds)
         except Exception as error:  # as above
-            raise InvalidInput(f"OpenVINO refused the inputs: {_reason(error)}") from error
+            raise InvalidInput(f"OpenVINO refused the inputs: {reason(error)}") from error
         return tuple(torch.tensor(found[port]) for port in self._request.model_outputs)
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
@@ -416,9 +405,3 @@ def _arrays(inputs: Iterable[Any], count: int) -> list[Any]:
     if len(given) != count:
         raise InvalidInput(f"{len(given)} inputs given; the model takes {count}")
     return given
-
-
-def _reason(error: BaseException) -> str:
-    """The last line of an error, without status codes and the folders that the file happens to lie in."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", lines[-1]) if lines else ""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from edge_opt.boards.platform_file import Platform
+from edge_opt.boards.targets import Found
 from edge_opt.compress.runtimes import vector_bytes
-from edge_opt.platforms.fitted import Platform
-from edge_opt.platforms.targets import Found
 from edge_opt.records import DeviceSpec
 
 RoundTo = int | Literal["auto"]
@@ -27,7 +27,7 @@ def fast_multiple(target: Found | None = None, precision: str = "fp32") -> int:
     Sums of int8 are kept in 32 bits, so int8 fills as many lanes as fp32. 16-bit floats fill twice as many where they
     are computed as such, which is said by asking for them.
 
-    >>> from edge_opt.platforms.targets import find_target
+    >>> from edge_opt.boards.targets import find_target
     >>> fast_multiple(find_target("raspberry-pi-4")), fast_multiple(find_target("raspberry-pi-4"), "fp16")
     (8, 16)
     """

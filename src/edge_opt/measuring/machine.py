@@ -1,4 +1,4 @@
-"""This machine: devices, environment, and whether it is fit to measure on."""
+"""This machine: devices, environment, and whether it is fit to measure on; torch is asked where it must be."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Environment
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,18 @@ class _Cuda:
     is_asynchronous = True
 
     def count(self) -> int:
+        import torch
+
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def name(self, index: int) -> str:
+        import torch
+
         return torch.cuda.get_device_name(index)
 
     def synchronize(self, index: int) -> None:
+        import torch
+
         torch.cuda.synchronize(index)
 
 
@@ -72,12 +79,16 @@ class _Mps:
     is_asynchronous = True
 
     def count(self) -> int:
+        import torch
+
         return int(torch.backends.mps.is_available())
 
     def name(self, index: int) -> str:
         return "Apple GPU (Metal)"
 
     def synchronize(self, index: int) -> None:
+        import torch
+
         torch.mps.synchronize()
 
 
@@ -98,6 +109,8 @@ def find_device(asked: str | torch.device, backends: Mapping[str, Backend] = BAC
         )
     index, count = int(number or 0), backend.count()
     if count == 0:
+        import torch
+
         raise InvalidInput(
             f"device {str(asked)!r} was asked for, and torch {torch.__version__} finds no {kind} here; use device='cpu'"
         )
@@ -113,22 +126,29 @@ CPU = find_device("cpu")
 _ROOT = Path("/")
 
 
-def read_environment(device: str = "cpu", root: Path = _ROOT) -> Environment:
+def read_environment(device: str = "cpu", root: Path = _ROOT, threads: int | None = None) -> Environment:
     """What this machine is and how busy it is now. `device` is the name of the one that will run the model.
 
-    >>> read_environment().cores >= 1
-    True
+    `threads` are those of another runtime than torch, which is then not asked, and need not be there.
+
+    >>> read_environment().cores >= 1, read_environment(threads=2).torch
+    (True, '')
     """
+    version = ""
+    if threads is None:
+        import torch
+
+        threads, version = torch.get_num_threads(), str(torch.__version__)
     return Environment(
         cpu=cpu_name(root),
         cores=usable_cores(root),
-        threads=torch.get_num_threads(),
+        threads=threads,
         governor=governor(root),
         load_1min=load_1min(root),
         memory_bytes=memory_bytes(root),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        torch=str(torch.__version__),
+        torch=version,
         device=device,
     )
 

@@ -214,13 +214,13 @@ class Environment:
     Attributes:
         cpu: Name of the processor.
         cores: Cores that the process may use.
-        threads: Threads that torch uses.
+        threads: Threads that torch uses, or the runtime that was timed.
         governor: How Linux chooses the clock rate, such as "performance"; None where it does not say.
         load_1min: Mean number of busy processes in the last minute; None where it is not known.
         memory_bytes: Bytes of RAM.
         system: Operating system, its version and the architecture.
         python: Version of Python.
-        torch: Version of torch.
+        torch: Version of torch; "" where it was not used.
         device: Where the model ran, such as "cpu".
     """
 

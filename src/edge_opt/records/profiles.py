@@ -97,7 +97,7 @@ class ModelProfile:
             settings: As in the variable PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; empty, the
                 default, is how torch behaves without it.
         """
-        from edge_opt.platforms.device_memory import device_memory
+        from edge_opt.boards.device_memory import device_memory
 
         return device_memory(self, device, settings)
 

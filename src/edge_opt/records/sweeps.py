@@ -96,6 +96,7 @@ class TrialMetrics:
             `answers` say more.
         metric: What is scored: "accuracy", or the metric that was set.
         metric_direction: Whether a higher or a lower score is better.
+        machine: Where it was timed, if that was a board; "" is the machine of the sweep.
     """
 
     accuracy: float
@@ -137,6 +138,7 @@ class TrialMetrics:
     replicates: tuple[float, ...] = ()
     metric: str = "accuracy"
     metric_direction: MetricDirection = "higher"
+    machine: str = ""
 
     @property
     def merit(self) -> float:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from edge_opt import units
 from edge_opt._support.json import from_plain
+from edge_opt.boards.catalog import device as find_device
+from edge_opt.boards.roofline import PRECISIONS, roofline
 from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableProfile
-from edge_opt.platforms.catalog import device as find_device
-from edge_opt.platforms.roofline import PRECISIONS, roofline
 from edge_opt.records import DeviceSpec, LayerSensitivity, ModelProfile, Roofline, Sensitivity, SweepResult
 from edge_opt.report.sweep_files import frontier_keys, sweep_rows
 from edge_opt.report.table import Row, leaf_rows

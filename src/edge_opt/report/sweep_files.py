@@ -154,12 +154,13 @@ _METRICS: tuple[tuple[str, Get], ...] = (
     ("params", lambda m: m.params),
     ("macs_ratio", lambda m: m.macs_ratio),
     ("params_ratio", lambda m: m.params_ratio),
+    ("machine", lambda m: m.machine or None),
     ("effective_precision", lambda m: m.effective_precision),
     ("float_layers", lambda m: "; ".join(m.float_layers)),
     ("remarks", lambda m: "; ".join(m.remarks)),
 )
 _WHOLE = ("batch_size", "deploy_batch", "macs", "params")
-_TEXT = ("energy_proxy_note", "energy_source", "effective_precision", "float_layers", "remarks")
+_TEXT = ("energy_proxy_note", "energy_source", "machine", "effective_precision", "float_layers", "remarks")
 
 
 @dataclass(frozen=True, slots=True)

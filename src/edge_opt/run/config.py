@@ -187,6 +187,12 @@ class RunConfig(BaseModel):
         description="A device of `edge-opt devices`, for which times are estimated beside those measured here.",
         json_schema_extra={"group": "Deployment"},
     )
+    target_runtime: str | None = Field(
+        None, description="What runs the model on the target, such as ncnn; null is the best known."
+    )
+    target_threads: Count | None = Field(
+        None, description="Of the runtime on the target; null is those of its best-known platform."
+    )
     cpu_frequency_scale: Positive = Field(1.0, description="Clock of the device over the clock here; 0.5 is half.")
     stream_interval_ms: Positive = Field(10.0, description="One sample arrives every so often.")
     memory_bandwidth_gbps: Positive = Field(

@@ -13,12 +13,14 @@ import numpy as np
 
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.compress import Runner, convert, measure_runners, open_runner
-from edge_opt.errors import UnreadableProfile, first_line
+from edge_opt.errors import InvalidInput, UnreadableProfile, first_line
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
+from edge_opt.measuring.onnx_timing import TimingOrder
 from edge_opt.measuring.statistics import batch_logs, paired_ratio
-from edge_opt.records import Candidate, Finals, SweepResult
-from edge_opt.run.job import INPUTS, QUIET_WITHIN, PipelineJob, is_disturbed, kept_inputs, sized
+from edge_opt.records import Candidate, Finals, Latency, SweepResult
+from edge_opt.run.job import INPUTS, QUIET_WITHIN, PipelineJob, built_file, is_disturbed, kept_inputs, sized
+from edge_opt.search.board_worker import Board, packed_inputs
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.finals import Session, entries_of, finals_of, session_of
 from edge_opt.search.locks import alone
@@ -60,15 +62,7 @@ class Contest:
                 max_time_s=2 * _LONGER * bench.min_time_s,
                 rehearses=True,
             )
-        return {
-            "wall": {key: batch_logs(latency.samples_s) for key, latency in found.items()},
-            "cpu": {key: batch_logs(latency.cpu_samples_s) for key, latency in found.items()},
-            "std_s": {key: float(np.std(latency.samples_s)) for key, latency in found.items()},
-            "p95_s": {key: latency.p95_s for key, latency in found.items()},
-            "is_contended": any(latency.is_contended for latency in found.values()),
-            "is_disturbed": any(is_disturbed(latency) for latency in found.values()),
-            "remarks": list(dict.fromkeys([*lost, *_said(found.values())])),
-        }
+        return told_of(found, lost)
 
     @contextmanager
     def _opened(self, candidate: Candidate, folder: Path | None, built: Mapping[str, Any]) -> Iterator[Runner]:
@@ -92,6 +86,19 @@ class Contest:
                 yield runner
 
 
+def told_of(found: Mapping[str, Latency], lost: Sequence[str]) -> dict[str, Any]:
+    """The parts of a session, as JSON holds them: latencies by the candidate's key, and who could not be timed."""
+    return {
+        "wall": {key: batch_logs(latency.samples_s) for key, latency in found.items()},
+        "cpu": {key: batch_logs(latency.cpu_samples_s) for key, latency in found.items()},
+        "std_s": {key: float(np.std(latency.samples_s)) for key, latency in found.items()},
+        "p95_s": {key: latency.p95_s for key, latency in found.items()},
+        "is_contended": any(latency.is_contended for latency in found.values()),
+        "is_disturbed": any(is_disturbed(latency) for latency in found.values()),
+        "remarks": list(dict.fromkeys([*lost, *_said(found.values())])),
+    }
+
+
 def _said(latencies: Any) -> Iterator[str]:
     """What disturbed the session, once for all variants: of scatter and width the first sentence will do."""
     found = [latency for latency in latencies if is_disturbed(latency)]
@@ -108,6 +115,7 @@ class Referee:
     folder: Path
     limits: Limits
     on_event: Listener
+    board: Board | None = None
 
     def __call__(self, result: SweepResult, isolation: Isolation, store: Store) -> Finals | None:
         """The finals of a result; None where there is nothing to compare, or it could not be done."""
@@ -142,6 +150,9 @@ class Referee:
             [self._entry(root, store, entry) for entry in entries],
             candidate_folder(root, entries[0]) / INPUTS,
         )
+        if self.board is not None:
+            told = self._timed_there(self.board, *arguments)
+            return (None, 0) if told is None else (session_of(told), 1)
         job, found = packed(Contest(self.job)), list[Session]()
         for attempt in range(_SESSIONS):
             with alone(lambda: self.on_event(Notice("waiting to measure: another sweep works on this machine"))):
@@ -157,6 +168,33 @@ class Referee:
         if not found:
             return None, 0
         return min(found, key=lambda session: (session.is_disturbed, _width(session, entries))), len(found)
+
+    def _timed_there(self, board: Board, entries: Sequence[Entry], inputs: Path) -> dict[str, Any] | None:
+        """A session on the board: those that were built, in turns, in one process there."""
+        bench, built = self.job.bench, [entry for entry in entries if entry[1] is not None]
+        files = {
+            f"{candidate.key}.onnx": built_file(folder, facts).read_bytes()
+            for candidate, folder, facts in built
+            if folder is not None
+        }
+        order = TimingOrder(
+            tuple(files),
+            (bench.deploy_batch,),
+            threads=bench.threads or 0,
+            min_time_s=_LONGER * bench.min_time_s,
+            max_time_s=2 * _LONGER * bench.min_time_s,
+            rehearses=True,
+        )
+        batch = packed_inputs([value.numpy() for value in kept_inputs(inputs)])
+        try:
+            found = board.time(order, files, batch, tell=self.on_event)
+        except (InvalidInput, TimeoutError, ChildProcessError) as error:
+            self.on_event(Notice(f"finalists could not be compared: {error}"))
+            return None
+        lost = [
+            f"{candidate.label} was not built, and is not timed there" for candidate, folder, _ in entries if not folder
+        ]
+        return told_of({Path(item.file).stem: item.latency for item in found.timings}, lost)
 
     def _entry(self, root: Path, store: Store, candidate: Candidate) -> Entry:
         built, folder = store.build_of(candidate), candidate_folder(root, candidate)

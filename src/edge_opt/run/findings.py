@@ -10,12 +10,13 @@ from typing import Any
 
 import pandas as pd
 
+from edge_opt.boards.targets import find_targets
 from edge_opt.calibration.calibrate import memory_bandwidth
-from edge_opt.calibration.predict import predictions
+from edge_opt.calibration.predict import check_place, predictions
 from edge_opt.data import Splits
+from edge_opt.errors import InvalidInput
 from edge_opt.hardware import layer_estimates, summarize_hardware
 from edge_opt.measuring.machine import usable_cores
-from edge_opt.platforms.targets import find_targets
 from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.speedup import speedup_data
 from edge_opt.run.config import RunConfig
@@ -60,6 +61,7 @@ def findings(
     shown = trial_summary(best)
     summary = {
         "name": result.name,
+        "measured_on": None if result.baseline.metrics is None else result.baseline.metrics.machine or None,
         "dataset": splits.name,
         "metric": result.metric,
         "metric_direction": result.metric_direction,
@@ -79,11 +81,12 @@ def findings(
         "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
         "frontiers": {name: list(keys) for name, keys in result.frontiers},
         "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
-        "target": None if config.target is None else on_target(profile, config.target),
+        "target": None if config.target is None else on_target(profile, config),
         "notes": [
             f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
             "part",
-            "latency is measured here, with memory that is kept between calls; peak memory is an estimate from shapes, "
+            f"latency is measured {_where(result)}, with memory that is kept between calls; peak memory is an estimate "
+            "from shapes, "
             "and measured memory the growth of the process over the idle runtime",
             "speedups are of finalists timed in turns in one process; other times are of their own moments",
             SCRATCH_IS_APART,
@@ -115,7 +118,8 @@ def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -
     if metrics is None:
         return {}
     with computing_with(config.threads or usable_cores()):
-        machine_gbps = memory_bandwidth() / 1e9
+        # What this machine's memory moves says nothing about a board.
+        machine_gbps = None if metrics.machine else memory_bandwidth() / 1e9
     return summarize_hardware(
         layerwise, metrics.latency_s * 1e3, config.memory_bandwidth_gbps, config.peak_compute_gmacs, machine_gbps
     )
@@ -146,9 +150,26 @@ def _comparison(result: SweepResult) -> dict[str, Any] | None:
     }
 
 
-def on_target(profile: ModelProfile, name: str) -> dict[str, Any]:
-    """What the baseline would take on a target, as `eo.profile(target=)` says it, with what it rests on."""
-    [found] = predictions(profile, find_targets(name), "fp32")
+def _where(result: SweepResult) -> str:
+    metrics = result.baseline.metrics
+    return f"on {metrics.machine}" if metrics is not None and metrics.machine else "here"
+
+
+def check_target(config: RunConfig) -> None:
+    """Refuse a target that is not known, or cannot be asked what is asked of it, before anything is trained."""
+    asked = {"target_runtime": config.target_runtime, "target_threads": config.target_threads}
+    if config.target is not None:
+        [target] = find_targets(config.target)
+        check_place(target, "fp32", config.target_runtime, config.target_threads)
+    elif any(asked.values()):
+        name = next(name for name, value in asked.items() if value is not None)
+        raise InvalidInput(f"{name} is {asked[name]!r}, and there is no target; set target, or leave {name} out")
+
+
+def on_target(profile: ModelProfile, config: RunConfig) -> dict[str, Any]:
+    """What the baseline would take on the target, as `eo.profile(target=)` says it, with what it rests on."""
+    places = find_targets(config.target or ())
+    [found] = predictions(profile, places, "fp32", runtime=config.target_runtime, threads=config.target_threads)
 
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3

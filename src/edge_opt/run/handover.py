@@ -218,7 +218,9 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
     sizes = ", ".join(f"{part} {count}" for part, count in splits.sizes().items())
     test = "" if metrics.test_accuracy is None else f"; {metrics.test_accuracy:.4f} on the test part"
     threads = job.bench.used_threads
-    conditions_here = f"{machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
+    conditions_here = (
+        f"{metrics.machine or machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
+    )
     mark = "; **disturbed** by other programs or noise" if metrics.is_disturbed else ""
     lines = [
         f"# {result.name}: {trial.candidate.label}",

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
+from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune, save_pruned
 from edge_opt.compress.task import (
     FlatCalls,
@@ -41,11 +42,12 @@ from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
+from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult
 from edge_opt.measuring.statistics import relative_half_width
-from edge_opt.platforms.capacity import lifetimes_of, peak_memory
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, Converted, Importance, Latency, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop
+from edge_opt.search.board_worker import packed_inputs
 from edge_opt.trace.inputs import CallArguments
 
 
@@ -372,7 +374,40 @@ class PipelineJob:
                 size: self._timed(runner, [sized(value, size) for value in inputs])
                 for size in dict.fromkeys((batch_size, deploy_batch, 1))
             }
-            energy_j, energy_source = self._energy(lambda: runner(*inputs), times[batch_size])
+            energy = self._energy(lambda: runner(*inputs), times[batch_size])
+        return self._figures(built, batch_size, times, held, energy)
+
+    def timing(self, folder: Path, built: Mapping[str, Any]) -> tuple[TimingOrder, dict[str, bytes], bytes]:
+        """What a board is to time of a candidate that was built: the order, its file and its inputs."""
+        inputs, name = kept_inputs(folder / INPUTS), str(built["file"])
+        order = TimingOrder(
+            (name,),
+            tuple(dict.fromkeys((len(inputs[0]), self.bench.deploy_batch, 1))),
+            threads=self.bench.threads or 0,
+            min_time_s=self.bench.min_time_s,
+            max_time_s=2 * self.bench.min_time_s,
+        )
+        return order, {name: built_file(folder, built).read_bytes()}, packed_inputs([each.numpy() for each in inputs])
+
+    def metrics(self, built: Mapping[str, Any], found: TimingResult) -> TrialMetrics:
+        """The figures of a candidate that a board has timed; a meter of this machine says nothing about it."""
+        name = str(built["file"])
+        times = {item.size: item.latency for item in found.timings if item.file == name}
+        batch_size = found.timings[0].size
+        energy = self.bench.power_watts * times[batch_size].median_s, self._proxy
+        figures = self._figures(built, batch_size, times, found.memory_bytes, energy)
+        return replace(figures, machine=found.machine)
+
+    def _figures(
+        self,
+        built: Mapping[str, Any],
+        batch_size: int,
+        times: Mapping[int, Latency],
+        held: int | None,
+        energy: tuple[float | None, str],
+    ) -> TrialMetrics:
+        """What is known of a candidate: from its build, and from its times at each batch."""
+        deploy_batch = self.bench.deploy_batch
         batch, deployed = times[batch_size], times[deploy_batch]
         scored, reference = Figure(**built["score"]), self.reference
         drop = paired_drop(reference.accuracy, scored)
@@ -399,8 +434,8 @@ class PipelineJob:
             peak_memory_bytes=built["peak_memory_bytes"],
             peak_memory_kind=built["peak_memory_kind"],
             measured_memory_bytes=held,
-            energy_j=energy_j,
-            energy_source=energy_source,
+            energy_j=energy[0],
+            energy_source=energy[1],
             macs=built["macs"],
             params=built["params"],
             macs_ratio=built["macs"] / max(reference.macs, 1),
@@ -435,8 +470,12 @@ class PipelineJob:
         if found is None:
             return None, "not known"
         if found.source == "proxy":
-            return found.joules, f"proxy: {self.bench.power_watts:g} W given, times the median latency"
+            return found.joules, self._proxy
         return found.joules, f"{found.source}: {found.note}"
+
+    @property
+    def _proxy(self) -> str:
+        return f"proxy: {self.bench.power_watts:g} W given, times the median latency"
 
     @contextmanager
     def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
@@ -446,9 +485,7 @@ class PipelineJob:
             with open_runner(self.eager(candidate, folder), threads=threads) as runner:
                 yield runner
             return
-        path = folder / str(built["file"])
-        if not path.is_file():
-            raise InvalidInput(f"{path} is gone since it was built; start afresh")
+        path = built_file(folder, built)
         with open_runner(path, candidate.runtime, threads=threads, precision=candidate.precision) as runner:
             yield runner
 
@@ -468,6 +505,14 @@ class PipelineJob:
     def model(self, candidate: Candidate, folder: Path) -> torch.nn.Module:
         """The candidate's pruned model in float32."""
         return read_variant(self.subject, folder / PRUNED).model if is_pruned(candidate) else self.subject.build()
+
+
+def built_file(folder: Path, built: Mapping[str, Any]) -> Path:
+    """The file that a build has left; it is a mistake if it is gone."""
+    path = folder / str(built["file"])
+    if not path.is_file():
+        raise InvalidInput(f"{path} is gone since it was built; start afresh")
+    return path
 
 
 # A quiet moment is waited for this many times as long as a measurement takes at least.

@@ -23,16 +23,16 @@ from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.loading import load_model
-from edge_opt.platforms.targets import find_targets
 from edge_opt.records import Sensitivity, SweepResult, TrialMetrics
 from edge_opt.run.config import RunConfig
 from edge_opt.run.dependencies import code_sources, plain
-from edge_opt.run.findings import findings, hand_over
+from edge_opt.run.findings import check_target, findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
 from edge_opt.run.outputs import command_line, write_json
 from edge_opt.run.scores import Figure, figure_of
 from edge_opt.run.screening import levels_of
 from edge_opt.run.sweep import (
+    board_of,
     candidate_settings,
     data_options,
     digest,
@@ -42,6 +42,7 @@ from edge_opt.run.sweep import (
     space_of,
     sweep_space,
     task_of,
+    timed_by,
     training_settings,
 )
 from edge_opt.search.build import Listener, Notice
@@ -138,6 +139,7 @@ def run(
     scheduler: str | None = None,
     tls_dir: str | Path | None = None,
     insecure: bool = False,
+    measure_on: str | None = None,
     retry_failed: bool = False,
     fresh: bool = False,
     on_event: Listener = lambda _: None,
@@ -145,18 +147,21 @@ def run(
 ) -> RunResult:
     """Train a baseline, sweep variants of it, judge them by the constraints, and write everything to a folder.
 
-    Run again on the same folder, it goes on where it was, and trains and tries nothing twice.
+    Run again on the same folder, it goes on where it was, and trains and tries nothing twice. With `measure_on`, the
+    board that has joined the scheduler at that address times the variants.
     """
+    builders = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
+    config, board = board_of(config, measure_on, builders)
     root = Path(config.output_dir if folder is None else folder)
-    if config.target is not None:
-        find_targets(config.target)
+    check_target(config)
     splits = load_splits(**data_options(config))
     model = check_model(config, splits)
     settings = {**training_settings(config), **candidate_settings(config)}
     sources = run_sources(config, splits, model)
     # Held for the whole run: training, the sweep and the files that come after it.
     with folder_lock(root / "baseline"):
-        Store.open(root, settings, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
+        timed = {**settings, **timed_by(board)}
+        Store.open(root, timed, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
         key = digest({**training_settings(config), "sources": plain(sources)})
         options = job_options(config)
         with computing_with(options["build_threads"]):
@@ -181,11 +186,7 @@ def run(
             settings=settings,
             sources=sources,
             code=partial(code_sources, config.model_reference, model),
-            search=search_of(
-                config,
-                {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure},
-                retry_failed=retry_failed,
-            ),
+            search=search_of(config, builders, retry_failed=retry_failed, board=board),
             name=profile.name,
             on_event=on_event,
         )

@@ -38,6 +38,7 @@ from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, abs
 from edge_opt.run.outputs import command_line
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import levels_of
+from edge_opt.search.board_worker import Board, BoardMeasurer, find_board
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
@@ -145,6 +146,30 @@ def space_of(config: RunConfig, levels: Sequence[float]) -> Space:
     return Space(levels, config.precisions, runtimes, config.layer_pruning)
 
 
+def board_of(config: RunConfig, measure_on: str | None, builders: Mapping[str, Any]) -> tuple[RunConfig, Board | None]:
+    """The board that times, and the configuration with what it can run; both as they were where nothing is asked.
+
+    A board has ONNX Runtime alone. Levels that are found by times of this machine would be the wrong ones there.
+    """
+    if measure_on is None:
+        return config, None
+    if measure_on == builders["scheduler"]:
+        raise InvalidInput(f"{measure_on} would build on the board, too; give the board a scheduler of its own")
+    if config.pruning_levels == "auto":
+        raise InvalidInput("pruning_levels is auto, which times levels here; name the levels to measure on a board")
+    if "runtimes" in config.model_fields_set and config.runtimes != ["onnxruntime"]:
+        raise InvalidInput(
+            f"runtimes are {', '.join(config.runtimes)}, and a board has onnxruntime alone; leave the rest"
+        )
+    board = find_board(measure_on, builders["tls_dir"], builders["insecure"])
+    return config.model_copy(update={"runtimes": ["onnxruntime"]}), replace(board, limit_s=config.time_limit_s)
+
+
+def timed_by(board: Board | None) -> dict[str, str]:
+    """What times depend on: the board, if one takes them. Times of two machines have no table in common."""
+    return {} if board is None else {"measured_on": board.machine}
+
+
 # What candidates need, imported once in the process that they are forked from.
 PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.compress.convert", "edge_opt.compress.prune")
 # Packages that take long to import and that models and data bring along.
@@ -165,11 +190,13 @@ class Search:
     builders: Mapping[str, Any] = field(default_factory=dict)
     retry_failed: bool = False
     fresh: bool = False
+    board: Board | None = None
 
 
 def search_of(
-    config: RunConfig, builders: Mapping[str, Any], *, retry_failed: bool = False, fresh: bool = False
-) -> Search:
+    config: RunConfig, builders: Mapping[str, Any], *, retry_failed: bool = False, fresh: bool = False,
+    board: Board | None = None,
+) -> Search:  # fmt: skip
     """The configuration as a way through the space; who builds is said by the command."""
     limit_mb = config.memory_limit_mb
     return Search(
@@ -182,6 +209,7 @@ def search_of(
         builders=builders,
         retry_failed=retry_failed,
         fresh=fresh,
+        board=board,
     )
 
 
@@ -204,7 +232,7 @@ def sweep_space(
     limits: dict[str, Any] = {
         "folder": folder,
         "metric": metric,
-        "settings": settings,
+        "settings": {**settings, **timed_by(search.board)},
         "sources": sources,
         "retry_failed": search.retry_failed,
         "memory_limit_bytes": search.memory_limit_bytes,
@@ -216,7 +244,8 @@ def sweep_space(
         space,
         constraints=constraints,
         objectives=(metric, "deploy_latency_ms"),
-        baseline=None if EAGER in space else EAGER,
+        # On a board the baseline is the same model in the runtime there.
+        baseline=None if EAGER in space or search.board is not None else EAGER,
         name=name,
         sampler=search.sampler,
         trials=search.trials,
@@ -225,7 +254,8 @@ def sweep_space(
         fresh=search.fresh,
         on_event=on_event,
         **search.builders,
-        compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event),
+        compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event, search.board),
+        measurer=None if search.board is None else BoardMeasurer(search.board, job, on_event),
         **limits,
     )
     _check_unchanged(sources, code())
@@ -287,6 +317,7 @@ def sweep(
     scheduler: str | None = None,
     tls_dir: str | Path | None = None,
     insecure: bool = False,
+    measure_on: str | None = None,
     retry_failed: bool = False,
     fresh: bool = False,
     on_event: Listener = lambda _: None,
@@ -307,12 +338,16 @@ def sweep(
         scheduler: Address of a Dask scheduler whose workers build instead, such as `tls://host:8786`.
         tls_dir: Folder with ca.pem, cert.pem and key.pem, by which scheduler, workers and we know each other.
         insecure: Whether a scheduler on another machine may be spoken to without TLS, as `tcp://`.
+        measure_on: Address of a Dask scheduler that a board has joined with `edge-opt worker`: variants are built here
+            and timed there, in ONNX Runtime.
         retry_failed: Try candidates again that failed in an earlier run.
         fresh: Start over; the earlier table is kept aside.
         on_event: Called with everything that happens, as it happens.
         settings: Keys of a configuration, each of them below.
     """
-    config, root = sweep_settings(settings), Path(folder)
+    root = Path(folder)
+    builders = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
+    config, board = board_of(sweep_settings(settings), measure_on, builders)
     subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
     # A factory may train, or draw its weights anew, each time: all processes get the first model.
@@ -321,13 +356,7 @@ def sweep(
     _check_shape(example_inputs, first_shape(call))
     scored = figure_of(subject.task.build().score(original, splits.validation))
     profiled = profile(original, call_inputs(call))
-    depends_on = {
-        "model": model if isinstance(model, str) else profiled.name,
-        "batch_size": first_shape(call)[0],
-        **task_settings(config),
-        **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
-        **candidate_settings(config),
-    }
+    depends_on = _depends_on(config, model if isinstance(model, str) else profiled.name, first_shape(call)[0])
     code = partial(_code, config, model if isinstance(model, str) else None, original)
     sources = {**code(), "weights": weights_source(original), **_data_of(config, splits)}
     job = PipelineJob(
@@ -338,7 +367,6 @@ def sweep(
     )
     levels = levels_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
     space = space_of(config, levels)
-    builders = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
     result = sweep_space(
         job,
         space,
@@ -348,13 +376,24 @@ def sweep(
         settings=depends_on,
         sources=sources,
         code=code,
-        search=search_of(config, builders, retry_failed=retry_failed, fresh=fresh),
+        search=search_of(config, builders, retry_failed=retry_failed, fresh=fresh, board=board),
         name=profiled.name,
         on_event=on_event,
     )
     told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
     hand_over(findings(config, splits, profiled, result, space, command_line(), told), job, splits, root)
     return result
+
+
+def _depends_on(config: RunConfig, model: str, batch_size: int) -> dict[str, Any]:
+    """The settings that the rows of a sweep depend on."""
+    return {
+        "model": model,
+        "batch_size": batch_size,
+        **task_settings(config),
+        **{key: getattr(config, key) for key in ("seed", "calibration_batches", "learning_rate")},
+        **candidate_settings(config),
+    }
 
 
 def _data_of(config: RunConfig, splits: Splits) -> Sources:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edge_opt._support.json import from_plain
 from edge_opt.budgets import parse_budget, trial_metrics, violations
@@ -32,6 +33,17 @@ from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Built, Sources, Store
+
+
+class Measurer(Protocol):
+    """Who measures what was built, if it is not this machine."""
+
+    def measure(
+        self, candidate: Candidate, folder: Path, built: Mapping[str, Any], on_retry: Callable[[], object]
+    ) -> Outcome:
+        """What became of one candidate, its figures as JSON holds them; `on_retry` is called before another attempt."""
+        ...
+
 
 Comparer = Callable[[SweepResult, Isolation, Store], Finals | None]
 
@@ -64,6 +76,7 @@ def run_sweep(
     preload: Sequence[str] = (),
     on_event: Listener = lambda _: None,
     compare: Comparer | None = None,
+    measurer: Measurer | None = None,
 ) -> SweepResult:
     """Try every candidate of a space, or some, and say which to ship; what is finished is kept, and not run again.
 
@@ -74,8 +87,7 @@ def run_sweep(
         constraints: What a candidate must keep, such as "latency_ms <= 5".
         settings: What results depend on; a folder with other settings is refused.
         sources: Code and data that results depend on, by name; where one has changed, what depends on it is run again.
-        baseline: What others are compared with, its trial or who is tried for it; unpruned fp32 unless given. It is a
-            row if it is of the space.
+        baseline: What others are compared with, or its trial; unpruned fp32 unless given. A row if it is of the space.
         name: Name of the sweep.
         metric: What the job's `TrialMetrics.metric` says that trials score; constraints speak in its name.
         sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
@@ -95,23 +107,22 @@ def run_sweep(
         preload: Modules that processes start with, so that they start faster.
         on_event: Called with everything that happens, as it happens.
         compare: Times the candidates worth having once more, in turns, before the winner is named.
+        measurer: Who measures candidates instead of this machine: a board.
     """
     budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    aims = _named(objectives, metric)
-    sampling = Sampling(space, sampler, trials, seed, aims, lambda trial: _excesses(trial, budgets))
+    sampling = Sampling(space, sampler, trials, seed, _named(objectives, metric), partial(_excesses, budgets=budgets))
     reference = _reference(space, baseline)
     with ExitStack() as stack:
         store = stack.enter_context(_opened(root, settings or {}, sources, fresh, on_event))
         _begin(store, _plan(name, sampling.count, metric, budgets), retry_failed)
         isolation = stack.enter_context(Isolation(order.preload))
-        sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event)
+        sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event, measurer)
         sweep.take(baseline)
         on_event(SweepStarted(name, sampling.count, sweep.done, workers))
-        local = LocalBuilder(order, isolation, sweep.folder_of, on_event)
         try:
             builders = _elsewhere(order, sweep.folder_of, (workers, scheduler, root, tls_dir, insecure), on_event)
-            rows = sweep.gone_through(reference, sampling, local, builders or local)
+            rows = sweep.gone_through(reference, sampling, builders)
             result = sweep.settled(_result(name, sweep.known[reference.key], rows, budgets, use_ci), compare, use_ci)
         except KeyboardInterrupt:
             raise _interrupted(len(sweep.done), sampling.count, root) from None
@@ -240,6 +251,7 @@ class _Sweep:
         budgets: tuple[Budget, ...],
         total: int,
         tell: Listener,
+        measurer: Measurer | None = None,
     ) -> None:
         # Children are given paths that hold wherever they run.
         self._root = root.absolute()
@@ -250,6 +262,7 @@ class _Sweep:
         self._budgets = budgets
         self._total = total
         self._tell = tell
+        self._measurer = measurer
         self._begun: set[str] = set()
         self.known = {key: self.judged(trial) for key, trial in store.trials().items()}
 
@@ -281,12 +294,11 @@ class _Sweep:
         """The candidates of the space that have their result."""
         return tuple(trial for trial in self.known.values() if trial.candidate in self._space)[: self._total]
 
-    def gone_through(
-        self, reference: Candidate, sampling: Sampling, local: Builders, builders: Builders
-    ) -> tuple[Trial, ...]:
+    def gone_through(self, reference: Candidate, sampling: Sampling, builders: Builders | None) -> tuple[Trial, ...]:
         """The trials of what the sampler chooses; the reference comes first, and is built here."""
+        local = LocalBuilder(self._order, self._isolation, self.folder_of, self._tell)
         self.run((reference,), local)
-        return _all_rounds(sampling, lambda candidates: self.run(candidates, builders))
+        return _all_rounds(sampling, lambda candidates: self.run(candidates, builders or local))
 
     def run(self, candidates: Sequence[Candidate], builders: Builders) -> list[Trial]:
         """The trials of these candidates; those that have none are tried now."""
@@ -322,15 +334,12 @@ class _Sweep:
         if candidate.key not in self._begun:
             self._store.begin(candidate)
         self._tell(PhaseStarted(candidate, "measure", self._store.attempts(candidate)))
-        folder = self.folder_of(candidate)
-        with alone(lambda: self._tell(Notice("waiting to measure: another sweep works on this machine"))):
-            outcome = self._order.run(
-                self._isolation,
-                "measure",
-                (candidate, folder, built.value),
-                folder,
-                lambda: self._store.begin(candidate),
-            )
+        folder, again = self.folder_of(candidate), partial(self._store.begin, candidate)
+        if self._measurer is not None:
+            outcome = self._measurer.measure(candidate, folder, built.value, again)
+        else:
+            with alone(lambda: self._tell(Notice("waiting to measure: another sweep works on this machine"))):
+                outcome = self._order.run(self._isolation, "measure", (candidate, folder, built.value), folder, again)
         self._tell(PhaseEnded(candidate, "measure"))
         metrics, failure, reason = _figures(outcome)
         self._finish(candidate, metrics, failure, reason, built.seconds + outcome.seconds)

@@ -29,7 +29,7 @@ from edge_opt.search.certificates import make_certificates, security_from
 from edge_opt.search.locks import at_work
 from edge_opt.search.process import Isolation, Outcome
 
-_PATIENCE_S = 30.0
+PATIENCE_S = 30.0
 # Ctrl-C at the terminal reaches workers too; it is for the sweep, which closes them.
 _IGNORE_CTRL_C = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 Files = dict[str, bytes]
@@ -60,7 +60,7 @@ class Cluster:
 
             if not dask.config.get("distributed.comm.tls.ca-file", None):
                 raise InvalidInput(f"{self.scheduler} asks for certificates; name their folder with --tls-dir")
-        if parts.scheme == "tcp" and not self.insecure and not _is_here(parts.hostname):
+        if parts.scheme == "tcp" and not self.insecure and not is_here(self.scheduler):
             raise InvalidInput(
                 f"{self.scheduler} is another machine, and without TLS anybody between can read what is sent there and "
                 "run code here; write tls:// with --tls-dir, or --insecure if the network is yours alone"
@@ -71,7 +71,13 @@ class Cluster:
         return None if self.tls_dir is None else security_from(self.tls_dir)
 
 
-def _is_here(host: str) -> bool:
+def is_here(address: str) -> bool:
+    """Whether an address is one of this machine that no other can reach.
+
+    >>> is_here("tcp://127.0.0.1:8786"), is_here("tcp://192.168.1.4:8786")
+    (True, False)
+    """
+    host = urlsplit(address).hostname or ""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -97,7 +103,7 @@ class DaskBuilders:
         self._cluster = cluster
         self._scheduler = cluster.scheduler
         self._tell = tell
-        _distributed()
+        dask_distributed()
         if self._scheduler is not None:
             # A wrong address is known before anything has run.
             with self._joined():
@@ -128,39 +134,32 @@ class DaskBuilders:
         running: dict[Any, Candidate] = {}
         while waiting or running:
             # No more than can run: what is begun is then what really runs.
-            while waiting and len(running) < max(1, sum(_answer(client.nthreads).values())):
+            while waiting and len(running) < max(1, sum(answer(client.nthreads).values())):
                 candidate = waiting.pop()
                 begin(candidate)
                 running[client.submit(build_here, self._order, candidate, pure=False)] = candidate
             for future in self._some_done(client, list(running)):
                 candidate = running.pop(future)
-                for _ in range(_losses(client, future)):
+                for _ in range(losses(client, future)):
                     begin(candidate)
                 yield candidate, self._received(future, candidate)
 
     @contextmanager
     def _joined(self) -> Iterator[Any]:
         with ExitStack() as stack:
-            stack.enter_context(_hushed())
             if self._scheduler is None:
                 address, security = stack.enter_context(self._own_cluster()), None
             else:
                 address, security = self._scheduler, self._cluster.security()
+            client = stack.enter_context(client_of(address, security))
             try:
-                client = stack.enter_context(_distributed().Client(address, timeout=_PATIENCE_S, security=security))
-            except (OSError, ValueError, TypeError) as error:
-                raise EdgeOptError(
-                    f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler`, with the same "
-                    "certificates"
-                ) from error
-            try:
-                client.wait_for_workers(1 if self._scheduler else self._cluster.workers, _PATIENCE_S)
+                client.wait_for_workers(1 if self._scheduler else self._cluster.workers, PATIENCE_S)
             except TimeoutError as error:
                 raise EdgeOptError(
-                    f"no worker has joined {address} in {_PATIENCE_S:g} s; start one with "
+                    f"no worker has joined {address} in {PATIENCE_S:g} s; start one with "
                     f"`dask worker {address} --nthreads 1`, with the same certificates"
                 ) from error
-            _check_versions(client)
+            check_versions(client)
             client.subscribe_topic(_TOPIC, lambda event: self._tell(Notice(str(event[1]))))
             yield client
 
@@ -168,7 +167,7 @@ class DaskBuilders:
     def _own_cluster(self) -> Iterator[Any]:
         import dask
 
-        distributed = _distributed()
+        distributed = dask_distributed()
 
         class Scheduler(distributed.Scheduler):  # type: ignore[misc,name-defined]  # Dask is imported where it is needed
             """Without its web server, which asks nobody for a certificate."""
@@ -208,12 +207,12 @@ class DaskBuilders:
             shutil.rmtree(certificates, ignore_errors=True)
 
     def _some_done(self, client: Any, futures: list[Any]) -> list[Any]:
-        distributed = _distributed()
+        distributed = dask_distributed()
         while True:
             try:
-                return list(distributed.wait(futures, timeout=_PATIENCE_S, return_when="FIRST_COMPLETED").done)
+                return list(distributed.wait(futures, timeout=PATIENCE_S, return_when="FIRST_COMPLETED").done)
             except TimeoutError:
-                if not _answer(client.nthreads):
+                if not answer(client.nthreads):
                     self._tell(Notice("no worker is left; waiting for one to join"))
 
     def _received(self, future: Any, candidate: Candidate) -> Outcome:
@@ -236,6 +235,21 @@ class DaskBuilders:
 
 
 @contextmanager
+def client_of(address: Any, security: Any) -> Iterator[Any]:
+    """A client of the scheduler at an address, for as long as it is needed."""
+    with ExitStack() as stack:
+        stack.enter_context(_hushed())
+        try:
+            client = stack.enter_context(dask_distributed().Client(address, timeout=PATIENCE_S, security=security))
+        except (OSError, ValueError, TypeError) as error:
+            raise EdgeOptError(
+                f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler`, with the same "
+                "certificates"
+            ) from error
+        yield client
+
+
+@contextmanager
 def _hushed() -> Iterator[None]:
     """Dask's client does not log what becomes an error of ours."""
     logger = logging.getLogger("distributed.client")
@@ -247,7 +261,7 @@ def _hushed() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _answer(question: Callable[[], Any]) -> Any:
+def answer(question: Callable[[], Any]) -> Any:
     """What the scheduler says; one that is gone also shows as a connection that nobody takes."""
     from distributed.comm.core import CommClosedError
 
@@ -257,13 +271,14 @@ def _answer(question: Callable[[], Any]) -> Any:
         raise CommClosedError(str(error)) from error
 
 
-def _losses(client: Any, future: Any) -> int:
+def losses(client: Any, future: Any) -> int:
     """How many workers were lost while they built this: Dask gives their work to others by itself."""
-    losses = int(_answer(lambda: client.run_on_scheduler(_suspicions, key=future.key)))
-    return max(0, losses - int(future.status == "error"))
+    lost = int(answer(lambda: client.run_on_scheduler(_suspicions, key=future.key)))
+    return max(0, lost - int(future.status == "error"))
 
 
-def _check_versions(client: Any) -> None:
+def check_versions(client: Any) -> None:
+    """Refuse workers that have another version than ours."""
     for worker, version in client.run(_version).items():
         if version != __version__:
             raise EdgeOptError(
@@ -274,7 +289,7 @@ def _check_versions(client: Any) -> None:
 
 def quiet_worker(*arguments: Any, **options: Any) -> Any:
     """A worker without its web server, which asks nobody for a certificate."""
-    worker = _distributed().Worker(*arguments, **options)
+    worker = dask_distributed().Worker(*arguments, **options)
     worker.start_http_server = lambda *_, **__: None
     return worker
 
@@ -311,5 +326,6 @@ def _suspicions(key: str, dask_scheduler: Any = None) -> int:
     return 0 if task is None else int(task.suspicious)
 
 
-def _distributed() -> Any:
+def dask_distributed() -> Any:
+    """Dask, or how to get it."""
     return optional("distributed", "workers need", "distributed", "Dask")

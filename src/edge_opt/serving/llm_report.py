@@ -12,12 +12,12 @@ import torch
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole, is_number
+from edge_opt.boards.catalog import ENGINES
+from edge_opt.boards.estimate import working_power
+from edge_opt.boards.targets import HOST, Target, find_spec
+from edge_opt.boards.token_rates import PREFILL_SPREAD
+from edge_opt.boards.weight_formats import cache_bytes_per_value, weight_format
 from edge_opt.errors import InvalidInput
-from edge_opt.platforms.catalog import ENGINES
-from edge_opt.platforms.estimate import working_power
-from edge_opt.platforms.targets import HOST, Target, find_spec
-from edge_opt.platforms.token_rates import PREFILL_SPREAD
-from edge_opt.platforms.weight_formats import cache_bytes_per_value, weight_format
 from edge_opt.records import (
     DecodeCost,
     DeviceSpec,

@@ -8,8 +8,8 @@ from math import prod
 
 import torch
 
-from edge_opt.platforms.token_rates import OVERHEAD_S, PREFILL_SPREAD, ReadRate, matrix_rate, read_rate
-from edge_opt.platforms.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes
+from edge_opt.boards.token_rates import OVERHEAD_S, PREFILL_SPREAD, ReadRate, matrix_rate, read_rate
+from edge_opt.boards.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes
 from edge_opt.records import (
     Bound,
     CurvePoint,

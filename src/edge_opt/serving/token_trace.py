@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge_opt.boards.weight_formats import WeightTensor, described
 from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput, TraceFailed
-from edge_opt.platforms.weight_formats import WeightTensor, described
 from edge_opt.records import OpCall, OpSignature, PartName, Trace
 from edge_opt.serving.model_source import LanguageModel, quiet
 from edge_opt.trace import InputSpec, trace

@@ -1,0 +1,165 @@
+"""Does it fit: the one definition of peak memory, and the largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+from edge_opt.boards.passes import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
+from edge_opt.records import SCRATCH_IS_APART as SCRATCH_IS_APART
+from edge_opt.records import MemoryKind, MemoryNeed, ModelProfile, Precision, Role, TensorInfo, Trace
+
+# Who drops tensors: eager torch when Python lets go of them, a planning runtime after their last use.
+Lifetimes = Literal["eager", "planner"]
+_KINDS: dict[Lifetimes, MemoryKind] = {"eager": "static eager", "planner": "static planner"}
+
+
+def lifetimes_of(runtime: str) -> Lifetimes:
+    """Whose lifetimes count in a runtime: eager torch follows Python, every other runtime plans."""
+    return "eager" if runtime == "torch" else "planner"
+
+
+def peak_memory(
+    profile: ModelProfile,
+    precision: Precision | None = None,
+    *,
+    lifetimes: Lifetimes = "eager",
+    layers: Mapping[str, str] | None = None,
+) -> MemoryNeed:
+    """Weights, buffers, inputs and the peak of live activations: what one forward keeps in memory at once.
+
+    The one answer to this question: `fit_batch`, `compare_targets`, `check`, sweeps and pages all ask here. Integers,
+    and what operators hold beside their outputs, stay as traced. In int8, inputs stay as the caller gives them, and so
+    do biases and norms (parameters and buffers of one dimension): every int8 runtime keeps those wide. In int4,
+    matrices of weights take 4 bits and their scales, and everything else 16 bits.
+
+    Args:
+        profile: The model and its inputs; its batch is the batch.
+        precision: What floating tensors are kept in; None leaves them as the model has them.
+        lifetimes: "eager" holds a tensor as long as Python does, as torch would; "planner" drops it after its last
+            use, as ONNX Runtime, OpenVINO or LiteRT do.
+        layers: Precisions that layers really run in, by module path, where a runtime told them. Weights of a layer
+            that is not named stay in float32, and activations count in the widest precision of all.
+
+    >>> import edge_opt as eo
+    >>> from torch import nn
+    >>> need = peak_memory(eo.profile(nn.Linear(8, 4), (2, 8)), "int8")
+    >>> need.weight_bytes, need.input_bytes, need.activation_bytes, need.kind
+    (48, 64, 8, 'static eager')
+    """
+    trace, totals = profile.trace, profile.totals
+    saved = _saved(trace, _widths(precision, layers))
+
+    def of(role: Role) -> int:
+        return sum(saved[number] for number, storage in enumerate(trace.storages) if storage.role == role)
+
+    is_planned = lifetimes == "planner"
+    if not any(saved):
+        live = profile.peak.planner_bytes if is_planned else profile.peak.live_bytes
+    else:
+        live = _planner_peak(trace, saved) if is_planned else _eager_peak(trace, saved)
+    return MemoryNeed(
+        weight_bytes=totals.param_bytes - of("parameter"),
+        buffer_bytes=totals.buffer_bytes - of("buffer"),
+        input_bytes=totals.input_bytes - of("input"),
+        activation_bytes=live,
+        kind=_KINDS[lifetimes],
+    )
+
+
+def _widths(precision: Precision | None, layers: Mapping[str, str] | None) -> Callable[[str, Role], float | None]:
+    """Bytes of a floating value, by the path of the layer that uses it and its role; None: as traced."""
+    if layers is None:
+        if precision is None:
+            return lambda path, role: None
+        width, of_weights = ITEMSIZE[precision], WEIGHT_ITEMSIZE.get(precision, ITEMSIZE[precision])
+        return lambda path, role: of_weights if role == "parameter" else width
+    known: dict[str, int] = {path: _itemsize(name) for path, name in layers.items()}
+    widest = max(known.values(), default=4)
+    return lambda path, role: known.get(path, 4) if role == "parameter" else widest if role == "activation" else None
+
+
+def _itemsize(precision: str) -> int:
+    """Bytes of a value in the precision that a runtime names; one it cannot name counts as float32."""
+    return next((size for name, size in ITEMSIZE.items() if name == precision), 4)
+
+
+def _saved(trace: Trace, width_of: Callable[[str, Role], float | None]) -> list[int]:
+    """Bytes by which each storage is smaller than it was traced."""
+    saved = [0] * len(trace.storages)
+    for number, tensor, path in _uses(trace):
+        size, storage = floating_itemsize(tensor.dtype), trace.storages[number]
+        width = width_of(path, storage.role)
+        if not size or width is None:
+            continue
+        if width == 1 and (storage.role == "input" or (storage.role != "activation" and len(tensor.shape) < 2)):
+            continue
+        if width < 1 and len(tensor.shape) < 2:
+            width = ITEMSIZE["int4"]
+        saved[number] = storage.nbytes - int(storage.nbytes // size * width)
+    return saved
+
+
+def _uses(trace: Trace) -> Iterator[tuple[int, TensorInfo, str]]:
+    """Storages with the tensor that an operator read from them, or wrote, and its module; untouched ones are absent."""
+    for call in trace.ops:
+        signature, path = trace.signatures[call.signature], trace.modules[call.module].path
+        yield from ((number, tensor, path) for number, tensor in zip(call.reads, signature.inputs, strict=True))
+        if len(call.creates) == len(signature.outputs):
+            yield from ((number, tensor, path) for number, tensor in zip(call.creates, signature.outputs, strict=True))
+
+
+def _planner_peak(trace: Trace, saved: list[int]) -> int:
+    # Rules of cost need torch, and budgets on a saved profile do not.
+    from edge_opt.cost.totals import planner_bound
+
+    return planner_bound(trace, saved)
+
+
+def _eager_peak(trace: Trace, saved: list[int]) -> int:
+    change = [0] * (len(trace.ops) + 1)
+    for storage, saving in zip(trace.storages, saved, strict=True):
+        if storage.role == "activation" and storage.born is not None:
+            change[storage.born] += saving
+            change[len(trace.ops) if storage.died is None else storage.died] -= saving
+    peak = saving = 0
+    for call in trace.ops:
+        saving += change[call.index]
+        peak = max(peak, call.live_bytes - saving)
+    return peak
+
+
+def largest_batch(bytes_at: Callable[[int], int], limit_bytes: int, most: int) -> int:
+    """The largest batch of at most `most` that needs no more than the limit; 0 where even one does not fit.
+
+    More samples must not need less. Memory is nearly linear in the batch, so a line through the last two batches
+    tried says where to look; each guess is checked, and bisection has the last word.
+
+    >>> largest_batch(lambda batch: 100 + 7 * batch, limit_bytes=1000, most=4096)
+    128
+    """
+    fitting, too_large = 0, most + 1
+    tried: dict[int, int] = {}
+    guess = 1
+    while too_large - fitting > 1:
+        tried[guess] = bytes_at(guess)
+        if tried[guess] <= limit_bytes:
+            fitting = guess
+        else:
+            too_large = guess
+        guess = _next_guess(tried, limit_bytes, fitting, too_large)
+    return fitting
+
+
+def _next_guess(tried: dict[int, int], limit_bytes: int, fitting: int, too_large: int) -> int:
+    """A batch between what fits and what does not: by the line at first, halfway once the line has had its chance."""
+    middle = (fitting + too_large) // 2
+    if len(tried) < 2:
+        return min(2, middle) or 1
+    if len(tried) > 6:
+        return middle
+    (first, low), (last, high) = sorted(tried.items())[-2:]
+    if high <= low:
+        return middle
+    on_the_line = first + (limit_bytes - low) * (last - first) // (high - low)
+    return min(max(on_the_line, fitting + 1), too_large - 1)

@@ -1,0 +1,494 @@
+"""Time and energy on a device: from costs fitted to times there, else from its roofline at usual efficiencies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+from edge_opt import units
+from edge_opt._support.checks import check_whole
+from edge_opt.boards.class_costs import workload
+from edge_opt.boards.fitted import choose_platform, estimate_fitted
+from edge_opt.boards.passes import Pass, fused_passes, passes
+from edge_opt.boards.platform_file import Platform
+from edge_opt.boards.roofline import Roof, checked_roof, limit
+from edge_opt.boards.targets import Target, find_spec, find_target, published
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
+from edge_opt.records import (
+    Bound,
+    DeviceSpec,
+    Energy,
+    Engine,
+    Figure,
+    LayerPrediction,
+    ModelProfile,
+    Power,
+    Precision,
+    Prediction,
+)
+
+# Under a model's load a device draws its power under load; a power mode and a TDP are ceilings, idle is no load at all.
+_WORKING_STATES = ("load", "highest_mode", "tdp")
+_TABLE_DTYPE: dict[Precision, str] = {
+    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "float16",
+}  # fmt: skip
+
+
+def with_energies(prediction: Prediction, profile: ModelProfile, spec: DeviceSpec | None) -> Prediction:
+    """The prediction with what its energy is by every way there is; power times time comes first.
+
+    Layers get their part of the first one, so that they add up to it. Where nothing is known a remark says so.
+    """
+    found = passes(profile, prediction.precision)
+    power = None if spec is None else working_power(spec)
+    proxy = None if power is None else _proxy(power, prediction.seconds)
+    table = from_table(found, prediction.precision, is_lower_bound=bool(profile.unpriced))
+    remarks: tuple[str, ...] = () if proxy or spec is None else (_missing(power),)
+    if table is None:
+        remarks += (f"the table of energies per operation has no figure for {prediction.precision}",)
+    if proxy is not None and power is not None:
+        watts = power.figure.value
+        layers = tuple(
+            replace(layer, energy_j=None if layer.seconds is None else watts * layer.seconds)
+            for layer in prediction.layers
+        )
+    elif table is not None:
+        layers = tuple(_with_table(prediction.layers, found, prediction.precision))
+    else:
+        layers = prediction.layers
+    return replace(
+        prediction,
+        layers=layers,
+        energies=tuple(energy for energy in (proxy, table) if energy is not None),
+        remarks=prediction.remarks + remarks,
+    )
+
+
+def working_power(spec: DeviceSpec) -> Power | None:
+    """Watts of the device at work: under load, else in its highest mode, else its TDP; None where nobody says.
+
+    >>> from edge_opt.boards.catalog import device
+    >>> [(power.state, power.figure.value) for power in (working_power(device("jetson-nano")),)]
+    [('highest_mode', 10.0)]
+    """
+    by_state = {power.state: power for power in spec.powers}
+    return next((by_state[state] for state in _WORKING_STATES if state in by_state), None)
+
+
+def from_table(items: Iterable[Pass], precision: Precision, is_lower_bound: bool = False) -> Energy | None:
+    """Energy of these passes by the table of `edge_opt.measuring.energy`; None where it lacks the precision."""
+    joules = table_joules(items, precision)
+    if joules is None:
+        return None
+    add_pj, multiply_pj = OPERATION_PJ[_TABLE_DTYPE[precision]]
+    note = (
+        f"model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; {_TABLE_DTYPE[precision]} add {add_pj:g} pJ, "
+        f"multiply {multiply_pj:g} pJ), bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM); "
+        "for comparing variants, not for sizing a battery"
+    )
+    return Energy(joules, "model", note + ("; a lower bound, for some operators are unpriced" * is_lower_bound))
+
+
+def table_joules(items: Iterable[Pass], precision: Precision) -> float | None:
+    """A MAC is a multiplication and an addition, other arithmetic counts as multiplications, every byte the same.
+
+    None where the table has no figure for the precision and something is computed in it.
+    """
+    picojoules = 0.0
+    for item in items:
+        picojoules += BYTE_PJ * (item.bytes_read + item.bytes_written)
+        if item.arithmetic == "none" or not item.flops:
+            continue
+        dtype = "int8" if item.arithmetic == "int8" else _TABLE_DTYPE[precision]
+        if dtype not in OPERATION_PJ:
+            return None
+        add_pj, multiply_pj = OPERATION_PJ[dtype]
+        picojoules += item.macs * (add_pj + multiply_pj) + (item.flops - 2 * item.macs) * multiply_pj
+    return picojoules * 1e-12
+
+
+def _with_table(
+    layers: Sequence[LayerPrediction], items: Sequence[Pass], precision: Precision
+) -> list[LayerPrediction]:
+    by_module: dict[int, list[Pass]] = {}
+    for item in items:
+        by_module.setdefault(item.module, []).append(item)
+    return [replace(layer, energy_j=table_joules(by_module.get(layer.module, ()), precision)) for layer in layers]
+
+
+def _proxy(power: Power, seconds: float | None) -> Energy | None:
+    if seconds is None:
+        return None
+    watts = power.figure.value
+    note = (
+        f"proxy, not measured: {watts:g} W ({power.state}; {power.figure.kind}: {power.figure.source}) × "
+        f"predicted {seconds:.4g} s"
+    )
+    return Energy(watts * seconds, "proxy", note)
+
+
+def _missing(power: Power | None) -> str:
+    if power is None:
+        return "the power at work is unknown, so there is no energy from power and time"
+    return "the time is unknown, so there is no energy from power and time"
+
+
+# Share of an engine's peak that dense products reach: HPL over the peak in fp64, which is half of that in fp32, is 0.39
+# to 0.64 on the five devices of the catalogue that have both figures and at least 1 GiB; in the middle 0.5.
+DENSE = 0.5
+# Depthwise convolutions run at a seventh of that. ST's three figures for MobileNetV1 on the STM32H747 differ in how
+# much of the work is depthwise: two of them give both rates, and these meet the third within 5 %.
+DEPTHWISE = DENSE / 7
+# Other convolutions in groups run as those do that have no kernel of their own: the fits to ncnn's table have these at
+# 0.32 of the dense rate in the middle.
+GROUPED = 0.32 * DENSE
+# A peak counts fused multiply-adds, two operations at a time; element-wise work has one.
+ELEMENTWISE = DENSE / 2
+# Share of the memory's peak on paper that a copy reaches: 0.57 to 0.71 on the three devices that run models on the CPU
+# and have both figures. A measured bandwidth is what a copy reached already.
+PAPER_BANDWIDTH = 0.6
+# What one layer takes beside its work, where a device has no figure for it: on a CPU the time in which one core could
+# have computed so many operations, on a GPU seconds. Both are the middle of the fits to ncnn's table.
+CALL_OPERATIONS = 5e5
+LAUNCH_S = 24e-6
+# The interval is from the estimate divided by this to the estimate times this: 90 % of 347 published times on the four
+# CPU boards with figures lie in it, with one thread or all (benchmarks/boards.py). For other engines too few are known
+# to say less.
+SPREAD = 3.5
+# A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
+LAYER_SPREAD = 2 * SPREAD
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+# tests/boards/test_estimate.py derives all of these from the catalogue's files.
+
+# Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
+# it, none is put in; an operator that takes less than this itself then leaves the upper end of the interval open.
+BRIEF_S = 50e-6
+
+
+def estimate(
+    profile: ModelProfile,
+    device: Target,
+    precision: Precision = "fp32",
+    *,
+    engine: Engine | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> Prediction:
+    """What a model and each of its layers would take on a device that was never calibrated, with its interval.
+
+    Where times of whole models on the device are published, costs that were fitted to them answer (`basis` is
+    "fitted"), and a remark names the platform. Otherwise the roofline does: every operator takes the longer of moving
+    its bytes and computing, at the share of the device's figures that its class usually reaches. It is meant for a
+    runtime with tuned kernels; a framework that runs operator by operator may take several times as long. Where a
+    figure is missing the time is None, and a remark names the figure.
+
+    Args:
+        profile: The model and its inputs.
+        device: A device of the catalogue, its file or `DeviceSpec`, a platform or its file, or a calibrated machine by
+            its figures.
+        precision: Type of the numbers there.
+        engine: Who computes; the device's own choice unless given.
+        runtime: What runs the model there, such as "ncnn". Times with it must be known. Without, the best-known
+            platform is taken.
+        threads: That the runtime uses; without, those of the best-known platform. A roofline's peaks are scaled by
+            threads over cores, its bandwidth is not.
+
+    >>> import edge_opt as eo
+    >>> from edge_opt.model import SmallCNN
+    >>> found = estimate(eo.profile(SmallCNN(), (1, 1, 28, 28)), "raspberry-pi-4", runtime="ncnn", threads=1)
+    >>> found.basis, found.low < found.seconds < found.high, found.energies[0].source
+    ('fitted', True, 'proxy')
+    """
+    spec, _ = checked_roof(profile, device, precision, engine)
+    if threads is not None:
+        check_whole("threads", threads)
+    platform = answering(device, precision, engine=engine, runtime=runtime, threads=threads)
+    found = find_target(device)
+    if platform is not None and (platform is found or workload(profile).works):
+        return _from_platform(profile, platform, found.name if platform is found else spec.name, spec)
+    return estimate_roofline(profile, spec, precision, engine=engine, threads=threads)
+
+
+def answering(
+    device: Target,
+    precision: Precision = "fp32",
+    *,
+    engine: Engine | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> Platform | None:
+    """The platform whose costs answer for a target; None where its roofline does. What it cannot be asked is refused.
+
+    Args:
+        device: As in `estimate`.
+        precision: As in `estimate`.
+        engine: As in `estimate`.
+        runtime: As in `estimate`.
+        threads: As in `estimate`.
+
+    >>> answering("raspberry-pi-4").name
+    'raspberry-pi-4/cpu-4/ncnn/fp32'
+    """
+    found = find_target(device)
+    if isinstance(found, Platform):
+        _check_asked(found, precision, engine, runtime, threads)
+        return found
+    spec = find_spec(found)
+    known = published(spec) if isinstance(found, DeviceSpec) else ()
+    return choose_platform(known, spec, precision, engine=engine, runtime=runtime, threads=threads)
+
+
+def _check_asked(
+    platform: Platform, precision: str, engine: str | None, runtime: str | None, threads: int | None
+) -> None:
+    """A platform is one engine, runtime, precision and number of threads; another cannot be asked of it."""
+    for name, asked, known in (
+        ("precision", precision, platform.precision),
+        ("engine", engine, platform.engine),
+        ("runtime", runtime, platform.runtime),
+        ("threads", threads, platform.threads),
+    ):
+        if asked is not None and known is not None and asked != known:
+            raise InvalidInput(
+                f"{name} is {asked}, and the platform {platform.name} is for {known}; name another platform, or pass "
+                f"{name}={known!r}"
+            )
+
+
+def _from_platform(profile: ModelProfile, platform: Platform, target: str, spec: DeviceSpec) -> Prediction:
+    found = estimate_fitted(profile, platform)
+    remarks = found.notes
+    if profile.unpriced:
+        remarks += ("some operators have no price: the figures are lower bounds",)
+    prediction = Prediction(
+        target=target,
+        basis="fitted",
+        precision=cast(Precision, platform.precision),
+        seconds=found.seconds,
+        low=found.low,
+        high=None if profile.unpriced else found.high,
+        bound=found.bound,
+        layers=tuple(
+            LayerPrediction(
+                layer.module, layer.path, layer.kind, layer.seconds, None, None, layer.bound, layer.is_outside
+            )
+            for layer in found.layers
+        ),
+        outside=found.outside,
+        energies=(),
+        remarks=remarks,
+    )
+    return with_energies(prediction, profile, spec)
+
+
+def estimate_roofline(
+    profile: ModelProfile,
+    device: Target,
+    precision: Precision = "fp32",
+    *,
+    engine: Engine | None = None,
+    threads: int | None = None,
+) -> Prediction:
+    """What a model would take by the device's figures alone, whatever was published of it.
+
+    Args:
+        profile: The model and its inputs.
+        device: As in `estimate`.
+        precision: Type of the numbers there.
+        engine: Who computes; the device's own choice unless given.
+        threads: Of the CPU; all of its cores unless given.
+    """
+    whole = find_spec(device)
+    spec, remark = _with_threads(whole, engine or whole.engine, threads)
+    spec, roof = checked_roof(profile, spec, precision, engine, may_widen=True)
+    by_module: dict[int, list[Pass]] = {}
+    for item in passes(profile, precision):
+        by_module.setdefault(item.module, []).append(item)
+    overheads = _Overheads(profile, whole, roof)
+    layers = tuple(_layer(profile, number, by_module[number], roof, overheads) for number in sorted(by_module))
+    bound, seconds = _timed([item for items in by_module.values() for item in items], roof, overheads)
+    if seconds is not None:  # the layers' own sum, to the last bit
+        seconds = math.fsum(layer.seconds for layer in layers if layer.seconds is not None)
+    is_open = overheads.may_rule(seconds, sum(map(len, by_module.values()))) or roof.peak is None
+    spread = SPREAD * _gain(roof)
+    prediction = Prediction(
+        target=spec.name,
+        basis="roofline",
+        precision=precision,
+        seconds=seconds,
+        low=None if seconds is None else seconds / spread,
+        high=None if seconds is None or is_open or profile.unpriced else seconds * SPREAD,
+        bound=bound,
+        layers=layers,
+        outside=tuple(dict.fromkeys(item.op for item in profile.unpriced)),
+        energies=(),
+        remarks=(*_remarks(profile, spec, roof, seconds, overheads, is_open), *remark),
+    )
+    return with_energies(prediction, profile, spec)
+
+
+def _with_threads(spec: DeviceSpec, engine: str, threads: int | None) -> tuple[DeviceSpec, tuple[str, ...]]:
+    """The device with the peaks of so many of its cores and the bandwidth of all, and what to say of it."""
+    if threads is None:
+        return spec, ()
+    if engine != "cpu":
+        return spec, (f"threads are of a CPU, and this is its {engine}: they are left out",)
+    if spec.cores is None:
+        return spec, (f"the cores of {spec.name} are not known, so the figures are for all of them",)
+    cores = int(spec.cores.value)
+    if threads > cores:
+        raise InvalidInput(f"threads is {threads}, and {spec.name} has {cores} core(s); ask for at most {cores}")
+    share, which = share_of_peak(spec, threads, cores), f"{threads} of {cores} cores"
+    peaks = tuple(
+        replace(peak, figure=Figure(peak.figure.value * share, f"{which} of: {peak.figure.source}", "derived"))
+        if peak.engine == "cpu"
+        else peak
+        for peak in spec.peaks
+    )
+    alike = "the fast ones first" if spec.fast_cores else "taken to be alike"
+    return replace(spec, peaks=peaks), (f"peaks of {which}, {alike}; one bandwidth",)
+
+
+def share_of_peak(spec: DeviceSpec, threads: int, cores: int) -> float:
+    """Share of a CPU's peak that so many threads have; fast cores are taken first."""
+    if spec.fast_cores is None or spec.fast_share is None:
+        return threads / cores
+    fast, share = int(spec.fast_cores.value), spec.fast_share.value
+    if threads <= fast:
+        return share * threads / fast
+    return share + (1 - share) * (threads - fast) / (cores - fast)
+
+
+def _gain(roof: Roof) -> float:
+    """How much faster than the wider peak an engine may be at a precision whose own peak nobody has said."""
+    if roof.peak is None or roof.precision == "int4":  # weights of four bits are widened in any case
+        return 1.0
+    return _BYTES[roof.computes_in] / _BYTES[roof.precision]
+
+
+class _Overheads:
+    """What calls take beside their work: by the device's own figure, else by what is usual for its class."""
+
+    def __init__(self, profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> None:
+        self.own_s = roof.overhead_s
+        self.usual_s = None if self.own_s is not None else _usual_overhead(spec, roof.engine)
+        # A runtime with tuned kernels calls what is fused once.
+        self.calls: dict[int, int] = {}
+        for item in fused_passes(profile, roof.precision) if self.usual_s is not None else ():
+            self.calls[item.module] = self.calls.get(item.module, 0) + 1
+
+    def seconds(self, items: Sequence[Pass]) -> float | None:
+        """Of these passes; None where it is not known."""
+        if self.own_s is not None:
+            return self.own_s * len(items)
+        if self.usual_s is None:
+            return None
+        return self.usual_s * sum(self.calls.get(module, 0) for module in {item.module for item in items})
+
+    def may_rule(self, seconds: float | None, operators: int) -> bool:
+        """Whether an overhead that is not known may be most of the time."""
+        is_unknown = self.own_s is None and self.usual_s is None
+        return is_unknown and seconds is not None and seconds < BRIEF_S * operators
+
+
+def _usual_overhead(spec: DeviceSpec, engine: str) -> float | None:
+    """Seconds of one call on a device that has no figure for it; None where nothing usual is known."""
+    if engine == "gpu":
+        return LAUNCH_S
+    peak = spec.peak("cpu", "fp32")
+    if engine != "cpu" or peak is None or spec.cores is None:
+        return None
+    cores = int(spec.cores.value)
+    return CALL_OPERATIONS / (peak.value * share_of_peak(spec, 1, cores))
+
+
+def _layer(
+    profile: ModelProfile, number: int, items: Sequence[Pass], roof: Roof, overheads: _Overheads
+) -> LayerPrediction:
+    module = profile.trace.modules[number]
+    bound, seconds = _timed(items, roof, overheads)
+    is_outside = any(item.is_unpriced for item in items)
+    is_open = is_outside or roof.peak is None or overheads.may_rule(seconds, len(items))
+    spread = LAYER_SPREAD * _gain(roof)
+    return LayerPrediction(
+        module=number,
+        path=module.path,
+        kind=module.kind,
+        seconds=seconds,
+        low=None if seconds is None else seconds / spread,
+        high=None if seconds is None or is_open else seconds * LAYER_SPREAD,
+        bound=bound,
+        is_outside=is_outside,
+    )
+
+
+def _timed(items: Sequence[Pass], roof: Roof, overheads: _Overheads) -> tuple[Bound, float | None]:
+    """What passes take at their classes' efficiencies, and what most of the time goes to; nothing to do takes none.
+
+    Where no peak is known it is what memory takes alone.
+    """
+    if not items:
+        return "unknown", 0.0
+    priced = [item for item in items if not item.is_unpriced]
+    reached = PAPER_BANDWIDTH if roof.bandwidth and roof.bandwidth.method in ("datasheet", "quoted") else 1.0
+    return limit(
+        [_divided(roof.memory_s(item), reached) for item in priced],
+        [0.0 if roof.peak is None else _divided(roof.compute_s(item), _efficiency(item)) for item in priced],
+        overheads.seconds(items),
+    )
+
+
+_EFFICIENCY = {"depthwise": DEPTHWISE, "grouped": GROUPED}
+
+
+def _efficiency(item: Pass) -> float:
+    return _EFFICIENCY.get(item.grouping, DENSE if item.macs else ELEMENTWISE)
+
+
+def _divided(seconds: float | None, share: float) -> float | None:
+    return None if seconds is None else seconds / share
+
+
+def _remarks(
+    profile: ModelProfile, spec: DeviceSpec, roof: Roof, seconds: float | None, overheads: _Overheads, is_open: bool
+) -> Iterator[str]:
+    if roof.bandwidth is None:
+        why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
+        yield (
+            f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; type in a few that you measured: "
+            f"`edge-opt board my-board --time resnet18=MS`"
+        )
+    elif roof.peak is None:
+        yield (
+            f"the peak of {spec.name} in {roof.precision} ({roof.engine}) is unknown: this is what memory takes alone, "
+            "and there is no upper end"
+        )
+    if seconds is not None and roof.bandwidth is not None:
+        yield (
+            "uncalibrated: a roofline with usual efficiencies, for a runtime with tuned kernels; of 347 published "
+            f"times on four CPU boards 90 % lie within a factor of {SPREAD:g}. Winograd's convolutions and arithmetic "
+            "in a narrower type beat it"
+        )
+        yield f"on its {roof.engine}; bandwidth: {roof.bandwidth.reading}"
+        if _gain(roof) > 1:
+            yield (
+                f"no peak in {roof.precision} is known, so it computes in {roof.computes_in}; it may be up to "
+                f"{_gain(roof):g} times as fast"
+            )
+        if overheads.usual_s is not None:
+            yield (
+                f"{units.duration(overheads.usual_s)} per layer beside its work, which is usual for such a "
+                f"{roof.engine}; no figure of its own is known"
+            )
+        elif is_open and overheads.own_s is None:
+            yield (
+                f"overhead per operator is not known and not included; operators take less than "
+                f"{units.duration(BRIEF_S)} each, so it may be most of the time, and there is no upper end"
+            )
+        elif overheads.own_s is None:
+            yield "overhead per operator is not known and not included"
+    if profile.unpriced:
+        yield "some operators have no price: the figures are lower bounds"

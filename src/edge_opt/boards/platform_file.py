@@ -1,0 +1,263 @@
+"""A platform's file: costs that were fitted to times, with what they rest on; those that ship, read and written."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from edge_opt._support.files import write_whole
+from edge_opt.boards.class_costs import CLASSES, Habits, Vector
+from edge_opt.boards.class_fit import Costs, Spread
+from edge_opt.errors import InvalidDevice, InvalidInput
+from edge_opt.records import Engine
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).parent / "data" / "fitted"
+PRIORS = "priors.toml"
+Origin = Literal["fitted", "typed", "core"]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Platforms of one kind: what they have in common, and how far times lie from predictions.
+
+    `prior` is what is likely before any time is known, its `seen` the families of nets that have a class; `same_core`
+    the covariance of costs between boards that have one core; `habits` how layers are run. `spread` is that of fitted
+    platforms, `typed_spread` that of boards of which only a few times are known. `carried` is the share of a net's
+    error on one board that it has on another, which `transfer` uses, and `carried_noise` what remains then, as a
+    logarithm.
+    """
+
+    name: str
+    habits: Habits
+    prior: Costs
+    same_core: Vector
+    spread: Spread
+    typed_spread: Spread
+    boards: int
+    carried: float
+    carried_noise: float
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class Platform:
+    """A device with an engine, a runtime, a precision and threads, and its fitted costs.
+
+    `name` is all of these together. `threads` is None where they are not known. `day` dates the runtime. `rows` is
+    how many nets were timed; `error` the median relative error of nets whose family was held out, `factor` the one
+    within which nine of ten of them lie; both None where too few were timed to tell. `noise_ratio` is how much noisier
+    its times are than those of others. `origin`: fitted to a table, typed in, or taken from boards with the same core.
+    """
+
+    name: str
+    device: str
+    title: str
+    engine: Engine
+    cores: str
+    runtime: str
+    day: str
+    precision: str
+    threads: int | None
+    core: str | None
+    ghz: float | None
+    kind: str
+    costs: Costs
+    rows: int
+    error: float | None
+    factor: float | None
+    noise_ratio: float
+    source: str
+    origin: Origin = "fitted"
+
+    notes: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+
+
+def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
+    """Every platform that ships with costs, in the order of their names.
+
+    Args:
+        device: only those of this device; all unless given.
+
+    >>> len(fitted_platforms()) > 90, fitted_platforms("raspberry-pi-4")[0].device
+    (True, 'raspberry-pi-4')
+    """
+    pattern = "*.toml" if device is None else f"{device}_*.toml"
+    paths = (path for path in FOLDER.glob(pattern) if path.name != PRIORS)
+    found = (_shipped(path) for path in paths)
+    return tuple(sorted(found, key=lambda platform: platform.name))
+
+
+@cache
+def kinds() -> Mapping[str, Kind]:
+    """What platforms of each kind have in common, by the kind's name."""
+    data = tomllib.loads((FOLDER / PRIORS).read_text(encoding="utf-8"))
+    return {name: kind_from(name, entry) for name, entry in data.items()}
+
+
+@cache
+def _shipped(path: Path) -> Platform:
+    return platform_from(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def kind_from(name: str, data: Mapping[str, Any]) -> Kind:
+    """A kind as its entry in the prior file has it.
+
+    Args:
+        name: of the kind.
+        data: the entry.
+    """
+    return Kind(
+        name=name,
+        habits=Habits(**data["habits"]),
+        prior=costs_from(data),
+        same_core=_matrix(data["same_core"]),
+        spread=Spread(**data["spread"]),
+        typed_spread=Spread(**data["typed_spread"]),
+        boards=data["boards"],
+        carried=data["carried"],
+        carried_noise=data["carried_noise"],
+        source=data["source"],
+    )
+
+
+def platform_from(data: Mapping[str, Any]) -> Platform:
+    """A platform as its file has it.
+
+    Args:
+        data: the file's contents.
+    """
+    texts = ("name", "device", "title", "cores", "runtime", "day", "precision", "kind", "source")
+    return Platform(
+        **{key: str(data[key]) for key in texts},
+        engine=cast(Engine, data["engine"]),
+        threads=data.get("threads"),
+        core=data.get("core"),
+        ghz=data.get("ghz"),
+        costs=costs_from(data),
+        rows=data["rows"],
+        error=data.get("error"),
+        factor=data.get("factor"),
+        noise_ratio=data["noise_ratio"],
+        origin=cast(Origin, data.get("origin", "fitted")),
+        notes=tuple(data.get("notes", ())),
+        contradictions=tuple(data.get("contradictions", ())),
+    )
+
+
+def load_platform(path: str | os.PathLike[str]) -> Platform:
+    """The platform that a file describes, as `save_platform` writes it.
+
+    Args:
+        path: A .toml file.
+    """
+    try:
+        platform = platform_from(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InvalidDevice(f"{str(path)!r} is no platform, or is cut off: {error!r}; write it again") from error
+    if platform.kind not in kinds() or platform.costs.covariance.shape != (len(CLASSES), len(CLASSES)):
+        raise InvalidDevice(f"{str(path)!r} is of another version of edge-opt; write it again with `edge-opt board`")
+    return platform
+
+
+def save_platform(platform: Platform, path: str | os.PathLike[str]) -> Path:
+    """Write a platform to a file that works wherever a target is named, and return its path.
+
+    Args:
+        platform: What `fit_platform` returned.
+        path: A file that ends in .toml.
+    """
+    file = Path(path)
+    if file.suffix.lower() != ".toml":
+        raise InvalidInput(f"a platform is saved as TOML, and the file is {str(path)!r}; let its name end in .toml")
+    try:
+        return write_whole(file, platform_text(platform))
+    except OSError as error:
+        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def costs_from(data: Mapping[str, Any]) -> Costs:
+    """Costs, with their covariance and how often each class was seen.
+
+    Args:
+        data: `costs` by class, `seen` by class, and `covariance` as the rows of its lower half.
+    """
+    values = np.array([float(data["costs"][name]) for name in CLASSES])
+    seen = np.array([float(data["seen"].get(name, 0)) for name in CLASSES])
+    return Costs(np.log(values), _matrix(data["covariance"]), seen)
+
+
+def _matrix(rows: Sequence[Sequence[float]]) -> Vector:
+    size = len(rows)
+    matrix = np.zeros((size, size))
+    for number, row in enumerate(rows):
+        matrix[number, : number + 1] = row
+        matrix[: number + 1, number] = row
+    return matrix
+
+
+def platform_text(platform: Platform) -> str:
+    """A platform's file.
+
+    Args:
+        platform: what to write.
+    """
+    texts = "name device title engine cores runtime day precision kind source origin".split()
+    lines = [f"{key} = {_quoted(getattr(platform, key))}" for key in texts]
+    for key in ("threads", "core", "ghz", "rows", "error", "factor", "noise_ratio"):
+        value = getattr(platform, key)
+        if value is not None:
+            lines.append(f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}")
+    for key in ("notes", "contradictions"):
+        if getattr(platform, key):
+            lines.append(f"{key} = [{', '.join(_quoted(text) for text in getattr(platform, key))}]")
+    return "\n".join([*lines, *costs_lines(platform.costs)]) + "\n"
+
+
+def costs_lines(costs: Costs, table: str = "") -> list[str]:
+    """Lines of a file with costs: covariance first, for tables must come last.
+
+    Args:
+        costs: what to write.
+        table: name of the table that they are in, with a dot; none at the top of a file.
+    """
+    lines = matrix_lines("covariance", costs.covariance)
+    lines += [f"[{table}costs]  # ns per MAC, element or weight; ms per layer"]
+    lines += [f"{name} = {math.exp(value):.4g}" for name, value in zip(CLASSES, costs.mean, strict=True)]
+    lines += [f"[{table}seen]  # rows, or families in a prior, with 3 % of their time or more in a class"]
+    return lines + [f"{name} = {int(count)}" for name, count in zip(CLASSES, costs.seen, strict=True) if count]
+
+
+def matrix_lines(name: str, matrix: Vector) -> list[str]:
+    """The lower half of a symmetric matrix, one row a line.
+
+    Args:
+        name: of the key.
+        matrix: what to write; four decimals are kept.
+    """
+    rows = [
+        ", ".join(f"{value:.4f}".rstrip("0").rstrip(".") for value in matrix[n, : n + 1]) for n in range(len(matrix))
+    ]
+    return [f"{name} = [", *(f"  [{row}]," for row in rows), "]"]
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

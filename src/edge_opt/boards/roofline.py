@@ -1,0 +1,343 @@
+"""Rooflines: what bounds a model on a device, and how well it uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast, get_args
+
+from edge_opt.boards.catalog import ENGINES
+from edge_opt.boards.passes import Pass, fused_passes, passes
+from edge_opt.boards.targets import Target, find_spec
+from edge_opt.errors import InvalidInput
+from edge_opt.records import (
+    Bound,
+    DeviceSpec,
+    Engine,
+    Figure,
+    LayerLatencies,
+    ModelProfile,
+    Precision,
+    Roofline,
+    RooflinePoint,
+    UsedBandwidth,
+    Utilization,
+)
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# Of an engine's own measurements the first that is there. A copy reads and writes each byte that it counts once.
+_MEASURED = (
+    ("traffic", 1, "bytes read plus bytes written, measured on the {engine}"),
+    ("stream_copy", 1, "STREAM copy, bytes read plus bytes written, measured on the {engine}"),
+    ("memcpy", 2, "twice memcpy on the {engine}: a copy reads and writes every byte"),
+    ("read", 1, "reads alone, measured on the {engine}"),
+)
+_PAPER = (("datasheet", "the memory's peak on paper"), ("quoted", "a quoted figure; nothing better is known"))
+
+
+def roofline(
+    profile: ModelProfile,
+    device: Target,
+    precision: Precision = "fp32",
+    *,
+    engine: Engine | None = None,
+) -> Roofline:
+    """What limits a model and each of its layers on a device: memory, compute or overhead, and the time at best.
+
+    Without a bandwidth, or a peak at that precision, the bound and the time are unknown; no other figure is put in
+    their place.
+
+    Args:
+        profile: The model and its inputs.
+        device: A device of the catalogue, its file or `DeviceSpec`, or a calibrated machine such as "host".
+        precision: Type of the numbers, by which bytes and the peak are chosen.
+        engine: Who computes; the device's own choice unless given.
+
+    >>> import edge_opt as eo
+    >>> from edge_opt.model import SmallCNN
+    >>> roof = roofline(eo.profile(SmallCNN(), (1, 1, 28, 28)), "raspberry-pi-4")
+    >>> [(layer.path, layer.bound) for layer in roof.layers if layer.macs]
+    [('conv1', 'memory'), ('conv2', 'compute'), ('classifier', 'memory')]
+    """
+    spec, roof = checked_roof(profile, device, precision, engine)
+    layers, total = _points(profile, passes(profile, precision), roof)
+    fused_layers, fused_total = _points(profile, fused_passes(profile, precision), roof)
+    return Roofline(
+        device=spec.name,
+        engine=roof.engine,
+        precision=precision,
+        bandwidth=roof.bandwidth,
+        peak_flops_per_s=roof.peak,
+        overhead_per_pass_s=spec.overhead_s,
+        knee_flops_per_byte=roof.knee,
+        layers=layers,
+        total=total,
+        fused_layers=fused_layers,
+        fused_total=fused_total,
+        remarks=tuple(figure_remarks(profile, spec, roof)),
+    )
+
+
+def checked_roof(
+    profile: ModelProfile, device: Target, precision: str, engine: str | None, *, may_widen: bool = False
+) -> tuple[DeviceSpec, Roof]:
+    """The device and the figures that a profile is put under; what cannot be used is refused."""
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    if engine is not None and engine not in ENGINES:
+        raise InvalidInput(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
+    if profile.convention != "edge_opt":
+        raise InvalidInput(
+            f"the profile counts as {profile.convention} does, and a roofline needs our own counts; "
+            "profile again without convention="
+        )
+    spec = find_spec(device)
+    return spec, Roof(spec, cast(Engine, engine or spec.engine), precision, may_widen)
+
+
+def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
+    """The bandwidth that counts for an engine: measured on it, else on paper; None where neither is known.
+
+    >>> from edge_opt.boards.catalog import device
+    >>> used_bandwidth(device("raspberry-pi-5"), "cpu").reading
+    'twice memcpy on the cpu: a copy reads and writes every byte'
+    """
+    for method, factor, reading in _MEASURED:
+        figure = spec.bandwidth(method, engine)
+        if figure is not None:
+            return UsedBandwidth(factor * figure.value, method, figure, reading.format(engine=engine))
+    for method, reading in _PAPER:
+        figure = spec.bandwidth(method)
+        if figure is not None:
+            return UsedBandwidth(figure.value, method, figure, reading)
+    return None
+
+
+_WIDER: dict[Precision, tuple[Precision, ...]] = {
+    "fp32": ("fp32",),
+    "fp16": ("fp16", "fp32"),
+    "bf16": ("bf16", "fp32"),
+    "int8": ("int8", "fp16", "fp32"),
+    "int4": ("int4", "fp16", "fp32"),
+}
+
+
+class Roof:
+    """The figures of one engine at one precision, and how long a pass takes under them.
+
+    With `may_widen`, a precision whose peak nobody has said computes at the next wider one's, `computes_in`: numbers
+    can always be widened, so that is the least the engine reaches.
+    """
+
+    def __init__(self, spec: DeviceSpec, engine: Engine, precision: Precision, may_widen: bool = False) -> None:
+        self.engine = engine
+        self.precision = precision
+        self.bandwidth = used_bandwidth(spec, engine)
+        # Four-bit weights are widened before they are multiplied.
+        widened = _WIDER[precision] if may_widen or precision == "int4" else (precision,)
+        known = ((name, spec.peak(engine, name)) for name in widened)
+        found = next(((name, peak) for name, peak in known if peak is not None), None)
+        self.computes_in: Precision = precision if found is None else found[0]
+        self.peak: Figure | None = None if found is None else found[1]
+        self.int8_peak = spec.peak(engine, "int8") or (self.peak if may_widen else None)
+        self.overhead_s = None if spec.overhead_s is None else spec.overhead_s.value
+
+    @property
+    def knee(self) -> float | None:
+        """FLOPs per byte from which on compute is the limit."""
+        if self.peak is None or self.bandwidth is None:
+            return None
+        return self.peak.value / self.bandwidth.bytes_per_s
+
+    def attainable(self, flops: int, nbytes: int) -> float | None:
+        """FLOPs per second at most, for work of this intensity."""
+        if self.peak is None or self.bandwidth is None:
+            return None
+        return min(self.peak.value, flops / nbytes * self.bandwidth.bytes_per_s) if nbytes else self.peak.value
+
+    def memory_s(self, item: Pass) -> float | None:
+        moved = item.bytes_read + item.bytes_written
+        if not moved:
+            return 0.0
+        return None if self.bandwidth is None else moved / self.bandwidth.bytes_per_s
+
+    def compute_s(self, item: Pass) -> float | None:
+        if not item.flops or item.arithmetic == "none":
+            return 0.0
+        peak: Figure | None = self.peak if item.arithmetic == "asked" else self.int8_peak
+        return None if peak is None else item.flops / peak.value
+
+
+def _points(
+    profile: ModelProfile, found: Sequence[Pass], roof: Roof
+) -> tuple[tuple[RooflinePoint, ...], RooflinePoint]:
+    """One point per module call that does work of its own, in order of the trace, and one for the whole."""
+    by_module: dict[int, list[Pass]] = {}
+    for item in found:
+        by_module.setdefault(item.module, []).append(item)
+    modules = profile.trace.modules
+    layers = tuple(
+        _point(roof, by_module[number], number, modules[number].path, modules[number].kind, profile)
+        for number in sorted(by_module)
+    )
+    return layers, _point(roof, found, None, "", profile.name, profile)
+
+
+def _point(
+    roof: Roof, items: Sequence[Pass], module: int | None, path: str, kind: str, profile: ModelProfile
+) -> RooflinePoint:
+    priced = [item for item in items if not item.is_unpriced]
+    memory = [roof.memory_s(item) for item in priced]
+    compute = [roof.compute_s(item) for item in priced]
+    overhead_s = None if roof.overhead_s is None else roof.overhead_s * len(items)
+    flops, read = sum(item.flops for item in items), sum(item.bytes_read for item in items)
+    written = sum(item.bytes_written for item in items)
+    bound, seconds = limit(memory, compute, overhead_s)
+    included = () if module is None else dict.fromkeys(number for item in items for number in item.includes)
+    return RooflinePoint(
+        module=module,
+        path=path,
+        kind=kind,
+        includes=tuple(profile.trace.modules[number].path for number in included if number != module),
+        passes=len(items),
+        macs=sum(item.macs for item in items),
+        flops=flops,
+        bytes_read=read,
+        bytes_written=written,
+        attainable_flops_per_s=roof.attainable(flops, read + written),
+        memory_s=_total(memory),
+        compute_s=_total(compute),
+        overhead_s=overhead_s,
+        seconds=seconds,
+        bound=bound,
+        is_lower_bound=len(priced) < len(items),
+    )
+
+
+def limit(
+    memory: Sequence[float | None], compute: Sequence[float | None], overhead_s: float | None
+) -> tuple[Bound, float | None]:
+    """What most of the time goes to, and the time: passes follow each other, and each takes its longer half."""
+    spent: dict[Bound, float] = {"memory": 0.0, "compute": 0.0, "overhead": overhead_s or 0.0}
+    if not memory:
+        return "unknown", None
+    for moving, computing in zip(memory, compute, strict=True):
+        if moving is None or computing is None:
+            return "unknown", None
+        spent["compute" if computing >= moving else "memory"] += max(moving, computing)
+    return max(spent, key=lambda bound: spent[bound]), sum(spent.values())
+
+
+def _total(parts: Iterable[float | None]) -> float | None:
+    known = list(parts)
+    return None if not known or None in known else sum(cast("list[float]", known))
+
+
+def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Iterable[str]:
+    """What is missing for a time, or is left out of it, figure by figure."""
+    if roof.bandwidth is None:
+        why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
+        yield f"the bandwidth of {spec.name} is unknown ({why}), so bounds and times are too"
+    if roof.peak is None:
+        known = ", ".join(f"{peak.precision} ({peak.engine})" for peak in spec.peaks) or "none"
+        yield (
+            f"the peak of {spec.name} in {roof.precision} ({roof.engine}) is unknown, so bounds and times are too; "
+            f"known peaks: {known}"
+        )
+    if spec.overhead_s is None:
+        yield "overhead per operator is not known and not included"
+    if profile.unpriced:
+        yield "some operators have no price: the figures are lower bounds"
+
+
+_READINGS = (
+    (
+        0.8,
+        "memory-bound: most of the time goes into moving data",
+        ("prune channels, which shrinks activations", "use fp16 or int8, which moves fewer bytes",
+         "fuse or tile layers, so that data is used more often per transfer"),
+    ),
+    (
+        0.2,
+        "balanced: compute and memory both count",
+        ("look at single layers for their own bottleneck", "try other batch sizes",
+         "compare precisions for accuracy against speed"),
+    ),
+    (
+        float("-inf"),
+        "compute-bound, or memory is used inefficiently",
+        ("a small model may be dominated by the framework's overhead", "few or slow cores limit compute",
+         "check for cache misses", "consider quantisation or an accelerator"),
+    ),
+)  # fmt: skip
+# A roofline's own time is a sum of the same quotients; their rounding is no cache.
+_WHOLE = 1 + 1e-9
+_CACHED = (
+    "; more than memory delivers, so part of the data came from a cache, or the figure for the bandwidth is too low"
+)
+
+
+def read_utilization(bandwidth_utilization: float) -> tuple[str, tuple[str, ...]]:
+    """What a share of the bandwidth says, and the advice that goes with it."""
+    reading, advice = next(
+        (text, hints) for least, text, hints in _READINGS if bandwidth_utilization > least or least == float("-inf")
+    )
+    return reading + (_CACHED if bandwidth_utilization > _WHOLE else ""), advice
+
+
+def explain_utilization(bandwidth_utilization: float) -> str:
+    """A bandwidth utilisation in words, with advice.
+
+    Args:
+        bandwidth_utilization: Share of the bandwidth: above 0.8 is memory-bound, up to 0.2 compute-bound, else
+            balanced.
+
+    >>> explain_utilization(0.423).partition(";")[0]
+    '42.3 % of the bandwidth: balanced: compute and memory both count'
+    """
+    reading, advice = read_utilization(bandwidth_utilization)
+    return f"{bandwidth_utilization * 100:.1f} % of the bandwidth: {reading}; {'; '.join(advice)}"
+
+
+def utilization(roof: Roofline, seconds: float | None = None) -> Utilization | None:
+    """How well the whole model uses the device; None where the bandwidth or the time is unknown.
+
+    Args:
+        roof: The model on the device.
+        seconds: Measured seconds per forward; the roofline's own time unless given.
+    """
+    return _used(roof, roof.total, seconds)
+
+
+def layer_utilizations(roof: Roofline, measured: LayerLatencies | None = None) -> tuple[Utilization, ...]:
+    """How well each layer uses the device, for every layer whose time is known.
+
+    A measured layer may use more than the whole bandwidth: what it reads was in a cache, and its reading says so.
+
+    Args:
+        roof: The model on the device.
+        measured: Measured seconds of the layers; the roofline's own times unless given.
+    """
+    times = {layer.module: layer.seconds for layer in measured.layers} if measured else {}
+    points = [point for point in roof.layers if measured is None or point.module in times]
+    used = (
+        _used(roof, point, times[point.module] if measured and point.module is not None else None) for point in points
+    )
+    return tuple(item for item in used if item is not None)
+
+
+def _used(roof: Roofline, point: RooflinePoint, measured_s: float | None) -> Utilization | None:
+    seconds = point.seconds if measured_s is None else measured_s
+    if not seconds or point.memory_s is None:
+        return None
+    share = point.memory_s / seconds
+    reading, advice = read_utilization(share)
+    return Utilization(
+        module=point.module,
+        path=point.path,
+        seconds=seconds,
+        is_measured=measured_s is not None,
+        bandwidth=share,
+        compute=None if point.compute_s is None else point.compute_s / seconds,
+        reading=reading,
+        advice=advice,
+    )

@@ -1,0 +1,25 @@
+"""Every verdict on RAM says that kernels' scratch is not in it."""
+
+from __future__ import annotations
+
+import edge_opt as eo
+from edge_opt.boards.capacity import SCRATCH_IS_APART
+from edge_opt.model import SmallCNN
+from edge_opt.report.checks import render
+
+
+def test_the_largest_batch_says_it() -> None:
+    assert eo.fit_batch(SmallCNN(), (1, 28, 28), memory_limit_mb=4).remark == SCRATCH_IS_APART
+
+
+def test_targets_side_by_side_say_it() -> None:
+    found = eo.compare_targets(SmallCNN(), (1, 1, 28, 28), ["raspberry-pi-4", "rp2040"])
+    assert all(SCRATCH_IS_APART in fit.remarks for fit in found.targets)
+    assert SCRATCH_IS_APART in " ".join(str(found).split())
+
+
+def test_a_budget_on_memory_says_it() -> None:
+    profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
+    assert SCRATCH_IS_APART in render(eo.check(profile, "peak_memory_mb <= 1"))
+    assert SCRATCH_IS_APART in eo.check(profile, baseline=profile, max_increase={"planned_memory": "5%"}).remarks
+    assert SCRATCH_IS_APART not in render(eo.check(profile, "macs <= 2M"))

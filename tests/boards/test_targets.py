@@ -1,0 +1,355 @@
+"""Predictions in a profile, memory at a precision, and targets side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import edge_opt as eo
+from edge_opt._support.json import from_plain, to_plain
+from edge_opt.boards.capacity import peak_memory
+from edge_opt.boards.estimate import estimate
+from edge_opt.errors import InvalidDevice, InvalidInput, UnknownDevice, UnreadableProfile
+from edge_opt.model import SmallCNN
+from edge_opt.records import ModelProfile, TargetComparison
+
+SHAPE = (1, 1, 28, 28)
+BOARD = """
+name = "my-board"
+engine = "cpu"
+ram_bytes = { value = 65536, source = "test", kind = "derived" }
+[measured_bandwidth_bytes_per_s.cpu]
+traffic = { value = 1.0e9, source = "test", kind = "measured" }
+[peak_ops_per_s.cpu]
+fp32 = { value = 1.0e9, source = "test", kind = "derived" }
+"""
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    path = tmp_path / "my-board.toml"
+    path.write_text(BOARD)
+    return path
+
+
+@pytest.fixture(scope="module")
+def predicted() -> ModelProfile:
+    return eo.profile(SmallCNN(), SHAPE, target="raspberry-pi-4")
+
+
+def test_a_target_is_a_name_a_file_or_a_record(board: Path) -> None:
+    model = SmallCNN()
+    for target, name in (
+        ("Raspberry Pi 4", "raspberry-pi-4"),
+        (str(board), "my-board"),
+        (board, "my-board"),
+        (eo.device("jetson-nano"), "jetson-nano"),
+    ):
+        found = eo.profile(model, SHAPE, target=target)
+        assert [prediction.target for prediction in found.predictions] == [name]
+        assert found.prediction == estimate(eo.profile(model, SHAPE), target)
+
+
+def test_several_targets_stand_in_the_order_asked_for(board: Path) -> None:
+    found = eo.profile(SmallCNN(), SHAPE, target=["jetson-nano", board, "raspberry-pi-4"], precision="fp16")
+    assert [item.target for item in found.predictions] == ["jetson-nano", "my-board", "raspberry-pi-4"]
+    assert found.prediction is found.predictions[0]
+    assert {item.precision for item in found.predictions} == {"fp16"}
+    # Only the Nano has a peak in fp16; the others compute in fp32.
+    widened = ["computes in fp32" in " ".join(item.remarks) for item in found.predictions]
+    assert widened == [False, True, True]
+
+
+def test_without_a_target_there_is_no_prediction() -> None:
+    found = eo.profile(SmallCNN(), SHAPE)
+    assert (found.predictions, found.prediction) == ((), None)
+    assert not [name for name in found.to_dataframe() if name.startswith("predicted")]
+
+
+def test_a_prediction_does_not_change_with_the_convention() -> None:
+    ours = eo.profile(SmallCNN(), SHAPE, target="raspberry-pi-4")
+    theirs = eo.profile(SmallCNN(), SHAPE, target="raspberry-pi-4", convention="fvcore")
+    assert theirs.convention == "fvcore"
+    assert theirs.predictions == ours.predictions
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"target": "raspbery-pi-4"}, UnknownDevice, "no device named 'raspbery-pi-4'; closest: raspberry-pi-4"),
+        ({"target": "absent.toml"}, UnknownDevice, "no file 'absent.toml'"),
+        ({"target": 4}, UnknownDevice, "a device is a name, a file or a DeviceSpec; got 4"),
+        ({"target": []}, InvalidInput, "no target is given"),
+        ({"target": ["pi4", "raspberry-pi-4"]}, InvalidInput, "the target raspberry-pi-4 is given twice"),
+        ({"target": "pi4", "precision": "int3"}, InvalidInput, "precision is 'int3'; it must be one of fp32"),
+        ({"precision": "int3"}, InvalidInput, "precision is 'int3'"),
+        ({"precision": "int8"}, InvalidInput, "there is no target to predict for; add target="),
+    ],
+)
+def test_wrong_targets_are_refused_before_any_work(options: Any, error: type[Exception], message: str) -> None:
+    class Untouched(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("the model was run")
+
+    with pytest.raises(error, match=message):
+        eo.profile(Untouched(), (1, 4), **options)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("traffic = { value = 1.0e9, ", "bandwidth_bytes_per_s is missing"),
+        ("fp32 = { value = 1.0e9, ", None),
+    ],
+)
+def test_a_file_without_a_bandwidth_is_refused_and_one_without_a_peak_says_so(
+    board: Path, line: str, message: str | None
+) -> None:
+    board.write_text("\n".join(text for text in BOARD.splitlines() if not text.startswith(line)))
+    if message:
+        with pytest.raises(InvalidDevice, match=message):
+            eo.profile(SmallCNN(), SHAPE, target=board)
+    else:
+        found = eo.profile(SmallCNN(), SHAPE, target=board).prediction
+        assert found is not None and found.seconds is not None and found.high is None
+        assert any("the peak of my-board in fp32 (cpu) is unknown" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize("value", ["0", "-1.0e9", "nan"])
+def test_a_peak_of_zero_or_less_is_refused(board: Path, value: str) -> None:
+    board.write_text(BOARD.replace("fp32 = { value = 1.0e9", f"fp32 = {{ value = {value}"))
+    with pytest.raises(InvalidDevice, match=r"peak_ops_per_s\.cpu\.fp32\.value is"):
+        eo.profile(SmallCNN(), SHAPE, target=board)
+
+
+# In tables and files.
+
+
+def test_layers_of_the_table_add_up_to_the_prediction(predicted: ModelProfile) -> None:
+    prediction = predicted.prediction
+    assert prediction is not None
+    for level in ("leaves", "root"):
+        table = predicted.to_dataframe(level)
+        assert table["predicted_s"].sum() == pytest.approx(prediction.seconds)
+        assert table["predicted_energy_j"].sum() == pytest.approx(prediction.energies[0].joules)
+    whole = predicted.to_dataframe("modules").iloc[0]
+    assert whole["predicted_s"] == pytest.approx(prediction.seconds)
+    assert whole["predicted_bound"] == prediction.bound
+    assert "predicted_s" not in predicted.to_dataframe("operators")
+
+
+def test_a_module_is_bound_by_what_most_of_its_time_goes_to(board: Path) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.ReLU(), nn.Identity()))
+    found = eo.profile(model, (1, 8), target=board)
+    bounds = found.to_dataframe("modules").set_index("path")["predicted_bound"]
+    times = found.to_dataframe("modules").set_index("path")["predicted_s"]
+    assert bounds["0"] == bounds["0.0"] == "memory"
+    assert times["1"] == times["1.0"] > 0
+    assert (times["1.1"], bounds["1.1"]) == (0.0, "unknown")  # known to take nothing
+
+
+def test_an_unknown_time_is_unknown_in_every_view() -> None:
+    found = eo.profile(SmallCNN(), SHAPE, target="rp2040")
+    table = found.to_dataframe()
+    assert table[table["flops"] > 0]["predicted_s"].isna().all()
+    text = " ".join(str(found).split())
+    assert "not known on rp2040 in fp32" in text
+    assert "the bandwidth of rp2040 is unknown" in text
+
+
+def test_the_terminal_states_target_interval_bound_energy_and_remarks(predicted: ModelProfile) -> None:
+    text = " ".join(str(predicted).split())
+    for part in ("on raspberry-pi-4 in fp32", "90 % interval", "bound by overhead", "from costs fitted to times"):
+        assert part in text
+    assert "a proxy: proxy, not measured: 6 W (load; vendor: Raspberry Pi documentation" in text
+    assert "a model: model, not measured: operations by Horowitz" in text
+    assert "platform raspberry-pi-4/cpu-4/ncnn/fp32: fitted to 23 published times" in text
+    assert "only the whole could be checked" in text
+    roof = " ".join(str(eo.profile(SmallCNN(), SHAPE, target="intel-n100")).split())
+    assert "an uncalibrated estimate" in roof
+    assert "uncalibrated: a roofline with usual efficiencies" in roof
+    header = str(predicted).splitlines()[0]
+    assert "Predicted" in header and "Bound by" in header
+
+
+def test_a_list_can_be_sorted_by_predicted_time(predicted: ModelProfile) -> None:
+    from edge_opt.report.terminal import render
+
+    assert render(predicted, sort="predicted", top=1).splitlines()[2].startswith("conv2")
+    with pytest.raises(InvalidInput, match="cannot sort by predicted.*profile with target="):
+        render(eo.profile(SmallCNN(), SHAPE), sort="predicted")
+    with pytest.raises(InvalidInput, match="choose another level"):
+        render(predicted, sort="predicted", level="operators")
+
+
+def test_a_saved_profile_equals_the_one_read_back(tmp_path: Path) -> None:
+    found = eo.profile(SmallCNN(), SHAPE, target=["raspberry-pi-4", "rp2040"])
+    assert eo.load(found.save(tmp_path / "p.json")) == found
+    csv = found.save(tmp_path / "p.csv").read_text()
+    assert "predicted_s,predicted_low_s,predicted_high_s,predicted_bound,predicted_energy_j" in csv.splitlines()[0]
+    markdown = found.save(tmp_path / "p.md").read_text()
+    assert "| Predicted |" in markdown and "Bound by" in markdown
+
+
+def test_files_from_before_predictions_are_read(tmp_path: Path) -> None:
+    found = eo.profile(SmallCNN(), SHAPE)
+    path = found.save(tmp_path / "p.json")
+    data = json.loads(path.read_text())
+    del data["predictions"]
+    path.write_text(json.dumps(data))
+    assert eo.load(path) == found
+
+
+def test_a_prediction_of_a_layer_that_is_not_there_is_refused(tmp_path: Path, predicted: ModelProfile) -> None:
+    path = predicted.save(tmp_path / "p.json")
+    data = json.loads(path.read_text())
+    data["predictions"][0]["layers"][0]["module"] = 99
+    path.write_text(json.dumps(data))
+    with pytest.raises(UnreadableProfile, match=r"predictions\[0\] names a layer that is not there"):
+        eo.load(path)
+
+
+# Memory at a precision.
+
+
+class Tagged(nn.Module):
+    """Token ids, which no precision touches, an embedding, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 8)
+        self.linear = nn.Linear(8, 4, bias=False)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.embedding(ids)) * self.scale
+
+
+@pytest.mark.parametrize(("precision", "size"), [(None, 4), ("fp32", 4), ("fp16", 2), ("bf16", 2), ("int8", 1)])
+def test_floating_tensors_take_the_precision_s_size_and_integers_stay(precision: Any, size: int) -> None:
+    need = peak_memory(eo.profile(Tagged(), [((5,), "int64")]), precision)
+    assert need.weight_bytes == size * (100 * 8 + 8 * 4)
+    # One dimension stays wide in int8: biases, norms, scales.
+    assert need.buffer_bytes == (4 if precision == "int8" else size) * 4
+    assert need.input_bytes == 5 * 8
+    # The embedded tokens beside their products, then products beside scaled products: 5 × 8 + 5 × 4 against 2 × 5 × 4.
+    assert need.activation_bytes == size * (5 * 8 + 5 * 4)
+    assert need.total_bytes == size * (832 + 60) + need.buffer_bytes + 40
+
+
+def test_at_its_own_precision_a_model_needs_what_its_profile_says() -> None:
+    profile = eo.profile(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (2, 8, 16))
+    need = peak_memory(profile, "fp32")
+    assert need == peak_memory(profile)
+    assert need.activation_bytes == profile.peak_activation_bytes
+
+
+# Side by side.
+
+
+@pytest.fixture(scope="module")
+def compared() -> TargetComparison:
+    return eo.compare_targets(SmallCNN(), SHAPE, ["raspberry-pi-4", "rp2040", "apple-m1"])
+
+
+def test_targets_side_by_side_agree_with_their_parts(compared: TargetComparison) -> None:
+    profile = eo.profile(SmallCNN(), SHAPE)
+    totals = profile.totals
+    needed = totals.param_bytes + totals.buffer_bytes + totals.input_bytes + profile.peak_activation_bytes
+    assert compared.memory.total_bytes == needed
+    for fit in compared.targets:
+        assert fit.needed_bytes == needed
+        assert fit.prediction == estimate(profile, fit.prediction.target)
+    pi, microcontroller, mac = compared.targets
+    assert (pi.fits, pi.fitting_ram_bytes) == (True, pi.ram_bytes)
+    assert microcontroller.fits is (needed <= 264 * 1024)
+    for fit in (pi, microcontroller):
+        assert fit.batch == eo.fit_batch(SmallCNN(), SHAPE[1:], target=fit.prediction.target)
+    assert (mac.fits, mac.ram_bytes, mac.batch) == (None, (), None)
+    assert mac.remarks == ("the RAM of apple-m1 is unknown, so whether the model fits is too",)
+
+
+def test_a_model_that_is_too_large_does_not_fit_and_int8_makes_it(board: Path) -> None:
+    model = nn.Linear(128, 128, bias=False)  # 64 KiB of weights, 0.5 KiB in and 0.5 KiB out; the board has 64 KiB
+    (fit,) = eo.compare_targets(model, (1, 128), board).targets
+    assert (fit.fits, fit.fitting_ram_bytes, fit.needed_bytes) == (False, (), 65536 + 1024)
+    assert fit.batch is not None
+    assert (fit.batch.batch, fit.batch.shortfall_bytes) == (0, 1024)
+    (fit,) = eo.compare_targets(model, (1, 128), board, precision="int8").targets
+    # a quarter of the weights and of the outputs; the inputs stay as they are given: 128 float32
+    assert (fit.fits, fit.needed_bytes) == (True, 65536 // 4 + 128 + 128 * 4)
+    assert fit.batch is not None
+    assert fit.batch.batch == (65536 - 16384) // 640  # a sample is 512 bytes in and 128 out
+
+
+def test_of_several_sizes_of_ram_those_that_hold_the_model_are_named(board: Path) -> None:
+    board.write_text(BOARD.replace("value = 65536", "value = [65536, 131072, 262144]"))
+    (fit,) = eo.compare_targets(nn.Linear(128, 128, bias=False), (1, 128), board).targets
+    assert (fit.fits, fit.fitting_ram_bytes) == (False, (131072, 262144))
+    assert "from 128 KiB on" in str(eo.compare_targets(nn.Linear(128, 128, bias=False), (1, 128), board))
+
+
+def test_batches_are_profiled_once_for_all_targets() -> None:
+    batches: list[int] = []
+
+    class Noted(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batches.append(x.shape[0])
+            return super().forward(x)
+
+    eo.compare_targets(Noted(256, 256, bias=False), (1, 256), ["rp2350", "stm32h747", "raspberry-pi-4"], most=64)
+    assert batches.count(1) <= 2  # the profile itself, and the search
+    assert all(batches.count(batch) == 1 for batch in batches if batch > 1)
+
+
+def test_tensors_and_named_inputs_lose_their_first_dimension_in_the_search() -> None:
+    ids = torch.zeros(1, 5, dtype=torch.int64)
+    for inputs in (ids, [ids], {"ids": ids}):
+        (fit,) = eo.compare_targets(Tagged(), inputs, "rp2040", most=4).targets
+        assert fit.batch is not None
+        assert (fit.batch.batch, fit.batch.input_bytes) == (4, 4 * 5 * 8)
+
+
+def test_a_model_of_one_batch_only_is_compared_without_a_search() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(3, 4) + 1
+
+    (fit,) = eo.compare_targets(Fixed(), (3, 4), "raspberry-pi-4").targets
+    assert (fit.fits, fit.batch) == (True, None)
+    assert fit.remarks[0].startswith("the largest batch is unknown, for the model refuses another batch: ")
+
+
+def test_the_comparison_reads_well_and_goes_into_tables(compared: TargetComparison) -> None:
+    text = str(compared)
+    header, _, *rows = text.splitlines()
+    assert header.split("  ")[0] == "Target"
+    assert [row.split()[0] for row in rows[:3]] == ["raspberry-pi-4", "rp2040", "apple-m1"]
+    assert rows[1].split()[1:3] == ["yes", "unknown"]
+    assert "rp2040: the bandwidth of rp2040 is unknown" in " ".join(text.split())
+    table = compared.to_dataframe().set_index("target")
+    assert table.loc["raspberry-pi-4", "predicted_s"] == compared.targets[0].prediction.seconds
+    assert table.loc["rp2040", "energy_source"] == "model"
+    assert from_plain(TargetComparison, to_plain(compared)) == compared
+
+
+def test_the_model_is_left_as_found() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    eo.compare_targets(model, (2, 4), ["raspberry-pi-4", "rp2040"], most=8)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_comparing_with_nothing_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no target is given"):
+        eo.compare_targets(SmallCNN(), SHAPE)
+    with pytest.raises(InvalidInput, match="precision is 'int3'"):
+        eo.compare_targets(SmallCNN(), SHAPE, "pi4", precision="int3")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="precision is 'int3'"):
+        eo.fit_batch(SmallCNN(), SHAPE[1:], memory_limit_mb=1, precision="int3")  # type: ignore[arg-type]
