@@ -47,6 +47,9 @@ def llm(
         str | None, typer.Option("--runtime", metavar="NAME", help="llama.cpp, torch or mlx; by format unless given.")
     ] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="cpu, gpu or npu.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="Threads of a CPU; all of its cores unless given.")
+    ] = None,
     ram: Annotated[
         float | None, typer.Option("--ram", metavar="GIB", help="RAM of your board; else every size it is sold with.")
     ] = None,
@@ -93,6 +96,7 @@ def llm(
             kv=kv,
             runtime=runtime,
             engine=cast("Engine | None", engine),
+            threads=threads,
             ram_gib=ram,
             draft=None if draft is None else _source(draft),
             draft_tokens=draft_tokens,
