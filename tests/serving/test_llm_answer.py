@@ -196,6 +196,29 @@ def test_a_module_of_ones_own() -> None:
         llm(Tiny())
 
 
+def test_of_a_model_that_sees_the_text_part_alone_is_counted() -> None:
+    text = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
+    eye = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+           "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    found = llm(
+        {"model_type": "llava", "text_config": text, "vision_config": eye, "image_token_index": 127}, context=32
+    )
+    layer = 64 * (64 + 2 * 32 + 64) + 3 * 64 * 96 + 2 * 64
+    assert found.params == 2 * layer + 64 + 2 * 128 * 64
+    assert any("the text part alone" in remark for remark in found.remarks)
+
+
+def test_a_state_that_does_not_grow_is_the_models_own() -> None:
+    rwkv = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 128, "context_length": 256}
+    short, long = (llm(rwkv, weights="fp32", context=size, prompt=8) for size in (16, 64))
+    assert short.memory.kv_bytes == long.memory.kv_bytes == 3 * 64 * 5 * 4  # five vectors per layer
+    griffin = {"model_type": "recurrent_gemma", "num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 128,
+               "intermediate_size": 96, "lru_width": 64, "num_attention_heads": 2}  # fmt: skip
+    with pytest.raises(InvalidInput, match="'recurrent_gemma' hands out nothing of what it remembers"):
+        llm(griffin, context=16, prompt=4)
+
+
 def test_a_folder_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["qwen3-0.6b"]}))
     found = llm(tmp_path, context=64)
