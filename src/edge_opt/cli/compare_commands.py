@@ -171,6 +171,9 @@ def check(
         str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
     ] = None,
     precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="NAME", help="Of the step in train_flops and train_peak_memory_mb.")
+    ] = "adamw",
     fail_on_undecided: Annotated[
         bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
     ] = False,
@@ -215,6 +218,7 @@ def check(
             on_undecided="fail" if fail_on_undecided else "pass",
             target=target,
             precision=cast("Precision", precision),
+            optimizer=optimizer,
         )
     typer.echo(document(result) if json else f"{render(result)}\n", nl=False)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):

@@ -157,6 +157,7 @@ from edge_opt.records.training_steps import (
     MemoryPoint,
     Remedy,
     StepTime,
+    TrainingCost,
     TrainingLayer,
     TrainingStep,
 )
@@ -179,6 +180,6 @@ __all__ = [
     "Roofline", "RooflinePoint", "RunnerProfile", "Runtime", "Sensitivity", "ServingComparison", "ServingMemory",
     "ServingPart", "ServingReport", "Shape", "Shortfall", "SparedPoint", "SparseInfo", "Speculation", "Speedup",
     "Status", "StepTime", "StorageInfo", "SweepResult", "SweepStatus", "TargetComparison", "TargetFit",
-    "TensorInfo", "TensorShape", "Totals", "Trace", "TrainingLayer", "TrainingStep", "Trial", "TrialMetrics",
-    "TrialStatus", "Unpriced", "UsedBandwidth", "Utilization", "Verdict", "Violation",
+    "TensorInfo", "TensorShape", "Totals", "Trace", "TrainingCost", "TrainingLayer", "TrainingStep", "Trial",
+    "TrialMetrics", "TrialStatus", "Unpriced", "UsedBandwidth", "Utilization", "Verdict", "Violation",
 ]  # fmt: skip
