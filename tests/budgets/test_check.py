@@ -327,7 +327,7 @@ def test_memory_blames_weights_or_activations_whichever_matters_more() -> None:
 
 def test_a_training_step_has_budgets() -> None:
     # Two samples through 8·4 weights: forward and the gradient of the weights, 2 FLOPs per MAC each.
-    budgets = ("train_flops <= 255", "train_peak_memory_bytes <= 1k")
+    budgets = ("train_flops <= 255", "train_peak_memory_bytes <= 1000")
     broken, kept = eo.check(nn.Linear(8, 4), *budgets, inputs=(2, 8), optimizer="sgd").budgets
     assert broken.outcome == "broken" and broken.value == 2 * 2 * (2 * 8 * 4)
     # Weights and biases, their gradients, the batch, the output, its sum, and the gradient of the sum.
