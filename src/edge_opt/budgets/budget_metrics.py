@@ -222,6 +222,8 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family("throughput", "rate", lambda trial: trial.throughput),
     _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
     _family("measured_memory", "bytes", lambda trial: trial.measured_memory_bytes),
+    _family("train_flops", "count", lambda trial: trial.train_flops),
+    _family("train_peak_memory", "bytes", lambda trial: trial.train_peak_memory_bytes),
     _family("model", "bytes", lambda trial: trial.model_bytes),
     _family("size", "bytes", lambda trial: trial.size_bytes),
     _family("energy", "energy", lambda trial: trial.energy_j),
