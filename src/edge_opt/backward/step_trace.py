@@ -15,6 +15,7 @@ from edge_opt._support.state import random_numbers_kept, without_fast_path
 from edge_opt.backward.cpu_kernels import as_on_cpu, casting
 from edge_opt.backward.step_tape import Phase, StepOp, StepStack, StepTape
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
+from edge_opt.measuring.backward_pass import summed
 from edge_opt.records import ModuleCall, Role, StorageInfo
 from edge_opt.trace.inputs import CallArguments, InputSpec, materialize, meta_tensor, real_tensor
 from edge_opt.trace.leftovers import Aftermath, forget_frames
@@ -404,32 +405,3 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     return call
-
-
-def summed(result: Any) -> torch.Tensor:
-    """The loss where none is given: `loss` of the output if it has one, else the sum of its floating tensors."""
-    own = getattr(result, "loss", None)
-    if isinstance(own, torch.Tensor):
-        return own
-    found = list(_floating(result))
-    if not found:
-        raise InvalidInput("the output has no floating tensor to sum; pass loss=, a function of the output")
-    total = found[0].sum()
-    for tensor in found[1:]:
-        total = total + tensor.sum()
-    return total
-
-
-def _floating(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.requires_grad and value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _floating(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _floating(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from _floating(getattr(value, name, None))
