@@ -145,6 +145,14 @@ def _to_check(
     return loaded.model, given
 
 
+_Optimizer = Annotated[
+    str, typer.Option("--optimizer", metavar="NAME", help="Of the step in train_flops and train_peak_memory_mb.")
+]
+_FailOnUndecided = Annotated[
+    bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
+]
+
+
 def check(
     subject: Annotated[
         str, typer.Argument(metavar="PROFILE|MODEL", help=f"A profile saved as .json, or a model: {FORMS}.")
@@ -171,12 +179,8 @@ def check(
         str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
     ] = None,
     precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="NAME", help="Of the step in train_flops and train_peak_memory_mb.")
-    ] = "adamw",
-    fail_on_undecided: Annotated[
-        bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
-    ] = False,
+    optimizer: _Optimizer = "adamw",
+    fail_on_undecided: _FailOnUndecided = False,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Save for a pull request.")
     ] = None,

@@ -51,7 +51,7 @@ def _floating(value: Any) -> Iterable[torch.Tensor]:
 
 
 def measured_step(
-    model: nn.Module, call: Callable[[], Any], *, min_time_s: float, max_time_s: float | None, target_precision: float
+    model: nn.Module, call: Callable[[], Any], min_time_s: float, max_time_s: float | None, target_precision: float
 ) -> MeasuredStep | None:
     """Seconds of forward and backward, the loss being the sum of the output; None where nothing has a gradient.
 

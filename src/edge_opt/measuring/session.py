@@ -191,8 +191,7 @@ def measure(
         energy: Name of a meter, "auto" for the first that works, or None for no energy.
         power_watts: Draw of the device in watts, for a proxy where no meter can be used.
         subtract_idle: Whether to measure the power at rest, too, and take it off.
-        mode: "eval" for inference; "train" runs the forward of training, and on the CPU forward and backward by layer,
-            the loss being the sum of the output: `Measurement.training`.
+        mode: "eval" for inference; "train" runs the forward of training, and on the CPU a backward (`.training`).
         profile: The profile of the model, if there is one; it spares tracing the model again.
         progress: Called with the share that is done and a word on it.
         repeats: Run it exactly this many times instead of until its latency is known well enough.
@@ -222,21 +221,15 @@ def measure(
             environment=environment, progress=progress, repeats=repeats, warmup=warmup,
         )  # fmt: skip
         latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
-        training = None
-        if mode == "train" and layers and not runtime and place.torch_name == "cpu":
-            training = measured_step(
-                subject, plain.once, min_time_s=min_time_s, max_time_s=limit_s, target_precision=target_precision
-            )
+        has_step = mode == "train" and recorder is not None and place.torch_name == "cpu"
+        step = measured_step(subject, plain.once, min_time_s, limit_s, target_precision) if has_step else None
         joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)
     return Measurement(
         latency=latency,
         layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
         memory=_memory(subject, arguments, traced, place, mode) if memory and not runtime else None,
-        energy=joules,
-        energy_refusals=refusals,
-        environment=environment,
-        training=training,
-    )
+        energy=joules, energy_refusals=refusals, environment=environment, training=step,
+    )  # fmt: skip
 
 
 def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
