@@ -1,4 +1,4 @@
-"""Decoding speed against published rows: ours, llmfit's fixed efficiency, and the parameter count.
+"""Decoding and prefill against published rows: ours, llmfit's fixed efficiency, and the parameter count.
 
     python benchmarks/llm_decode.py FOLDER
 
@@ -21,12 +21,13 @@ from statistics import median
 from typing import Any
 
 from edge_opt.boards.catalog import device
+from edge_opt.boards.token_rates import PREFILL_SPREAD
 from edge_opt.boards.weight_formats import weight_format
 from edge_opt.records import ServingReport
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.model_source import import_transformers
 
-CONTEXT = 128  # llama-bench's tg128, from an empty cache
+CONTEXT = 128  # llama-bench's tg128, from an empty cache, and pp128; the Pi's prompts are of unknown length
 LLMFIT_EFFICIENCY = 0.55
 SWAPPED = 0.1  # tokens per second, of a model that did not fit with the operating system beside it
 LLAMA = {"model_type": "llama", "max_position_embeddings": 8192}
@@ -119,6 +120,7 @@ class Row:
     params: float | None
     ram_bytes: int | None = None
     threads: int | None = None
+    prefill_tokens_per_s: float | None = None
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -128,7 +130,9 @@ def rows(folder: Path) -> Iterator[Row]:
         params = float(item["params_b"]) * 1e9
         size = re.search(r"(\d+)GB", item["device"])
         ram = int(size[1]) << 30 if size else None
-        yield Row("raspberry-pi-5", item["model"], weights, float(item["decode_tok_s"]), item["notes"], params, ram)
+        prefill = float(item["prefill_tok_s"]) if item["prefill_tok_s"] else None
+        decode = float(item["decode_tok_s"])
+        yield Row("raspberry-pi-5", item["model"], weights, decode, item["notes"], params, ram, None, prefill)
     for item in _read(folder / "llm_raspberry_pi_5_formats.csv.gz"):
         threads = int(item["threads"])
         note = f"{threads} threads"
@@ -136,7 +140,8 @@ def rows(folder: Path) -> Iterator[Row]:
     for item in _read(folder / "llm_apple_m1.csv.gz"):
         weights = "mlx-4bit" if item["quant"] == "4bit" else item["quant"]
         params = None if item["params"] == "?" else float(item["params"].removesuffix("B")) * 1e9
-        yield Row("apple-m1", item["model_id"], weights, float(item["tg128"]), item["power"], params)
+        decode, prefill = float(item["tg128"]), float(item["pp128"])
+        yield Row("apple-m1", item["model_id"], weights, decode, item["power"], params, None, None, prefill)
 
 
 def _read(path: Path) -> Iterator[dict[str, str]]:
@@ -145,20 +150,20 @@ def _read(path: Path) -> Iterator[dict[str, str]]:
 
 
 @cache
-def report(model: str, target: str, weights: str) -> ServingReport | None:
+def report(model: str, target: str, weights: str, threads: int | None) -> ServingReport | None:
     configuration = CONFIGURATIONS.get(ALIASES.get(model, model))
     if configuration is None:
         return None
     transformers = import_transformers()
     config = transformers.CONFIG_MAPPING[configuration["model_type"]].from_dict(dict(configuration))
-    return llm(config, target=target, weights=weights, context=CONTEXT, prompt=CONTEXT, name=model)
+    return llm(config, target=target, weights=weights, context=CONTEXT, prompt=CONTEXT, threads=threads, name=model)
 
 
 def main(folder: Path) -> None:
     table: list[tuple[Row, ServingReport, float, float]] = []
     left_out: list[str] = []
     for row in rows(folder):
-        found = report(row.model, row.target, row.weights)
+        found = report(row.model, row.target, row.weights, row.threads)
         if found is None:
             left_out.append(f"{row.model} {row.weights}: no dimensions here")
             continue
@@ -190,7 +195,30 @@ def main(folder: Path) -> None:
         _summary(target or "both", chosen)
         if any(item[0].threads == 2 for item in chosen):
             _summary(f"{target or 'both'}, rows on all cores", [item for item in chosen if item[0].threads != 2])
+    _prefill([(row, found) for row, found, _, _ in table])
     print("left out:", *left_out, sep="\n  ")
+
+
+def _prefill(table: list[tuple[Row, ServingReport]]) -> None:
+    """Reading a prompt: tokens per second beside the published ones."""
+    print(f"\n{'prefill':26} {'format':9} {'target':15} published    ours   error")
+    errors: dict[str, list[float]] = {}
+    for row, found in table:
+        ours = found.prefill.tokens_per_s
+        if row.prefill_tokens_per_s is None or ours is None:
+            continue
+        ratio = ours / row.prefill_tokens_per_s
+        errors.setdefault(row.target, []).append(ratio)
+        print(
+            f"{row.model[:26]:26} {row.weights:9} {row.target:15} {row.prefill_tokens_per_s:9.2f} {ours:7.2f} "
+            f"{ratio - 1:+7.1%}"
+        )
+    for target, ratios in errors.items():
+        inside = sum(1 / PREFILL_SPREAD <= ratio <= PREFILL_SPREAD for ratio in ratios) / len(ratios)
+        print(
+            f"{target}: {len(ratios)} prompts, median error {median(abs(ratio - 1) for ratio in ratios):.1%}, "
+            f"within a factor of {PREFILL_SPREAD:g} {inside:.0%}"
+        )
 
 
 def _error(predicted: float, row: Row) -> float:

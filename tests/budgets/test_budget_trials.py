@@ -42,5 +42,14 @@ def test_every_metric_reads_a_number_or_says_that_it_is_not_known(name: str) -> 
     value = TRIAL_METRICS[name].value(METRICS)
     assert value is None or value >= 0
     assert (value is None) == (
-        TRIAL_METRICS[name].family in ("energy", "test_accuracy", "single_latency", "deploy_latency", "measured_memory")
+        TRIAL_METRICS[name].family
+        in (
+            "energy",
+            "test_accuracy",
+            "single_latency",
+            "deploy_latency",
+            "measured_memory",
+            "train_flops",
+            "train_peak_memory",
+        )
     )

@@ -175,7 +175,7 @@ def test_a_model_is_measured_when_a_budget_needs_it() -> None:
 @pytest.mark.parametrize("name", PROFILE_METRICS)
 def test_every_metric_has_a_figure_or_says_that_it_is_not_known(name: str, measured: ModelProfile) -> None:
     value = PROFILE_METRICS[name].value(measured)
-    families = ("energy", "measured_memory", "predicted")
+    families = ("energy", "measured_memory", "predicted", "train_flops", "train_peak_memory")
     assert (value is None) <= (PROFILE_METRICS[name].family in families)
     (found,) = eo.check(measured, f"{name} >= 0").budgets
     assert found.outcome == ("unknown" if value is None else "holds")
@@ -323,3 +323,15 @@ def test_memory_blames_weights_or_activations_whichever_matters_more() -> None:
     hungry = eo.check(eo.profile(wide, (4096, 8)), "peak_memory_bytes <= 1").budgets[0]
     # 4 bytes for each of 512 features of 4096 samples, and 8 more while the second layer runs
     assert hungry.layers[0].value == 4 * 4096 * (512 + 8)
+
+
+def test_a_training_step_has_budgets() -> None:
+    # Two samples through 8·4 weights: forward and the gradient of the weights, 2 FLOPs per MAC each.
+    budgets = ("train_flops <= 255", "train_peak_memory_bytes <= 1000")
+    broken, kept = eo.check(nn.Linear(8, 4), *budgets, inputs=(2, 8), optimizer="sgd").budgets
+    assert broken.outcome == "broken" and broken.value == 2 * 2 * (2 * 8 * 4)
+    # Weights and biases, their gradients, the batch, the output, its sum, and the gradient of the sum.
+    assert kept.outcome == "holds" and kept.value is not None and kept.value >= 2 * 36 * 4 + 2 * 8 * 4
+    saved = eo.profile(nn.Linear(8, 4), (2, 8))
+    (unknown,) = eo.check(saved, "train_flops <= 255").budgets
+    assert unknown.outcome == "unknown" and "check the model itself" in unknown.reason

@@ -192,6 +192,16 @@ def test_memory_is_measured_beside_the_estimate(done: RunResult) -> None:
     assert deployment["configured_memory_bandwidth_gbps"] == 4.3  # the device's, under its own name
 
 
+def test_fine_tuning_is_priced_beside_each_candidate(done: RunResult) -> None:
+    for trial, row in zip(done.result.trials, rows(done.folder / "sweep_results.csv"), strict=True):
+        metrics = metrics_of(trial)
+        assert metrics.train_flops is not None and metrics.train_peak_memory_bytes is not None
+        # Forward, gradients of weights, and gradients of inputs but for the first layer.
+        assert 2 * 2 * metrics.macs < metrics.train_flops < 3 * 2 * metrics.macs
+        assert int(row["train_flops"]) == metrics.train_flops
+        assert float(row["train_peak_memory_mb"]) == pytest.approx(metrics.train_peak_memory_bytes / 2**20)
+
+
 def test_what_ships_is_the_measured_file(done: RunResult) -> None:
     best = done.result.trial(str(done.result.best))
     [measured] = (done.folder / "candidates" / best.candidate.key).glob(f"*.{best.candidate.precision}.onnx")

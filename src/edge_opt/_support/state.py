@@ -147,7 +147,7 @@ def holds_tensor(value: Any, depth: int = 4) -> bool:
     return isinstance(attributes, dict) and holds_tensor(attributes, depth - 1)
 
 
-_CONTAINERS = {
+_CONTAINERS: dict[Any, str] = {
     **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, type, types.FunctionType), "plain"),
     **dict.fromkeys((torch.Tensor, nn.Parameter, torch.dtype, torch.device, types.MethodType), "plain"),
     dict: "table", collections.OrderedDict: "table", collections.defaultdict: "table", collections.Counter: "table",
@@ -159,14 +159,17 @@ def put_back(
     table: dict[Any, Any], copy: dict[Any, Any], is_taken_back: Callable[[Any], bool] = lambda value: True
 ) -> None:
     """Make a dict hold what it held, in the same order; one that still does is not touched."""
-    if len(table) == len(copy) and all(map(is_, dict.values(table), copy.values())) and all(map(is_, table, copy)):
+    # A subclass may import what it names when it is asked for its keys, as transformers' tables of models do.
+    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+    keys = list(base.__iter__(table))
+    if len(keys) == len(copy) and all(map(is_, dict.values(table), copy.values())) and all(map(is_, keys, copy)):
         return
     kept = {key: now for key, now in dict.items(table) if now is not copy.get(key, _MISSING) and not is_taken_back(now)}
     copy = {**copy, **kept}
-    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
-    for key in [key for key in table if key not in copy]:
-        base.__delitem__(table, key)
-    if list(table) != list(copy):
+    for key in keys:
+        if key not in copy:
+            base.__delitem__(table, key)
+    if list(base.__iter__(table)) != list(copy):
         base.clear(table)
     for key, value in copy.items():
         if dict.get(table, key, _MISSING) is not value:

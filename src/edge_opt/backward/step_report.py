@@ -49,7 +49,8 @@ def training_step(
 ) -> TrainingStep:
     """What a training step costs, without running it: FLOPs, bytes, and the memory of the whole step by kind.
 
-    Forward, loss, backward and optimizer run as one trace on tensors without data, in training mode. The step is
+    Forward, loss, backward and optimizer run as one trace on tensors without data, in training mode; of a model that
+    is in training mode, modules in eval mode (frozen norms) stay so. The step is
     `loss = loss_of(model(inputs)); loss.backward(); optimizer.step()`, after `optimizer.zero_grad()`: outputs are
     dropped once the loss is there, the loss is held. The model, its gradients and the random numbers are as found.
 

@@ -15,7 +15,10 @@ from edge_opt.trace.inputs import CallArguments
 # Backward runs the same products as the forward with other operands, at another rate that was not fitted: the
 # interval is widened by this much on either side.
 _SPREAD = 2.0
-_BASIS = "the forward as predicted there; the backward by its FLOPs and bytes relative to the forward's"
+_BASIS = (
+    "the forward as predicted there; the backward by its FLOPs and bytes relative to the forward's, which no backward "
+    "operator was timed for: within a factor of 2 beyond the forward's interval, a guess"
+)
 
 
 def step_times(

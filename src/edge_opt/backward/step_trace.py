@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from edge_opt._support.state import TensorStates, random_numbers_kept, without_fast_path
+from edge_opt._support.state import random_numbers_kept, without_fast_path
 from edge_opt.backward.cpu_kernels import as_on_cpu, casting
 from edge_opt.backward.step_tape import Phase, StepOp, StepStack, StepTape
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
+from edge_opt.measuring.backward_pass import summed
 from edge_opt.records import ModuleCall, Role, StorageInfo
 from edge_opt.trace.inputs import CallArguments, InputSpec, materialize, meta_tensor, real_tensor
-from edge_opt.trace.leftovers import forget_frames, put_away
+from edge_opt.trace.leftovers import Aftermath, forget_frames
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of
 from edge_opt.trace.modules import module_paths, owned_parameters
-from edge_opt.trace.reach import reach_of
 from edge_opt.trace.shadow import shadow_of
 from edge_opt.trace.tape import FastPathTaken, NeedsData
 
@@ -144,9 +143,7 @@ def _run(
     tape = StepTape(stack, lifetimes, roles, is_real, owners)
     tape.floats_on_meta = floats_on_meta
     found = owned_parameters(modules)
-    states = TensorStates(own)
-    reach = reach_of(copier.classes, copier.functions)
-    outside, hooked = reach.snapshot(), reach_of(set(), copier.hooks).snapshot()
+    aftermath = Aftermath(modules, copier, own, tape)
     has_failed = False
     step: _Step | None = None
     try:
@@ -161,18 +158,12 @@ def _run(
         has_failed = True
         raise
     finally:
-        hooked.restore(tensors_only=True)
-        outside.restore()
-        states.restore()
-        stack.end()
-        tape.end()
-        for attributes in [module.__dict__ for module in modules]:
-            attributes.clear()
+        aftermath.put_back()
         if step is not None:
             step.end()
         step = None
         del copier, paths, found, owners, roles, twins
-        put_away(partial(lifetimes.survivors, tape.is_right), [] if has_failed else modules, reach.caches, has_failed)
+        aftermath.put_away(has_failed)
     return result
 
 
@@ -225,8 +216,10 @@ class _Step:
         for parameter in self.parameters:
             lifetimes.register(parameter, "parameter")
         self._input_numbers = frozenset(lifetimes.register(tensor, "input") for tensor in self.inputs)
-        for module in self.modules:
-            module.__dict__["training"] = True
+        # A model in training mode may hold modules in eval mode, such as norms that keep their statistics.
+        if not self.model.training:
+            for module in self.modules:
+                module.__dict__["training"] = True
         tape.stack.watch(self.modules)
         self._checkpoint()
         with torch.enable_grad(), as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext(), tape:
@@ -412,32 +405,3 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     return call
-
-
-def summed(result: Any) -> torch.Tensor:
-    """The loss where none is given: `loss` of the output if it has one, else the sum of its floating tensors."""
-    own = getattr(result, "loss", None)
-    if isinstance(own, torch.Tensor):
-        return own
-    found = list(_floating(result))
-    if not found:
-        raise InvalidInput("the output has no floating tensor to sum; pass loss=, a function of the output")
-    total = found[0].sum()
-    for tensor in found[1:]:
-        total = total + tensor.sum()
-    return total
-
-
-def _floating(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.requires_grad and value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _floating(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _floating(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from _floating(getattr(value, name, None))

@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 from edge_opt import units
 from edge_opt.boards.capacity import peak_memory
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Interval, Latency, ModelProfile, TrialMetrics
+from edge_opt.records import Interval, Latency, ModelProfile, TrainingCost, TrialMetrics
 from edge_opt.records.sweeps import SHARES
 
 Kind = Literal["count", "bytes", "time", "energy", "share", "rate"]
@@ -32,7 +32,7 @@ class Metric(Generic[S]):
 
     `family` is the name without its unit, and `unit` is that unit, "" for counts and shares. `interval` is how well a
     figure is known: a measured or predicted one, or one that is only a lower bound. `is_signed` says that
-    it can be below zero.
+    it can be below zero, `is_trained` that it is one of a training step, which is traced for it.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Metric(Generic[S]):
     is_signed: bool = False
     is_measured: bool = False
     is_predicted: bool = False
+    is_trained: bool = False
 
     def value(self, subject: S) -> float | None:
         """The figure in the metric's own unit."""
@@ -66,15 +67,16 @@ def _family(
     is_signed: bool = False,
     is_measured: bool = False,
     is_predicted: bool = False,
+    is_trained: bool = False,
 ) -> Iterator[Metric[S]]:
     """The metric in each unit of its kind: latency_s, latency_ms, latency_us."""
     if kind not in _UNITS:
-        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed, is_measured, is_predicted)
+        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed, is_measured, is_predicted, is_trained)
         return
     for unit, scale in _UNITS[kind].items():
         # `bytes_moved` has its unit in front.
         full = name if name.startswith("bytes") and unit == "bytes" else f"{name}_{unit}"
-        yield Metric(full, name, kind, unit, scale, read, interval, is_signed, is_measured, is_predicted)
+        yield Metric(full, name, kind, unit, scale, read, interval, is_signed, is_measured, is_predicted, is_trained)
 
 
 def _table(*families: Iterator[Metric[S]]) -> Mapping[str, Metric[S]]:
@@ -131,6 +133,19 @@ def _predicted_interval(profile: ModelProfile) -> Interval | None:
     return Interval(found.low or 0.0, math.inf if found.high is None else found.high)
 
 
+def _trained(name: str, kind: Kind, read: Callable[[TrainingCost], int]) -> Iterator[Metric[ModelProfile]]:
+    """A figure of a training step."""
+
+    def value(profile: ModelProfile) -> float | None:
+        return None if profile.training is None else read(profile.training)
+
+    def interval(profile: ModelProfile) -> Interval | None:
+        found = profile.training
+        return Interval(read(found), math.inf) if found and found.is_lower_bound and kind == "count" else None
+
+    return _family(name, kind, value, interval, is_trained=True)
+
+
 PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _priced("macs", "count", lambda profile: profile.totals.macs),
     _priced("flops", "count", lambda profile: profile.totals.flops),
@@ -152,6 +167,8 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _priced("bytes_read", "bytes", lambda profile: profile.totals.bytes_read),
     _priced("bytes_written", "bytes", lambda profile: profile.totals.bytes_written),
     _priced("bytes_moved", "bytes", lambda profile: profile.totals.bytes_read + profile.totals.bytes_written),
+    _trained("train_flops", "count", lambda step: step.flops),
+    _trained("train_peak_memory", "bytes", lambda step: step.peak_bytes),
     _measured("latency", "time", _latency(lambda latency: latency.median_s), _latency_interval),
     _measured("latency_min", "time", _latency(lambda latency: latency.minimum_s)),
     _measured("latency_p95", "time", _latency(lambda latency: latency.p95_s)),
@@ -205,6 +222,8 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family("throughput", "rate", lambda trial: trial.throughput),
     _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
     _family("measured_memory", "bytes", lambda trial: trial.measured_memory_bytes),
+    _family("train_flops", "count", lambda trial: trial.train_flops),
+    _family("train_peak_memory", "bytes", lambda trial: trial.train_peak_memory_bytes),
     _family("model", "bytes", lambda trial: trial.model_bytes),
     _family("size", "bytes", lambda trial: trial.size_bytes),
     _family("energy", "energy", lambda trial: trial.energy_j),

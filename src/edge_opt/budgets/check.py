@@ -88,7 +88,7 @@ def check_profile(
 def _left_out(budgets: Sequence[Budget], increases: Sequence[Increase]) -> tuple[str, ...]:
     """What a verdict on memory does not know."""
     names = [*(budget.metric for budget in budgets), *(increase.metric for increase in increases)]
-    is_about_memory = any(name.startswith(("peak_memory", "planned_memory")) for name in names)
+    is_about_memory = any(name.startswith(("peak_memory", "planned_memory", "train_peak_memory")) for name in names)
     return (SCRATCH_IS_APART,) if is_about_memory else ()
 
 
@@ -169,6 +169,8 @@ def _doubt(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
 def _cure(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
     if metric.is_measured:
         return "profile with measure=True, or --measure"
+    if metric.is_trained:
+        return "check the model itself, for a saved profile does not know its training step"
     if not metric.is_predicted:
         return "profile the model again"
     found = profile.prediction
@@ -237,6 +239,7 @@ def check(
     precision: Precision = "fp32",
     runtime: str | None = None,
     threads: int | None = None,
+    optimizer: Any = "adamw",
 ) -> CheckResult:
     """Whether a model keeps within every budget.
 
@@ -256,6 +259,7 @@ def check(
         precision: Type of the numbers on the target.
         runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
         threads: Of the runtime on the target, as in `profile`; those to measure with are in `measure`.
+        optimizer: Of the training step that `train_flops` and `train_peak_memory_mb` speak of, as in `training_step`.
 
     >>> from torch import nn
     >>> check(nn.Linear(16, 8), "macs <= 1k", "params <= 100", inputs=(1, 16)).failures[0].budget.text
@@ -279,6 +283,9 @@ def check(
     is_paired = needed is not False and _is_model(baseline) and _is_model(subject)
     now = False if is_paired else needed
     profile = as_profile(subject, inputs, kwargs, measure=now, target=target, **there)
+    if any(PROFILE_METRICS[name].is_trained for name in names):
+        profile = _with_training(profile, subject, inputs, kwargs, optimizer)
+        before = None if before is None else _with_training(before, baseline, inputs, kwargs, optimizer)
     latency = None if before is None else compared_latency(before, profile)
     if before is not None and is_paired:
         options = dict(needed) if isinstance(needed, Mapping) else {}
@@ -295,6 +302,17 @@ def check(
 
 def _is_model(subject: Any) -> bool:
     return subject is not None and not isinstance(subject, (str, PathLike, ModelProfile))
+
+
+def _with_training(
+    profile: ModelProfile, subject: Any, inputs: Any, kwargs: Mapping[str, Any] | None, optimizer: Any
+) -> ModelProfile:
+    """The profile with what a training step of its model takes; a saved profile stays as it is."""
+    if not _is_model(subject):
+        return profile
+    from edge_opt.backward.step_report import training_step
+
+    return replace(profile, training=training_step(subject, inputs, kwargs=kwargs, optimizer=optimizer).cost)
 
 
 def _timed_in_turn(

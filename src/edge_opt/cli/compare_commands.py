@@ -153,6 +153,12 @@ CheckThreads = Annotated[
 CheckTarget = Annotated[
     str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
 ]
+_Optimizer = Annotated[
+    str, typer.Option("--optimizer", metavar="NAME", help="Of the step in train_flops and train_peak_memory_mb.")
+]
+_FailOnUndecided = Annotated[
+    bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
+]
 
 
 def check(
@@ -180,9 +186,8 @@ def check(
     target: CheckTarget = None,
     precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
     runtime: Runtime = None,
-    fail_on_undecided: Annotated[
-        bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
-    ] = False,
+    optimizer: _Optimizer = "adamw",
+    fail_on_undecided: _FailOnUndecided = False,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Save for a pull request.")
     ] = None,
@@ -227,6 +232,7 @@ def check(
             precision=cast("Precision", precision),
             runtime=runtime,
             threads=there,
+            optimizer=optimizer,
         )
     typer.echo(document(result) if json else f"{render(result)}\n", nl=False)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):

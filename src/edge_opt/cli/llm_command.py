@@ -26,6 +26,10 @@ _Targets = Annotated[
 _Outputs = Annotated[
     list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .html, .md or .txt.")
 ]
+_Threads = Annotated[
+    int | None, typer.Option("--threads", metavar="N", help="Threads of a CPU; all of its cores unless given.")
+]
+_Gguf = Annotated[Path | None, typer.Option("--gguf", metavar="FILE", help="Run this file here with llama-cpp-python.")]
 _FailOnUnfit = Annotated[
     bool, typer.Option("--fail-on-unfit", help="Exit with 1 unless everything fits the smallest RAM.")
 ]
@@ -47,6 +51,7 @@ def llm(
         str | None, typer.Option("--runtime", metavar="NAME", help="llama.cpp, torch or mlx; by format unless given.")
     ] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="cpu, gpu or npu.")] = None,
+    threads: _Threads = None,
     ram: Annotated[
         float | None, typer.Option("--ram", metavar="GIB", help="RAM of your board; else every size it is sold with.")
     ] = None,
@@ -58,9 +63,7 @@ def llm(
         float, typer.Option("--acceptance", metavar="SHARE", help="Share of its proposals that are kept.")
     ] = 0.7,
     measure: Annotated[bool, typer.Option("--measure", help="Run the real loop here as well, in torch.")] = False,
-    gguf: Annotated[
-        Path | None, typer.Option("--gguf", metavar="FILE", help="Run this file here with llama-cpp-python.")
-    ] = None,
+    gguf: _Gguf = None,
     output: _Outputs = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     fail_on_unfit: _FailOnUnfit = False,
@@ -93,6 +96,7 @@ def llm(
             kv=kv,
             runtime=runtime,
             engine=cast("Engine | None", engine),
+            threads=threads,
             ram_gib=ram,
             draft=None if draft is None else _source(draft),
             draft_tokens=draft_tokens,

@@ -18,6 +18,7 @@ from edge_opt._support.state import as_found
 from edge_opt.cost.rules import price
 from edge_opt.cost.totals import layer_costs
 from edge_opt.errors import InvalidInput
+from edge_opt.measuring.backward_pass import measured_step
 from edge_opt.measuring.latency import Progress, Runner, Tally, check_repeats, interleaved, longest_time_s
 from edge_opt.measuring.layers import Recorder, clock_of, layer_latencies, recording_cost
 from edge_opt.measuring.machine import Device, find_device, read_environment
@@ -190,7 +191,7 @@ def measure(
         energy: Name of a meter, "auto" for the first that works, or None for no energy.
         power_watts: Draw of the device in watts, for a proxy where no meter can be used.
         subtract_idle: Whether to measure the power at rest, too, and take it off.
-        mode: "eval" for inference; "train" runs the forward of training.
+        mode: "eval" for inference; "train" runs the forward of training, and on the CPU a backward (`.training`).
         profile: The profile of the model, if there is one; it spares tracing the model again.
         progress: Called with the share that is done and a word on it.
         repeats: Run it exactly this many times instead of until its latency is known well enough.
@@ -220,15 +221,15 @@ def measure(
             environment=environment, progress=progress, repeats=repeats, warmup=warmup,
         )  # fmt: skip
         latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
+        has_step = mode == "train" and recorder is not None and place.torch_name == "cpu"
+        step = measured_step(subject, plain.once, min_time_s, limit_s, target_precision) if has_step else None
         joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)
     return Measurement(
         latency=latency,
         layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
         memory=_memory(subject, arguments, traced, place, mode) if memory and not runtime else None,
-        energy=joules,
-        energy_refusals=refusals,
-        environment=environment,
-    )
+        energy=joules, energy_refusals=refusals, environment=environment, training=step,
+    )  # fmt: skip
 
 
 def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:

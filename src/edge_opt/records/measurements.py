@@ -237,6 +237,44 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerStep:
+    """What one module took in a forward and backward, without its children; all its calls together.
+
+    Attributes:
+        path: Path of the module; "" for the model itself.
+        kind: Class of the module.
+        forward_s: Seconds of its forward.
+        backward_s: Seconds of its gradients.
+    """
+
+    path: str
+    kind: str
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A real forward and backward, the loss being the sum of the output; without an optimizer.
+
+    Attributes:
+        whole_s: Seconds of both, the median of runs without time stamps.
+        forward_s: Part of the forward, the loss included.
+        backward_s: Part of the backward.
+        between_s: Seconds that belong to no module: the loss, and autograd before its first node.
+        layers: Modules in the order of their paths; with `between_s` they add up to `whole_s`.
+        recorded: Steps with time stamps, whose medians divide the whole.
+    """
+
+    whole_s: float
+    forward_s: float
+    backward_s: float
+    between_s: float
+    layers: tuple[LayerStep, ...]
+    recorded: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """Everything measured at one time; what was not asked for is None.
 
@@ -247,6 +285,7 @@ class Measurement:
         energy: Joules per forward; None also where no meter could be used.
         energy_refusals: Meters that could not be used, and why.
         environment: The machine and the process.
+        training: Forward and backward by layer, in mode "train" on the CPU; None where nothing has a gradient.
     """
 
     latency: Latency
@@ -255,6 +294,7 @@ class Measurement:
     energy: Energy | None
     energy_refusals: tuple[Refusal, ...]
     environment: Environment
+    training: MeasuredStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Shape, Totals, Trace, Unpriced
 from edge_opt.records.measurements import Comparison, Measurement
 from edge_opt.records.predictions import DeviceMemory, Prediction
+from edge_opt.records.training_steps import TrainingCost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,7 @@ class ModelProfile:
         unpriced: Operators without a price, most frequent first.
         measurement: What was measured here; None where the model was not run.
         predictions: What it would take on each target that was asked for.
+        training: What a training step would take; None where no budget asked for it.
         schema_version: Version of the file format.
     """
 
@@ -50,6 +52,7 @@ class ModelProfile:
     unpriced: tuple[Unpriced, ...]
     measurement: Measurement | None = None
     predictions: tuple[Prediction, ...] = ()
+    training: TrainingCost | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     @property

@@ -89,6 +89,8 @@ class TrialMetrics:
         deploy_latency_high_s: Upper end of its 95 % interval.
         measured_memory_bytes: Growth of resident memory over the idle process with the runtime loaded: the most while
             batches run, model included.
+        train_flops: FLOPs of one step of fine-tuning its float model on a batch, traced; forward and backward.
+        train_peak_memory_bytes: Bytes at the fullest moment of that step, from shapes; weights and batch included.
         is_disturbed: Other programs, or noise, disturbed its timing, also when it was tried again.
         answers: Which validation samples it answers right, in order: bits, packed and in base 64. "" where the
             figure is no share of right answers.
@@ -133,6 +135,8 @@ class TrialMetrics:
     deploy_latency_low_s: float | None = None
     deploy_latency_high_s: float | None = None
     measured_memory_bytes: int | None = None
+    train_flops: int | None = None
+    train_peak_memory_bytes: int | None = None
     is_disturbed: bool = False
     answers: str = ""
     replicates: tuple[float, ...] = ()

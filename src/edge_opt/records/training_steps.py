@@ -164,6 +164,23 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingCost:
+    """The two figures of a training step that budgets and sweeps speak of.
+
+    Attributes:
+        optimizer: The optimizer by name.
+        flops: FLOPs of forward, backward and recomputation of one step; two per MAC.
+        peak_bytes: Bytes at the fullest moment of a step in the long run, weights and batch included.
+        is_lower_bound: Whether operators had no price, so that there are more FLOPs than these.
+    """
+
+    optimizer: str
+    flops: int
+    peak_bytes: int
+    is_lower_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingStep:
     """What one training step costs, before it is run.
 
@@ -249,6 +266,11 @@ class TrainingStep:
     def peak_by_kind(self) -> dict[str, int]:
         """Bytes at the peak by what they hold; they add up to `peak_bytes`."""
         return self.peak.memory.by_kind()
+
+    @property
+    def cost(self) -> TrainingCost:
+        """FLOPs and peak alone, as budgets and sweeps hold them."""
+        return TrainingCost(self.optimizer, self.flops, self.peak_bytes, bool(self.unpriced))
 
     def save(self, path: Any) -> Any:
         """Write it as .json, .md, .txt or .html, by the ending; returns the path.

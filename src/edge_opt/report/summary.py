@@ -25,6 +25,10 @@ def measured_lines(found: Measurement) -> list[tuple[str, str]]:
     lines = [("Latency", _latency(found.latency))]
     if found.layers is not None:
         lines.append(("Layers", _layers(found.layers)))
+    if found.training is not None:
+        step = found.training
+        backward, forward = units.duration(step.backward_s), units.duration(step.forward_s)
+        lines.append(("Step", f"{units.duration(step.whole_s)}: forward {forward}, backward {backward}; no optimizer"))
     if found.memory is not None:
         lines.append(("Measured", _memory(found.memory)))
     if found.energy is not None:

@@ -145,6 +145,11 @@ _METRICS: tuple[tuple[str, Get], ...] = (
     ("estimated_runtime_memory_mb", lambda m: megabytes(m.peak_memory_bytes)),
     ("peak_memory_mb", lambda m: megabytes(m.peak_memory_bytes)),
     ("measured_memory_mb", lambda m: None if m.measured_memory_bytes is None else megabytes(m.measured_memory_bytes)),
+    ("train_flops", lambda m: m.train_flops),
+    (
+        "train_peak_memory_mb",
+        lambda m: None if m.train_peak_memory_bytes is None else megabytes(m.train_peak_memory_bytes),
+    ),
     ("size_mb", lambda m: megabytes(m.size_bytes)),
     ("energy_j", lambda m: m.energy_j),
     ("energy_proxy_j", lambda m: m.energy_j if _is_proxy(m) else None),
@@ -159,7 +164,7 @@ _METRICS: tuple[tuple[str, Get], ...] = (
     ("float_layers", lambda m: "; ".join(m.float_layers)),
     ("remarks", lambda m: "; ".join(m.remarks)),
 )
-_WHOLE = ("batch_size", "deploy_batch", "macs", "params")
+_WHOLE = ("batch_size", "deploy_batch", "train_flops", "macs", "params")
 _TEXT = ("energy_proxy_note", "energy_source", "machine", "effective_precision", "float_layers", "remarks")
 
 

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
+from edge_opt.backward.step_report import training_step
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune, save_pruned
 from edge_opt.compress.task import (
@@ -36,7 +37,7 @@ from edge_opt.compress.task import (
 )
 from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.loading import import_source, load_model, parse_reference
 from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
@@ -302,6 +303,15 @@ class Reference:
     params: int
 
 
+def fine_tuning_cost(model: nn.Module, inputs: Any) -> dict[str, int | None]:
+    """FLOPs and peak of one step of fine-tuning, with its optimizer; None where the step cannot be traced."""
+    try:
+        step = training_step(model, inputs, optimizer="adamw")
+    except EdgeOptError:
+        return {"train_flops": None, "train_peak_memory_bytes": None}
+    return {"train_flops": step.flops, "train_peak_memory_bytes": step.peak_bytes}
+
+
 @dataclass(frozen=True)
 class PipelineJob:
     """Prune and fine-tune once per level, convert, verify, score on validation; then time, alone."""
@@ -354,6 +364,7 @@ class PipelineJob:
             "model_bytes": held.weight_bytes + held.buffer_bytes,
             "peak_memory_bytes": held.total_bytes,
             "peak_memory_kind": held.kind,
+            **fine_tuning_cost(variant.model, inputs),
             "macs": profiled.totals.macs,
             "params": profiled.totals.params,
             "effective_precision": converted.effective_precision,
@@ -434,6 +445,8 @@ class PipelineJob:
             peak_memory_bytes=built["peak_memory_bytes"],
             peak_memory_kind=built["peak_memory_kind"],
             measured_memory_bytes=held,
+            train_flops=built.get("train_flops"),
+            train_peak_memory_bytes=built.get("train_peak_memory_bytes"),
             energy_j=energy[0],
             energy_source=energy[1],
             macs=built["macs"],

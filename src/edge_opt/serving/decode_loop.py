@@ -19,7 +19,7 @@ from edge_opt.measuring.machine import read_environment
 from edge_opt.records import MeasuredServing
 from edge_opt.serving.host_probe import check_multiplies
 from edge_opt.serving.model_source import find_config, import_transformers, quiet
-from edge_opt.serving.token_trace import filled_cache
+from edge_opt.serving.token_trace import cache_argument, filled_cache, handed_out
 
 if TYPE_CHECKING:
     from edge_opt.serving.serving_costs import Serving
@@ -72,13 +72,13 @@ def measured_torch(model: nn.Module, serving: Serving) -> MeasuredServing:
     with torch.inference_mode(), quiet():
         _called(model, ids[:, :1], None)
         start = time.perf_counter()
-        cache = _cache(_called(model, ids, None))
+        cache = handed_out(_called(model, ids, None))
         prefill_s = time.perf_counter() - start
         steps: list[float] = []
         begin = time.perf_counter()
         while len(steps) < _FEWEST or (len(steps) < _MOST_TOKENS and time.perf_counter() - begin < _SECONDS):
             start = time.perf_counter()
-            cache = _cache(_called(model, one, cache))
+            cache = handed_out(_called(model, one, cache))
             steps.append(time.perf_counter() - start)
         peak = decode_peak_bytes(model, cache, one, serving.context)
     return MeasuredServing(
@@ -94,8 +94,7 @@ def measured_torch(model: nn.Module, serving: Serving) -> MeasuredServing:
 
 
 def _called(model: nn.Module, ids: torch.Tensor, cache: Any) -> Any:
-    key = "cache_params" if "cache_params" in _parameters(model) else "past_key_values"
-    extra: dict[str, Any] = {key: cache} if cache is not None else {}
+    extra: dict[str, Any] = {cache_argument(model): cache} if cache is not None else {}
     if "logits_to_keep" in _parameters(model):
         extra["logits_to_keep"] = 1
     try:
@@ -106,11 +105,6 @@ def _called(model: nn.Module, ids: torch.Tensor, cache: Any) -> Any:
 
 def _parameters(model: nn.Module) -> Any:
     return inspect.signature(type(model).forward).parameters
-
-
-def _cache(out: Any) -> Any:
-    found = getattr(out, "past_key_values", None)
-    return found if found is not None else getattr(out, "cache_params", None)
 
 
 def decode_peak_bytes(model: nn.Module, template: Any, ids: torch.Tensor, context: int) -> int | None:
@@ -125,7 +119,7 @@ def decode_peak_bytes(model: nn.Module, template: Any, ids: torch.Tensor, contex
         watch = TensorWatch()
         watch.add_all([*model.parameters(), *model.buffers(), ids, *_tensors(cache)])
         extra: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in _parameters(model) else {}
-        extra["cache_params" if "cache_params" in _parameters(model) else "past_key_values"] = cache
+        extra[cache_argument(model)] = cache
         with watch:
             model(input_ids=ids, use_cache=True, **extra)
     return watch.peak_bytes
@@ -190,7 +184,10 @@ def _in_llama_cpp(path: Path, serving: Serving) -> MeasuredServing:
             "measure in torch"
         ) from error
     threads = torch.get_num_threads()
-    model = package.Llama(model_path=str(path), n_ctx=serving.context, n_threads=threads, verbose=False)
+    try:
+        model = package.Llama(model_path=str(path), n_ctx=serving.context, n_threads=threads, verbose=False)
+    except Exception as error:  # whatever its bindings raise for a file that they cannot load
+        raise MeasurementFailed(f"llama-cpp-python cannot load {str(path)!r}: {first_line(error)}") from error
     start = time.perf_counter()
     model.eval([1] * serving.prompt)
     prefill_s = time.perf_counter() - start

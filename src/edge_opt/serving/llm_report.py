@@ -49,14 +49,14 @@ PROMPT = 512
 def llm(
     model: Any, target: Target | None = ..., weights: str = ..., *, context: int | None = ..., prompt: int | None = ...,
     batch: int = ..., kv: str | None = ..., runtime: str | None = ..., engine: Engine | None = ...,
-    inputs: InputMaker | None = ..., ram_gib: float | None = ..., draft: Any = ..., draft_tokens: int = ...,
-    acceptance: float = ..., measure: bool | str = ..., name: str | None = ...,
+    threads: int | None = ..., inputs: InputMaker | None = ..., ram_gib: float | None = ..., draft: Any = ...,
+    draft_tokens: int = ..., acceptance: float = ..., measure: bool | str = ..., name: str | None = ...,
 ) -> ServingReport: ...  # fmt: skip
 @overload
 def llm(
     model: Any, target: Sequence[Target] | Target | None = ..., weights: Sequence[str] | str = ..., *,
     context: int | None = ..., prompt: int | None = ..., batch: int = ..., kv: str | None = ...,
-    runtime: str | None = ..., engine: Engine | None = ...,
+    runtime: str | None = ..., engine: Engine | None = ..., threads: int | None = ...,
     inputs: InputMaker | None = ..., ram_gib: float | None = ..., draft: Any = ..., draft_tokens: int = ...,
     acceptance: float = ..., measure: bool | str = ..., name: str | None = ...,
 ) -> ServingReport | ServingComparison: ...  # fmt: skip
@@ -71,6 +71,7 @@ def llm(
     kv: str | None = None,
     runtime: str | None = None,
     engine: Engine | None = None,
+    threads: int | None = None,
     inputs: InputMaker | None = None,
     ram_gib: float | None = None,
     draft: Any = None,
@@ -98,6 +99,8 @@ def llm(
         kv: the format of the key-value cache; fp16, or fp32 where the weights are.
         runtime: the program that is meant: llama.cpp, torch or mlx; the first that has the format unless given.
         engine: cpu, gpu or npu; the device's own choice unless given.
+        threads: threads of a CPU; all of its cores unless given. Fewer multiply more slowly and wait less for each
+            other; what memory gives them is taken to be the same.
         inputs: for a module of your own: a function of tokens, past and batch that returns the arguments of its
             forward by name, the cache with `past` positions among them as floating tensors or `InputSpec`.
         ram_gib: the RAM of your own board, in GiB; of a device sold with several sizes, all are looked at unless given.
@@ -111,9 +114,9 @@ def llm(
     >>> llama_2_7b = {"model_type": "llama"}  # what a config.json holds; the defaults are this model's
     >>> found = llm(llama_2_7b, target="raspberry-pi-5", weights="q4_0", context=2048)
     >>> found.memory.kv_bytes == 2 * 32 * 32 * 128 * 2048 * 2, round(found.decode.tokens_per_s, 1)
-    (True, 1.8)
+    (True, 2.0)
     """
-    asked = _Request(context, prompt, batch, kv, runtime, engine, ram_gib, draft_tokens, acceptance)
+    asked = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib, draft_tokens, acceptance)
     formats = _listed(weights)
     targets: list[Any] = list(target) if isinstance(target, (list, tuple)) else [target]
     if not formats or not targets:
@@ -137,12 +140,13 @@ class _Request:
     kv: str | None
     runtime: str | None
     engine: Engine | None
+    threads: int | None
     ram_gib: float | None
     draft_tokens: int
     acceptance: float
 
     def __post_init__(self) -> None:
-        for name in ("context", "prompt", "batch", "draft_tokens"):
+        for name in ("context", "prompt", "batch", "threads", "draft_tokens"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
         if self.engine is not None:
@@ -151,6 +155,18 @@ class _Request:
             check_positive("ram_gib", self.ram_gib, "a number of GiB")
         if not is_number(self.acceptance) or not 0 <= self.acceptance <= 1:
             raise InvalidInput(f"acceptance is {self.acceptance!r}; it is a share from 0 to 1")
+
+    def check_threads(self, spec: DeviceSpec | None) -> None:
+        """Refuse threads that the target has no cores for, or does not compute with."""
+        if self.threads is None or spec is None:
+            return
+        if (self.engine or spec.engine) != "cpu":
+            raise InvalidInput(
+                f"threads are those of a CPU, and {spec.name} runs the model on its {self.engine or spec.engine}; "
+                'drop threads, or ask for engine="cpu"'
+            )
+        if spec.cores is not None and self.threads > spec.cores.value:
+            raise InvalidInput(f"threads is {self.threads}, and {spec.name} has {spec.cores.value:g} cores")
 
     def ram_bytes(self, spec: DeviceSpec | None) -> tuple[int, ...]:
         """The sizes of RAM that count, smallest first."""
@@ -248,7 +264,7 @@ def _speculation(
     drafting = decode_cost(small, speed, serving.context).seconds_per_step
     nbytes = sum(serving.step_bytes(serving.context, count + 1).values())
     flops = (count + 1) * sum(serving.step_flops(serving.context).values())
-    checking, _ = speed.step(nbytes, flops, serving.model.decode)
+    checking, _ = speed.step(nbytes, flops, serving.model.decode, has_one_row=False)
     rate = None
     if drafting is not None and checking is not None:
         rate = serving.batch * expected / (count * drafting + checking)
@@ -268,7 +284,8 @@ def _report(
     measure: bool | str,
 ) -> ServingReport:  # fmt: skip
     serving = _served(sources, weights, asked)
-    speed = speed_of(spec, serving.form, asked.engine)
+    asked.check_threads(spec)
+    speed = speed_of(spec, serving.form, asked.engine, asked.threads)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
     measured: MeasuredServing | None = None
@@ -314,6 +331,8 @@ def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> Sequence[
             f"no peak of {speed.spec.name} ({speed.engine}) is known, so there is no time for the prompt, and decoding "
             "is taken to be bound by memory"
         )
+    if speed.row_reading:
+        found.append(f"decoding multiplies at {speed.row_reading}")
     if speed.matrix_reading:
         found.append(f"products run at {speed.matrix_reading}, within a factor of {PREFILL_SPREAD:g}")
     experts = max((use.experts for use in model.decode.uses.values()), default=0)

@@ -30,8 +30,8 @@ InputMaker = Callable[..., Mapping[str, Any]]
 class LanguageModel:
     """A model ready to be traced.
 
-    `config` is its transformers configuration, of the text part; None for a module of the user's own, which then has
-    `inputs`. `max_context` is None where nothing limits it, as in a state-space model.
+    `config` is its transformers configuration; None for a module of the user's own, which then has `inputs`.
+    `max_context` is None where nothing limits it, as in a state-space model.
     """
 
     name: str
@@ -45,6 +45,11 @@ class LanguageModel:
     def is_encoder_decoder(self) -> bool:
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
+    @property
+    def sees_more_than_text(self) -> bool:
+        """Whether pictures or sound are read as well, by parts that writing text does not meet."""
+        return self.config is not None and text_config(self.config) is not self.config and not self.is_encoder_decoder
+
 
 def find_language_model(
     source: Any, dtype: torch.dtype, inputs: InputMaker | None = None, name: str | None = None
@@ -57,7 +62,7 @@ def find_language_model(
     config = find_config(source)
     _refuse_encoder(config)
     module = _built(config, dtype)
-    text = _text(config)
+    text = text_config(config)
     shown = name or _name(source, config)
     return LanguageModel(shown, module, config, None, max_context(text), _rope(text))
 
@@ -195,8 +200,11 @@ def _downloaded(hub: Any, errors: Any, name: str) -> str:
 def _built(config: Any, dtype: torch.dtype) -> nn.Module:
     """The model on the meta device, its tied tables tied."""
     transformers = import_transformers()
-    is_pair = bool(getattr(config, "is_encoder_decoder", False))
-    auto = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForCausalLM
+    if getattr(config, "is_encoder_decoder", False):
+        auto = transformers.AutoModelForSeq2SeqLM
+    elif not _is_one_of("CAUSAL_LM", config) and _is_one_of("IMAGE_TEXT_TO_TEXT", config):
+        auto = transformers.AutoModelForImageTextToText
     try:
         with quiet(), torch.device("meta"), _without_initialization():
             model: nn.Module = auto.from_config(config, dtype=dtype)
@@ -242,14 +250,19 @@ def _refuse_encoder(config: Any) -> None:
     """BERT and its kin fill gaps; nothing in them writes one token after another."""
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         return
-    kind = getattr(config, "model_type", "?")
-    auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    causal = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if not causal or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        what = "an encoder only" if kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES else "no language model"
+    is_encoder = _is_one_of("MASKED_LM", config)
+    if is_encoder or not (_is_one_of("CAUSAL_LM", config) or _is_one_of("IMAGE_TEXT_TO_TEXT", config)):
+        what = "an encoder only" if is_encoder else "no language model"
         raise InvalidInput(
-            f"a model of type {kind!r} is {what}: it does not write tokens one by one; use eo.profile for it"
+            f"a model of type {getattr(config, 'model_type', '?')!r} is {what}: it does not write tokens one by one; "
+            "use eo.profile for it"
         )
+
+
+def _is_one_of(task: str, config: Any) -> bool:
+    """Whether transformers has a model for a task to this configuration."""
+    names = importlib.import_module("transformers.models.auto.modeling_auto")
+    return getattr(config, "model_type", "?") in getattr(names, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
 
 
 def _from_module(module: nn.Module, inputs: InputMaker | None, name: str | None) -> LanguageModel:
@@ -264,11 +277,11 @@ def _from_module(module: nn.Module, inputs: InputMaker | None, name: str | None)
             "that returns its arguments, the cache among them"
         )
     _refuse_encoder(config)
-    text = _text(config)
+    text = text_config(config)
     return LanguageModel(name or type(module).__name__, module, config, None, max_context(text), _rope(text))
 
 
-def _text(config: Any) -> Any:
+def text_config(config: Any) -> Any:
     """The part of a configuration that speaks of text."""
     getter = getattr(config, "get_text_config", None)
     return getter(decoder=True) if callable(getter) else config

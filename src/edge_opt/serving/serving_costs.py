@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from edge_opt.boards.token_rates import OVERHEAD_S, PREFILL_SPREAD, ReadRate, matrix_rate, read_rate
+from edge_opt.boards.token_rates import PREFILL_SPREAD, ReadRate, matrix_rate, overhead_s, read_rate, row_rate
 from edge_opt.boards.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes
 from edge_opt.records import (
     Bound,
@@ -174,43 +174,65 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a device makes of bytes and operations; without a device, nothing."""
+    """What a device makes of bytes and operations; without a device, nothing.
+
+    Products of many rows run at `flops_per_s`, those with one row at `row_flops_per_s`.
+    """
 
     spec: DeviceSpec | None
     engine: Engine | None
+    threads: int | None
     rate: ReadRate | None
     flops_per_s: float | None
+    row_flops_per_s: float | None
     matrix_reading: str
+    row_reading: str
 
     def overhead_s(self, step: StepTrace) -> float:
         if self.spec is None or self.engine is None:
             return 0.0
         own = self.spec.overhead_s
-        return step.operators * (OVERHEAD_S[self.engine] if own is None else own.value)
+        return step.operators * (overhead_s(self.engine, self.threads) if own is None else own.value)
 
-    def step(self, nbytes: float, flops: float, step: StepTrace) -> tuple[float | None, Bound]:
+    def step(self, nbytes: float, flops: float, step: StepTrace, has_one_row: bool) -> tuple[float | None, Bound]:
         """Seconds of a step, and what most of them go to."""
         if self.rate is None:
             return None, "unknown"
         moving = nbytes / self.rate.bytes_per_s
-        computing = 0.0 if self.flops_per_s is None else flops / self.flops_per_s
+        flops_per_s = self.row_flops_per_s if has_one_row else self.flops_per_s
+        computing = 0.0 if flops_per_s is None else flops / flops_per_s
         overhead = self.overhead_s(step)
         spent: dict[Bound, float] = {"memory": moving, "compute": computing, "overhead": overhead}
         return max(moving, computing) + overhead, max(spent, key=lambda bound: spent[bound])
 
 
-def speed_of(spec: DeviceSpec | None, form: WeightFormat, engine: Engine | None) -> Speed:
+def speed_of(spec: DeviceSpec | None, form: WeightFormat, engine: Engine | None, threads: int | None = None) -> Speed:
+    """What a device does in a format; with fewer threads than cores a CPU multiplies at that part of its rate."""
     if spec is None:
-        return Speed(None, None, None, None, "")
+        return Speed(None, None, None, None, None, None, "", "")
     wanted: Engine = engine or spec.engine
-    found = matrix_rate(spec, form, wanted)
-    return Speed(spec, wanted, read_rate(spec, wanted), found[0] if found else None, found[1] if found else "")
+    used, part = None, 1.0
+    if wanted == "cpu":
+        cores = None if spec.cores is None else int(spec.cores.value)
+        used = threads or cores
+        part = min(threads / cores, 1.0) if threads and cores else 1.0
+    many, one = matrix_rate(spec, form, wanted), row_rate(spec, form, wanted)
+    return Speed(
+        spec,
+        wanted,
+        used,
+        read_rate(spec, wanted),
+        many[0] * part if many else None,
+        one[0] * part if one else None,
+        many[1] if many else "",
+        one[1] if one and one != many else "",
+    )
 
 
 def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
     nbytes = sum(serving.step_bytes(context).values())
     flops = sum(serving.step_flops(context).values())
-    seconds, bound = speed.step(nbytes, flops, serving.model.decode)
+    seconds, bound = speed.step(nbytes, flops, serving.model.decode, serving.batch == 1)
     rate = None if seconds is None else serving.batch / seconds
     spread = speed.rate.spread if speed.rate else 1.0
     is_open = speed.rate is not None and speed.rate.is_lower_bound
@@ -230,7 +252,7 @@ def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
     step = serving.model.prefill
     flops = 2 * sum(macs for _, macs in step.macs)
     nbytes = sum(serving.streamed(step, step.tokens).values()) + serving.state_bytes(serving.prompt, serving.batch)
-    seconds, bound = speed.step(nbytes, flops, step) if speed.flops_per_s is not None else (None, "unknown")
+    seconds, bound = speed.step(nbytes, flops, step, False) if speed.flops_per_s is not None else (None, "unknown")
     return PrefillCost(
         tokens=serving.prompt,
         flops=flops,

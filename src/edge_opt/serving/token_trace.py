@@ -17,8 +17,9 @@ from edge_opt.boards.weight_formats import WeightTensor, described
 from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.records import OpCall, OpSignature, PartName, Trace
-from edge_opt.serving.model_source import LanguageModel, quiet
+from edge_opt.serving.model_source import LanguageModel, quiet, text_config
 from edge_opt.trace import InputSpec, trace
+from edge_opt.trace.shadow import Copier
 
 _INNER = "model."  # where the model stands in the wrappers below
 _PRODUCTS = ("matmul", "attention", "conv")
@@ -77,6 +78,7 @@ class StepTrace:
     kept_bytes: int
     input_bytes: int
     unpriced: tuple[str, ...]
+    called: frozenset[str] = frozenset()  # paths of modules
 
     def part_macs(self, name: PartName) -> int:
         return dict(self.macs).get(name, 0)
@@ -110,7 +112,14 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
         decode = steps.decode(context, batch, prompt, absorbs)
         prefill = steps.prefill(prompt, batch, absorbs)
     parameters = dict(model.module.named_parameters())
-    heads = getattr(model.config, "num_attention_heads", None), getattr(model.config, "num_key_value_heads", None)
+    remarks = steps.remarks
+    if model.sees_more_than_text:
+        whole = sum(value.numel() for value in parameters.values())
+        parameters = {name: value for name, value in parameters.items() if _is_met(name, decode, prefill)}
+        unmet = whole - sum(value.numel() for value in parameters.values())
+        remarks += (f"the text part alone: {unmet:,} parameters that read pictures or sound are not in it",)
+    text = text_config(model.config)
+    heads = getattr(text, "num_attention_heads", None), getattr(text, "num_key_value_heads", None)
     sharing = heads[0] // heads[1] if isinstance(heads[0], int) and isinstance(heads[1], int) and heads[1] else 1
     tensors = described(((name, tuple(value.shape)) for name, value in parameters.items()), sharing, _experts(decode))
     head = _head_path(model.module)
@@ -126,8 +135,13 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
         layers=max((tensor.layers for tensor in tensors), default=0),
         is_latent=any(_is_latent(module) for module in model.module.modules()),
         max_context=model.max_context,
-        remarks=steps.remarks,
+        remarks=remarks,
     )
+
+
+def _is_met(name: str, *steps: StepTrace) -> bool:
+    """Whether a step calls the module that holds a parameter, or reads the parameter."""
+    return any(name.rpartition(".")[0] in step.called or name in step.uses for step in steps)
 
 
 def _buffers(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -140,6 +154,20 @@ def _buffers(module: nn.Module) -> Iterator[torch.Tensor]:
 
 def _experts(step: StepTrace) -> int:
     return max((use.experts for use in step.uses.values()), default=0) or 1
+
+
+_CACHES = ("past_key_values", "cache_params", "state")
+
+
+def handed_out(out: Any) -> Any:
+    """The cache or state among the results of a model; None where it hands out none."""
+    return next((found for name in _CACHES if (found := getattr(out, name, None)) is not None), None)
+
+
+def cache_argument(module: nn.Module) -> str:
+    """The name under which a model takes its cache or state."""
+    parameters = inspect.signature(type(module).forward).parameters
+    return next((name for name in reversed(_CACHES) if name in parameters), _CACHES[0])
 
 
 class _Filling(nn.Module):
@@ -156,7 +184,7 @@ class _Filling(nn.Module):
         if self.is_pair:
             extra["decoder_input_ids"] = input_ids[:, :1]
         out = self.model(input_ids=input_ids, use_cache=True, **extra)
-        return out.logits, getattr(out, "past_key_values", None) or getattr(out, "cache_params", None)
+        return out.logits, handed_out(out)
 
 
 class _Decoding(nn.Module):
@@ -171,11 +199,8 @@ class _Decoding(nn.Module):
         self.prompt = prompt
 
     def forward(self, input_ids: torch.Tensor) -> Any:
-        parameters = inspect.signature(type(self.model).forward).parameters
         extra = dict(self.extra)
-        if self.template is not None:
-            key = "cache_params" if "cache_params" in parameters else "past_key_values"
-            extra[key] = filled_cache(self.template, self.past, self.prompt)
+        extra[cache_argument(self.model)] = filled_cache(self.template, self.past, self.prompt)
         if self.prompt is None:
             return self.model(input_ids=input_ids, use_cache=True, **extra).logits
         model: Any = self.model
@@ -188,6 +213,8 @@ def filled_cache(template: Any, past: int, prompt: int | None = None) -> Any:
 
     A layer with a window keeps one position less than the window, as transformers does: the next token is the last.
     """
+    if _is_fixed(template):
+        return Copier(torch.empty_like).copied(template)
     cache = copy.copy(template)
     if hasattr(template, "cross_attention_cache"):
         cache.self_attention_cache = filled_cache(template.self_attention_cache, past)
@@ -196,6 +223,22 @@ def filled_cache(template: Any, past: int, prompt: int | None = None) -> Any:
         return cache
     cache.layers = [_filled_layer(layer, past) for layer in template.layers]
     return cache
+
+
+def _is_fixed(cache: Any) -> bool:
+    """Whether a cache is a state that does not grow, as tensors in lists or attributes of its own."""
+    return not hasattr(cache, "layers") and not hasattr(cache, "cross_attention_cache")
+
+
+def _state_tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping) or hasattr(value, "__dict__"):
+        for item in (value if isinstance(value, Mapping) else vars(value)).values():
+            yield from _state_tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _state_tensors(item)
 
 
 def _filled_layer(template: Any, past: int) -> Any:
@@ -225,26 +268,30 @@ class _HubSteps:
     PROBE = 4
 
     def __init__(self, model: LanguageModel, batch: int, prompt: int) -> None:
-        self.model = model
+        self.model, self.batch = model, batch
         self.is_pair = model.is_encoder_decoder
         parameters = inspect.signature(type(model.module).forward).parameters
         # As generate() does: the head sees the last position only.
         self.extra: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self.probe, self.template = self._filled(self.PROBE, batch)
         self.remarks: tuple[str, ...] = ()
-        if self.template is None:
-            self.remarks = ("the model hands out no cache: what it remembers is not counted",)
 
     def _filled(self, tokens: int, batch: int) -> tuple[Trace, Any]:
         results: list[Any] = []
         wrapper = _Filling(self.model.module, self.extra, self.is_pair)
         found = trace(wrapper, [InputSpec((batch, tokens), "int64")], results=results)
         _, cache = results[-1]
-        return found, cache if hasattr(cache, "layers") or hasattr(cache, "cross_attention_cache") else None
+        if _is_fixed(cache) and not any(True for _ in _state_tensors(cache)):
+            kind = getattr(self.model.config, "model_type", type(self.model.module).__name__)
+            raise InvalidInput(
+                f"a model of type {kind!r} hands out nothing of what it remembers from token to token, so that cannot "
+                "be counted; pass the module with inputs=, its state among them"
+            )
+        return found, cache
 
     def states(self) -> tuple[LayerState, ...]:
-        if self.template is None:
-            return ()
+        if _is_fixed(self.template):
+            return (LayerState(constant=sum(item.numel() for item in _state_tensors(self.template)) // self.batch),)
         if self.is_pair:
             own = tuple(map(_state, self.template.self_attention_cache.layers))
             across = map(_state, self.template.cross_attention_cache.layers)
@@ -298,6 +345,7 @@ class _HubSteps:
             kept_bytes=at(short.kept_bytes, longer.kept_bytes),
             input_bytes=at(short.input_bytes, longer.input_bytes),
             unpriced=longer.unpriced,
+            called=longer.called,
         )
 
     def _short(self, tokens: int, batch: int, absorbs: bool) -> StepTrace:
@@ -398,6 +446,7 @@ def _step(
         live_bytes=max((call.live_bytes for call in found.ops), default=0),
         kept_bytes=kept_bytes,
         input_bytes=found.input_bytes,
+        called=frozenset(call.path.removeprefix(prefix) for call in found.modules),
         unpriced=tuple(sorted({item.op for item in found.signatures if price(item).status == "unpriced"})),
     )
 

@@ -14,7 +14,41 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge_opt._support.state import TensorStates
 from edge_opt.errors import TraceFailed
+from edge_opt.trace.reach import reach_of
+from edge_opt.trace.shadow import Copier
+from edge_opt.trace.tape import Tape
+
+
+class Aftermath:
+    """What a trace on twins puts back and puts away when it is over, whether it went well or not.
+
+    Made before the trace runs. `twins` must be the only list that holds them, for holders are counted.
+    """
+
+    def __init__(self, twins: list[nn.Module], copier: Copier, tensors: Iterable[torch.Tensor], tape: Tape) -> None:
+        self._states = TensorStates(tensors)
+        self.reach = reach_of(copier.classes, copier.functions)
+        self._outside = self.reach.snapshot()
+        self._hooked = reach_of(set(), copier.hooks).snapshot()
+        self._twins, self._tape = twins, tape
+
+    def put_back(self) -> None:
+        """Restore what forward can reach and the model's tensors, and let the twins go of everything they hold."""
+        self._hooked.restore(tensors_only=True)
+        self._outside.restore()
+        self._states.restore()
+        self._tape.stack.end()
+        self._tape.end()
+        for attributes in [twin.__dict__ for twin in self._twins if not isinstance(twin, torch.jit.ScriptModule)]:
+            attributes.clear()
+
+    def put_away(self, has_failed: bool) -> None:
+        """Find what still holds a tensor of the trace, and put it away; see `put_away`."""
+        survivors = functools.partial(self._tape.lifetimes.survivors, self._tape.is_right)
+        put_away(survivors, [] if has_failed else self._twins, self.reach.caches, has_failed)
+
 
 _LRU = type(functools.lru_cache(lambda: None))
 _Survivors = Callable[[], set[int]]

@@ -132,6 +132,15 @@ def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, *_: 
     return _alike(x) if fits else None
 
 
+@_rule(aten.native_batch_norm.default)
+def _normalized_by_buffers(
+    x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *_: Any
+) -> tuple[Spec, ...] | None:
+    """In eval mode the CPU's kernel hands out no statistics of the batch; the meta device's does."""
+    found = None if training else _batch_norm(x, weight, bias, running_mean)
+    return None if found is None else (*found, _dense((0,), x.dtype), _dense((0,), x.dtype))
+
+
 @_rule(aten.group_norm.default)
 def _group_norm(x: torch.Tensor, groups: int, weight: Any = None, *_: Any) -> tuple[Spec, ...] | None:
     if x.dim() < 2 or x.shape[1] % groups or (weight is not None and tuple(weight.shape) != (x.shape[1],)):

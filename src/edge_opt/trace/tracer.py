@@ -8,22 +8,21 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.state import TensorStates, as_found, random_numbers_kept, without_fast_path
+from edge_opt._support.state import as_found, random_numbers_kept, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records import Role, StorageInfo, Trace
 from edge_opt.trace.handoffs import Handoffs, watched
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, meta_tensor, real_tensor
-from edge_opt.trace.leftovers import forget_frames, put_away
+from edge_opt.trace.leftovers import Aftermath, forget_frames
 from edge_opt.trace.lifetimes import Lifetimes, is_sparse, nbytes_of
 from edge_opt.trace.modules import Frame, ModuleStack, exported_module, module_paths, owned_parameters
-from edge_opt.trace.reach import Reach, reach_of
+from edge_opt.trace.reach import Reach
 from edge_opt.trace.shadow import Copier, shadow_of
 from edge_opt.trace.tape import FastPathTaken, NeedsData, Tape
 
@@ -199,15 +198,12 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
     lifetimes = Lifetimes()
     tape = Tape(stack, lifetimes, subject.tensors, is_real)
     owned = owned_parameters(twins)
-    tensors = TensorStates(tensor for tensor, _ in subject.tensors)
-    reach = reach_of(copier.classes, copier.functions)
-    outside = reach.snapshot()
-    hooked = reach_of(set(), copier.hooks).snapshot()
+    aftermath = Aftermath(twins, copier, [tensor for tensor, _ in subject.tensors], tape)
     scripts: list[nn.Module] = [module for module in twins if isinstance(module, torch.jit.ScriptModule)]
     has_failed = False
     try:
         with random_numbers_kept(), as_found(scripts, subject.training) if is_real else nullcontext():
-            storages, input_bytes, invented = _forward(subject, arguments, twins, tape, stack, reach)
+            storages, input_bytes, invented = _forward(subject, arguments, twins, tape, stack, aftermath.reach)
         calls = stack.calls(owned)
         mine = list(owned.values())
     except BaseException as error:
@@ -215,15 +211,9 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         has_failed = True
         raise
     finally:
-        hooked.restore(tensors_only=True)
-        outside.restore()
-        tensors.restore()
-        stack.end()
-        tape.end()
-        for attributes in [twin.__dict__ for twin in twins if not isinstance(twin, torch.jit.ScriptModule)]:
-            attributes.clear()
+        aftermath.put_back()
         del copier, paths, owned, scripts
-        put_away(partial(lifetimes.survivors, tape.is_right), [] if has_failed else twins, reach.caches, has_failed)
+        aftermath.put_away(has_failed)
     buffer_sizes = {id(t): nbytes_of(t) for t, role in subject.tensors if role == "buffer"}
     return Trace(
         calls,

@@ -75,7 +75,7 @@ function drawPareto(sweep, x, y) {
 
 const CANDIDATE_COLUMNS = [
   ["label", "Candidate", "text"], ["state", "Verdict", "text"], ["accuracy", "Accuracy", "share"], ["accuracy_drop", "Lost", "share"], ["test_accuracy", "On test", "share"],
-  ["deploy_latency_ms", "Latency as deployed, ms", "number"], ["deploy_batch", "Deployed batch", "number"], ["speedup", "Times as fast", "number"], ["disturbed", "Disturbed", "flag"], ["latency_ms", "Latency, ms", "number"], ["batch_size", "Batch", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, estimated, MiB", "number"], ["measured_memory_mb", "Memory, measured, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
+  ["deploy_latency_ms", "Latency as deployed, ms", "number"], ["deploy_batch", "Deployed batch", "number"], ["speedup", "Times as fast", "number"], ["disturbed", "Disturbed", "flag"], ["latency_ms", "Latency, ms", "number"], ["batch_size", "Batch", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, estimated, MiB", "number"], ["measured_memory_mb", "Memory, measured, MiB", "number"], ["train_flops", "FLOPs of a fine-tuning step", "number"], ["train_peak_memory_mb", "Peak of a fine-tuning step, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
   ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "energy"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
   ["effective_precision", "Runs as", "text"], ["violations", "Breaks", "text"], ["remarks", "Remarks", "text"], ["key", "Key", "text"],
 ];
