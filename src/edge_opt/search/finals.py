@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edge_opt.measuring.statistics import mean_and_half_width, paired_ratio
-from edge_opt.records import Candidate, Factor, Finalist, Finals, Speedup, SweepResult, Trial, TrialMetrics
+from edge_opt.records import Candidate, Factor, Finalist, Finals, Speedup, SweepResult, Trial, TrialMetrics, Violation
+from edge_opt.records.sweeps import FASTER_THAN_UNPRUNED
 from edge_opt.search.choose import not_worse, ranked_frontier
 
 # So many of the accepted candidates that may win, and of those on the frontier; the baseline and the steps between it
@@ -66,7 +67,71 @@ def entries_of(result: SweepResult) -> tuple[Candidate, ...]:
     between = () if winner is None else steps_to(result.baseline.candidate, winner)
     chosen = [] if winner is None else [winner]
     listed = (result.baseline.candidate, *chosen, *(trial.candidate for trial, _ in contenders), *between, *shown)
-    return tuple(dict.fromkeys(listed))
+    parents = (steps_to(result.baseline.candidate, candidate)[1] for candidate in listed if candidate.is_pruned)
+    return tuple(dict.fromkeys((*listed, *parents)))
+
+
+def slower_than_parents(trials: Sequence[Trial], finals: Finals | None = None) -> dict[str, Violation]:
+    """Pruned candidates that are not faster than their parents, by key: the unpruned model in their precision, runtime.
+
+    In the finals the times themselves decide, for they were taken in turns. Times that were taken alone, of other
+    moments, must be apart by their intervals.
+    """
+    found: dict[str, Violation] = {}
+    timed = [] if finals is None else [(item.candidate, item) for item in finals.finalists]
+    ran = [(trial.candidate, trial.metrics) for trial in trials if trial.metrics is not None]
+    for candidate, metrics in ran:
+        if not candidate.is_pruned:
+            continue
+        mine = next((item for other, item in timed if other == candidate), None)
+        parent = next((item for other, item in timed if _is_parent(other, candidate)), None)
+        if mine is not None and parent is not None:
+            if mine.seconds >= parent.seconds:
+                found[candidate.key] = _slower("deploy_latency_ms", mine.seconds, parent.seconds)
+            continue
+        alone = next((other for unpruned, other in ran if _is_parent(unpruned, candidate)), None)
+        if alone is not None and _lower_end(metrics) > _upper_end(alone):
+            name = "latency_ms" if metrics.deploy_latency_s is None else "deploy_latency_ms"
+            found[candidate.key] = _slower(name, metrics.ranked_latency_s, alone.ranked_latency_s)
+    return found
+
+
+def held_to_parents(
+    trials: Iterable[Trial], before: Sequence[Trial] | None = None, finals: Finals | None = None
+) -> tuple[Trial, ...]:
+    """The trials, where pruned ones that are not faster than their parents are rejected; see `slower_than_parents`.
+
+    Args:
+        trials: What became of the candidates, by the times of the finals where there are any.
+        before: The same by the times that each was given alone; the trials themselves unless given.
+        finals: The last comparison.
+    """
+    rows = tuple(trials)
+    slower = slower_than_parents(rows if before is None else before, finals)
+    return tuple(
+        replace(trial, violations=(*trial.violations, slower[trial.candidate.key]))
+        if trial.candidate.key in slower
+        else trial
+        for trial in rows
+    )
+
+
+def _is_parent(one: Candidate, other: Candidate) -> bool:
+    return not one.is_pruned and (one.precision, one.runtime) == (other.precision, other.runtime)
+
+
+def _slower(metric: str, seconds: float, parent_s: float) -> Violation:
+    return Violation(FASTER_THAN_UNPRUNED, metric, 1e3 * seconds, 1e3 * parent_s)
+
+
+def _lower_end(metrics: TrialMetrics) -> float:
+    low = metrics.latency_low_s if metrics.deploy_latency_s is None else metrics.deploy_latency_low_s
+    return metrics.ranked_latency_s if low is None else low
+
+
+def _upper_end(metrics: TrialMetrics) -> float:
+    high = metrics.latency_high_s if metrics.deploy_latency_s is None else metrics.deploy_latency_high_s
+    return metrics.ranked_latency_s if high is None else high
 
 
 def finals_of(
