@@ -146,15 +146,16 @@ def quantize(
         spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
         if spare and not spared:
             raise InvalidInput(f"no operator of the exported model belongs to {', '.join(spare)}; nothing to spare")
+        whole = [*spared, *_activations_before(nodes, set(spared))]
         try:
             if ranges is None:
                 ranges = collect_ranges(prepared, ops, names, batches, method)
-            _write_static(prepared, target, ranges, ops, spared, is_reduced(reduce_range), is_big)
+            _write_static(prepared, target, ranges, ops, whole, is_reduced(reduce_range), is_big)
         except OSError:
             raise
         except Exception as error:  # the quantiser raises whatever its parts do
             raise ConversionFailed(f"ONNX Runtime could not quantise the model: {first_line(error)}") from error
-        _label(onnx, target, paths, spared)
+        _label(onnx, target, paths, spared, whole)
     return ranges
 
 
@@ -224,10 +225,10 @@ def label_nodes(target: Path, paths: dict[str, str], spared: list[str], added: r
     target.write_bytes(model.SerializeToString())
 
 
-def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str]) -> None:
-    """Bring back module paths that the preparation dropped, and mark spared nodes."""
+def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], whole: list[str]) -> None:
+    """Bring back module paths that the preparation dropped, and mark spared nodes; `whole` are all left in float."""
     model = onnx.load(str(target), load_external_data=False)
-    _leave_float(model.graph, set(spared))
+    _leave_float(model.graph, set(whole))
     for node in model.graph.node:
         path = paths.get(node.name, _path(node))
         del node.metadata_props[:]
@@ -239,6 +240,15 @@ def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str]) ->
 
 
 SPARED_KEY = "edge_opt.spared"
+
+
+def _activations_before(nodes: Any, spared: set[str]) -> list[str]:
+    """ReLUs and clips whose outputs spared nodes read.
+
+    The quantiser drops them where rounding to unsigned numbers clips, too; what is read unrounded would miss them.
+    """
+    read = {name for node in nodes if node.name in spared for name in node.input}
+    return [node.name for node in nodes if node.op_type in ("Relu", "Clip") and read.intersection(node.output)]
 
 
 def _leave_float(graph: Any, spared: set[str]) -> None:
