@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from edge_opt.compress.activation_ranges import METHODS, Ranges, collect_ranges
+from edge_opt.compress.balancing import balance, correct_biases
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
 from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
@@ -34,6 +36,8 @@ class Job:
     filename: str
     scheme: str = "static"
     group_size: int = 32
+    balance: float = 0.0
+    correct_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +135,13 @@ def quantize(
     spare: tuple[str, ...],
     reduce_range: bool | None,
     ranges: Ranges | None = None,
+    strength: float = 0.0,
+    correct_bias: bool = False,
 ) -> Ranges:
-    """Write the quantised twin of an exported file; returns the ranges, so that another twin need not find them."""
+    """Write the quantised twin of an exported file; returns the ranges, so that another twin need not find them.
+
+    `strength` is that of balancing, and `correct_bias` takes out what rounded weights shift; see `balancing`.
+    """
     onnx = require("onnx")
     registry = require("onnxruntime.quantization.registry")
     ops = list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
@@ -141,6 +150,8 @@ def quantize(
     with quiet():
         if ranges is None:
             prepare(source, prepared, is_big)
+            if strength:
+                balance(prepared, names, batches, strength, is_big)
         paths = {node.name: _path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
         nodes = onnx.load(str(prepared), load_external_data=False).graph.node
         spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
@@ -150,7 +161,14 @@ def quantize(
         try:
             if ranges is None:
                 ranges = collect_ranges(prepared, ops, names, batches, method)
-            _write_static(prepared, target, ranges, ops, whole, is_reduced(reduce_range), is_big)
+            write = partial(
+                _write_static, ranges=ranges, ops=ops, spared=whole, reduced=is_reduced(reduce_range), is_big=is_big
+            )
+            write(prepared, target)
+            if correct_bias:
+                corrected = target.with_name(f"corrected-{target.name}")
+                correct_biases(prepared, target, corrected, names, batches, is_big)
+                write(corrected, target)
         except OSError:
             raise
         except Exception as error:  # the quantiser raises whatever its parts do
