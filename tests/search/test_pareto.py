@@ -191,14 +191,14 @@ def test_a_pruned_variant_slower_than_its_parent_in_turns_is_not_offered() -> No
     rows = [answering(0.0, 299, 0.0020), answering(0.25, 299, 0.0010), answering(0.5, 299, 0.0009)]
     logs = [[math.log(seconds)] * 4 for seconds in (0.0010, 0.0011, 0.0008)]
     finals = Finals(1, 1, "wall", 1, False, (), tuple(map(finalist, rows, logs)))
-    held = held_to_parents([retimed(row, finals) for row in rows], rows, finals)
+    held = held_to_parents([retimed(row, finals) for row in rows], finals)
     assert [row.is_accepted for row in held] == [True, False, True]
     [broken] = held[1].violations
     assert (broken.constraint, broken.metric) == ("faster than unpruned", "deploy_latency_ms")
     assert (broken.value, broken.limit) == (pytest.approx(1.1), pytest.approx(1.0))
     assert recommend(held, finals)[0] == rows[2].candidate.key
     without = [retimed(row, finals) for row in rows[:2]]
-    assert recommend(held_to_parents(without, rows[:2], finals), finals)[0] == rows[0].candidate.key
+    assert recommend(held_to_parents(without, finals), finals)[0] == rows[0].candidate.key
 
 
 def test_times_taken_alone_must_be_apart_to_show_that_pruning_made_it_slower() -> None:
@@ -209,6 +209,8 @@ def test_times_taken_alone_must_be_apart_to_show_that_pruning_made_it_slower() -
     # unpruned 1.0 ms (up to 1.1); 1.1 ms may be from 0.99 on, 1.3 ms is at least 1.17; torch has no parent here
     rows = [alone(0.0, 0.0010), alone(0.25, 0.0011), alone(0.5, 0.0013), alone(0.5, 0.0099, runtime="torch")]
     assert list(slower_than_parents(rows)) == [rows[2].candidate.key]
+    disturbed = replace(rows[2], metrics=replace(rows[2].metrics, is_disturbed=True))  # type: ignore[type-var]
+    assert slower_than_parents([rows[0], disturbed]) == {}
 
 
 def test_rejected_and_failed_candidates_are_never_recommended() -> None:

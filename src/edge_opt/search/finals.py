@@ -74,40 +74,37 @@ def entries_of(result: SweepResult) -> tuple[Candidate, ...]:
 def slower_than_parents(trials: Sequence[Trial], finals: Finals | None = None) -> dict[str, Violation]:
     """Pruned candidates that are not faster than their parents, by key: the unpruned model in their precision, runtime.
 
-    In the finals the times themselves decide, for they were taken in turns. Times that were taken alone, of other
-    moments, must be apart by their intervals.
+    In the finals the times themselves decide, for they were taken in turns; nothing is said of who was not there.
+    Without finals, times that nothing disturbed must be apart by their intervals.
     """
+    ran = [trial.metrics for trial in trials if trial.metrics is not None]
+    is_deployed = finals is not None or any(metrics.deploy_latency_s is not None for metrics in ran)
+    name = "deploy_latency_ms" if is_deployed else "latency_ms"
+    if finals is not None:
+        timed = [(item.candidate, item.seconds, item.seconds, item.seconds) for item in finals.finalists]
+    else:
+        timed = [
+            (trial.candidate, trial.metrics.ranked_latency_s, *_ends(trial.metrics))
+            for trial in trials
+            if trial.metrics is not None and not trial.metrics.is_disturbed
+        ]
     found: dict[str, Violation] = {}
-    timed = [] if finals is None else [(item.candidate, item) for item in finals.finalists]
-    ran = [(trial.candidate, trial.metrics) for trial in trials if trial.metrics is not None]
-    for candidate, metrics in ran:
-        if not candidate.is_pruned:
-            continue
-        mine = next((item for other, item in timed if other == candidate), None)
-        parent = next((item for other, item in timed if _is_parent(other, candidate)), None)
-        if mine is not None and parent is not None:
-            if mine.seconds >= parent.seconds:
-                found[candidate.key] = _slower("deploy_latency_ms", mine.seconds, parent.seconds)
-            continue
-        alone = next((other for unpruned, other in ran if _is_parent(unpruned, candidate)), None)
-        if alone is not None and _lower_end(metrics) > _upper_end(alone):
-            name = "latency_ms" if metrics.deploy_latency_s is None else "deploy_latency_ms"
-            found[candidate.key] = _slower(name, metrics.ranked_latency_s, alone.ranked_latency_s)
+    for candidate, seconds, low, _ in timed:
+        parent = next((other for other in timed if _is_parent(other[0], candidate)), None)
+        if candidate.is_pruned and parent is not None and low >= parent[3]:
+            found[candidate.key] = Violation(FASTER_THAN_UNPRUNED, name, 1e3 * seconds, 1e3 * parent[1])
     return found
 
 
-def held_to_parents(
-    trials: Iterable[Trial], before: Sequence[Trial] | None = None, finals: Finals | None = None
-) -> tuple[Trial, ...]:
+def held_to_parents(trials: Iterable[Trial], finals: Finals | None = None) -> tuple[Trial, ...]:
     """The trials, where pruned ones that are not faster than their parents are rejected; see `slower_than_parents`.
 
     Args:
         trials: What became of the candidates, by the times of the finals where there are any.
-        before: The same by the times that each was given alone; the trials themselves unless given.
         finals: The last comparison.
     """
     rows = tuple(trials)
-    slower = slower_than_parents(rows if before is None else before, finals)
+    slower = slower_than_parents(rows, finals)
     return tuple(
         replace(trial, violations=(*trial.violations, slower[trial.candidate.key]))
         if trial.candidate.key in slower
@@ -120,18 +117,13 @@ def _is_parent(one: Candidate, other: Candidate) -> bool:
     return not one.is_pruned and (one.precision, one.runtime) == (other.precision, other.runtime)
 
 
-def _slower(metric: str, seconds: float, parent_s: float) -> Violation:
-    return Violation(FASTER_THAN_UNPRUNED, metric, 1e3 * seconds, 1e3 * parent_s)
-
-
-def _lower_end(metrics: TrialMetrics) -> float:
-    low = metrics.latency_low_s if metrics.deploy_latency_s is None else metrics.deploy_latency_low_s
-    return metrics.ranked_latency_s if low is None else low
-
-
-def _upper_end(metrics: TrialMetrics) -> float:
-    high = metrics.latency_high_s if metrics.deploy_latency_s is None else metrics.deploy_latency_high_s
-    return metrics.ranked_latency_s if high is None else high
+def _ends(metrics: TrialMetrics) -> tuple[float, float]:
+    """The ends of the interval of the time by which candidates are ranked; the time itself where none is known."""
+    low, high = metrics.latency_low_s, metrics.latency_high_s
+    if metrics.deploy_latency_s is not None:
+        low = metrics.deploy_latency_s if metrics.deploy_latency_low_s is None else metrics.deploy_latency_low_s
+        high = metrics.deploy_latency_s if metrics.deploy_latency_high_s is None else metrics.deploy_latency_high_s
+    return low, high
 
 
 def finals_of(

@@ -264,7 +264,7 @@ class _Sweep:
         baseline, rows = result.baseline, list(result.trials)
         if finals is not None:
             baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (baseline, *rows))
-        kept = held_to_parents(rows, result.trials, finals)
+        kept = held_to_parents(rows, finals)
         return _result(result.name, baseline, kept, self._budgets, use_ci, finals)
 
     def take(self, baseline: Trial | None) -> None:
