@@ -112,6 +112,7 @@ def _percentile(counts: Any, low: float, high: float) -> tuple[float, float]:
 def _entropy(counts: Any, low: float, high: float) -> tuple[float, float]:
     """The range, narrowed towards zero, whose 256 levels tell least from the values: by Kullback-Leibler divergence."""
     edges = np.linspace(low, high, _BINS + 1)
+    counts = _without_zeros(counts, edges)
     best, chosen = np.inf, (low, high)
     for shrink in np.linspace(1.0, _NARROWEST, _SHRINKS):
         start = int(np.searchsorted(edges, low * shrink, side="right")) - 1 if low < 0 else 0
@@ -123,6 +124,14 @@ def _entropy(counts: Any, low: float, high: float) -> tuple[float, float]:
         if loss < best:
             best, chosen = loss, (float(edges[start]), float(edges[stop]))
     return chosen
+
+
+def _without_zeros(counts: Any, edges: Any) -> Any:
+    """As many zeros as values beside them: zero is a level of every range, so those behind a ReLU must not decide."""
+    place = int(np.clip(np.searchsorted(edges, 0.0, side="right") - 1, 0, _BINS - 1))
+    kept = counts.copy()
+    kept[place] = min(counts[place], max(counts[other] for other in (place - 1, place + 1) if 0 <= other < _BINS))
+    return kept
 
 
 def _divergence(counts: Any, start: int, stop: int) -> float:
