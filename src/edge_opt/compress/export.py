@@ -393,10 +393,12 @@ def _recount(block: nn.Module) -> None:
 
     Where a guess is wrong the fused form gives other outputs, and the block is exported as it is.
     """
-    inner = next((part for part in block.modules() if part is not block and isinstance(part, _ConvNd)), None)
+    inner = [part for part in block.modules() if part is not block and isinstance(part, _ConvNd)]
     for name, counted in _COUNTS.items():
-        if inner is not None and type(getattr(block, name, None)) is int:
-            setattr(block, name, getattr(inner, counted))
+        known = Counter(getattr(part, counted) for part in inner)
+        value = getattr(block, name, None)
+        if known and type(value) is int and value not in known:
+            setattr(block, name, known.most_common(1)[0][0])
 
 
 def example_batches(subject: Subject) -> tuple[Tensors, list[bool], int]:
