@@ -67,7 +67,8 @@ def entries_of(result: SweepResult) -> tuple[Candidate, ...]:
     between = () if winner is None else steps_to(result.baseline.candidate, winner)
     chosen = [] if winner is None else [winner]
     listed = (result.baseline.candidate, *chosen, *(trial.candidate for trial, _ in contenders), *between, *shown)
-    parents = (steps_to(result.baseline.candidate, candidate)[1] for candidate in listed if candidate.is_pruned)
+    ran_too = (trial.candidate for trial in result.trials if trial.metrics is not None)
+    parents = [one for one in ran_too if any(other.is_pruned and _is_parent(one, other) for other in listed)]
     return tuple(dict.fromkeys((*listed, *parents)))
 
 
@@ -75,13 +76,16 @@ def slower_than_parents(trials: Sequence[Trial], finals: Finals | None = None) -
     """Pruned candidates that are not faster than their parents, by key: the unpruned model in their precision, runtime.
 
     In the finals the times themselves decide, for they were taken in turns; nothing is said of who was not there.
-    Without finals, times that nothing disturbed must be apart by their intervals.
+    Without finals, times that nothing disturbed must be apart by their intervals. A parent is one of the trials: where
+    only pruned variants are asked for, there is nothing to offer instead.
     """
     ran = [trial.metrics for trial in trials if trial.metrics is not None]
     is_deployed = finals is not None or any(metrics.deploy_latency_s is not None for metrics in ran)
     name = "deploy_latency_ms" if is_deployed else "latency_ms"
     if finals is not None:
-        timed = [(item.candidate, item.seconds, item.seconds, item.seconds) for item in finals.finalists]
+        tried = {trial.candidate for trial in trials}
+        found_last = [item for item in finals.finalists if item.candidate in tried]
+        timed = [(item.candidate, item.seconds, item.seconds, item.seconds) for item in found_last]
     else:
         timed = [
             (trial.candidate, trial.metrics.ranked_latency_s, *_ends(trial.metrics))
