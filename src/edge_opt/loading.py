@@ -47,9 +47,18 @@ def parse_reference(text: str) -> Reference | None:
 
 def find_object(reference: Reference) -> Any:
     """What a reference names, in a Python file or an installed package."""
-    source = reference.source
-    module = _from_file(Path(source)) if source.endswith(".py") else _from_package(source)
-    return _attribute(module, reference.name, source)
+    return _attribute(_module(reference.source), reference.name, reference.source)
+
+
+def import_source(text: str) -> None:
+    """Import the file or the package of a reference, so that what is pickled from it can be read; nothing is built."""
+    found = parse_reference(text)
+    if found is not None and found.source not in ("torchvision", "timm"):
+        _module(found.source)
+
+
+def _module(source: str) -> ModuleType:
+    return _from_file(Path(source)) if source.endswith(".py") else _from_package(source)
 
 
 def _arguments(call: str | None, reference: str) -> dict[str, Any]:

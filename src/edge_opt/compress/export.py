@@ -27,6 +27,7 @@ from edge_opt._support.checks import check_whole
 from edge_opt._support.extras import optional
 from edge_opt._support.files import publish, staging
 from edge_opt._support.state import as_found, without_fast_path
+from edge_opt.compress.exporter_start import translations_kept
 from edge_opt.errors import ExportFailed, InvalidInput, message_of
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on, on_device
@@ -437,7 +438,7 @@ def _by_torch_export(adapter: Callable[[], Flat], subject: Subject, path: Path) 
 
 
 def _exported(adapter: Flat, tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], shapes: Any) -> Any:
-    with undisturbed(adapter):
+    with undisturbed(adapter), translations_kept():
         return torch.onnx.export(
             adapter, tensors, dynamo=True, dynamic_shapes=shapes, input_names=list(names), verbose=False
         )

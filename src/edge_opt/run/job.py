@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import importlib
 import json
+import pickle
 import secrets
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ from edge_opt.compress.task import (
 from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import load_model, parse_reference
+from edge_opt.loading import import_source, load_model, parse_reference
 from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
 from edge_opt.measuring.latency import wait_for_quiet
@@ -69,15 +70,18 @@ def computing_with(threads: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model by reference with its weights as safetensors, or a model itself; data by name and options, or itself.
+    """A model by reference with its state, or a model itself; data by name and options, or itself.
 
-    References and options reach any process and any machine; objects must be picklable. `batch_size` is that of what
-    is profiled and timed; None is that of the first validation batch. `task` says what is scored and how it is called.
+    References and options reach any process and any machine; objects must be picklable. `made` is what the reference
+    made, pickled; where it cannot be pickled, its factory is called again and gets `weights`. `batch_size` is that of
+    what is profiled and timed; None is that of the first validation batch. `task` says what is scored and how it is
+    called.
     """
 
     model: str | nn.Module
     data: Mapping[str, Any] | Splits
     weights: bytes = field(default=b"", repr=False)
+    made: bytes = field(default=b"", repr=False)
     batch_size: int | None = None
     task: TaskSettings = field(default_factory=TaskSettings)
 
@@ -85,10 +89,24 @@ class Subject:
         """The trained model, each time a new one, in eval mode."""
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model).eval()
+        if self.made:
+            import_source(self.model)
+            return cast("nn.Module", pickle.loads(self.made)).eval()
         model = load_model(self.model).model
         if self.weights:
             model.load_state_dict(weights_from(self.weights))
         return model.eval()
+
+    def holding(self, model: nn.Module) -> Subject:
+        """The subject with this model for what its reference makes."""
+        if isinstance(self.model, nn.Module):
+            return self
+        try:
+            found = replace(self, made=pickle.dumps(model))
+            found.build()
+        except Exception:  # whatever a class of the user's raises: there is another way
+            return replace(self, weights=weights_of(model))
+        return found
 
     def splits(self) -> Splits:
         """The four parts, the same in every process."""

@@ -162,7 +162,7 @@ def run(
         with computing_with(options["build_threads"]):
             trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
         task = task_of(config)
-        subject = Subject(absolute(config.model_reference), data_options(config), trained.weights, task=task)
+        subject = Subject(absolute(config.model_reference), data_options(config), task=task).holding(trained.model)
         example = subject.example(splits, trained.model)
         profile = eo.profile(trained.model, example, name=type(trained.model).__name__)
         job = PipelineJob(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +34,7 @@ from edge_opt.run.config import (
 from edge_opt.run.contest import Referee
 from edge_opt.run.dependencies import code_sources, data_sources, first_weights, plain, weights_source
 from edge_opt.run.findings import findings, hand_over
-from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute, weights_of
+from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute
 from edge_opt.run.outputs import command_line
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import levels_of
@@ -146,6 +147,8 @@ def space_of(config: RunConfig, levels: Sequence[float]) -> Space:
 
 # What candidates need, imported once in the process that they are forked from.
 PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.compress.convert", "edge_opt.compress.prune")
+# Packages that take long to import and that models and data bring along.
+_BROUGHT_ALONG = ("sklearn.datasets", "scipy", "pandas", "torchvision", "timm", "transformers")
 EAGER = Candidate(0.0, "fp32", "torch")
 
 
@@ -206,24 +209,20 @@ def sweep_space(
         "retry_failed": search.retry_failed,
         "memory_limit_bytes": search.memory_limit_bytes,
         "time_limit_s": search.time_limit_s,
-        "preload": _importable(PRELOAD),
+        "preload": _preload(space),
     }
-    baseline, fresh = None, search.fresh
-    if EAGER not in space:
-        alone = run_sweep(job, Space([0.0], ["fp32"], ["torch"]), name="baseline", fresh=fresh, **limits)
-        baseline, fresh = alone.baseline, False
     result = run_sweep(
         job,
         space,
         constraints=constraints,
         objectives=(metric, "deploy_latency_ms"),
-        baseline=baseline,
+        baseline=None if EAGER in space else EAGER,
         name=name,
         sampler=search.sampler,
         trials=search.trials,
         seed=search.seed,
         use_ci=search.use_ci,
-        fresh=fresh,
+        fresh=search.fresh,
         on_event=on_event,
         **search.builders,
         compare=Referee(job, folder, Limits(search.memory_limit_bytes, None), on_event),
@@ -243,13 +242,10 @@ def _check_unchanged(before: Sources, code: Sources) -> None:
         )
 
 
-def _importable(names: Sequence[str]) -> list[str]:
-    """Those of the modules that are installed; without onnxruntime a sweep of eager torch still runs."""
-    from importlib.util import find_spec
-
-    wanted = ("onnx", "onnxruntime", "onnxscript", "sklearn.datasets")
-    optional = [name for name in wanted if find_spec(name.partition(".")[0])]
-    return [*names, *optional]
+def _preload(space: Space) -> list[str]:
+    """What candidates will import: the exporter for any runtime but torch, and what model and data imported here."""
+    exporting = ["edge_opt.compress.exporter_ready"] if set(space.runtimes) - {"torch"} else []
+    return [*PRELOAD, *exporting, *(name for name in _BROUGHT_ALONG if name in sys.modules)]
 
 
 def _tested(result: SweepResult, job: PipelineJob, splits: Splits, folder: Path) -> SweepResult:
@@ -319,10 +315,12 @@ def sweep(
     config, root = sweep_settings(settings), Path(folder)
     subject = _subject(model, loaders, example_inputs, config)
     splits, original = subject.splits(), subject.build()
+    # A factory may train, or draw its weights anew, each time: all processes get the first model.
+    subject = subject.holding(original)
     call = subject.call(splits, original)
     _check_shape(example_inputs, first_shape(call))
     scored = figure_of(subject.task.build().score(original, splits.validation))
-    profiled, weights = profile(original, call_inputs(call)), weights_of(original)
+    profiled = profile(original, call_inputs(call))
     depends_on = {
         "model": model if isinstance(model, str) else profiled.name,
         "batch_size": first_shape(call)[0],
@@ -333,8 +331,7 @@ def sweep(
     code = partial(_code, config, model if isinstance(model, str) else None, original)
     sources = {**code(), "weights": weights_source(original), **_data_of(config, splits)}
     job = PipelineJob(
-        # A factory may draw its weights anew each time: all processes get those of the first.
-        replace(subject, weights=weights) if isinstance(model, str) else subject,
+        subject,
         Reference(scored, profiled.totals.macs, profiled.totals.params),
         (root / "pruned" / digest({**depends_on, "sources": plain(sources)})).resolve(),
         **job_options(config),

@@ -44,7 +44,7 @@ def run_sweep(
     constraints: Sequence[str | Budget] = (),
     settings: Mapping[str, Any] | None = None,
     sources: Sources | None = None,
-    baseline: Trial | None = None,
+    baseline: Trial | Candidate | None = None,
     name: str = "sweep",
     metric: str = "accuracy",
     sampler: SamplerName = "grid",
@@ -74,7 +74,8 @@ def run_sweep(
         constraints: What a candidate must keep, such as "latency_ms <= 5".
         settings: What results depend on; a folder with other settings is refused.
         sources: Code and data that results depend on, by name; where one has changed, what depends on it is run again.
-        baseline: What others are compared with; unpruned fp32 unless given. It is a row if it is of the space.
+        baseline: What others are compared with, its trial or who is tried for it; unpruned fp32 unless given. It is a
+            row if it is of the space.
         name: Name of the sweep.
         metric: What the job's `TrialMetrics.metric` says that trials score; constraints speak in its name.
         sampler: Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.
@@ -99,7 +100,7 @@ def run_sweep(
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
     aims = _named(objectives, metric)
     sampling = Sampling(space, sampler, trials, seed, aims, lambda trial: _excesses(trial, budgets))
-    reference = _reference(space) if baseline is None else baseline.candidate
+    reference = _reference(space, baseline)
     with ExitStack() as stack:
         store = stack.enter_context(_opened(root, settings or {}, sources, fresh, on_event))
         _begin(store, _plan(name, sampling.count, metric, budgets), retry_failed)
@@ -186,8 +187,10 @@ def _result(
     )
 
 
-def _reference(space: Space) -> Candidate:
-    """What the others are compared with when no baseline is given: unpruned, in fp32."""
+def _reference(space: Space, baseline: Trial | Candidate | None) -> Candidate:
+    """What the others are compared with; when no baseline is given: unpruned, in fp32."""
+    if baseline is not None:
+        return baseline.candidate if isinstance(baseline, Trial) else baseline
     layers = tuple((layer, 0.0) for layer in space.layer_pruning)
     for runtime in space.runtimes:
         candidate = Candidate(0.0, "fp32", runtime, layers)
@@ -267,9 +270,9 @@ class _Sweep:
         kept = held_to_parents(rows, finals)
         return _result(result.name, baseline, kept, self._budgets, use_ci, finals)
 
-    def take(self, baseline: Trial | None) -> None:
-        """Know a baseline, if one is given, without running it. The row of an earlier run stays as it was."""
-        if baseline is not None and baseline.candidate.key not in self.known:
+    def take(self, baseline: Trial | Candidate | None) -> None:
+        """Know the trial of a baseline, if it is given, without running it. The row of an earlier run stays as it was."""
+        if isinstance(baseline, Trial) and baseline.candidate.key not in self.known:
             if baseline.candidate in self._space:
                 self._store.save(baseline)
             self.known[baseline.candidate.key] = self.judged(baseline)
