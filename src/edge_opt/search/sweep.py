@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,7 @@ def run_sweep(
     """
     budgets, root = _checked(constraints, objectives, workers, retries, metric), Path(folder)
     order = Order(packed(job), Limits(memory_limit_bytes, time_limit_s), retries, (type(job).__module__, *preload))
-    aims = _named(objectives, metric)
-    sampling = Sampling(space, sampler, trials, seed, aims, lambda trial: _excesses(trial, budgets))
+    sampling = Sampling(space, sampler, trials, seed, _named(objectives, metric), partial(_excesses, budgets=budgets))
     reference = _reference(space, baseline)
     with ExitStack() as stack:
         store = stack.enter_context(_opened(root, settings or {}, sources, fresh, on_event))
@@ -271,7 +271,7 @@ class _Sweep:
         return _result(result.name, baseline, kept, self._budgets, use_ci, finals)
 
     def take(self, baseline: Trial | Candidate | None) -> None:
-        """Know the trial of a baseline, if it is given, without running it. The row of an earlier run stays as it was."""
+        """Know the trial of a baseline that is given, without running it. The row of an earlier run stays as it was."""
         if isinstance(baseline, Trial) and baseline.candidate.key not in self.known:
             if baseline.candidate in self._space:
                 self._store.save(baseline)
