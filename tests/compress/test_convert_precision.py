@@ -78,7 +78,21 @@ def test_spared_layers_stay_in_float() -> None:
     assert done.effective_precision == "int8+fp32"
     # What is spared reads its input unrounded, so the layer before it runs in float, too.
     assert [(layer.path, layer.precision) for layer in done.kept_layers] == [("stem", "fp32"), ("conv", "fp32")]
+    assert done.kept_layers[0].reason.startswith("a spared layer reads its output unrounded")
     assert done.kept_layers[1].reason == "spared, as asked"
+
+
+def test_a_spared_layer_reads_what_the_activation_before_it_left() -> None:
+    # Weights are 1 and one bias is -1: relu(x - 1) for x in 0, 1, 2, 3. Without the relu 0 would give -1.
+    net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    for number, bias in ((0, 0.0), (1, -1.0), (3, 0.0)):
+        nn.init.ones_(net[number].weight)
+        nn.init.constant_(net[number].bias, bias)
+    x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    done = compress.convert(net, x, "int8", calibration=[x], spare=["3"])
+    with compress.open_runner(done) as runner:
+        [found] = runner(x)
+    assert torch.allclose(found, torch.tensor([[0.0], [0.0], [1.0], [2.0]]), atol=0.05)
 
 
 def test_an_lstm_stays_in_float_and_says_why() -> None:

@@ -71,6 +71,33 @@ def test_branches_are_fused_where_that_changes_nothing(block: type[Branches], pr
     assert model[0].left is not None
 
 
+class Counted(nn.Module):
+    """Two branches that are fused by a number of channels which the block keeps for itself, as MobileOne does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out_chs = 8
+        self.left, self.right = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1)
+        self.both: nn.Conv2d | None = None
+
+    def reparameterize(self) -> None:
+        self.both = nn.Conv2d(3, self.out_chs, 1)
+        self.both.weight.data.copy_(self.left.weight.data + self.right.weight.data)
+        self.both.bias.data.copy_(self.left.bias.data + self.right.bias.data)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x) if self.both is None else self.both(x)
+
+
+def test_branches_are_fused_after_pruning_too() -> None:
+    model = nn.Sequential(Counted(), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    pruned = compress.prune(model, (1, 3, 4, 4), 0.5, round_to=1).model
+    assert (pruned[0].left.out_channels, pruned[0].out_chs) == (4, 8)
+    done = compress.convert(pruned, (1, 3, 4, 4), "fp32")
+    # one convolution instead of two branches, and the last one; the model itself keeps its branches
+    assert sum(layer.op == "Conv" for layer in done.layers) == 2 and pruned[0].both is None
+
+
 def test_what_torch_export_refuses_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refused(nn.Module):
         def __init__(self) -> None:

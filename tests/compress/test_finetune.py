@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from edge_opt.compress import accuracy, finetune, prune
+from edge_opt.compress.rounding import quantized_weight
+from edge_opt.compress.runtimes import needs_reduced_range
 from edge_opt.errors import InvalidInput, TrainingFailed
 from edge_opt.model import SmallCNN
 
@@ -178,3 +180,27 @@ def _after(model: nn.Module, batches: list, steps: int) -> torch.Tensor:
             yield from list.__iter__(self[:steps])
 
     return finetune(model, Stopping(batches), epochs=1, learning_rate=0.01, progress=False).model.weight.detach()
+
+
+def test_training_for_int8_sees_the_rounded_weights_and_moves_the_whole_ones() -> None:
+    largest = 64 if needs_reduced_range() else 127
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[float(largest), 0.4]]))
+    batch = [(torch.tensor([[0.0, 10.0]]), torch.tensor([[10.0]]))]
+    options = {"epochs": 1, "learning_rate": 0.2, "metric": "mae", "loss": "mse", "progress": False}
+    tuned = finetune(model, batch, precision="int8", **options)
+    # The scale is 1, so 0.4 rounds to 0: 0 instead of 10 is a loss of 100; in float 4 would be one of 36.
+    assert tuned.history[1].loss == pytest.approx(100.0)
+    # One step of AdamW is the rate itself, up: 0.6, which rounds to 1, and 1 * 10 is what is wanted.
+    assert quantized_weight(tuned.model.weight, 0, largest)[0, 1].item() == pytest.approx(1.0, abs=0.01)
+    assert finetune(model, batch, **options).history[1].loss == pytest.approx(36.0)
+    assert list(tuned.model.state_dict()) == ["weight"] and "weight" not in vars(tuned.model)
+
+
+def test_training_is_for_int8_only_and_needs_layers_that_round() -> None:
+    batch = [(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))]
+    with pytest.raises(InvalidInput, match="precision is 'int4'"):
+        finetune(nn.Linear(3, 2), batch, epochs=1, learning_rate=1e-3, precision="int4")
+    with pytest.raises(InvalidInput, match="no convolution or linear layer"):
+        finetune(nn.LayerNorm(3), batch, epochs=1, learning_rate=1e-3, precision="int8")

@@ -76,6 +76,9 @@ def test_a_percentile_cuts_the_rarest_values_off_and_entropy_keeps_an_even_range
     # 2 048 000 values: a ten-thousandth of them, 204.8, is less than one bin of 1000 on each side
     assert _percentile(counts, -1.0, 1.0) == pytest.approx((-1.0, 1.0))
     assert _entropy(counts, 0.0, 1.0) == pytest.approx((0.0, 1.0))
+    # behind a ReLU many values are zero, which every range holds exactly: they change nothing
+    counts[0] = 10_000_000
+    assert _entropy(counts, 0.0, 1.0) == pytest.approx((0.0, 1.0))
     rare = np.zeros(2048, dtype=int)
     rare[:1024], rare[-1] = 1000, 1
     assert _percentile(rare, 0.0, 2.0)[1] == pytest.approx(1.0, abs=2 / 2048 * 1.5)

@@ -64,6 +64,16 @@ def test_latency_comes_from_the_callers_own_measure() -> None:
     assert len(seen) > 2
 
 
+def test_for_a_target_of_latency_nothing_slower_than_the_original_is_handed_over() -> None:
+    def slower_when_cut(model: nn.Module) -> float:
+        return 1.0 if eo.profile(model, SMALL).totals.macs == whole else 1.2
+
+    whole = eo.profile(SmallCNN(), SMALL).totals.macs
+    with pytest.raises(PruningFailed, match="latency_target=0.5: no pruned variant that was tried is faster"):
+        prune(SmallCNN(), SMALL, latency_target=0.5, latency_of=slower_when_cut)
+    assert prune(SmallCNN(), SMALL, latency_target=1.0, latency_of=slower_when_cut).achieved.latency_ratio == 1.0
+
+
 def test_latency_can_be_what_a_device_is_estimated_to_take() -> None:
     pruned = prune(UNet(32), IMAGE, latency_target=0.6, target="raspberry-pi-4")
     before, after = (eo.estimate(eo.profile(net, IMAGE), "raspberry-pi-4").seconds for net in (UNet(32), pruned.model))
@@ -255,7 +265,7 @@ def test_nothing_to_prune_is_an_error_with_the_reason() -> None:
         prune(nn.ReLU(), (1, 4), 0.5)
 
 
-def test_recurrent_layers_with_a_projection_are_refused_by_name() -> None:
+def test_of_a_model_only_the_recurrent_layer_with_a_projection_is_spared() -> None:
     class Speech(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -267,8 +277,13 @@ def test_recurrent_layers_with_a_projection_are_refused_by_name() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(torch.relu(self.wide(self.lstm(self.enter(x))[0])))
 
-    with pytest.raises(PruningFailed, match="lstm is a LSTM that projects its outputs"):
-        prune(Speech(), (1, 5, 8), 0.5)
+    pruned = prune(Speech(), (1, 5, 8), 0.5, round_to=1)
+    widths = {layer.path: layer.after for layer in pruned.achieved.layers}
+    # half of the layers around it: 16 channels go in, 32 are made of what comes out
+    assert widths == {"enter": 8, "lstm": 15, "wide": 16, "head": 4}
+    assert (pruned.model.lstm.input_size, pruned.model.lstm.hidden_size, pruned.model.lstm.proj_size) == (8, 16, 15)
+    reasons = {fall.path: fall.reason for fall in pruned.shortfalls}
+    assert reasons["lstm"] == "lstm is a LSTM that projects its outputs"
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -12,7 +12,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.compress import apply_spec, prune
-from edge_opt.compress.sensitivity import quantized_activation, quantized_weight
+from edge_opt.compress.rounding import quantized_activation, quantized_weight
 from edge_opt.errors import InvalidInput
 from edge_opt.model import SmallCNN
 from pruned_nets import Residual

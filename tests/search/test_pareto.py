@@ -15,6 +15,7 @@ from edge_opt.budgets import parse_budget, violations
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Candidate, Factor, Finalist, Finals, Trial, TrialMetrics
 from edge_opt.search.choose import Point, Span, dominates, frontier, frontiers, recommend, trial_frontier
+from edge_opt.search.finals import held_to_parents, retimed, slower_than_parents
 from edge_opt.search.paired import packed_answers, wilson
 from sweep_jobs import figures
 
@@ -183,6 +184,33 @@ def test_of_those_not_shown_to_be_slower_the_smaller_is_chosen() -> None:
     finals = Finals(1, 1, "wall", 1, False, (), tuple(map(finalist, rows, logs)))
     key, sentence = recommend(rows, finals)
     assert key == rows[1].candidate.key and "as fast as any" in sentence
+
+
+def test_a_pruned_variant_slower_than_its_parent_in_turns_is_not_offered() -> None:
+    # Timed alone 0.25 looked twice as fast as unpruned; in turns it takes 1.1 ms against 1.0 ms. 0.5 takes 0.8 ms.
+    rows = [answering(0.0, 299, 0.0020), answering(0.25, 299, 0.0010), answering(0.5, 299, 0.0009)]
+    logs = [[math.log(seconds)] * 4 for seconds in (0.0010, 0.0011, 0.0008)]
+    finals = Finals(1, 1, "wall", 1, False, (), tuple(map(finalist, rows, logs)))
+    held = held_to_parents([retimed(row, finals) for row in rows], finals)
+    assert [row.is_accepted for row in held] == [True, False, True]
+    [broken] = held[1].violations
+    assert (broken.constraint, broken.metric) == ("faster than unpruned", "deploy_latency_ms")
+    assert (broken.value, broken.limit) == (pytest.approx(1.1), pytest.approx(1.0))
+    assert recommend(held, finals)[0] == rows[2].candidate.key
+    without = [retimed(row, finals) for row in rows[:2]]
+    assert recommend(held_to_parents(without, finals), finals)[0] == rows[0].candidate.key
+
+
+def test_times_taken_alone_must_be_apart_to_show_that_pruning_made_it_slower() -> None:
+    def alone(level: float, seconds: float, runtime: str = "onnxruntime") -> Trial:
+        ends = {"latency_low_s": 0.9 * seconds, "latency_high_s": 1.1 * seconds}
+        return trial(level, latency_s=seconds, runtime=runtime, **ends)
+
+    # unpruned 1.0 ms (up to 1.1); 1.1 ms may be from 0.99 on, 1.3 ms is at least 1.17; torch has no parent here
+    rows = [alone(0.0, 0.0010), alone(0.25, 0.0011), alone(0.5, 0.0013), alone(0.5, 0.0099, runtime="torch")]
+    assert list(slower_than_parents(rows)) == [rows[2].candidate.key]
+    disturbed = replace(rows[2], metrics=replace(rows[2].metrics, is_disturbed=True))  # type: ignore[type-var]
+    assert slower_than_parents([rows[0], disturbed]) == {}
 
 
 def test_rejected_and_failed_candidates_are_never_recommended() -> None:

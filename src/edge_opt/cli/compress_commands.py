@@ -249,6 +249,12 @@ def quantize(
     method: Annotated[str, typer.Option("--method", help="minmax, entropy or percentile.")] = "minmax",
     runtime: Annotated[str, typer.Option("--runtime", help="Or openvino, litert, executorch.")] = "onnxruntime",
     scheme: Annotated[str, typer.Option("--scheme", help="auto, static, dynamic or weights.")] = "auto",
+    balance: Annotated[
+        float, typer.Option("--balance", metavar="SHARE", help="Even out channels before static int8; 0.5 is usual.")
+    ] = 0.0,
+    correct_bias: Annotated[
+        bool, typer.Option("--correct-bias", help="Take out what rounded weights shift, in static int8.")
+    ] = False,
     spare: Annotated[
         list[str] | None,
         typer.Option("--spare", metavar="LAYER", help="Keep a layer in float; auto finds them."),
@@ -287,6 +293,7 @@ def quantize(
     done = converted(
         model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
         method=method, spare="auto" if spare == ["auto"] else spare or (), folder=output, allow=allow, scheme=scheme,
+        balance=balance, correct_bias=correct_bias,
     )  # fmt: skip
     show(done, json, min_agreement)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,31 +29,46 @@ def collect_ranges(
     onnx = require("onnx")
     model = onnx.load(str(prepared), load_external_data=False)
     wanted = _tensors(onnx, model.graph, frozenset(ops))
-    known = [value.name for value in model.graph.output]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in known)
-    probe = prepared.with_name(f"ranges-{prepared.name}")
-    probe.write_bytes(model.SerializeToString())
-    runtime = require("onnxruntime")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    # Optimised graphs do not have all of these tensors.
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = runtime.InferenceSession(str(probe), options, providers=["CPUExecutionProvider"])
-    inner = [name for name in wanted if name not in names]
-
-    def values() -> Iterable[tuple[str, Any]]:
-        for batch in batches:
-            feeds = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
-            # Without a name the session would return every output.
-            yield from zip(inner, session.run(inner, feeds) if inner else [], strict=True)
-            yield from ((name, array) for name, array in feeds.items() if name in wanted)
-
-    ranges = _whole(values())
-    if method != "minmax":
-        choose = _percentile if method == "percentile" else _entropy
-        ranges = {name: choose(counts, *ranges[name]) for name, counts in _histograms(values(), ranges).items()}
-    probe.unlink()
+    with Observer(prepared, wanted, names) as observer:
+        ranges = _whole(observer.values(batches))
+        if method != "minmax":
+            choose = _percentile if method == "percentile" else _entropy
+            found = _histograms(observer.values(batches), ranges)
+            ranges = {name: choose(counts, *ranges[name]) for name, counts in found.items()}
     return ranges
+
+
+class Observer:
+    """Tensors of a float graph, as it computes them; a context, for a file beside the graph is there meanwhile."""
+
+    def __init__(self, graph: Path, wanted: list[str], names: tuple[str, ...]) -> None:
+        self._wanted, self._names = wanted, names
+        self._inner = [name for name in wanted if name not in names]
+        self._probe = graph.with_name(f"observed-{graph.name}")
+        onnx, runtime = require("onnx"), require("onnxruntime")
+        model = onnx.load(str(graph), load_external_data=False)
+        known = [value.name for value in model.graph.output]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._inner if name not in known)
+        self._probe.write_bytes(model.SerializeToString())
+        options = runtime.SessionOptions()
+        options.log_severity_level = 4
+        # Optimised graphs do not have all of these tensors.
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._session = runtime.InferenceSession(str(self._probe), options, providers=["CPUExecutionProvider"])
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._probe.unlink(missing_ok=True)
+
+    def values(self, batches: Iterable[Tensors]) -> Iterator[tuple[str, Any]]:
+        """Each tensor by name with its values, batch by batch."""
+        for batch in batches:
+            feeds = {name: tensor.numpy() for name, tensor in zip(self._names, batch, strict=True)}
+            # Without a name the session would return every output.
+            yield from zip(self._inner, self._session.run(self._inner, feeds) if self._inner else [], strict=True)
+            yield from ((name, array) for name, array in feeds.items() if name in self._wanted)
 
 
 def _tensors(onnx: Any, graph: Any, ops: frozenset[str]) -> list[str]:
@@ -97,6 +112,7 @@ def _percentile(counts: Any, low: float, high: float) -> tuple[float, float]:
 def _entropy(counts: Any, low: float, high: float) -> tuple[float, float]:
     """The range, narrowed towards zero, whose 256 levels tell least from the values: by Kullback-Leibler divergence."""
     edges = np.linspace(low, high, _BINS + 1)
+    counts = _without_zeros(counts, edges)
     best, chosen = np.inf, (low, high)
     for shrink in np.linspace(1.0, _NARROWEST, _SHRINKS):
         start = int(np.searchsorted(edges, low * shrink, side="right")) - 1 if low < 0 else 0
@@ -108,6 +124,14 @@ def _entropy(counts: Any, low: float, high: float) -> tuple[float, float]:
         if loss < best:
             best, chosen = loss, (float(edges[start]), float(edges[stop]))
     return chosen
+
+
+def _without_zeros(counts: Any, edges: Any) -> Any:
+    """As many zeros as values beside them: zero is a level of every range, so those behind a ReLU must not decide."""
+    place = int(np.clip(np.searchsorted(edges, 0.0, side="right") - 1, 0, _BINS - 1))
+    kept = counts.copy()
+    kept[place] = min(counts[place], max(counts[other] for other in (place - 1, place + 1) if 0 <= other < _BINS))
+    return kept
 
 
 def _divergence(counts: Any, start: int, stop: int) -> float:

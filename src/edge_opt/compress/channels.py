@@ -60,7 +60,7 @@ def channels(module: nn.Module, side: Side) -> int:
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
     if isinstance(module, nn.RNNBase):
-        return module.input_size if side == "in" else module.hidden_size
+        return module.input_size if side == "in" else module.proj_size or module.hidden_size
     if is_transposed_linear(module):
         return int(module.get_parameter("weight").shape[0 if side == "in" else 1])
     return module.embed_dim if isinstance(module, nn.MultiheadAttention) else 0
@@ -109,6 +109,8 @@ def _recurrent_places(layer: nn.RNNBase, side: Side) -> list[Place]:
     if side == "in":
         names = [name for name in layer._flat_weights_names if name.startswith("weight_ih_l0")]
         return [Place(name, 1, np.arange(layer.input_size)) for name in names]
+    if layer.proj_size:
+        return []
     hidden = np.arange(layer.hidden_size)
     found = []
     for name in layer._flat_weights_names:
@@ -155,11 +157,11 @@ def crossed(module: nn.Module, side: Side) -> int:
     return 0
 
 
-def refusal(module: nn.Module) -> str | None:
+def refusal(module: nn.Module, side: Side = "out") -> str | None:
     """Why the channels of a layer cannot be pruned, if they cannot."""
     kind = type(module).__name__
     if isinstance(module, nn.RNNBase):
-        return f"{kind} that projects its outputs" if module.proj_size else None
+        return f"{kind} that projects its outputs" if module.proj_size and side != "in" else None
     if parametrize.is_parametrized(module) or hasattr(module, "weight_g"):
         return f"{kind}: its weight is computed from other parameters"
     if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) != 1:
@@ -186,7 +188,7 @@ def counted_attributes(module: nn.Module, kept_in: int, kept_out: int) -> dict[s
     if isinstance(module, nn.PReLU):
         return {"num_parameters": kept_out}
     if isinstance(module, nn.RNNBase):
-        return {"input_size": kept_in, "hidden_size": kept_out}
+        return {"input_size": kept_in} if module.proj_size else {"input_size": kept_in, "hidden_size": kept_out}
     if is_transposed_linear(module):
         return {name: count for name, count in (("nx", kept_in), ("nf", kept_out)) if hasattr(module, name)}
     if isinstance(module, nn.MultiheadAttention):
@@ -390,7 +392,7 @@ class _Survey:
             return f"the channels could not be followed into {name}"
         roles = () if isinstance(module, nn.Parameter) else self.roles(module, side)
         for role in roles:
-            why = refusal(self.model.get_submodule(role.path))
+            why = refusal(self.model.get_submodule(role.path), side)
             if why:
                 return f"{role.path} is a {why}"
         return None

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from edge_opt._support.checks import is_number
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt.compress.activation_ranges import Ranges
 from edge_opt.compress.agreement import agreement, bound_of, disagreement, first_difference, sized, trouble_of
@@ -77,6 +78,8 @@ def convert(
     allow: float | None = None,
     scheme: str = "auto",
     group_size: int = 32,
+    balance: float = 0.0,
+    correct_bias: bool = False,
 ) -> Converted:
     """The model in a precision for a runtime, verified: what each layer really runs in, and how far it agrees.
 
@@ -102,6 +105,9 @@ def convert(
         scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
             input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
         group_size: Weights that share a scale where only weights are quantised: 32 is closer, 128 is smaller.
+        balance: How far the ranges of channels are evened out before static int8 in ONNX Runtime and OpenVINO, by
+            moving large activations into weights: 0 is not at all, 0.5 halfway, 1 altogether.
+        correct_bias: Whether biases there take out what rounded weights shift on average.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -115,13 +121,16 @@ def convert(
     subject = subject_of(model, example_inputs, kwargs)
     scheme = chosen_scheme(model, precision, runtime, scheme)
     _check_calibrated(calibration, precision, runtime, scheme)
+    _check_static_options(precision, runtime, scheme, balance, correct_bias)
     # A loader that shuffles draws from torch's random numbers, which are the caller's.
     with torch.random.fork_rng(devices=[]):
         ranges, labels = _read(subject, calibration, calibration_batches, "calibration")
         checks, answers, source = _checks(subject, verify_on, ranges, labels)
     place = Path(own_folder() if folder is None else folder)
     name = filename or f"{subject.name}.{precision}.{SUFFIXES[runtime]}"
-    job = Job(subject, place, ranges, method, spared, reduce_range, exported, name, scheme, group_size)
+    job = Job(
+        subject, place, ranges, method, spared, reduce_range, exported, name, scheme, group_size, balance, correct_bias
+    )
     budget = (AUTO_BOUND if allow is None else bound) if spare == "auto" else None
     return _converted(job, maker, precision, runtime, _Verification(checks, answers, source, bound, budget, must_run))
 
@@ -229,6 +238,17 @@ def _check_calibrated(calibration: object, precision: str, runtime: str, scheme:
     if precision == "int8" and runtime not in IN_TORCH and scheme == "static" and calibration is None:
         raise InvalidInput(
             "int8 needs calibration=: a loader or batches of real inputs, to find the range of each tensor"
+        )
+
+
+def _check_static_options(precision: str, runtime: str, scheme: str, balance: float, correct_bias: bool) -> None:
+    if not (is_number(balance) and 0 <= balance <= 1):
+        raise InvalidInput(f"balance is {balance!r}; it is from 0, not at all, to 1, and 0.5 is usual")
+    is_static = precision == "int8" and runtime in ("onnxruntime", "openvino") and scheme == "static"
+    if (balance or correct_bias) and not is_static:
+        raise InvalidInput(
+            "balance= and correct_bias= are for static int8 in onnxruntime and openvino; give scheme='static', or "
+            "leave them out"
         )
 
 
@@ -426,6 +446,8 @@ def _static(job: Job, source: Made, path: Path, ranges: Ranges | None = None) ->
         spare=job.spare,
         reduce_range=job.reduce_range,
         ranges=ranges,
+        strength=job.balance,
+        correct_bias=job.correct_bias,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from edge_opt import units
@@ -373,11 +374,32 @@ def _fused(model: nn.Module) -> nn.Module | None:
 def _fuse_parts(parent: nn.Module, methods: tuple[str, ...]) -> None:
     for name, part in list(parent.named_children()):
         method = next((getattr(part, found) for found in methods if callable(getattr(part, found, None))), None)
+        if method is not None:
+            _recount(part)
         replacement = method() if method is not None else None
         if isinstance(replacement, nn.Module) and replacement is not part:
             setattr(parent, name, replacement.eval())
             part = replacement
         _fuse_parts(part, methods)
+
+
+_COUNTS = {
+    "in_chs": "in_channels", "in_channels": "in_channels", "out_chs": "out_channels", "out_channels": "out_channels",
+    "groups": "groups",
+}  # fmt: skip
+
+
+def _recount(block: nn.Module) -> None:
+    """Bring a block's own numbers of channels up to date, which pruning has outdated; its convolutions know them.
+
+    Where a guess is wrong the fused form gives other outputs, and the block is exported as it is.
+    """
+    inner = [part for part in block.modules() if part is not block and isinstance(part, _ConvNd)]
+    for name, counted in _COUNTS.items():
+        known = Counter(getattr(part, counted) for part in inner)
+        value = getattr(block, name, None)
+        if known and type(value) is int and value not in known:
+            setattr(block, name, known.most_common(1)[0][0])
 
 
 def example_batches(subject: Subject) -> tuple[Tensors, list[bool], int]:

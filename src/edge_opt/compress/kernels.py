@@ -89,6 +89,17 @@ class Graph:
         makers = [self.makers.get(name) for name in node.inputs[:2] if name]
         return bool(makers) and all(maker is not None and maker.op == "DequantizeLinear" for maker in makers)
 
+    def is_read_by_spared(self, node: Node) -> bool:
+        """Whether a spared node reads what this one makes, with at most an activation between."""
+        for spared in (other for other in self.nodes.values() if other.is_spared):
+            for name in spared.inputs:
+                maker = self.makers.get(name)
+                while maker is not None and maker.op in ("Relu", "Clip"):
+                    maker = self.makers.get(maker.inputs[0])
+                if maker is not None and maker.name == node.name:
+                    return True
+        return False
+
     @property
     def is_dynamic(self) -> bool:
         """Whether the file rounds activations as they come, or weights only."""
@@ -162,8 +173,12 @@ def _reason(graph: Graph, node: Node, precision: str, asked: str, runtime: str) 
         return "spared, as asked"
     if node.op == "MatMul" and runtime == "onnxruntime" and graph.is_dynamic:
         return "a product of two activations, or of weights that are not constant; those stay in float"
+    if graph.is_quantized(node) and graph.is_read_by_spared(node):
+        return f"a spared layer reads its output unrounded, and {runtime} rounds what an int8 {node.op} gives"
     if graph.is_quantized(node):
         return f"quantised in the file, but {runtime} has no int8 kernel for this {node.op} and ran {precision}"
+    if node.op in ("GRU", "RNN"):
+        return f"{runtime} has no int8 kernel for {node.op}, static or dynamic; litert computes its products in int8"
     if FAMILY[node.op] == "recurrent":
         return f"static quantisation has no rule for {node.op}"
     return f"the quantiser left this {node.op} in float"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -16,8 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
 from edge_opt._support.state import as_found
-from edge_opt.boards.targets import Found, Target, find_target
-from edge_opt.calibration.predict import predicted_seconds
+from edge_opt.boards.targets import Target, find_target
 from edge_opt.compress.channels import (
     NONE,
     ChannelMap,
@@ -30,6 +28,15 @@ from edge_opt.compress.channels import (
     is_prunable,
     refusal,
     ties,
+)
+from edge_opt.compress.latency_target import (
+    Latency,
+    check_faster,
+    is_reached,
+    latency_for,
+    nudges,
+    positive_seconds,
+    ratio_for,
 )
 from edge_opt.compress.proof import TOLERANCE, check_pruned, export_difference, roused, silenced_error
 from edge_opt.compress.ranking import KINDS, NEED_DATA, Ranking, best_kind, unit_scores
@@ -49,51 +56,6 @@ from edge_opt.records import (
     Shortfall,
 )
 from edge_opt.trace.inputs import CallArguments, call_arguments, materialize, real_tensor
-
-MOST = 0.98
-STEPS = 12
-CLOSE = 0.005
-# Within this share of the target a search over single groups is not worth its time.
-NEAR = 0.05
-
-
-def ratio_for(remaining: Callable[[float], float], target: float) -> float:
-    """The ratio whose result is closest to the target, where `remaining` falls, in steps, as the ratio grows.
-
-    >>> round(ratio_for(lambda ratio: (1 - ratio) ** 2, 0.25), 2)
-    0.5
-    """
-    tried = {0.0: 1.0, MOST: remaining(MOST)}
-    low, high = 0.0, MOST
-    for _ in range(STEPS):
-        if tried[high] > target or min(abs(value - target) for value in tried.values()) <= CLOSE * target:
-            break
-        middle = (low + high) / 2
-        tried[middle] = remaining(middle)
-        low, high = (middle, high) if tried[middle] > target else (low, middle)
-    # Of equally close ones the gentlest.
-    return min(tried, key=lambda ratio: (abs(tried[ratio] - target), ratio))
-
-
-def nudges(remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int], target: float) -> Mapping[int, int]:
-    """Groups that keep a step of rounding more or less, one after another while that comes closer to the target.
-
-    One ratio for all moves many groups at once where their channels are rounded, and may jump over the target.
-
-    >>> nudges(lambda shifts: 0.4 + 0.03 * shifts.get(0, 0) + 0.11 * shifts.get(1, 0), (0, 1), 0.5)
-    {1: 1}
-    """
-    shifts: dict[int, int] = {}
-    now = remaining(shifts)
-    while abs(now - target) > NEAR * target:
-        step = 1 if now < target else -1
-        trials = [{**shifts, number: shifts.get(number, 0) + step} for number in groups]
-        values = [remaining(trial) for trial in trials]
-        best = min(range(len(trials)), key=lambda number: abs(values[number] - target), default=None)
-        if best is None or abs(values[best] - target) >= abs(now - target):
-            break
-        shifts, now = trials[best], values[best]
-    return shifts
 
 
 def askable_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -335,11 +297,6 @@ def _complaint(plan: Plan, groups: list[int], is_run: bool) -> str | None:
     )
 
 
-# How near to a target of MACs or latency the result must be to count as reached.
-WITHIN = 0.1
-Latency = Callable[[nn.Module, ModelProfile], float]
-
-
 def prune(
     model: nn.Module,
     example_inputs: Any,
@@ -410,7 +367,7 @@ def prune(
         is_round_auto=round_to == "auto",
     )  # fmt: skip
     _check_request(model, request, loader, reconstruct)
-    latency = _latency(request, latency_of, place, {"runtime": runtime, "threads": threads})
+    latency = latency_for(request, latency_of, place, {"runtime": runtime, "threads": threads})
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, data)
@@ -429,7 +386,7 @@ def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: L
     if all(group.refused for group in plan.found.groups):
         reasons = "; ".join(dict.fromkeys(str(group.refused) for group in plan.found.groups)) or "it has no layers"
         raise PruningFailed(f"nothing in {type(model).__name__} can be pruned: {reasons}")
-    latency_before_s = None if latency is None else _positive(latency(plan.base, plan.before))
+    latency_before_s = None if latency is None else positive_seconds(latency(plan.base, plan.before))
     ratio, removed = _chosen(plan, request, latency, latency_before_s)
     spec = plan.spec(removed)
     pruned = apply_spec(plan.base, spec)
@@ -446,9 +403,10 @@ def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: L
         layers=layers,
         ratio=ratio,
         latency_before_s=latency_before_s,
-        latency_s=None if latency is None else _positive(latency(pruned, after)),
+        latency_s=None if latency is None else positive_seconds(latency(pruned, after)),
         is_lower_bound=after.totals.is_lower_bound,
     )
+    check_faster(request, achieved)
     falls = shortfalls(plan, layers)
     return Pruned(
         model=apply_spec(model, spec),
@@ -474,13 +432,6 @@ def _heal(
         reestimate_norms(pruned.model, data)
 
 
-def is_reached(request: PruneRequest, achieved: PruneResult) -> bool:
-    """Whether a target of MACs or latency is met, within a tenth; without one, False: each layer answers for itself."""
-    wanted = request.macs_target or request.latency_target
-    got = achieved.macs_ratio if request.macs_target else achieved.latency_ratio
-    return wanted is not None and got is not None and abs(got - wanted) <= WITHIN * wanted
-
-
 def _chosen(
     plan: Plan, request: PruneRequest, latency: Latency | None, latency_before_s: float | None
 ) -> tuple[float | None, np.ndarray]:
@@ -501,43 +452,12 @@ def _chosen(
         if latency is None or not latency_before_s:
             return plan.costs(removed).totals.macs / max(plan.before.totals.macs, 1)
         variant = apply_spec(plan.base, plan.spec(removed))
-        return _positive(latency(variant, plan.profile(variant))) / latency_before_s
+        return positive_seconds(latency(variant, plan.profile(variant))) / latency_before_s
 
     ratio = ratio_for(remaining, wanted)
     free = [number for number, group in enumerate(plan.found.groups) if not group.refused]
     shifts = nudges(lambda shifts: remaining(ratio, shifts), free, wanted)
     return ratio, plan.removed(ratio, shifts)
-
-
-def _latency(
-    request: PruneRequest,
-    latency_of: Callable[[nn.Module], float] | None,
-    place: Found | None,
-    there: Mapping[str, Any],
-) -> Latency | None:
-    asked = next((name for name, value in there.items() if value is not None), None)
-    if asked is not None and (place is None or request.latency_target is None):
-        raise InvalidInput(f"{asked} is of a target's latency; give target= and latency_target= too, or drop {asked}")
-    if request.latency_target is None:
-        if latency_of is not None or (place is not None and not request.is_round_auto):
-            raise InvalidInput("latency_of= and target= say how latency is found; give latency_target= too")
-        return None
-    if (latency_of is None) == (place is None):
-        what = "neither is given" if place is None else "both are given"
-        raise InvalidInput(
-            "latency_target needs to know the latency: latency_of= (a function of the model, in seconds) or "
-            f"target= (a device, or a machine that was calibrated), and {what}; give one of them"
-        )
-    if latency_of is not None:
-        return lambda model, _: latency_of(model)
-    assert place is not None
-    return lambda _, profiled: predicted_seconds(profiled, place, **there)
-
-
-def _positive(seconds: float) -> float:
-    if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-        raise InvalidInput(f"latency_of returned {seconds!r}; it must be seconds, above 0")
-    return float(seconds)
 
 
 def _check_request(

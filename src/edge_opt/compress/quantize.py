@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from edge_opt.compress.activation_ranges import METHODS, Ranges, collect_ranges
+from edge_opt.compress.balancing import balance, correct_biases
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
 from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
@@ -34,6 +36,8 @@ class Job:
     filename: str
     scheme: str = "static"
     group_size: int = 32
+    balance: float = 0.0
+    correct_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +135,13 @@ def quantize(
     spare: tuple[str, ...],
     reduce_range: bool | None,
     ranges: Ranges | None = None,
+    strength: float = 0.0,
+    correct_bias: bool = False,
 ) -> Ranges:
-    """Write the quantised twin of an exported file; returns the ranges, so that another twin need not find them."""
+    """Write the quantised twin of an exported file; returns the ranges, so that another twin need not find them.
+
+    `strength` is that of balancing, and `correct_bias` takes out what rounded weights shift; see `balancing`.
+    """
     onnx = require("onnx")
     registry = require("onnxruntime.quantization.registry")
     ops = list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
@@ -141,20 +150,30 @@ def quantize(
     with quiet():
         if ranges is None:
             prepare(source, prepared, is_big)
+            if strength:
+                balance(prepared, names, batches, strength, is_big)
         paths = {node.name: _path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
         nodes = onnx.load(str(prepared), load_external_data=False).graph.node
         spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
         if spare and not spared:
             raise InvalidInput(f"no operator of the exported model belongs to {', '.join(spare)}; nothing to spare")
+        whole = [*spared, *_activations_before(nodes, set(spared))]
         try:
             if ranges is None:
                 ranges = collect_ranges(prepared, ops, names, batches, method)
-            _write_static(prepared, target, ranges, ops, spared, is_reduced(reduce_range), is_big)
+            write = partial(
+                _write_static, ranges=ranges, ops=ops, spared=whole, reduced=is_reduced(reduce_range), is_big=is_big
+            )
+            write(prepared, target)
+            if correct_bias:
+                corrected = target.with_name(f"corrected-{target.name}")
+                correct_biases(prepared, target, corrected, names, batches, is_big)
+                write(corrected, target)
         except OSError:
             raise
         except Exception as error:  # the quantiser raises whatever its parts do
             raise ConversionFailed(f"ONNX Runtime could not quantise the model: {first_line(error)}") from error
-        _label(onnx, target, paths, spared)
+        _label(onnx, target, paths, spared, whole)
     return ranges
 
 
@@ -224,10 +243,10 @@ def label_nodes(target: Path, paths: dict[str, str], spared: list[str], added: r
     target.write_bytes(model.SerializeToString())
 
 
-def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str]) -> None:
-    """Bring back module paths that the preparation dropped, and mark spared nodes."""
+def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], whole: list[str]) -> None:
+    """Bring back module paths that the preparation dropped, and mark spared nodes; `whole` are all left in float."""
     model = onnx.load(str(target), load_external_data=False)
-    _leave_float(model.graph, set(spared))
+    _leave_float(model.graph, set(whole))
     for node in model.graph.node:
         path = paths.get(node.name, _path(node))
         del node.metadata_props[:]
@@ -239,6 +258,15 @@ def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str]) ->
 
 
 SPARED_KEY = "edge_opt.spared"
+
+
+def _activations_before(nodes: Any, spared: set[str]) -> list[str]:
+    """ReLUs and clips whose outputs spared nodes read.
+
+    The quantiser drops them where rounding to unsigned numbers clips, too; what is read unrounded would miss them.
+    """
+    read = {name for node in nodes if node.name in spared for name in node.input}
+    return [node.name for node in nodes if node.op_type in ("Relu", "Clip") and read.intersection(node.output)]
 
 
 def _leave_float(graph: Any, spared: set[str]) -> None:

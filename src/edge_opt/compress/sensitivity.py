@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.state import as_found
 from edge_opt.compress.channels import NONE
 from edge_opt.compress.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
 from edge_opt.compress.recipe import apply_spec
+from edge_opt.compress.rounding import channel_dim, quantized_activation, quantized_weight
 from edge_opt.compress.scoring import count_samples, first_tensor, takes_model
 from edge_opt.compress.task import Batch, Task, task_of
 from edge_opt.errors import InvalidInput
@@ -27,27 +27,6 @@ _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _RANGE = tuple[float, float]
 
 
-def quantized_weight(weight: torch.Tensor, channel_dim: int) -> torch.Tensor:
-    """Weights rounded to 8 bits, symmetric, with a scale for each channel.
-
-    >>> quantized_weight(torch.tensor([[127.0, 0.4], [1.27, 0.0]]), 0)
-    tensor([[127.0000,   0.0000],
-            [  1.2700,   0.0000]])
-    """
-    others = [dim for dim in range(weight.dim()) if dim != channel_dim]
-    scale = weight.abs().amax(others, keepdim=True) / 127
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return (weight / scale).round().clamp(-127, 127) * scale
-
-
-def quantized_activation(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Values rounded to the 256 steps between two bounds, of which 0 is one; what lies outside is cut off."""
-    low, high = min(low, 0.0), max(high, 0.0)
-    scale = (high - low) / 255 or 1.0
-    zero = round(-low / scale)
-    return ((x / scale).round().clamp(-zero, 255 - zero)) * scale
-
-
 @contextmanager
 def at_precision(layer: nn.Module, precision: str, bounds: _RANGE | None) -> Iterator[None]:
     """The layer as if it ran at that precision: its weights rounded, and its input as it arrives."""
@@ -57,7 +36,7 @@ def at_precision(layer: nn.Module, precision: str, bounds: _RANGE | None) -> Ite
         if name.endswith("weight") and parameter.is_floating_point() and parameter.dim() > 1
     ]
     kept = [weight.detach().clone() for weight in weights]
-    dim = 1 if isinstance(layer, _ConvNd) and layer.transposed else 0
+    dim = channel_dim(layer)
 
     def arriving(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(_rounded(value, precision, bounds) for value in args)

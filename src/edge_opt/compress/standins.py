@@ -162,6 +162,7 @@ class _Recurrent(nn.Module):
         self.batch_first = layer.batch_first
         self.directions = 2 if layer.bidirectional else 1
         self.states = layer.num_layers * self.directions
+        self.projected_cell = layer.hidden_size if layer.proj_size else 0
         outputs = layer.proj_size or layer.hidden_size
         roles = (Role(path, np.arange(layer.input_size)),), (Role(path, np.arange(outputs)),)
         self.cell = StandIn(layer.input_size, outputs, *roles)
@@ -176,7 +177,9 @@ class _Recurrent(nn.Module):
         else:
             last = hidden[:, -1] if self.batch_first and rows.dim() == 3 else hidden[-1]
         state = last.unsqueeze(0).expand(self.states, *last.shape)
-        return out, (state, state) if self.is_lstm else state
+        # A projection narrows what is told, not what is kept: the cell's own units are followed nowhere.
+        cell = state.new_zeros(*state.shape[:-1], self.projected_cell) if self.projected_cell else state
+        return out, (state, cell) if self.is_lstm else state
 
 
 class _Beside(nn.Module):

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from edge_opt._support.checks import check_whole
 from edge_opt._support.state import as_found
+from edge_opt.compress.rounding import rounding_layers
+from edge_opt.compress.runtimes import needs_reduced_range
 from edge_opt.compress.scoring import first_tensor
 from edge_opt.compress.task import Task, task_of
 from edge_opt.errors import InvalidInput, TrainingFailed
@@ -58,6 +60,7 @@ def finetune(
     collate: Any = None,
     seed: int = 0,
     progress: bool = True,
+    precision: str | None = None,
 ) -> FineTuned:
     """A copy of the model trained with AdamW and a cosine schedule, at its best epoch. Frozen parameters stay frozen.
 
@@ -81,6 +84,8 @@ def finetune(
         collate: A function that makes a batch of what the loader yields, such as a list of samples.
         seed: Decides the random numbers drawn in training.
         progress: Whether to show a bar on a terminal.
+        precision: "int8" trains for static int8: layers round weights and inputs as it does, while they learn and while
+            they are scored. The trained copy is in float, for `convert`. None trains in float.
 
     >>> from edge_opt.model import SmallCNN
     >>> batch = torch.zeros(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
@@ -89,6 +94,8 @@ def finetune(
     ([0, 1, 2], 1.0)
     """
     _check(epochs, learning_rate, distillation_weight, temperature)
+    if precision not in (None, "int8"):
+        raise InvalidInput(f"precision is {precision!r}; models are trained for int8, or in float without it")
     student = copy.deepcopy(model)
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
     if not trained and epochs:
@@ -96,7 +103,7 @@ def finetune(
     task = task_of(metric, loss, forward, collate, metric_direction)
     score = _score(validate, task)
     sign = -1.0 if task.metric.direction == "lower" and not callable(validate) else 1.0
-    with as_found([], training=False), _teaching(teacher), _bar(progress, epochs) as advance:
+    with as_found([], training=False), _teaching(teacher), _at(precision, student), _bar(progress, epochs) as advance:
         torch.manual_seed(seed)
         history = [EpochRecord(0, None, None if score is None else score(student))]
         best, best_state = 0, _state(student)
@@ -229,6 +236,16 @@ def _teaching(teacher: nn.Module | None) -> Iterator[None]:
         yield
         return
     with as_found(list(module_paths(teacher)), training=False):
+        yield
+
+
+@contextmanager
+def _at(precision: str | None, student: nn.Module) -> Iterator[None]:
+    """The student as it computes in a precision, or as it is."""
+    if precision is None:
+        yield
+        return
+    with rounding_layers(student, needs_reduced_range()):
         yield
 
 

@@ -14,6 +14,8 @@ TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
 # Metrics that lie between 0 and 1.
 SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
+# What a pruned variant must be beside what the user asks for; else it is rejected with these words.
+FASTER_THAN_UNPRUNED = "faster than unpruned"
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
 
 
@@ -38,6 +40,11 @@ class Candidate:
         """The same for equal candidates, whatever the order of their layers."""
         content = [self.pruning, self.precision, self.runtime, sorted(self.layer_pruning)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether anything is to be removed at all."""
+        return self.pruning > 0 or any(share > 0 for _, share in self.layer_pruning)
 
     @property
     def label(self) -> str:
@@ -350,6 +357,13 @@ class SweepResult:
     @property
     def rejected(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.status == "done" and trial.violations)
+
+    @property
+    def slower(self) -> tuple[Trial, ...]:
+        """Pruned variants that are not faster than the unpruned model in the same precision and runtime."""
+        return tuple(
+            trial for trial in self.trials if any(item.constraint == FASTER_THAN_UNPRUNED for item in trial.violations)
+        )
 
     @property
     def failed(self) -> tuple[Trial, ...]:

@@ -76,6 +76,7 @@ def findings(
             "rejected": len(result.rejected),
             "failed": len(result.failed),
         },
+        "slower_than_unpruned": [trial.candidate.label for trial in result.slower],
         "comparison": _comparison(result),
         "excluded": [asdict(item) for item in space.excluded],
         "memory_budgets": memory_budgets(result, config.memory_budgets_mb),

@@ -309,7 +309,8 @@ def _tried(trial: Trial, is_chosen: bool) -> str:
     if metrics is None:
         reason = trial.reason.replace("|", "/").splitlines()[0] if trial.reason else ""
         return f"| {trial.candidate.label} | | | | failed: {reason} |"
-    state = "**ships**" if is_chosen else "accepted" if trial.is_accepted else "rejected"
+    broken = ", ".join(item.constraint for item in trial.violations)
+    state = "**ships**" if is_chosen else "accepted" if trial.is_accepted else f"rejected by {broken}"
     return (
         f"| {trial.candidate.label} | {metrics.accuracy:.4f} | {per_call(metrics)} | {units.size(metrics.size_bytes)} "
         f"| {state} |"

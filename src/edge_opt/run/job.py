@@ -209,14 +209,9 @@ def level_of(candidate: Candidate) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def is_pruned(candidate: Candidate) -> bool:
-    """Whether anything is to be removed at all."""
-    return candidate.pruning > 0 or any(share > 0 for _, share in candidate.layer_pruning)
-
-
 def variant_of(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning, cache: Path) -> Variant:
     """The model of a candidate's level: from the cache, or made now while others of its level wait."""
-    if not is_pruned(candidate):
+    if not candidate.is_pruned:
         return Variant(subject.build(), None, ())
     folder = cache / level_of(candidate)
     with _one_at_a_time(folder):
@@ -517,7 +512,7 @@ class PipelineJob:
 
     def model(self, candidate: Candidate, folder: Path) -> torch.nn.Module:
         """The candidate's pruned model in float32."""
-        return read_variant(self.subject, folder / PRUNED).model if is_pruned(candidate) else self.subject.build()
+        return read_variant(self.subject, folder / PRUNED).model if candidate.is_pruned else self.subject.build()
 
 
 def built_file(folder: Path, built: Mapping[str, Any]) -> Path:

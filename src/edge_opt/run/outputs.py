@@ -296,6 +296,9 @@ def conclusion(result: SweepResult) -> list[str]:
     lines.append(f"why       {result.recommendation}")
     if result.constraints:
         lines.append(f"kept      {', '.join(result.constraints)}")
+    if result.slower:
+        names = ", ".join(trial.candidate.label for trial in result.slower)
+        lines.append(f"slower    not faster than unpruned, and not offered: {names}")
     counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
     return [*lines, f"tried     {len(result.trials)} candidates: {counts}"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edge_opt.measuring.statistics import mean_and_half_width, paired_ratio
-from edge_opt.records import Candidate, Factor, Finalist, Finals, Speedup, SweepResult, Trial, TrialMetrics
+from edge_opt.records import Candidate, Factor, Finalist, Finals, Speedup, SweepResult, Trial, TrialMetrics, Violation
+from edge_opt.records.sweeps import FASTER_THAN_UNPRUNED
 from edge_opt.search.choose import not_worse, ranked_frontier
 
 # So many of the accepted candidates that may win, and of those on the frontier; the baseline and the steps between it
@@ -66,7 +67,67 @@ def entries_of(result: SweepResult) -> tuple[Candidate, ...]:
     between = () if winner is None else steps_to(result.baseline.candidate, winner)
     chosen = [] if winner is None else [winner]
     listed = (result.baseline.candidate, *chosen, *(trial.candidate for trial, _ in contenders), *between, *shown)
-    return tuple(dict.fromkeys(listed))
+    ran_too = (trial.candidate for trial in result.trials if trial.metrics is not None)
+    parents = [one for one in ran_too if any(other.is_pruned and _is_parent(one, other) for other in listed)]
+    return tuple(dict.fromkeys((*listed, *parents)))
+
+
+def slower_than_parents(trials: Sequence[Trial], finals: Finals | None = None) -> dict[str, Violation]:
+    """Pruned candidates that are not faster than their parents, by key: the unpruned model in their precision, runtime.
+
+    In the finals the times themselves decide, for they were taken in turns; nothing is said of who was not there.
+    Without finals, times that nothing disturbed must be apart by their intervals. A parent is one of the trials: where
+    only pruned variants are asked for, there is nothing to offer instead.
+    """
+    ran = [trial.metrics for trial in trials if trial.metrics is not None]
+    is_deployed = finals is not None or any(metrics.deploy_latency_s is not None for metrics in ran)
+    name = "deploy_latency_ms" if is_deployed else "latency_ms"
+    if finals is not None:
+        tried = {trial.candidate for trial in trials}
+        found_last = [item for item in finals.finalists if item.candidate in tried]
+        timed = [(item.candidate, item.seconds, item.seconds, item.seconds) for item in found_last]
+    else:
+        timed = [
+            (trial.candidate, trial.metrics.ranked_latency_s, *_ends(trial.metrics))
+            for trial in trials
+            if trial.metrics is not None and not trial.metrics.is_disturbed
+        ]
+    found: dict[str, Violation] = {}
+    for candidate, seconds, low, _ in timed:
+        parent = next((other for other in timed if _is_parent(other[0], candidate)), None)
+        if candidate.is_pruned and parent is not None and low >= parent[3]:
+            found[candidate.key] = Violation(FASTER_THAN_UNPRUNED, name, 1e3 * seconds, 1e3 * parent[1])
+    return found
+
+
+def held_to_parents(trials: Iterable[Trial], finals: Finals | None = None) -> tuple[Trial, ...]:
+    """The trials, where pruned ones that are not faster than their parents are rejected; see `slower_than_parents`.
+
+    Args:
+        trials: What became of the candidates, by the times of the finals where there are any.
+        finals: The last comparison.
+    """
+    rows = tuple(trials)
+    slower = slower_than_parents(rows, finals)
+    return tuple(
+        replace(trial, violations=(*trial.violations, slower[trial.candidate.key]))
+        if trial.candidate.key in slower
+        else trial
+        for trial in rows
+    )
+
+
+def _is_parent(one: Candidate, other: Candidate) -> bool:
+    return not one.is_pruned and (one.precision, one.runtime) == (other.precision, other.runtime)
+
+
+def _ends(metrics: TrialMetrics) -> tuple[float, float]:
+    """The ends of the interval of the time by which candidates are ranked; the time itself where none is known."""
+    low, high = metrics.latency_low_s, metrics.latency_high_s
+    if metrics.deploy_latency_s is not None:
+        low = metrics.deploy_latency_s if metrics.deploy_latency_low_s is None else metrics.deploy_latency_low_s
+        high = metrics.deploy_latency_s if metrics.deploy_latency_high_s is None else metrics.deploy_latency_high_s
+    return low, high
 
 
 def finals_of(

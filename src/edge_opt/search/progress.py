@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import recommend
+from edge_opt.search.finals import held_to_parents
 from edge_opt.search.locks import owner
 from edge_opt.search.process import Phase
 from edge_opt.search.store import Store, plain_trial
@@ -119,10 +120,11 @@ def status(folder: str | Path) -> SweepStatus:
         known = trial_metrics(plan.get("metric", "accuracy"))
         budgets = [parse_budget(text, known) for text in plan["constraints"]]
         unfinished = tuple(candidate.label for candidate in store.unfinished())
-        trials = [
+        judged = [
             trial if trial.metrics is None else replace(trial, violations=violations(trial.metrics, budgets))
             for trial in store.trials().values()
         ]
+    trials = held_to_parents(judged)
     best, sentence = recommend(trials)
     running = owner(root)
     return SweepStatus(
@@ -140,7 +142,7 @@ def status(folder: str | Path) -> SweepStatus:
     )
 
 
-def _count(trials: list[Trial], wanted: str) -> int:
+def _count(trials: Iterable[Trial], wanted: str) -> int:
     return sum(trial.status == wanted for trial in trials)
 
 

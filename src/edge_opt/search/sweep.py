@@ -27,7 +27,7 @@ from edge_opt.search.build import (
     TrialFinished,
 )
 from edge_opt.search.choose import check_objectives, frontiers, recommend
-from edge_opt.search.finals import retimed, speedup_of
+from edge_opt.search.finals import held_to_parents, retimed, speedup_of
 from edge_opt.search.locks import alone, folder_lock
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
@@ -275,12 +275,13 @@ class _Sweep:
         return replace(trial, violations=broken)
 
     def settled(self, result: SweepResult, compare: Comparer | None, use_ci: bool) -> SweepResult:
-        """The result by the times of the finals, where there are any; constraints are judged anew."""
+        """The result by the times of the finals, where there are any; constraints are judged anew, and by parents."""
         finals = None if compare is None else compare(result, self._isolation, self._store)
-        if finals is None:
-            return result
-        baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (result.baseline, *result.trials))
-        return _result(result.name, baseline, tuple(rows), self._budgets, use_ci, finals)
+        baseline, rows = result.baseline, list(result.trials)
+        if finals is not None:
+            baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (baseline, *rows))
+        kept = held_to_parents(rows, finals)
+        return _result(result.name, baseline, kept, self._budgets, use_ci, finals)
 
     def take(self, baseline: Trial | Candidate | None) -> None:
         """Know the trial of a baseline, if one is given, without running it. An earlier run's row stays as it was."""

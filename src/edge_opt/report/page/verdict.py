@@ -65,6 +65,9 @@ def _of_sweep(sweep: SweepResult) -> str:
     if not accepted:
         return f"None of the {tried} candidates meets {limits}{f'; {failed} failed' if failed else ''}."
     lost = f", {failed} failed" if failed else ""
+    if sweep.slower:
+        count = len(sweep.slower)
+        lost += f", {count} {'is' if count == 1 else 'are'} pruned and not faster than unpruned"
     best = f" {_best(sweep, sweep.trial(sweep.best))}" if sweep.best else ""
     return f"{accepted} of {tried} candidates meet{'s' * (accepted == 1)} {limits}{lost}.{best}"
 
