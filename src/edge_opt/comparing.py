@@ -25,6 +25,7 @@ from edge_opt.records import (
     TrialMetrics,
     Verdict,
 )
+from edge_opt.records.sweeps import SHARES
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Target
@@ -309,7 +310,6 @@ def _machine(profile: ModelProfile) -> str:
 _NAMED_AT_MOST = 12
 
 _TRIAL_TOTALS: tuple[tuple[str, str, FigureUnit, bool, Callable[[TrialMetrics], float | None]], ...] = (
-    ("accuracy", "Accuracy", "share", False, lambda trial: trial.accuracy),
     ("latency_s", "Latency, measured", "time", True, lambda trial: trial.latency_s),
     ("throughput", "Samples per second", "rate", True, lambda trial: trial.throughput),
     ("size_bytes", "Size of the file", "bytes", False, lambda trial: trial.size_bytes),
@@ -326,8 +326,11 @@ def compare_trials(trials: Sequence[Trial]) -> ModelComparison:
         raise InvalidInput(f"{len(trials)} candidate{'s' * (len(trials) != 1)} cannot be compared; give at least two")
     found = [_metrics(trial) for trial in trials]
     totals = (
-        ComparedFigure(name, title, unit, is_measured, tuple(read(metrics) for metrics in found))
-        for name, title, unit, is_measured, read in _TRIAL_TOTALS
+        _scored(found),
+        *(
+            ComparedFigure(name, title, unit, is_measured, tuple(read(metrics) for metrics in found))
+            for name, title, unit, is_measured, read in _TRIAL_TOTALS
+        ),
     )
     batches = {metrics.batch_size for metrics in found}
     return ModelComparison(
@@ -338,6 +341,16 @@ def compare_trials(trials: Sequence[Trial]) -> ModelComparison:
         is_lower_bound=(False,) * len(trials),
         remarks=(f"latencies are of batches of {sorted(batches)}",) if len(batches) > 1 else (),
     )
+
+
+def _scored(found: Sequence[TrialMetrics]) -> ComparedFigure:
+    """What candidates score, by the name of their metric; trials of two metrics have nothing in common there."""
+    names = {metrics.metric for metrics in found}
+    if len(names) > 1:
+        raise InvalidInput(f"the candidates are scored by {' and '.join(sorted(names))}; compare those of one metric")
+    [name] = names
+    unit: FigureUnit = "share" if name in SHARES else "count"
+    return ComparedFigure(name, name.capitalize(), unit, False, tuple(metrics.accuracy for metrics in found))
 
 
 def find_trial(result: SweepResult, name: str) -> Trial:

@@ -20,6 +20,7 @@ import edge_opt as eo
 from edge_opt._support.checks import check_positive, check_whole
 from edge_opt._support.state import as_found
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
+from edge_opt.records.sweeps import LABELS
 
 
 def logits_of(output: Any) -> torch.Tensor:
@@ -56,9 +57,6 @@ def check_fit(logits: torch.Tensor, labels: torch.Tensor, number: int) -> None:
     if bool(logits.isnan().any()):
         bad = int(logits.isnan().sum())
         raise MeasurementFailed(f"{bad} of {logits.numel()} outputs of batch {number} are NaN; accuracy has no meaning")
-
-
-LABELS = ("labels", "label", "y")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +268,8 @@ def collect_metrics(
 
     Args:
         model: The classifier, whose outputs are (samples, classes), bare or as `logits`; it is left as it was.
-        loader: Batches of (inputs…, labels), or mappings with "labels", "label" or "y"; the first one is timed.
+        loader: Batches of (inputs…, labels), or mappings with "labels", "label", "y", "targets" or
+            "target"; the first one is timed.
         device: Where it runs, such as "cpu" or "cuda"; a GPU that is not there is replaced by the CPU, with a warning.
         power_watts: What the device draws, in watts; the energy proxy is this times the latency.
         precision: What the model is in already: "fp32", "fp16", "bf16" or "int8". Floating inputs are cast to it,

@@ -18,10 +18,9 @@ from edge_opt.compress.export import flat_tensors
 from edge_opt.compress.scoring import RESAMPLES, Metric, Score, class_scores, first_tensor, metric_of, reference_name
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, ModelNotFound, first_line
 from edge_opt.loading import find_object, parse_reference
-from edge_opt.records.sweeps import MetricDirection
+from edge_opt.records.sweeps import LABELS, MetricDirection
 from edge_opt.trace.inputs import CallArguments, call_arguments, materialize
 
-LABELS = ("labels", "label", "y", "targets", "target")
 Loss = Callable[[Any, Any], torch.Tensor]
 Forward = Callable[[Any, Any], Any]
 Collate = Callable[[Any], Any]

@@ -14,6 +14,8 @@ TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
 # Metrics that lie between 0 and 1.
 SHARES = ("accuracy", "top5", "f1", "miou", "auroc")
+# Where a batch that is a mapping has its labels; the first of these that it has.
+LABELS = ("labels", "label", "y", "targets", "target")
 # What a pruned variant must be beside what the user asks for; else it is rejected with these words.
 FASTER_THAN_UNPRUNED = "faster than unpruned"
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]

@@ -77,7 +77,10 @@ def _only(result: SweepResult, trials: tuple[Any, ...]) -> SweepResult:
 def write_artifacts(found: Findings, folder: Path) -> list[Path]:
     """Everything of a run but the model to ship; the page comes last, when all that it shows is there."""
     finished = replace(found.result, trials=tuple(t for t in found.result.trials if t.metrics is not None))
-    tradeoffs = precision_tradeoff_table(sweep_dataframe(finished))
+    metric = found.result.metric
+    tradeoffs = precision_tradeoff_table(sweep_dataframe(finished)).rename(
+        columns=lambda name: name.replace("accuracy", metric)
+    )
     written = [
         *write_sweep(found.result, folder, found.budgets),
         *save_hardware_artifacts(folder, found.layerwise, tradeoffs, found.hardware),

@@ -277,7 +277,7 @@ def aggregate(results: Mapping[int, SweepResult]) -> list[dict[str, Any]]:
             "accepted": sum(other.is_accepted for other in found),
             "best": sum(result.best == candidate.key for result in results.values()),
         }
-        rows.append(row | {name: _mean(metrics, name) for name in FIGURES})
+        rows.append(row | {name.replace("accuracy", first.metric): _mean(metrics, name) for name in FIGURES})
     return rows
 
 
@@ -288,11 +288,11 @@ def _mean(metrics: Sequence[TrialMetrics], name: str) -> Mean | None:
 
 def flat(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows with `NAME_mean`, `NAME_ci95_low` and `NAME_ci95_high` in place of each mean, for a table."""
-    flattened = []
+    flattened, means = [], {name for row in rows for name, value in row.items() if value is None or is_dataclass(value)}
     for row in rows:
         cells: dict[str, Any] = {}
         for name, value in row.items():
-            if name not in FIGURES:
+            if name not in means:
                 cells[name] = value
                 continue
             parts = (None, None, None) if value is None else (value.mean, value.low, value.high)
