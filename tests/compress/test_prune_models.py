@@ -21,8 +21,8 @@ from zoo import torchvision_models
 
 def torchvision_factory(name: str, **options: object) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        model: nn.Module = getattr(torchvision_models(), name)(weights=None, **options)
-        if name == "vit_b_16":
+        model: nn.Module = getattr(torchvision_models(), name)(**options)
+        if name == "VisionTransformer":
             # Its head starts at zero, and then no output depends on anything.
             nn.init.normal_(model.heads.head.weight, std=0.02)
         return model
@@ -30,11 +30,13 @@ def torchvision_factory(name: str, **options: object) -> Callable[[], nn.Module]
     return build
 
 
+VIT = {"image_size": 64, "patch_size": 16, "num_layers": 4, "num_heads": 6, "hidden_dim": 192, "mlp_dim": 768}
 FACTORIES: dict[str, Callable[[], nn.Module]] = {
     "resnet18": torchvision_factory("resnet18"),
     "mobilenet_v3_small": torchvision_factory("mobilenet_v3_small"),
     "unet": lambda: UNet(32),
-    "vit_b_16": torchvision_factory("vit_b_16", image_size=64),
+    # The class of vit_b_16, with a third of its layers and a quarter of its width.
+    "vision_transformer": torchvision_factory("VisionTransformer", **VIT),
     "small_cnn": lambda: SmallCNN(16, 32),
 }
 SLOW = {name for name in FACTORIES if name not in ("unet", "small_cnn")}

@@ -103,6 +103,12 @@ def test_limits_and_counts_that_make_no_sense_are_refused(tmp_path: Path) -> Non
         run_sweep(job, space, folder=tmp_path, workers=-1)
 
 
+def test_what_only_saves_time_may_be_missing(tmp_path: Path) -> None:
+    space = Space((0.0,), ("fp32",), ("torch",))
+    done = run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "out", preload=["?no_such_module"])
+    assert [trial.status for trial in done.trials] == ["done"]
+
+
 def test_a_job_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
     class Local(Misbehaving):
         pass

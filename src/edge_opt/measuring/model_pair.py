@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 from edge_opt.measuring.latency import Progress, interleaved
 from edge_opt.measuring.machine import CPU, read_environment
 from edge_opt.measuring.session import Caller, call_on, first_dimension, ready, subject_on
-from edge_opt.measuring.statistics import compare_latencies
+from edge_opt.measuring.statistics import compare_latencies, compare_placements
 from edge_opt.records import Comparison, Measurement, ModelProfile
 
 
@@ -35,21 +36,49 @@ def measure_pair(
         inputs: As in `profile`; both get the same.
         kwargs: Arguments of the models by name.
         profiles: Profiles of both, which say what running them changes.
-        min_time_s: Least seconds to measure each of them.
-        max_time_s: Most seconds to measure each; five times the least unless given.
+        min_time_s: Least seconds to measure; each of five copies of a model gets half of it.
+        max_time_s: Most seconds, likewise; five times the least unless given.
         threads: Threads that torch uses; its own number unless given.
         progress: Called with the share that is done and a word on it.
     """
-    subjects = {name: subject_on(one, CPU, threads)[0] for name, one in (("baseline", baseline), ("model", model))}
+    asked = {_BASELINE: baseline, _MODEL: model}
+    subjects = {name: subject_on(one, CPU, threads)[0] for name, one in asked.items()}
     arguments = {name: call_on(one, inputs, kwargs, CPU) for name, one in subjects.items()}
     with ExitStack() as states:
         for one, profile in zip(subjects.values(), profiles, strict=True):
             states.enter_context(ready(one, profile.trace, False, threads))
         environment = read_environment(CPU.name)
+        runs = {
+            (name, number): Caller(copied, arguments[name]).runner()
+            for number, pair in enumerate(_placements(subjects))
+            for name, copied in pair.items()
+        }
         found = interleaved(
-            {name: Caller(one, arguments[name]).runner() for name, one in subjects.items()},
-            batch_size=first_dimension(arguments["model"]), min_time_s=min_time_s, max_time_s=max_time_s,
+            {f"{name} {number}": run for (name, number), run in runs.items()},
+            batch_size=first_dimension(arguments[_MODEL]), min_time_s=_SHARE_OF_TIME * min_time_s,
+            max_time_s=None if max_time_s is None else _SHARE_OF_TIME * max_time_s,
             environment=environment, progress=progress,
         )  # fmt: skip
-    before, after = (Measurement(one, None, None, None, (), environment) for one in found.values())
-    return before, after, compare_latencies(before.latency, after.latency, paired=True)
+    pairs = [(found[f"{_BASELINE} {number}"], found[f"{_MODEL} {number}"]) for number in range(len(runs) // 2)]
+    before, after = (Measurement(one, None, None, None, (), environment) for one in pairs[0])
+    if len(pairs) == 1:
+        return before, after, compare_latencies(*pairs[0], paired=True)
+    return before, after, compare_placements(pairs)
+
+
+_BASELINE, _MODEL = "baseline", "model"
+# The models themselves and four copies of each: an interval over five places, for 2.5 times the time.
+_COPIES = 4
+_SHARE_OF_TIME = 0.5
+
+
+def _placements(subjects: Mapping[str, nn.Module]) -> list[Mapping[str, nn.Module]]:
+    """The models, and copies of them that lie elsewhere in memory; without copies where one cannot be copied.
+
+    The same weights at another address take up to some per cent more or less time, as long as they lie there.
+    """
+    try:
+        copies = [{name: copy.deepcopy(one) for name, one in subjects.items()} for _ in range(_COPIES)]
+    except Exception:  # whatever a model's own code raises: it is compared as it is
+        copies = []
+    return [subjects, *copies]

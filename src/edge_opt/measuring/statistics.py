@@ -206,7 +206,27 @@ def compare_latencies(baseline: Latency, other: Latency, *, paired: bool = False
         (before, before_half_width), (after, after_half_width) = _batch_means(np.log(old)), _batch_means(np.log(new))
         middle, half_width = after - before, math.hypot(before_half_width, after_half_width)
         unseen = _BETWEEN_BUSY_SESSIONS if is_contended else _BETWEEN_QUIET_SESSIONS
-    half_width += math.log(unseen)
+    return _comparison(middle, half_width + math.log(unseen), is_contended)
+
+
+def compare_placements(pairs: Sequence[tuple[Latency, Latency]]) -> Comparison:
+    """Whether a model is slower than a baseline, from copies of both that lie elsewhere in memory each time.
+
+    All pairs come from one `interleaved` session. What its rounds cannot see, where a copy happens to lie, differs from
+    pair to pair, and so is in the interval over pairs; nothing is added for it.
+
+    Args:
+        pairs: Latencies of a copy of the baseline and of a copy of the model; two pairs or more.
+    """
+    is_contended = any(side.is_contended for pair in pairs for side in pair)
+    logs = [
+        [np.log(np.array(side.cpu_samples_s if is_contended else side.samples_s)) for side in pair] for pair in pairs
+    ]
+    middle, half_width = mean_and_half_width([_batch_means(new - old)[0] for old, new in logs])
+    return _comparison(middle, half_width, is_contended)
+
+
+def _comparison(middle: float, half_width: float, is_contended: bool) -> Comparison:
     interval = Interval(math.exp(middle - half_width), math.exp(min(middle + half_width, _LARGEST_LOG)))
     verdict: Verdict = "slower" if interval.low > 1 else "faster" if interval.high < 1 else "equal"
     return Comparison(verdict, math.exp(middle), interval, "cpu" if is_contended else "wall")
