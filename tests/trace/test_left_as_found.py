@@ -13,6 +13,15 @@ import edge_opt as eo
 import keepers
 
 
+@pytest.fixture(autouse=True, scope="module")
+def only_ours() -> Iterator[None]:
+    """Objects from before do not slow the search for tensors: seconds each in a process that has imported much."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for limit in ("SMALL", "_CONSTANT_WORK_LIMIT"):
