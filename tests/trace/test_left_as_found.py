@@ -14,10 +14,7 @@ import keepers
 
 
 @pytest.fixture(autouse=True, scope="module")
-def only_ours() -> Iterator[None]:
-    """Objects from before do not slow the search for tensors: seconds each in a process that has imported much."""
-    gc.collect()
-    gc.freeze()
+def unfrozen_at_the_end() -> Iterator[None]:
     yield
     gc.unfreeze()
 
@@ -27,6 +24,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for limit in ("SMALL", "_CONSTANT_WORK_LIMIT"):
         monkeypatch.setattr(f"edge_opt.trace.tape.{limit}", 256)
     keepers.reset()
+    # Objects from before do not slow the search for tensors: seconds each in a process that has imported much.
+    gc.collect()
+    gc.freeze()
     yield
     keepers.reset()
 
