@@ -142,7 +142,10 @@ class DaskBuilders:
                 candidate = running.pop(future)
                 for _ in range(losses(client, future)):
                     begin(candidate)
-                yield candidate, self._received(future, candidate)
+                outcome = self._received(future, candidate)
+                # Dask finds a result again that somebody holds when the worker that had it is lost.
+                future.release()
+                yield candidate, outcome
 
     @contextmanager
     def _joined(self) -> Iterator[Any]:
