@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.statistics import (
     compare_latencies,
+    compare_placements,
     latency_of,
     median_interval,
     relative_half_width,
@@ -198,6 +199,20 @@ def test_a_tenth_is_found_in_95_of_100_recorded_sessions(factor: float, verdict:
     verdicts = Counter(comparison.verdict for comparison in compared("1 thread", factor))
     assert verdicts[verdict] >= 95
     assert verdicts[verdict] + verdicts["equal"] == 100
+
+
+def test_places_in_memory_are_in_the_interval_of_copies() -> None:
+    # Five copies, each 10 % slower than its baseline but for where it lies: -2 % to 2 % in steps of 1 %.
+    pairs = [
+        (latency_of([1.0] * 40, [1.0] * 40), latency_of([1.1 * math.exp(shift)] * 40, [1.1] * 40))
+        for shift in (-0.02, -0.01, 0.0, 0.01, 0.02)
+    ]
+    found = compare_placements(pairs)
+    # Student's t for 4 degrees of freedom is 2.776; the deviation of the five is 0.01 x sqrt(2.5).
+    half_width = 2.776 * 0.01 * math.sqrt(2.5 / 5)
+    assert found.ratio == pytest.approx(1.1)
+    assert found.ratio_interval.high == pytest.approx(1.1 * math.exp(half_width))
+    assert found.verdict == "slower"
 
 
 @pytest.mark.parametrize("paired", [True, False])
