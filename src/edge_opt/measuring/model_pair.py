@@ -48,18 +48,18 @@ def measure_pair(
         for one, profile in zip(subjects.values(), profiles, strict=True):
             states.enter_context(ready(one, profile.trace, False, threads))
         environment = read_environment(CPU.name)
-        runs = {
-            (name, number): Caller(copied, arguments[name]).runner()
-            for number, pair in enumerate(_placements(subjects))
-            for name, copied in pair.items()
-        }
+        placements = _placements(subjects)
         found = interleaved(
-            {f"{name} {number}": run for (name, number), run in runs.items()},
+            {
+                f"{name} {number}": Caller(one, arguments[name]).runner()
+                for number, pair in enumerate(placements)
+                for name, one in pair.items()
+            },
             batch_size=first_dimension(arguments[_MODEL]), min_time_s=_SHARE_OF_TIME * min_time_s,
             max_time_s=None if max_time_s is None else _SHARE_OF_TIME * max_time_s,
             environment=environment, progress=progress,
         )  # fmt: skip
-    pairs = [(found[f"{_BASELINE} {number}"], found[f"{_MODEL} {number}"]) for number in range(len(runs) // 2)]
+    pairs = [(found[f"{_BASELINE} {number}"], found[f"{_MODEL} {number}"]) for number in range(len(placements))]
     before, after = (Measurement(one, None, None, None, (), environment) for one in pairs[0])
     if len(pairs) == 1:
         return before, after, compare_latencies(*pairs[0], paired=True)
