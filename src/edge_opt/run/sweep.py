@@ -274,7 +274,7 @@ def _check_unchanged(before: Sources, code: Sources) -> None:
 
 def _preload(space: Space) -> list[str]:
     """What candidates will import: the exporter for any runtime but torch, and what model and data imported here."""
-    exporting = ["?edge_opt.compress.exporter_ready"] if set(space.runtimes) - {"torch"} else []
+    exporting = ["?edge_opt.compress.exporter_start:start_exporter"] if set(space.runtimes) - {"torch"} else []
     return [*PRELOAD, *exporting, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
 
 

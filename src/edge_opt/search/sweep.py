@@ -104,7 +104,7 @@ def run_sweep(
         retries: How often a half is tried again when its process crashes.
         retry_failed: Try candidates again that failed in an earlier run.
         fresh: Start over; the earlier table is kept aside.
-        preload: Modules that processes start with, so that they start faster; `?name` is left where it is missing.
+        preload: Modules (or `module:function`) that processes start with, to be faster; `?name` may be missing.
         on_event: Called with everything that happens, as it happens.
         compare: Times the candidates worth having once more, in turns, before the winner is named.
         measurer: Who measures candidates instead of this machine: a board.
