@@ -68,7 +68,9 @@ def _memory(memory: MeasuredMemory) -> str:
 def energy_sentence(energy: Energy) -> str:
     """Joules with their provenance."""
     kind = {"proxy": "a proxy", "model": "a model"}.get(energy.source, f"measured by {energy.source}")
-    return f"{energy.joules:.3g} J per forward, {kind}: {energy.note}"
+    # Many notes say themselves what kind they are of.
+    how = f"a {energy.note}" if energy.note.startswith(energy.source) else f"{kind}: {energy.note}"
+    return f"{units.energy(energy.joules)} per forward, {how}"
 
 
 BASES = {
@@ -169,6 +171,19 @@ def interval(found: Prediction) -> str:
 
 
 _NAMED_AT_MOST = 5
+_NOTES_AT_MOST = 2
+
+
+def short_first(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The lines with one about energy and the first notes only; the last one says how many more there are."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for label, sentence in lines:
+        seen[label] += 1
+        if seen[label] <= {"Note": _NOTES_AT_MOST, "Energy": 1}.get(label, len(lines)):
+            kept.append((label, sentence))
+    hidden = len(lines) - len(kept)
+    return [*kept, ("More", f"{hidden} remark{'s' * (hidden != 1)}: -v shows them")] if hidden else kept
 
 
 def summary_lines(profile: ModelProfile) -> list[tuple[str, str]]:
