@@ -40,10 +40,11 @@ def test_a_width_that_is_none_is_not_taken(columns: str, tmp_path: Path) -> None
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    done = shell("edge-opt devices --json | head -1", tmp_path)
-    assert done.stdout == "[\n"
-    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-    assert done.returncode == 141
+    # One that prints line by line, and one that prints a single text; by the time they do, the reader is gone.
+    for command in ("devices", "devices --json"):
+        done = shell(f"edge-opt {command} | true", tmp_path)
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+        assert done.returncode == 141, done.stderr
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def _platforms(spec: DeviceSpec) -> Sheet:
     from edge_opt.report.sheets import Sheet
 
     found = [*fitted_known(spec), *by_figures(spec)]
+    marks = {source: f"[{place}]" for place, source in enumerate(dict.fromkeys(item.source for item in found), start=1)}
 
     def column(header: str, text: Callable[[KnownPlatform], str], rank: int = 0, *, is_name: bool = False) -> Strip:
         cells = tuple(Cell(printable(text(item))) for item in found)
@@ -78,10 +79,10 @@ def _platforms(spec: DeviceSpec) -> Sheet:
         column("Off", lambda item: "" if item.error is None else units.percent(item.error)),
         column("Times", lambda item: str(item.rows or ""), 3),
         column("Day", lambda item: (item.day or "") if item.rows else "", 4),
-        column("Source", lambda item: item.source, 2, is_name=True),
+        column("Source", lambda item: marks[item.source]),
     )
     how = "Platforms; estimates take the first that fits what is asked for. Off: median error where held out"
-    return Sheet(how, (strips,) if found else ())
+    return Sheet(how, (strips,) if found else (), tuple((mark, source) for source, mark in marks.items()))
 
 
 def calibrate(

@@ -66,9 +66,12 @@ class Shell(TyperGroup):
             raise self._ended(ctx, error, str(error), error.exit_code) from error
         except KeyboardInterrupt as error:
             raise self._ended(ctx, error, "interrupted; files that were finished are whole", _INTERRUPTED) from error
+        except BrokenPipeError as error:
+            # Whoever reads has seen enough: no error, and nothing to say.
+            _give_up_stdout()
+            raise typer.Exit(_PIPE_CLOSED) from error
         except OSError as error:
-            # A pipe that nobody reads is not an error of ours; the rest is a disk or a permission.
-            if error.errno is None or isinstance(error, BrokenPipeError):
+            if error.errno is None:
                 raise
             raise self._ended(ctx, error, refused(error), EdgeOptError.exit_code) from error
 
@@ -128,7 +131,11 @@ def result_console(**options: Any) -> Console:
     """Where a result is printed."""
     from rich.console import Console
 
-    return Console(width=result_width(), **options)
+    class Result(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Result(width=result_width(), **options)
 
 
 def say(text: str) -> None:

@@ -41,15 +41,18 @@ def device_strips(specs: Sequence[DeviceSpec]) -> Iterator[Strip]:
 def device_sheet(spec: DeviceSpec) -> Sheet:
     """One device: a row per figure with how its source knows it, and the source."""
     rows = list(figures(spec))
+    sources = list(dict.fromkeys(figure.source for _, _, figure in rows))
+    marks = {source: f"[{number}]" for number, source in enumerate(sources, start=1)}
     strips = (
         Strip("Figure", tuple(map(Cell, _numbered([label for label, _, _ in rows]))), "left", floor=14),
         Strip("Value", tuple(Cell(text) for _, text, _ in rows)),
         Strip("Known", tuple(Cell(figure.kind) for _, _, figure in rows), "left", rank=1),
-        Strip("Source", tuple(Cell(printable(figure.source)) for _, _, figure in rows), "left", floor=12, rank=2),
+        Strip("Source", tuple(Cell(marks[figure.source]) for _, _, figure in rows)),
     )
     facts: list[Fact] = [("Device", spec.note)] if spec.note else []
     title = f"{spec.title} ({spec.name}), runs models on its {spec.engine}; from {spec.origin}"
-    return Sheet(title, (strips,) if rows else (), (*facts, ("Roofline", bandwidth_sentence(spec))))
+    cited = tuple((mark, source) for source, mark in marks.items())
+    return Sheet(title, (strips,) if rows else (), (*cited, *facts, ("Roofline", bandwidth_sentence(spec))))
 
 
 def _numbered(labels: Sequence[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from edge_opt._support.waiting import console_width
 from edge_opt.errors import InvalidInput
 from edge_opt.records import DeviceMemory, Level, ModelProfile, OpCost, Shape
 from edge_opt.report.short_names import cut_behind, shortened, told_apart
-from edge_opt.report.summary import NO_WORK, short_first, summary_lines
+from edge_opt.report.summary import NO_WORK, summary_lines
 from edge_opt.report.table import (
     Node,
     Row,
@@ -389,7 +389,7 @@ def _print(
         if found.remark:
             console.print(Text(found.remark, style="dim"))
         console.print()
-    print_sentences(console, summary_lines(profile) if is_verbose else short_first(summary_lines(profile)))
+    print_sentences(console, summary_lines(profile, is_verbose=is_verbose))
 
 
 def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: str | None) -> list[Strip]:
