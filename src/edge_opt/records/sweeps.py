@@ -94,7 +94,7 @@ class TrialMetrics(Shown):
         accuracy_drop_low: Lower end of the drop's 95 % interval, paired: both answered the same samples.
         accuracy_drop_high: Upper end of that interval.
         deploy_batch: Samples in one call as the model will be used; by its time candidates are ranked.
-        deploy_latency_s: Seconds per call of that batch, measured; of finalists, in turns in one process.
+        deploy_latency_s: Seconds per call of that batch, measured; of finalists, in turns at quiet moments.
         deploy_latency_low_s: Lower end of its 95 % interval.
         deploy_latency_high_s: Upper end of its 95 % interval.
         measured_memory_bytes: Growth of resident memory over the idle process with the runtime loaded: the most while
@@ -224,7 +224,7 @@ class Trial(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Factor(Record):
-    """How many times as fast one thing is as another, timed in turns in one process.
+    """How many times as fast one thing is as another, timed in turns at quiet moments.
 
     Attributes:
         ratio: The one's calls per second over the other's; 2 is twice as fast.
@@ -264,14 +264,14 @@ class Finalist(Record):
 
 @dataclass(frozen=True, slots=True)
 class Finals(Shown):
-    """The baseline and the candidates worth having, timed in turns in one process: only these times are compared.
+    """The baseline and the candidates worth having, timed in turns, in several processes: only these are compared.
 
     Attributes:
         batch_size: Samples in one call: the batch that is deployed.
         threads: Threads that each used.
         clock: "wall", or "cpu" where other programs disturbed the machine: CPU time of the process then.
-        sessions: How often they were timed; a disturbed session is tried again.
-        is_disturbed: The last session, too, was disturbed: intervals may be too narrow.
+        sessions: In how many processes they were timed, in turns in each; one that was disturbed is tried again.
+        is_disturbed: Too few of them were undisturbed: intervals may be too narrow.
         remarks: What disturbed it, and which variants could not be timed.
         finalists: The variants, the baseline first.
     """
