@@ -41,7 +41,7 @@ Targets = Annotated[
         "--target",
         "-t",
         metavar="NAME",
-        help="A device, platform, calibration or host; several too.",
+        help="A device, platform, calibration or host.",
     ),
 ]
 RuntimeTimes = Annotated[
@@ -57,9 +57,7 @@ Output = Annotated[
         help="Save as .json, .csv, .md, .txt, .html or .trace.json; of an .onnx file also as .onnx or .nodes.json.",
     ),
 ]  # fmt: skip
-TimeOperators = Annotated[
-    bool, typer.Option("--time-operators", help="With --target host: time each distinct operator once.")
-]
+TimeOperators = Annotated[bool, typer.Option("--time-operators", help="With --target host: time each operator once.")]
 
 
 def profile(
@@ -79,10 +77,10 @@ def profile(
         float | None, typer.Option("--power-watts", help="Power for an energy proxy where no meter is usable.")
     ] = None,
     target: Targets = None,
-    precision: Annotated[str, typer.Option("--precision", help="There: fp32, fp16, bf16, int8 or int4.")] = "fp32",
+    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, int8, int4.")] = "fp32",
     runtime: Runtime = None,
     time_operators: TimeOperators = False,
-    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
+    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; else a tree.")] = None,
     depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
         str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS
 
@@ -311,14 +311,15 @@ def status(
     \b
     edge-opt status outputs
     """
-    from edge_opt.report.sheets import record_text
+    from edge_opt.report.record_sheets import status_lines
     from edge_opt.search.progress import status as status_of
 
     found = status_of(folder)
     if json:
         typer.echo(json_text.dumps({**asdict(found), "left": found.left, "is_running": found.is_running}, indent=1))
         return
-    say(record_text(found, result_width()))
+    for line in status_lines(found):
+        say(line)
 
 
 def report(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NOT_SATISFIED = 1
+# Set, it keeps progress out of logs; a terminal shows it all the same.
+QUIET = "EDGE_OPT_QUIET"
 _INTERRUPTED = SweepInterrupted.exit_code
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
@@ -35,8 +37,8 @@ def _remember_debug(context: typer.Context, wanted: bool) -> bool:
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every remark and source below the table, too.")]
-Legend = Annotated[bool, typer.Option("--legend", help="Explain the headings below the table.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every remark and source, too.")]
+Legend = Annotated[bool, typer.Option("--legend", help="Explain the headings.")]
 
 
 def _remember_trust(context: typer.Context, wanted: bool) -> bool:
@@ -60,7 +62,7 @@ class Shell(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with telling(is_log_wanted=True):
+            with telling(is_log_wanted=not os.environ.get(QUIET)):
                 return super().invoke(ctx)
         except EdgeOptError as error:
             raise self._ended(ctx, error, str(error), error.exit_code) from error

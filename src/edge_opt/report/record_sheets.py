@@ -254,11 +254,11 @@ def _signed(value: float) -> str:
 
 @sheet(SweepStatus)
 def _status(found: SweepStatus) -> Sheet:
-    first, *rest = trial_lines(found)
-    return Sheet(first, facts=tuple(("", line) for line in rest))
+    first, state, best = status_lines(found)
+    return Sheet(first, facts=(("State", state), ("Best", best)))
 
 
-def trial_lines(found: SweepStatus) -> Iterator[str]:
+def status_lines(found: SweepStatus) -> Iterator[str]:
     """How far a sweep is, in lines; `edge-opt status` prints the same."""
     left = "" if found.left is None else f", {found.left} left"
     yield f"{found.name}: {found.done} done ({found.accepted} accepted), {found.failed} failed{left}"
