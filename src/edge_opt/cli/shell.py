@@ -141,9 +141,14 @@ def result_console(**options: Any) -> Console:
 
 
 def say(text: str) -> None:
-    """Print a result, with a question mark for what the terminal cannot show."""
-    encoding = sys.stdout.encoding or "utf-8"
-    typer.echo(text.encode(encoding, "replace").decode(encoding))
+    """Print a result; where the terminal knows fewer letters, with the nearest that it has."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        from edge_opt.report.terminal import as_ascii
+
+        text = as_ascii(text)
+    typer.echo(text)
 
 
 def talk(sentence: str) -> None:

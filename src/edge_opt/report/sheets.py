@@ -147,4 +147,6 @@ def field_text(name: str, value: Any) -> str:
         return known(value) if known else f"{value:.6g}" if isinstance(value, float) else str(value)
     if isinstance(value, tuple) and value and not all(isinstance(item, str) for item in value):
         return f"{len(value)} of kind {type(value[0]).__qualname__}"
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return value if isinstance(value, str) else repr(value)

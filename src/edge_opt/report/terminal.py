@@ -323,7 +323,12 @@ def drawn(console: Console, draw: Callable[[], None]) -> None:
         return
     with console.capture() as printed:
         draw()
-    console.file.write(printed.get().translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii"))
+    console.file.write(as_ascii(printed.get()))
+
+
+def as_ascii(text: str) -> str:
+    """The text with the nearest letters that ASCII has, and all others written out."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
 def print_table(console: Console, strips: Sequence[Strip]) -> None:
