@@ -31,9 +31,11 @@ from edge_opt.search.sweep import candidate_folder
 # Each variant is timed this many times as long as when it was timed alone, and at most twice that, over all processes.
 _LONGER = 2.0
 # Where memory happens to lie is one throw of the dice per process, and a machine that is shared has fast and slow
-# seconds: so many processes that saw it fast are wanted, and so many are tried for that.
+# seconds: so many processes that saw it fast are wanted, and so many more are tried for that. A process is worth its
+# start where a variant is timed alone for this long.
 _PROCESSES = 4
-_MOST_PROCESSES = 7
+_MORE_PROCESSES = 3
+_WORTH_A_PROCESS_S = 0.1
 _FACT = "finals"
 
 Entry = tuple[Candidate, Path | None, Mapping[str, Any]]
@@ -158,7 +160,8 @@ class Referee:
             told = self._timed_there(self.board, *arguments)
             return (None, 0) if told is None else (session_of(told), 1)
         job, found = packed(Contest(self.job)), list[Session]()
-        while by_speed(found)[1] < _PROCESSES and len(found) < _MOST_PROCESSES:
+        wanted = _processes(self.job.bench)
+        while by_speed(found)[1] < wanted and len(found) < wanted + _MORE_PROCESSES:
             with alone(lambda: self.on_event(Notice("waiting to measure: another sweep works on this machine"))):
                 if found and found[-1].is_contended:
                     wait_for_quiet(QUIET_WITHIN * _share_of(self.job.bench), cores=usable_cores())
@@ -201,6 +204,11 @@ class Referee:
         return (candidate, None, {}) if built is None or not folder.is_dir() else (candidate, folder, built.value)
 
 
+def _processes(bench: Bench) -> int:
+    """How many processes are to see a quiet machine."""
+    return max(1, min(_PROCESSES, round(bench.min_time_s / _WORTH_A_PROCESS_S)))
+
+
 def _share_of(bench: Bench) -> float:
     """Seconds for each variant in one of the processes."""
-    return _LONGER * bench.min_time_s / _PROCESSES
+    return _LONGER * bench.min_time_s / _processes(bench)
