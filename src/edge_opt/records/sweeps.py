@@ -9,6 +9,7 @@ from typing import Literal
 
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import MemoryKind
+from edge_opt.records.shown import Record, Shown
 
 TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
@@ -22,7 +23,7 @@ Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record):
     """One variant to try.
 
     Attributes:
@@ -56,7 +57,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialMetrics:
+class TrialMetrics(Shown):
     """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
 
     Where `metric` names another metric than accuracy, the fields `accuracy`, `accuracy_low`, `accuracy_high` and
@@ -170,7 +171,7 @@ class TrialMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(Record):
     """A constraint that does not hold.
 
     Attributes:
@@ -192,7 +193,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Shown):
     """What became of one candidate: figures, or the reason why there are none.
 
     Attributes:
@@ -222,7 +223,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class Factor(Record):
     """How many times as fast one thing is as another, timed in turns at quiet moments.
 
     Attributes:
@@ -237,7 +238,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Finalist:
+class Finalist(Record):
     """One variant of the last comparison.
 
     Attributes:
@@ -262,7 +263,7 @@ class Finalist:
 
 
 @dataclass(frozen=True, slots=True)
-class Finals:
+class Finals(Shown):
     """The baseline and the candidates worth having, timed in turns, in several processes: only these are compared.
 
     Attributes:
@@ -293,7 +294,7 @@ class Finals:
 
 
 @dataclass(frozen=True, slots=True)
-class Speedup:
+class Speedup(Record):
     """How many times as fast the winner is as the baseline, and what bought it. The three parts multiply to the whole.
 
     Attributes:
@@ -316,7 +317,7 @@ class Speedup:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepResult:
+class SweepResult(Shown):
     """Every candidate with its result.
 
     Attributes:
@@ -340,6 +341,11 @@ class SweepResult:
     recommendation: str
     finals: Finals | None = None
     speedup: Speedup | None = None
+
+    def _brief(self) -> str:
+        best = next((f"best {it.candidate.label}" for it in self.trials if it.candidate.key == self.best), "no winner")
+        counts = f"{len(self.accepted)} accepted, {len(self.rejected)} rejected, {len(self.failed)} failed"
+        return f"{self.name}: {len(self.trials)} candidates, {counts}; {best}"
 
     @property
     def metric(self) -> str:
@@ -379,14 +385,9 @@ class SweepResult:
         """
         return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
 
-    def _repr_html_(self) -> str:
-        from edge_opt.report.html import sweep_html
-
-        return sweep_html(self)
-
 
 @dataclass(frozen=True, slots=True)
-class SweepStatus:
+class SweepStatus(Shown):
     """How far a sweep is.
 
     Attributes:
