@@ -131,6 +131,22 @@ def test_a_recurrent_layer_multiplies_each_matrix_once_a_step(tmp_path: Path) ->
     assert found.totals.params == 4 * 6 * (3 + 6 + 1)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16"])
+def test_a_small_input_of_integers_is_read_by_its_shape(tmp_path: Path, kind: str) -> None:
+    window = {"filterWidth": 2, "filterHeight": 2, "strideW": 2, "strideH": 2}
+    ops = [Op("AVERAGE_POOL_2D", "x", "a", "Pool2DOptions", window), Op("SOFTMAX", "a", "y", "SoftmaxOptions")]
+    tensors = {"x": ((1, 4, 4, 2), kind), **dict.fromkeys("ay", ((1, 2, 2, 2), kind))}
+    found = profiled(write(tmp_path / "m.tflite", Graph(ops, tensors, "x", "y")), (1, 4, 4, 2))
+    assert {one.outputs[0].nbytes for one in found.operators} == {8 * np.dtype(kind).itemsize}
+
+
+def test_a_result_of_another_type_than_the_file_says_is_refused(tmp_path: Path) -> None:
+    tensors = {"x": ((2, 4), "int8"), "y": ((2, 4), "int8")}
+    path = write(tmp_path / "m.tflite", Graph([Op("ATAN2", "x x", "y")], tensors, "x", "y"))
+    with pytest.raises(TraceFailed, match="it would make float32 of its inputs, and the file says int8"):
+        profiled(path, (2, 4))
+
+
 def test_what_depends_on_values_is_refused(tmp_path: Path) -> None:
     tensors = {"x": ((4,), "bool"), "y": ((4, 1), "int64")}
     path = write(tmp_path / "m.tflite", Graph([Op("WHERE", "x", "y")], tensors, "x", "y"))

@@ -30,7 +30,10 @@ class FileModel(nn.Module):
 
     Attributes:
         file: The file that it was read from.
+        reads_values: Whether a call looks at the values of its inputs; it looks at their shapes.
     """
+
+    reads_values = False
 
     def __init__(self, file: ModelFile) -> None:
         super().__init__()

@@ -137,6 +137,10 @@ class Run:
         """A value by its name; floats of quantised data are made when they are first read."""
         if on_bytes and name in self.bytes:
             return self.bytes[name]
+        if name not in self.values:
+            place = self.plan.places.get(name)
+            maker = "a node" if place is None else self.plan.nodes[place].label
+            raise TraceFailed(f"{maker}: its result {name!r} is not worked out here; leave that part out to profile")
         found = self.values[name]
         if isinstance(found, _Floats):
             inputs = [found.given.get(one) for one in found.node.inputs]
@@ -181,6 +185,7 @@ class Run:
             found = _Control(self, call).found()
         elif handler_of(node) is not None:
             found = self._called(call)
+            _check_types(call, found)
         elif function is not None:
             found = self._function(function, call)
         else:
@@ -250,6 +255,16 @@ class Run:
             sizes = tuple(dim for dim in shape if isinstance(dim, int))
             found.append(call.empty(sizes, torch_dtype(value.dtype)))
         return _unpriced(call, found)
+
+
+def _check_types(call: Call, found: tuple[Any, ...]) -> None:
+    """A file that says the element types of results must get these: other widths would be wrong figures."""
+    for (_, dtype), value in zip(call.get("results", ()), found, strict=False):
+        if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != torch_dtype(dtype):
+            shown = str(value.dtype).removeprefix("torch.")
+            raise call.refusal(
+                f"it would make {shown} of its inputs, and the file says {dtype}; there is no rule for it"
+            )
 
 
 def _learned(call: Call) -> list[torch.Tensor]:

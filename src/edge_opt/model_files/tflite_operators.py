@@ -343,7 +343,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] 
     "REDUCE_MIN": lambda x, axes, keep: x.amin(axes, keepdim=keep),
     "REDUCE_ANY": lambda x, axes, keep: torch.any(x, axes, keepdim=keep),
     "REDUCE_ALL": lambda x, axes, keep: torch.all(x, axes, keepdim=keep),
-    "REDUCE_PROD": lambda x, axes, keep: reduce(lambda y, axis: y.prod(axis, keepdim=keep),
+    "REDUCE_PROD": lambda x, axes, keep: reduce(lambda y, axis: y.prod(axis, keepdim=keep, dtype=x.dtype),
                                                 sorted((a % x.dim() for a in axes), reverse=True), x),
 }  # fmt: skip
 

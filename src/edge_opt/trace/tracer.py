@@ -328,11 +328,13 @@ def _made(
     invented: list[InputSpec] = []
     device = next((tensor.device for tensor, _ in subject.tensors), torch.device("cpu"))
     floating = (tensor.dtype for tensor, role in subject.tensors if role == "parameter" and tensor.is_floating_point())
-    # A file says which type it takes; its weights may be narrower.
+    # A file says which type it takes; its weights may be narrower. Of its inputs it reads shapes only.
     dtype = getattr(subject.model, "input_dtype", None) or next(floating, torch.get_default_dtype())
 
+    reads_values = getattr(subject.model, "reads_values", True)
+
     def make(value: Any) -> torch.Tensor:
-        made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype))
+        made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype, reads_values))
         if isinstance(value, InputSpec) and not made[-1].is_meta:
             invented.append(value)
         return made[-1]
