@@ -64,7 +64,8 @@ _AT = {name: position for position, name in enumerate(CLASSES)}
 TILE = 4
 # Convolutions larger than 1x1 read their weights anew for every few outputs. From flash outside the chip a MAC then
 # costs this much more: YOLOv2-tiny and YOLOv8n on an STM32H747, which no cost was fitted to, take 1.8 and 1.6 times
-# what they would (ST's model zoo). 1x1 convolutions read them once: MobileNets of four and six megabytes take no longer.
+# what they would (ST's model zoo). 1x1 convolutions read them once: MobileNets of four and six megabytes take no
+# longer.
 OUTSIDE_FLASH = 1.75
 # A layer that reads this many channels or fewer is an image's or a sound's first: no kernel can fill its lanes.
 FIRST_CHANNELS = 4
