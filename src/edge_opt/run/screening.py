@@ -48,6 +48,7 @@ ALLOWED = 0.005
 # So many precisions and runtimes beside eager torch are tried with every level.
 KEPT_PAIRS = 2
 _WINDOW_S = 0.3
+SAME = "of the same widths as another"
 Name = TypeVar("Name")
 
 
@@ -172,7 +173,10 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], levels: Sequ
     except EdgeOptError as error:
         return Screening(precision, runtime, whole, (Level(max(levels), None, None, f"not pruned: {error}"),), left_out)
     scale = 1.0 if task.metric.name in SHARES else abs(whole)
-    found = [Level(share, score(pruned.model.eval()), None, "") for share, pruned in cut.items()]
+    found = [
+        Level(share, score(cut[share].model.eval()), None, "") if share in cut else Level(share, None, None, SAME)
+        for share in levels
+    ]
     hopeful = promising(found, whole, RECOVERABLE * scale)
     seconds = _times(job, splits, {0.0: (parent, pair), **{share: (cut[share].model, pair) for share in hopeful}})
     ratios = {share: value / seconds[0.0] for share, value in seconds.items() if 0.0 in seconds}
@@ -208,9 +212,10 @@ def promising(levels: Sequence[Level], whole: float, most_lost: float) -> list[f
     >>> promising(rows, 0.92, 0.1)
     [0.25, 0.5]
     """
-    near = [level.share for level in levels if level.accuracy is not None and whole - level.accuracy <= most_lost]
+    scored = [(level.share, level.accuracy) for level in levels if level.accuracy is not None]
+    near = [share for share, accuracy in scored if whole - accuracy <= most_lost]
     if not near:
-        return [max(levels, key=lambda level: level.accuracy or 0.0).share] if levels else []
+        return [share for share, _ in sorted(scored, key=lambda pair: -pair[1])[:1]]
     step = max(1.0, (len(near) - 1) / (TIMED - 1))
     return [near[round(place * step)] for place in range(min(TIMED, len(near)))]
 
@@ -258,14 +263,16 @@ def judged(
     `whole` is the accuracy of the unpruned model, `most_lost` what may be missing before training, `allowed` after it.
 
     >>> rows = [Level(0.25, 0.90, 0.8, ""), Level(0.5, 0.88, 0.5, ""), Level(0.75, 0.4, None, "")]
-    >>> [(row.share, row.verdict) for row in judged(rows, 0.92, lambda share: 0.93 - share / 10)]
+    >>> [(row.share, row.verdict) for row in judged(rows, 0.92, lambda share: 0.92)]
     [(0.25, 'trained'), (0.5, 'trained'), (0.75, 'too far from the accuracy of the whole')]
     """
     verdicts: dict[float, str] = {}
     able: list[Level] = []
     for level in levels:
-        is_far = level.accuracy is None or whole - level.accuracy > most_lost
-        if level.latency_ratio is None:
+        if level.accuracy is None:
+            verdicts[level.share] = level.verdict
+        elif level.latency_ratio is None:
+            is_far = whole - level.accuracy > most_lost
             verdicts[level.share] = "too far from the accuracy of the whole" if is_far else "between others"
         elif level.latency_ratio > FASTER:
             verdicts[level.share] = "not faster than the unpruned model"
