@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +19,16 @@ from edge_opt._support.checks import is_number
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.waiting import doing, telling
 from edge_opt.compress.activation_ranges import Ranges
-from edge_opt.compress.agreement import agreement, bound_of, disagreement, first_difference, sized, trouble_of
+from edge_opt.compress.agreement import (
+    agreement,
+    bound_of,
+    disagreement,
+    first_difference,
+    is_suspicious,
+    sized,
+    strange_kernels,
+    trouble_of,
+)
 from edge_opt.compress.dynamic import chosen_scheme, quantize_dynamic, quantize_weights
 from edge_opt.compress.export import (
     EXTERNAL_DATA_BYTES,
@@ -173,6 +184,8 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         if held.must_run:
             _check_effective(layers, precision, runtime, job.spare)
         _check_agreement(found, held.bound, made, precision, runtime, checks)
+        if (precision, runtime) == ("int8", "openvino") and is_suspicious(found) and not math.isinf(held.bound):
+            _check_kernels(found, job, made, checks, answers)
         files = publish(with_data(made.path), place)
     return Converted(
         precision=cast(Precision, precision),
@@ -315,6 +328,21 @@ def _check_agreement(
             made.reference, made.path, lambda path: _open(path, runtime, precision), PATH_KEY, batch, bound
         )
     raise disagreement(f"{precision} on {runtime}", found, problem, begins)
+
+
+def _check_kernels(found: Agreement, job: Job, made: Made, checks: list[Tensors], answers: Labels) -> None:
+    """Refuse what OpenVINO makes of a file that ONNX Runtime runs much closer to the original."""
+    with _open(made.path, "onnxruntime", "int8") as runner:
+        second = agreement(job.subject, runner, checks, "a second opinion", answers, made.batch)
+    strange = strange_kernels(found, second, "onnxruntime")
+    if strange is None:
+        return
+    entry, problem, bound = strange
+    begins = None
+    if made.reference is not None:
+        batch, reopen = sized(checks, entry.samples), partial(_open, runtime="openvino", precision="int8")
+        begins = first_difference(made.reference, made.path, reopen, PATH_KEY, batch, bound)
+    raise disagreement("int8 on openvino", found, problem, begins)
 
 
 def _refusals(found: Agreement, runtime: str) -> list[str]:
