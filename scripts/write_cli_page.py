@@ -12,6 +12,7 @@ import typer
 from edge_opt.cli import app
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+_WORD = r"""(?:[^\s"']|"[^"]*"|'[^']*')+"""
 _WIDTH = 76  # and a backslash
 _HEAD = """# Command line
 
@@ -44,14 +45,14 @@ def _section(name: str, command: Any) -> str:
 
 
 def wrapped(command: str) -> str:
-    """A command in lines that fit the page; none is cut inside quotes.
+    """A command in lines that fit the page; none is cut inside quotes, or between an option and its value.
 
     >>> print(wrapped("edge-opt check a.json " + '--budget "macs <= 600M" ' * 3))
     edge-opt check a.json --budget "macs <= 600M" --budget "macs <= 600M" \\
         --budget "macs <= 600M"
     """
     lines, line = [], ""
-    for word in re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""", command):
+    for word in re.findall(rf"-+[\w-]+ (?!-){_WORD}|{_WORD}", command):
         if len(line) + len(word) > _WIDTH:
             lines.append(f"{line} \\")
             line = f"    {word}"

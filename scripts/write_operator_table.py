@@ -1,6 +1,7 @@
 """Write docs/operators.md: what each operator of torch's own test database costs here.
 
-The tests hold that the page is true. Run it from a checkout: `python scripts/write_operator_table.py`.
+The tests hold that the page is true. Run it from a checkout: `python scripts/write_operator_table.py`; with `--check`
+it only says what is not true.
 """
 
 from __future__ import annotations
@@ -156,11 +157,27 @@ def page(verdicts: list[Verdict]) -> str:
     return "".join(blocks)
 
 
-def main() -> None:
+def untrue(verdicts: list[Verdict]) -> list[str]:
+    """What the page and the table of reasons say that is not so; the page of another torch is not looked at."""
+    in_need = {item.name for item in verdicts if item.group in ("unpriced", "refused")}
+    found = [f"{name} has no price and no reason" for name in sorted(in_need - set(REASONS))]
+    found += [f"{name} has a reason to have no price, and has one" for name in sorted(set(REASONS) - in_need)]
+    written = PAGE.read_text(encoding="utf-8")
+    if not found and torch_version() in written and written != page(verdicts):
+        found.append(f"{PAGE.name} is not up to date: run `python scripts/write_operator_table.py`")
+    return found
+
+
+def main() -> int:
     warnings.filterwarnings("ignore")
-    PAGE.write_text(page([verdict(info) for info in database()]), encoding="utf-8")
+    verdicts = [verdict(info) for info in database()]
+    if "--check" in sys.argv[1:]:
+        print("\n".join([f"{len(verdicts)} operators", *untrue(verdicts)]))
+        return 1 if untrue(verdicts) else 0
+    PAGE.write_text(page(verdicts), encoding="utf-8")
     print(PAGE)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

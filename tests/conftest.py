@@ -57,6 +57,9 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # before its first kernel, here and in processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+# A slow machine is no reason for other output.
+os.environ.setdefault("EDGE_OPT_QUIET", "1")
+
 # Tests that run side by side measure nothing that matters: their sweeps need not wait for each other.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="edge-opt-locks-")
 

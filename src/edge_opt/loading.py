@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edge_opt._support.waiting import doing
 from edge_opt.errors import EdgeOptError, MissingExtra, ModelNotFound, first_line
 from edge_opt.exported_file import TRUST, check_exported
 
@@ -208,6 +209,7 @@ def load_model(reference: str) -> Loaded:
         reference: `torchvision:NAME`, `timm:NAME`, `file.py:factory(width=2)`, `package.module:factory`, `file.pt2`,
             or `file.onnx`, which is read and not run.
     """
+    doing(f"loading {reference}")
     if reference.lower().endswith(".onnx"):
         from edge_opt.model_files.onnx_model import load_onnx
 

@@ -85,10 +85,11 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], message
 def test_devices_lists_the_platforms_of_one(tmp_path: Path) -> None:
     code, out, _ = run("devices", "raspberry-pi-4")
     assert code == 0
-    assert "raspberry-pi-4/cpu-1/ncnn/fp32     fitted: 4.0% off when held out, 23 times, 2023" in out
-    assert "raspberry-pi-4/cpu/roofline/fp32   roofline:" in out
-    assert "no time:" in run("devices", "hailo-8")[1]
-    assert "fitted: " in run("devices", "orange-pi-zero-2")[1]
+    rows = [line.split() for line in out.splitlines()]
+    assert ["raspberry-pi-4/cpu-1/ncnn/fp32", "fitted", "4.0%", "23"] in [row[:4] for row in rows]
+    assert ["raspberry-pi-4/cpu/roofline/fp32", "roofline"] in [row[:2] for row in rows]
+    assert "no time" in run("devices", "hailo-8")[1]
+    assert " fitted " in run("devices", "orange-pi-zero-2")[1]
 
 
 def test_platforms_have_a_basis_or_say_why_not() -> None:

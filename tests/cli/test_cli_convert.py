@@ -39,8 +39,8 @@ def test_quantize_prints_the_verification(data: str, tmp_path: Path) -> None:
     done = invoke("quantize", MODEL, "-i", "1x1x28x28", "-c", f"{data}:loader", "--spare", "conv1", "-o", str(out))
     assert done.exit_code == 0, done.stderr
     assert "int8 on onnxruntime: runs in int8+fp32, 2 of 3 layers as asked" in done.stdout
-    assert "conv1  Conv  fp32  spared, as asked" in done.stdout
-    assert "agreement on 32 samples of calibration batches" in done.stdout
+    assert "conv1  Conv      fp32     spared, as asked" in done.stdout
+    assert "Agreement    on 32 samples of calibration batches" in done.stdout
     assert [path.name for path in out.iterdir()] == ["SmallCNN.int8.onnx"]
     assert f"saved to {out / 'SmallCNN.int8.onnx'}" in done.stderr
 
@@ -69,7 +69,7 @@ def test_agreement_below_the_least_is_exit_1(data: str, tmp_path: Path) -> None:
                   "--min-agreement", "1")  # fmt: skip
     assert done.exit_code == 0, done.stderr
     assert "fp32 on onnxruntime: runs in fp32, 3 of 3 layers as asked" in done.stdout
-    assert "agreement on 32 samples of verify_on: same top-1 for 100.0%" in done.stdout
+    assert "Agreement    on 32 samples of verify_on: same top-1 for 100.0%" in done.stdout
     bad = invoke("quantize", "torch.nn:Identity", "-i", "1x4", "--random-calibration", "-o", str(tmp_path))
     assert bad.exit_code == 2 and "did not take" in bad.stderr
 

@@ -26,12 +26,13 @@ def test_the_proof_is_printed_and_the_model_saved(tmp_path: Path) -> None:
     result = invoke(*SMALL, "--ratio", "0.5", "-o", str(tmp_path / "out"))
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["Layer", "Kind", "Before", "After", "Asked", "Removed"]
-    assert lines[2].split() == ["conv1", "Conv2d", "16", "8", "50.0%", "50.0%"]
+    assert lines[0].startswith("asked: 50.0% of every layer removed")
+    assert lines[1].split() == ["Layer", "Kind", "Before", "After", "Asked", "Removed"]
+    assert lines[3].split() == ["conv1", "Conv2d", "16", "8", "50.0%", "50.0%"]
     # 58 channels, of which 24 go: 8 + 16
     assert any(line.split() == ["channels", "58", "→", "34", "58.6%", "remain"] for line in lines)
-    assert "short: classifier: 0.0% removed of 50.0%: classifier is the model's output" in lines
-    assert lines[-1].startswith("proved: forward, backward (6 gradients); equal to the original")
+    assert "short        classifier: 0.0% removed of 50.0%: classifier is the model's output" in lines
+    assert lines[-1].startswith("proved       forward, backward (6 gradients); equal to the original")
     assert f"saved to {tmp_path / 'out'}" in result.stderr
     assert load_pruned(tmp_path / "out", SmallCNN).conv2.out_channels == 16
 

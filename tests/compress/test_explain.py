@@ -224,3 +224,13 @@ def test_a_real_int8_model_is_explained_by_its_kernels() -> None:
     assert rows["relu1"].bytes_after == 0  # fused into conv1
     assert all(rows[path].seconds_after for path in ("conv1", "conv2", "classifier"))
     assert "QuantizeLinear" in reason(found, "conversions").sentence
+
+
+def test_layers_claim_nothing_where_the_whole_shows_no_difference() -> None:
+    profile = static(16, 32)
+    kernels = {"before_kernels": timed(conv1=2e-3, conv2=1e-3), "after_kernels": timed(conv1=1e-3, conv2=2e-3)}
+    same = eo.explain(profile, profile, before_latency=steady(3e-3), after_latency=steady(3e-3), **kernels)
+    assert same.comparison is not None and same.comparison.verdict == "equal"
+    assert not {"time", "slower layers", "shortfall"} & {reason.topic for reason in same.reasons}
+    faster = eo.explain(profile, profile, before_latency=steady(3e-3), after_latency=steady(1e-3), **kernels)
+    assert {"time", "slower layers"} <= {reason.topic for reason in faster.reasons}

@@ -21,6 +21,7 @@ from edge_opt.records import CheckResult, ModelComparison, ModelProfile
 from edge_opt.report.checks import as_junit
 from edge_opt.report.checks import as_markdown as check_markdown
 from edge_opt.report.comparison import as_csv, as_markdown, comparison_page, document, load_comparison
+from edge_opt.report.html import _TREE_SCRIPT
 from edge_opt.report.save import writers
 
 NAMES = (
@@ -91,6 +92,7 @@ class Reader(HTMLParser):
 HARMLESS = {
     "html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "div", "table", "thead", "tbody", "tr", "th",
     "td", "caption", "ul", "li", "p", "strong", "details", "summary",
+    "button", "span",
 }  # fmt: skip
 
 
@@ -106,7 +108,8 @@ def test_html_shows_names_as_text(
         "check": checked._repr_html_,
         "check page": lambda: checked.save(tmp_path / "check.html").read_text(encoding="utf-8"),
     }[what]()
-    read = Reader(page)
+    # The tree of a profile folds and sorts by a script of its own, which knows no names.
+    read = Reader(page.replace(f"<script>(() => {{{_TREE_SCRIPT}}})();</script>", ""))
     assert read.tags <= HARMLESS
     assert not {name for name in read.attributes if name.startswith("on") or name in ("src", "href")}
     assert not [character for character in ACTED_ON if character in page]

@@ -141,7 +141,7 @@ def test_levels_have_lists_of_their_own(profile: eo.ModelProfile) -> None:
     assert labels(render(profile, level="leaves")).count("act") == 1
     assert "act (call 2)" in labels(render(profile, level="leaves"))
     operators = render(profile, level="operators", sort="macs", width=140)
-    assert labels(operators)[:2] == ["linear", "linear"]
+    assert [line.split()[1] for line in operators.splitlines()[2:4]] == ["linear", "linear"]
     assert "scaled_dot_product" in operators
     assert render(profile, level="root").startswith("Compute")
 
@@ -246,8 +246,9 @@ def test_shortened_text_keeps_both_ends_within_its_width(width: int) -> None:
     short = shortened("beginning.middle.end", width)
     assert cell_len(short) <= width
     if width > 6:
+        assert short.endswith("end")
+    if width in range(7, 11):  # a whole part more goes before the first letters
         assert short.startswith("beg")
-        assert short.endswith("nd")
 
 
 def test_columns_give_way_from_the_right_and_the_dispensable_go_first() -> None:
@@ -261,4 +262,4 @@ def test_columns_give_way_from_the_right_and_the_dispensable_go_first() -> None:
     assert fitted(strips, 10 + 10 + 30 + 2 * 2 - 1) == [(name, 30), (kind, 53 - 30 - 2)]
     assert fitted(strips, 25) == [(name, 13), (kind, 10)]
     assert fitted(strips, 12) == [(name, 12)]
-    assert fitted(strips, 5) == [(name, 10)]
+    assert fitted(strips, 5) == [(name, 5)]

@@ -11,6 +11,8 @@ import pytest
 from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
 from edge_opt.records import Candidate, Trial
 from edge_opt.search.locks import alone, at_work, folder_lock, owner
+from edge_opt.search.progress import status
+from edge_opt.search.space import Space, plain_space
 from edge_opt.search.store import SCHEMA, STORE_NAME, Built, Store
 from sweep_jobs import figures
 
@@ -183,3 +185,22 @@ def test_builds_go_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_folder_without_a_sweep_is_said(tmp_path: Path) -> None:
     with pytest.raises(UnreadableStore, match="holds no sweep"):
         Store.look(tmp_path)
+
+
+def test_the_status_counts_what_a_run_that_goes_on_counts(tmp_path: Path) -> None:
+    space = Space((0.0, 0.5), ("int8",), ("onnxruntime",))
+    baseline = Candidate(0.0, "fp32", "torch")
+    store = Store.open(tmp_path, {})
+    plan = {"name": "net", "total": space.size, "metric": "accuracy", "constraints": [], "space": plain_space(space)}
+    store.keep_fact("plan", plan)
+    # The baseline is not of the space; one of the two candidates that are is finished.
+    for candidate in (baseline, space[0]):
+        store.save(Trial(candidate, "done", figures(candidate), None, "", (), 1.0))
+    found = status(tmp_path)
+    assert (found.done, found.left, found.best) == (1, 1, space[0].key)
+    # When all is done, the winner is the one of the last comparison.
+    store.save(Trial(space[1], "done", figures(space[1]), None, "", (), 1.0))
+    store.keep_fact("verdict", {"best": space[1].key, "recommendation": "it won the last comparison"})
+    found = status(tmp_path)
+    assert (found.left, found.best, found.recommendation) == (0, space[1].key, "it won the last comparison")
+    store.close()

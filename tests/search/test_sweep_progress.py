@@ -45,9 +45,7 @@ def test_plain_lines_elsewhere_than_on_a_terminal(tmp_path: Path) -> None:
         "[2/3] prune 0.1 fp32 onnxruntime: raised: build: ValueError: channels must be divisible by 8; about 0 s left",
         "[3/3] prune 0.5 fp32 onnxruntime: crashed: build was ended by SIGABRT; see build.log",
     ]
-    assert lines[4] == (
-        "nothing satisfies the constraints; closest is prune 0 fp32 onnxruntime, beyond latency_ms by 0.5"
-    )
+    assert len(lines) == 4  # the recommendation is the result's, and is said once
     assert shown("auto", tmp_path, io.StringIO()).startswith("sweep: 3 candidates, 3 of them finished before\n")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from edge_opt._support.checks import check_positive
+from edge_opt._support.waiting import doing
 from edge_opt.backward.optimizers import find_optimizer
 from edge_opt.backward.step_report import checked_model, peak_of, plan_of
 from edge_opt.backward.step_trace import StepPlan
@@ -26,6 +27,7 @@ def what_would_help(
     """Every remedy that saves at least one per cent, largest first; what the model refuses is left out."""
     found: list[Remedy] = []
     for change, tried, call, batches in _tries(model, arguments, plan, accumulate):
+        doing(f"trying what would help: {change}")
         try:
             peak_bytes, flops = peak_of(model, call, tried, batches)
         except EdgeOptError:
@@ -120,6 +122,7 @@ def fewest_checkpoints(
     chosen: tuple[str, ...] = ()
     left = list(repeated_blocks(model))[:_MOST_CANDIDATES]
     while peak_bytes > budget_bytes and left:
+        doing(f"checkpoints: {len(chosen)} chosen, {len(left)} blocks left to try")
         tried = {
             path: peak_of(model, arguments, replace(plan, checkpoint=(*chosen, path)), accumulate) for path in left
         }

@@ -121,6 +121,7 @@ def _plain(calibration: Calibration) -> dict[str, Any]:
         # Forms of one operator differ in their parameters, so a name alone does not say which was called.
         "parameters": names,
         "samples": [_plain_sample(sample, names) for sample in calibration.samples],
+        **({"remarks": list(calibration.remarks)} if calibration.remarks else {}),
     }
 
 
@@ -175,6 +176,7 @@ def _calibration(data: Mapping[str, Any]) -> Calibration:
         samples=tuple(_sample(item, names) for item in data["samples"]),
         whole_deviation=float(data["whole_deviation"]),
         deviations=tuple(_record(GroupDeviation, item) for item in data["deviations"]),
+        remarks=tuple(map(str, data.get("remarks", ()))),
     )
 
 

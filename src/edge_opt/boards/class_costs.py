@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records import ModelProfile, OpCall, OpSignature
+from edge_opt.records.shown import Record
 
 Vector = NDArray[np.float64]
 WorkKind = Literal["conv", "linear", "product", "elementwise", "pool", "move", "detection"]
@@ -107,7 +108,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Record):
     """A model as a list of layers, and the operators that no class describes."""
 
     name: str

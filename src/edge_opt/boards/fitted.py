@@ -23,6 +23,7 @@ from edge_opt.boards.class_fit import OUTSIDE_SHARE, Spread
 from edge_opt.boards.platform_file import Kind, Platform, fitted_platforms, kinds, load_platform
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records import Bound, DeviceSpec, ModelProfile
+from edge_opt.records.shown import Record
 
 # Outside the fit nothing was held out. Errors there, of attention predicted from convolutions, reach a factor of seven.
 OUTSIDE_FACTOR = 7.0
@@ -52,7 +53,7 @@ class LayerTime:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedEstimate:
+class FittedEstimate(Record):
     """What a model takes on a platform, in seconds; nine times in ten between `low` and `high`.
 
     `layers` add up to `seconds`. `outside` names classes and operators that the fit has never seen, where they matter:

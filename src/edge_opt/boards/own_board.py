@@ -22,6 +22,7 @@ from edge_opt.boards.fitted import resolved
 from edge_opt.boards.platform_file import Kind, Platform, kinds
 from edge_opt.errors import InvalidInput
 from edge_opt.records import ModelProfile
+from edge_opt.records.shown import Record
 
 # A number is said to contradict the others when it lies this much further off than nine in ten would.
 _CONTRADICTION = 1.6
@@ -36,7 +37,7 @@ Timed = tuple[ModelProfile | Workload, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
+class Suggestion(Record):
     """A net whose time would tell most, and the factor of the mean 90 % interval before and after it is known."""
 
     name: str

@@ -18,6 +18,7 @@ from edge_opt.boards.class_costs import CLASSES, Habits, Vector
 from edge_opt.boards.class_fit import Costs, Spread
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.records import Engine
+from edge_opt.records.shown import Record
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,7 +54,7 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
-class Platform:
+class Platform(Record):
     """A device with an engine, a runtime, a precision and threads, and its fitted costs.
 
     `name` is all of these together. `threads` is None where they are not known. `day` dates the runtime. `rows` is

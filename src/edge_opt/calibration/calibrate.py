@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from edge_opt._support.checks import check_whole, is_number
+from edge_opt._support.waiting import stderr_console
 from edge_opt.boards.calibration_file import host_file, save_calibration
 from edge_opt.calibration.in_situ import Visit, closed, measured_overheads, operator_samples, visit_reference
 from edge_opt.calibration.operator_bench import Runnable, best_seconds, kept_heap, rounds, undisturbed
@@ -24,6 +26,7 @@ from edge_opt.calibration.operator_times import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.allocator import kept_memory
+from edge_opt.measuring.latency import busy_remark
 from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.records import (
     Calibration,
@@ -194,8 +197,11 @@ def calibrate(
     if threads is not None:
         check_whole("threads", threads)
     target = Path(path) if path is not None else host_file()
+    busy = busy_remark()
+    if busy is not None:
+        warnings.warn(f"{busy}; the times will be too long, and the file says so", stacklevel=2)
     with undisturbed(threads), _shown(progress) as tell:
-        calibration = _measured(seconds, tell)
+        calibration = replace(_measured(seconds, tell), remarks=() if busy is None else (busy,))
     save_calibration(calibration, target)
     return calibration
 
@@ -277,10 +283,9 @@ def _visited_references(spent: Callable[[], float], tell: Progress) -> list[Visi
 @contextmanager
 def _shown(wanted: bool) -> Iterator[Progress]:
     """A bar on stderr, where that is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console = stderr_console()
     if not wanted or not console.is_terminal:
         yield lambda share, what: None
         return

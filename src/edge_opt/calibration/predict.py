@@ -237,7 +237,8 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
     ]
     parts = Parts(seconds, np.array(deviations), described, is_outside)
     overheads = Overheads(calibration.overhead_per_operator_s, calibration.overhead_per_module_s)
-    remarks = (*differences(calibration), *_fresh_memory(trace, calibration))
+    disturbed = (f"the calibration was disturbed: {remark}" for remark in calibration.remarks)
+    remarks = (*differences(calibration), *disturbed, *_fresh_memory(trace, calibration))
     return prediction(
         trace, parts, overheads, calibration.whole_deviation, calibration.name, "calibrated", precision, remarks
     )

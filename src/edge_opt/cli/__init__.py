@@ -17,7 +17,7 @@ from edge_opt.cli.llm_command import llm
 from edge_opt.cli.measure_on_commands import measure_on, worker
 from edge_opt.cli.profile_command import profile
 from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
-from edge_opt.cli.shell import Debug, Shell
+from edge_opt.cli.shell import Debug, Shell, run_to_the_end
 from edge_opt.cli.train_command import train_cost
 
 app = typer.Typer(
@@ -81,4 +81,4 @@ app.command("doctor", short_help="What a measurement on this machine would rest 
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="edge-opt")
+    run_to_the_end(lambda: app(prog_name="edge-opt"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from edge_opt import units
+from edge_opt._support.waiting import doing, stderr_console
 from edge_opt.cli.shell import result_console, talk
 from edge_opt.errors import InvalidInput, first_line
 from edge_opt.loading import FORMS, Example, find_object, load_model, parse_reference
@@ -240,11 +241,10 @@ def measuring(
             )
         yield False
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.__stderr__), transient=True, disable=not _is_terminal()) as bar:
+    with Progress(*columns, console=stderr_console(), transient=True, disable=not _is_terminal()) as bar:
         task = bar.add_task("", total=1.0)
 
         def progress(share: float, what: str) -> None:
@@ -293,6 +293,7 @@ def read_profile(
         arguments = read_arguments(inputs, kwargs, batch, made_by)
         loaded = load_model(reference)
         positional, named = with_example(arguments, loaded.example, loaded.name)
+        doing(f"tracing {loaded.name}")
         return eo.profile(loaded.model, positional or None, kwargs=named, name=loaded.name, measure=measure)
 
 
@@ -301,7 +302,7 @@ FORMAT = "edge_opt.targets"
 
 def compare(
     model: str, arguments: Arguments, targets: Sequence[str], there: Mapping[str, Any], options: Mapping[str, object],
-    json: bool,
+    *, json: bool, is_verbose: bool, has_legend: bool,
 ) -> None:  # fmt: skip
     """Print the targets side by side: `there` is precision, runtime and threads. None of `options` may be set."""
     given = [name for name, value in options.items() if value]
@@ -324,10 +325,14 @@ def compare(
     if json:
         typer.echo(json_format.dumps({"format": FORMAT, **to_plain(found)}, indent=1, allow_nan=False))
     else:
-        _show(found)
+        _show(found, is_verbose, has_legend)
 
 
-def _show(found: TargetComparison) -> None:
+def _show(found: TargetComparison, is_verbose: bool, has_legend: bool) -> None:
+    from edge_opt.report.legends import TARGETS, print_legend
     from edge_opt.report.results import show
 
-    show(found, result_console())
+    console = result_console()
+    show(found, console, is_verbose=is_verbose)
+    if has_legend:
+        print_legend(console, TARGETS)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_opt import units
+from edge_opt._support.waiting import doing
 from edge_opt.cli.arguments import read_arguments, with_example
 from edge_opt.cli.shell import Debug, Trust, talk
 from edge_opt.errors import InvalidInput
@@ -114,6 +115,7 @@ def _net(text: str) -> Net:
             f"there are {', '.join(bundled)}; others by reference, such as torchvision:NAME or net.py:Net@1x3x32x32"
         )
     loaded = load_model(reference)
+    doing(f"fitting: tracing {reference}")
     has_example = loaded.example is not None and not shape
     arguments = read_arguments([] if has_example else [shape or _SHAPE], [], None)
     positional, named = with_example(arguments, loaded.example, loaded.name)

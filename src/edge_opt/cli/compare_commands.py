@@ -25,13 +25,13 @@ from edge_opt.cli.arguments import (
     read_profile,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, result_console, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
 
 if TYPE_CHECKING:
-    from edge_opt.records import ModelComparison, Precision, Trial
+    from edge_opt.records import CheckResult, ModelComparison, ModelProfile, Precision, Trial
 
 
 FORM = "RUN#CANDIDATE"
@@ -88,6 +88,7 @@ def compare(
         list[Path] | None,
         typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .html or .txt."),
     ] = None,
+    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,
@@ -102,6 +103,7 @@ def compare(
     """
     import edge_opt as eo
     from edge_opt.report.comparison import document, show, writer_for
+    from edge_opt.report.legends import COMPARISON, print_legend
 
     if len(models) < 2:
         raise InvalidInput(f"only {models[0]!r} was given; name at least two profiles or models to compare")
@@ -117,13 +119,24 @@ def compare(
     else:
         with measuring(measure, min_time, threads, None) as options:
             profiles = [read_profile(model, inputs or [], kwarg or [], batch, options, made_by) for model in models]
-        found = eo.compare(*profiles)
+        found = eo.compare(*profiles, names=_names(models, profiles))
     if json:
         typer.echo(document(found), nl=False)
     else:
-        show(found, result_console(highlight=False), sort=sort, top=top, everything=everything)
+        console = result_console(highlight=False)
+        show(found, console, sort=sort, top=top, everything=everything)
+        if legend:
+            print_legend(console, COMPARISON)
     for path in output or []:
         talk(f"saved to {found.save(path)}")
+
+
+def _names(references: Sequence[str], profiles: Sequence[ModelProfile]) -> list[str]:
+    """Each model as it was named: file, factory and arguments; a saved profile by its own name and its file."""
+    return [
+        f"{profile.name} ({reference})" if is_profile(reference) else reference
+        for reference, profile in zip(references, profiles, strict=True)
+    ]
 
 
 def _to_check(
@@ -192,6 +205,7 @@ def check(
         Path | None, typer.Option("--markdown", metavar="FILE", help="Save for a pull request.")
     ] = None,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Save as JUnit XML.")] = None,
+    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,
@@ -206,7 +220,7 @@ def check(
     edge-opt check net.py:Net -i 1x3x32x32 --markdown budget.md --junit budget.xml
     """
     import edge_opt as eo
-    from edge_opt.report.checks import as_junit, as_markdown, document, render, write
+    from edge_opt.report.checks import as_junit, as_markdown, write
 
     budgets = [parse_budget(text, PROFILE_METRICS) for text in budget or []]
     increases = [parse_increase(text) for text in max_increase or []]
@@ -234,9 +248,21 @@ def check(
             threads=there,
             optimizer=optimizer,
         )
-    typer.echo(document(result) if json else f"{render(result)}\n", nl=False)
+    _print_check(result, json, legend)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):
         if path is not None:
             talk(f"saved to {write(path, content(result))}")
     if not result.passed:
         raise typer.Exit(NOT_SATISFIED)
+
+
+def _print_check(result: CheckResult, json: bool, has_legend: bool) -> None:
+    from edge_opt.report.checks import document, render
+    from edge_opt.report.legends import CHECK, print_legend
+
+    if json:
+        typer.echo(document(result), nl=False)
+        return
+    say(render(result, result_width()))
+    if has_legend:
+        print_legend(result_console(), CHECK)

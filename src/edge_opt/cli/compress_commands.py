@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json as json_format
 import json as json_text
-import os
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edge_opt import units
 from edge_opt.cli.arguments import (
     FORM,
     Inputs,
@@ -25,11 +22,9 @@ from edge_opt.cli.arguments import (
     read_arguments,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
-from edge_opt.report.terminal import Cell, Strip, grid
-from edge_opt.text import printable
 from edge_opt.units import percent
 
 if TYPE_CHECKING:
@@ -83,9 +78,13 @@ def check_share(value: float | None) -> None:
 
 def show(done: Converted, json: bool, min_agreement: float | None) -> None:
     """Print the verification, and exit with 1 where it is not good enough."""
-    from edge_opt.report.results import conversion_document, conversion_text
+    from edge_opt.report.results import conversion_document
+    from edge_opt.report.sheets import record_text
 
-    typer.echo(json_text.dumps(conversion_document(done), indent=1) if json else conversion_text(done))
+    if json:
+        typer.echo(json_text.dumps(conversion_document(done), indent=1))
+    else:
+        say(record_text(done, result_width()))
     talk(f"saved to {done.path}")
     if min_agreement is None:
         return
@@ -189,9 +188,9 @@ def _say(pruned: Pruned, saved: Path | None, as_json: bool) -> None:
         found = pruned.to_dict() | {"saved": None if saved is None else str(saved)}
         typer.echo(json_format.dumps(found, indent=1, allow_nan=False))
     else:
-        for line in _lines(pruned):
-            encoding = sys.stdout.encoding or "utf-8"
-            typer.echo(line.encode(encoding, "replace").decode(encoding))
+        from edge_opt.report.sheets import record_text
+
+        say(record_text(pruned, result_width()))
     if saved is not None:
         talk(f"saved to {saved}; compress.load_pruned({str(saved)!r}, factory) builds it again")
 
@@ -206,33 +205,6 @@ def _layer_ratio(text: str) -> tuple[str, float]:
 
 def _unreadable(text: str) -> tuple[str, float]:
     raise InvalidInput(f"--layer {text!r} cannot be read; write NAME=RATIO, such as layer1.0.conv1=0.3")
-
-
-def _lines(pruned: Pruned) -> Iterator[str]:
-    """Each layer asked and achieved, the totals, the proof, and where it falls short."""
-    width = int(os.environ.get("COLUMNS", "120")) if not sys.stdout.isatty() else os.get_terminal_size().columns
-    layers = pruned.achieved.layers
-
-    def column(header: str, texts: list[str], rank: int = 0) -> Strip:
-        return Strip(header, tuple(Cell(text) for text in texts), rank=rank)
-
-    strips = [
-        Strip("Layer", tuple(Cell(printable(each.path)) for each in layers), "left", floor=12),
-        Strip("Kind", tuple(Cell(printable(each.kind)) for each in layers), "left", rank=1),
-        column("Before", [str(each.before) for each in layers]),
-        column("After", [str(each.after) for each in layers]),
-        column("Asked", [units.percent(each.asked) for each in layers]),
-        column("Removed", [units.percent(each.achieved) for each in layers]),
-    ]
-    for line in grid(strips, width):
-        yield line.plain.rstrip()
-    yield ""
-    yield from str(pruned).splitlines()
-    error = pruned.check.silenced_error
-    silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
-    difference = pruned.check.export_difference
-    exported = "" if difference is None else f"; exported, and within {difference:.1g} in ONNX Runtime"
-    yield f"proved: forward, backward ({pruned.check.gradients} gradients){silenced}{exported}"
 
 
 def quantize(

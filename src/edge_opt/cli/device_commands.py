@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json as json_format
 import json as json_text
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_opt import units
-from edge_opt.cli.shell import Debug, result_console, talk
-from edge_opt.report.terminal import Cell, Strip, grid
+from edge_opt.cli.run_commands import Insecure, TlsDir
+from edge_opt.cli.shell import Debug, Legend, result_console, result_width, say, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
-    from edge_opt.records import Calibration, DeviceSpec, Diagnosis, Facility, Figure
-
-
-_UNKNOWN = units.DASH
+    from edge_opt.boards.known_platforms import KnownPlatform
+    from edge_opt.records import Calibration, DeviceSpec, Diagnosis, Facility
+    from edge_opt.report.sheets import Sheet
 
 
 def devices(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A name, an alias, or a .toml or .json file of your own.")
     ] = None,
+    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -42,140 +44,47 @@ def devices(
     from edge_opt._support.json import to_plain
     from edge_opt.boards.catalog import user_folder
     from edge_opt.boards.targets import find_spec
+    from edge_opt.report.device_tables import device_strips
+    from edge_opt.report.legends import DEVICES, print_legend
+    from edge_opt.report.sheets import record_text, sheet_text
 
     found = eo.devices() if name is None else (find_spec(name),)
     if json:
         plain = [to_plain(spec) for spec in found]
         typer.echo(json_format.dumps(plain if name is None else plain[0], indent=1, allow_nan=False))
     elif name is None:
-        _show_table(found)
+        console = result_console(highlight=False)
+        drawn(console, lambda: print_table(console, list(device_strips(found))))
+        if legend:
+            print_legend(console, DEVICES)
         talk(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")
     else:
-        for line in (*_details(found[0]), *_platforms(found[0])):
-            _echo(line)
+        say(record_text(found[0], result_width()))
+        say(sheet_text(_platforms(found[0]), result_width()))
 
 
-def _show_table(specs: Sequence[DeviceSpec]) -> None:
-    console = result_console(highlight=False)
-    for line in grid(list(_strips(specs)), console.width):
-        if console.options.ascii_only:
-            _echo(line.plain)
-        else:
-            console.print(line, soft_wrap=True)
-
-
-def _echo(line: str) -> None:
-    """Print a line, with a question mark for what the terminal cannot show."""
-    encoding = sys.stdout.encoding or "utf-8"
-    typer.echo(line.encode(encoding, "replace").decode(encoding))
-
-
-def _strips(specs: Sequence[DeviceSpec]) -> Iterator[Strip]:
-    from edge_opt.boards.roofline import used_bandwidth
-
-    def column(header: str, text: Callable[[DeviceSpec], str], rank: int = 0) -> Strip:
-        return Strip(header, tuple(Cell(text(spec)) for spec in specs), rank=rank)
-
-    def peak(precision: str) -> Callable[[DeviceSpec], str]:
-        return lambda spec: _text(spec.peak(spec.engine, precision), _operations)
-
-    def used(spec: DeviceSpec) -> str:
-        bandwidth = used_bandwidth(spec, spec.engine)
-        return _UNKNOWN if bandwidth is None else _rate(bandwidth.bytes_per_s)
-
-    yield Strip("Device", tuple(Cell(printable(spec.name)) for spec in specs), "left")
-    yield column("Runs on", lambda spec: spec.engine)
-    yield column("RAM", _ram)
-    yield column("On paper", lambda spec: _text(spec.bandwidth("datasheet"), _rate), rank=1)
-    yield column("Used", used)
-    yield column("fp32", peak("fp32"))
-    yield column("fp16", peak("fp16"), rank=3)
-    yield column("int8", peak("int8"))
-    yield column("Power", _power, rank=2)
-
-
-def _ram(spec: DeviceSpec) -> str:
-    sizes = list(dict.fromkeys((spec.ram_bytes[0].value, spec.ram_bytes[-1].value))) if spec.ram_bytes else []
-    return units.DASH.join(map(units.size, sizes)) or _UNKNOWN
-
-
-def _power(spec: DeviceSpec) -> str:
-    watts = [power.figure.value for power in spec.powers]
-    ends = list(dict.fromkeys((min(watts), max(watts)))) if watts else []
-    return f"{units.DASH.join(f'{value:g}' for value in ends)} W" if ends else _UNKNOWN
-
-
-def _details(spec: DeviceSpec) -> Iterator[str]:
-    """One line per figure: what, how much, how its source knows, and the source."""
-    from edge_opt.boards.roofline import used_bandwidth
-
-    yield printable(f"{spec.title} ({spec.name}), runs models on its {spec.engine}; from {spec.origin}")
-    if spec.note:
-        yield printable(spec.note)
-    yield ""
-    rows = list(_figures(spec))
-    label_width = max((len(label) for label, _, _ in rows), default=0)
-    text_width = max((len(text) for _, text, _ in rows), default=0)
-    for label, text, figure in rows:
-        yield f"{label:<{label_width}}  {text:>{text_width}}  {figure.kind:<9}  {printable(figure.source)}"
-    bandwidth = used_bandwidth(spec, spec.engine)
-    yield ""
-    if bandwidth is None:
-        why = spec.bandwidth_unknown or f"no figure for the {spec.engine}, and none on paper"
-        yield printable(f"A roofline uses no bandwidth, for it is unknown: {why}")
-    else:
-        yield f"A roofline uses {_rate(bandwidth.bytes_per_s)}: {bandwidth.reading}"
-
-
-def _platforms(spec: DeviceSpec) -> Iterator[str]:
-    """What is known of the device's platforms, one line each: basis, held-out error, rows and source."""
+def _platforms(spec: DeviceSpec) -> Sheet:
+    """What is known of the device's platforms: basis, held-out error, rows and source."""
     from edge_opt.boards.known_platforms import by_figures, fitted_known
+    from edge_opt.report.sheets import Sheet
 
     found = [*fitted_known(spec), *by_figures(spec)]
-    width = max((len(item.name) for item in found), default=0)
-    yield ""
-    yield "Platforms; estimates take the first that fits what is asked for:"
-    for item in found:
-        error = "" if item.error is None else f"{units.percent(item.error)} off when held out, "
-        rows = f"{error}{item.rows} times, {item.day}, " if item.rows else ""
-        yield printable(f"{item.name:<{width}}  {item.basis or 'no time'}: {rows}{item.source}")
+    marks = {source: f"[{place}]" for place, source in enumerate(dict.fromkeys(item.source for item in found), start=1)}
 
+    def column(header: str, text: Callable[[KnownPlatform], str], rank: int = 0, *, is_name: bool = False) -> Strip:
+        cells = tuple(Cell(printable(text(item))) for item in found)
+        return Strip(header, cells, "left" if is_name else "right", 12 if is_name else None, rank)
 
-def _figures(spec: DeviceSpec) -> Iterator[tuple[str, str, Figure]]:
-    def row(label: str, figure: Figure, text: Callable[[float], str]) -> tuple[str, str, Figure]:
-        ends = [] if figure.low is None or figure.high is None else [figure.low, figure.high]
-        spread = f" ({units.DASH.join(map(text, ends))})" if ends else ""
-        return printable(label), text(figure.value) + spread, figure
-
-    for label, figure, text in (
-        ("cores", spec.cores, units.count),
-        ("clock", spec.clock_hz, lambda value: f"{units.count(value)}Hz"),
-        *(("RAM", figure, units.size) for figure in spec.ram_bytes),
-        ("flash", spec.flash_bytes, units.size),
-        *((_where("bandwidth", item.method, item.engine), item.figure, _rate) for item in spec.bandwidths),
-        *((_where("peak", item.precision, item.engine), item.figure, _operations) for item in spec.peaks),
-        *((f"power, {power.state}", power.figure, lambda value: f"{value:g} W") for power in spec.powers),
-        ("overhead per operator", spec.overhead_s, lambda value: f"{value * 1e6:g} µs"),
-        *((item.model, item.figure, lambda value: f"{value * 1e3:g} ms") for item in spec.latencies),
-    ):
-        if figure is not None:
-            yield row(label, figure, text)
-
-
-def _where(what: str, how: str, engine: str | None) -> str:
-    return f"{what}, {how}" + (f" ({engine})" if engine else "")
-
-
-def _text(figure: Figure | None, text: Callable[[float], str]) -> str:
-    return _UNKNOWN if figure is None else text(figure.value)
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{units.count(bytes_per_s)}B/s"
-
-
-def _operations(ops_per_s: float) -> str:
-    return f"{units.count(ops_per_s)}OP/s"
+    strips = (
+        column("Platform", lambda item: item.name, is_name=True),
+        column("Basis", lambda item: item.basis or "no time"),
+        column("Off", lambda item: "" if item.error is None else units.percent(item.error)),
+        column("Times", lambda item: str(item.rows or ""), 3),
+        column("Day", lambda item: (item.day or "") if item.rows else "", 4),
+        column("Source", lambda item: marks[item.source]),
+    )
+    how = "Platforms; estimates take the first that fits what is asked for. Off: median error where held out"
+    return Sheet(how, (strips,) if found else (), tuple((mark, source) for source, mark in marks.items()))
 
 
 def calibrate(
@@ -186,21 +95,33 @@ def calibrate(
         int | None, typer.Option("--threads", help="Threads to measure with; torch's own number.")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="CPU seconds it may take, at most 120.")] = 110.0,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="tls://…", help="Measure the board that has joined this scheduler.")
+    ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine: bandwidth, peaks, overheads, and thousands of operators.
+    """Measure this machine, or a board: bandwidth, peaks, overheads, and thousands of operators.
 
     \b
     edge-opt calibrate
     edge-opt calibrate --threads 1 -o board.json
+    edge-opt calibrate --on tls://localhost:8786 --tls-dir certificates -o board.json
 
-    Let nothing else run meanwhile. The file can be carried to another machine and named there as a target.
+    Let nothing else run meanwhile. The file can be carried to another machine and named there as a target. With --on,
+    torch must be installed on the board, which runs `edge-opt worker`.
     """
     import edge_opt as eo
     from edge_opt.boards.calibration_file import host_file
 
-    done = eo.calibrate(threads=threads, seconds=seconds, path=output)
+    if on is not None:
+        done = _calibrated_there(on, tls_dir, insecure, output, threads, seconds)
+    else:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: talk(f"warning: {message}")
+            done = eo.calibrate(threads=threads, seconds=seconds, path=output)
     if json:
         typer.echo(json_format.dumps(_calibrated_figures(done), indent=1, allow_nan=False))
     else:
@@ -208,6 +129,26 @@ def calibrate(
             typer.echo(line)
     talk(f"saved to {output or host_file()}")
     talk(f"use it: edge-opt profile MODEL --target {output or 'host'}")
+
+
+def _calibrated_there(
+    address: str, tls_dir: Path | None, insecure: bool, output: Path | None, threads: int | None, seconds: float
+) -> Calibration:
+    """A board's calibration, written here."""
+    from edge_opt._support.checks import check_whole
+    from edge_opt._support.files import write_whole
+    from edge_opt.boards.calibration_file import load_calibration
+    from edge_opt.search.board_worker import find_board
+
+    if output is None:
+        raise InvalidInput("a board's calibration is not this host's own; name its file, as in -o board.json")
+    if threads is not None:
+        check_whole("--threads", threads)
+    board = find_board(address, tls_dir, insecure)
+    talk(f"calibrating {board.machine}; it takes about {seconds:g} s, and nothing else should run there")
+    found = board.calibrate(threads, seconds, tell=lambda event: talk(str(getattr(event, "text", ""))))
+    write_whole(output, found.decode("utf-8"))
+    return load_calibration(output)
 
 
 def _calibrated_figures(done: Calibration) -> dict[str, object]:
@@ -226,6 +167,7 @@ def _calibrated_figures(done: Calibration) -> dict[str, object]:
         "overhead_per_operator_s": done.overhead_per_operator_s,
         "overhead_per_module_s": done.overhead_per_module_s,
         "error_of_held_out_models": done.whole_deviation,
+        **({"remarks": list(done.remarks)} if done.remarks else {}),
     }
 
 
@@ -271,11 +213,7 @@ def doctor(
     if json:
         typer.echo(json_text.dumps(asdict(found), indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
+    console = result_console(highlight=False)
     for title, rows in (
         ("Machine", machine_rows(found)),
         ("Versions", [(name, number or "not installed") for name, number in found.versions]),
@@ -283,10 +221,8 @@ def doctor(
         ("Energy meters", facility_rows(found.meters)),
         ("Noise", noise_rows(found)),
     ):
-        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
-        for name, value in rows:
-            table.add_row(Text(name), Text(value))
-        console.print(table)
+        console.print(title, style="bold")
+        print_sentences(console, rows)
         console.print()
 
 

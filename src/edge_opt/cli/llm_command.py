@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Verbose, result_console, talk
 from edge_opt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def llm(
     output: _Outputs = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     fail_on_unfit: _FailOnUnfit = False,
+    verbose: Verbose = False,
+    legend: Legend = False,
     debug: Debug = False,
 ) -> None:
     """Whether a language model fits a device, how many tokens a second it writes there, and why.
@@ -78,7 +80,7 @@ def llm(
     """
     import edge_opt as eo
     from edge_opt.records import ServingComparison
-    from edge_opt.report.serving_tables import save_serving, serving_document, serving_writer, show_serving
+    from edge_opt.report.serving_tables import save_serving, serving_document, serving_writer
 
     for path in output or []:
         serving_writer(path)
@@ -107,11 +109,21 @@ def llm(
     if json:
         typer.echo(serving_document(reports), nl=False)
     else:
-        show_serving(reports, result_console())
+        _show(reports, verbose, legend)
     for path in output or []:
         talk(f"saved to {save_serving(reports, path)}")
     if fail_on_unfit and not all(report.memory.fits for report in reports):
         raise typer.Exit(NOT_SATISFIED)
+
+
+def _show(reports: tuple[ServingReport, ...], is_verbose: bool, has_legend: bool) -> None:
+    from edge_opt.report.legends import SERVING, print_legend
+    from edge_opt.report.serving_tables import show_serving
+
+    console = result_console()
+    show_serving(reports, console, is_verbose=is_verbose)
+    if has_legend:
+        print_legend(console, SERVING)
 
 
 def _source(text: str) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from edge_opt._support.waiting import doing
 from edge_opt.cli.arguments import (
     Arguments,
     Batch,
@@ -24,7 +25,7 @@ from edge_opt.cli.arguments import (
     read_arguments,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, Verbose, result_console, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import Loaded, load_model
 from edge_opt.report.table import LEVELS
@@ -40,7 +41,7 @@ Targets = Annotated[
         "--target",
         "-t",
         metavar="NAME",
-        help="A device, platform, calibration or host; several too.",
+        help="A device, platform, calibration or host.",
     ),
 ]
 RuntimeTimes = Annotated[
@@ -56,9 +57,7 @@ Output = Annotated[
         help="Save as .json, .csv, .md, .txt, .html or .trace.json; of an .onnx file also as .onnx or .nodes.json.",
     ),
 ]  # fmt: skip
-TimeOperators = Annotated[
-    bool, typer.Option("--time-operators", help="With --target host: time each distinct operator once.")
-]
+TimeOperators = Annotated[bool, typer.Option("--time-operators", help="With --target host: time each operator once.")]
 
 
 def profile(
@@ -78,10 +77,10 @@ def profile(
         float | None, typer.Option("--power-watts", help="Power for an energy proxy where no meter is usable.")
     ] = None,
     target: Targets = None,
-    precision: Annotated[str, typer.Option("--precision", help="There: fp32, fp16, bf16, int8 or int4.")] = "fp32",
+    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, int8, int4.")] = "fp32",
     runtime: Runtime = None,
     time_operators: TimeOperators = False,
-    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; a tree unless given.")] = None,
+    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; else a tree.")] = None,
     depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
         str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
@@ -93,6 +92,8 @@ def profile(
         bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
     ] = False,
     runtime_profile: RuntimeTimes = None,
+    verbose: Verbose = False,
+    legend: Legend = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -122,7 +123,7 @@ def profile(
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
             "--fail-on-unpriced": fail_on_unpriced, "--time-operators": time_operators,
             "--runtime-profile": runtime_profile,
-        }, json)  # fmt: skip
+        }, json=json, is_verbose=verbose, has_legend=legend)  # fmt: skip
         return
     here, asked = here_and_there(threads, measure, target[0] if target else None)
     place = {"target": target or None, "precision": precision, "runtime": runtime, "time_operators": time_operators,
@@ -134,11 +135,16 @@ def profile(
     if json:
         typer.echo(document(result), nl=False)
     else:
-        _show(result, depth, sort, top, shown)
+        _show(result, depth, sort, top, shown, is_verbose=verbose, has_legend=legend)
     for path in output or []:
         talk(f"saved to {_saved(path, result, loaded, cast('Level', level or 'leaves'), model)}")
+    if fail_on_unpriced:
+        _check_priced(result)
+
+
+def _check_priced(result: ModelProfile) -> None:
     missing = sum(item.count for item in result.unpriced)
-    if fail_on_unpriced and missing:
+    if missing:
         talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
         raise typer.Exit(NOT_SATISFIED)
 
@@ -179,6 +185,7 @@ def _profiled(
     import edge_opt as eo
 
     positional, named = with_example(arguments, loaded.example, loaded.name)
+    doing(f"tracing {loaded.name}")
     return eo.profile(
         loaded.model,
         positional or None,
@@ -191,7 +198,14 @@ def _profiled(
     )
 
 
-def _show(result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level) -> None:
+def _show(
+    result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level, *, is_verbose: bool,
+    has_legend: bool,
+) -> None:  # fmt: skip
+    from edge_opt.report.legends import PROFILE, print_legend
     from edge_opt.report.terminal import show
 
-    show(result, result_console(), depth=depth, sort=sort, top=top, level=level)
+    console = result_console()
+    show(result, console, depth=depth, sort=sort, top=top, level=level, is_verbose=is_verbose)
+    if has_legend:
+        print_legend(console, PROFILE)

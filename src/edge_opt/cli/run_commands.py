@@ -16,14 +16,12 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from edge_opt.records import SweepResult, SweepStatus
+    from edge_opt.records import SweepResult
     from edge_opt.run.config import RunConfig
     from edge_opt.run.run import RunResult
 
@@ -313,27 +311,15 @@ def status(
     \b
     edge-opt status outputs
     """
+    from edge_opt.report.record_sheets import status_lines
     from edge_opt.search.progress import status as status_of
 
     found = status_of(folder)
     if json:
         typer.echo(json_text.dumps({**asdict(found), "left": found.left, "is_running": found.is_running}, indent=1))
         return
-    for line in _lines(found):
-        typer.echo(line)
-
-
-def _lines(found: SweepStatus) -> Iterator[str]:
-    left = "" if found.left is None else f", {found.left} left"
-    yield f"{found.name}: {found.done} done ({found.accepted} accepted), {found.failed} failed{left}"
-    if found.is_running:
-        yield f"running as process {found.pid} on {found.host}: {', '.join(found.unfinished) or 'nothing just now'}"
-    elif found.left:
-        was = f"; {', '.join(found.unfinished)} was cut short" if found.unfinished else ""
-        yield f"not running{was}; run the same again to go on"
-    else:
-        yield "not running"
-    yield f"so far: {found.recommendation}" if found.left else found.recommendation
+    for line in status_lines(found):
+        say(line)
 
 
 def report(

@@ -1,22 +1,31 @@
-"""The shell around every command: a user's mistake is one sentence on stderr and exit code 2."""
+"""The shell around every command: what goes wrong is one sentence on stderr and an exit code, never a traceback."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from edge_opt.errors import EdgeOptError
+from edge_opt._support.waiting import console_width, telling
+from edge_opt.errors import EdgeOptError, SweepInterrupted
 from edge_opt.exported_file import TRUST
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
 NOT_SATISFIED = 1
+# Set, it keeps progress out of logs; a terminal shows it all the same.
+QUIET = "EDGE_OPT_QUIET"
+_INTERRUPTED = SweepInterrupted.exit_code
+_PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
 
 def _remember_debug(context: typer.Context, wanted: bool) -> bool:
@@ -28,6 +37,8 @@ def _remember_debug(context: typer.Context, wanted: bool) -> bool:
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every remark and source, too.")]
+Legend = Annotated[bool, typer.Option("--legend", help="Explain the headings.")]
 
 
 def _remember_trust(context: typer.Context, wanted: bool) -> bool:
@@ -51,23 +62,29 @@ class Shell(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with telling(is_log_wanted=not os.environ.get(QUIET)):
+                return super().invoke(ctx)
         except EdgeOptError as error:
-            if ctx.find_root().meta.get("edge_opt.debug"):
-                traceback.print_exc()
-            talk(f"error: {error}")
-            raise typer.Exit(error.exit_code) from error
+            raise self._ended(ctx, error, str(error), error.exit_code) from error
+        except KeyboardInterrupt as error:
+            raise self._ended(ctx, error, "interrupted; files that were finished are whole", _INTERRUPTED) from error
+        except BrokenPipeError as error:
+            # Whoever reads has seen enough: no error, and nothing to say.
+            _give_up_stdout()
+            raise typer.Exit(_PIPE_CLOSED) from error
         except OSError as error:
-            # A pipe that nobody reads is not an error of ours; the rest is a disk or a permission.
-            if error.errno is None or isinstance(error, BrokenPipeError):
+            if error.errno is None:
                 raise
-            if ctx.find_root().meta.get("edge_opt.debug"):
-                traceback.print_exc()
-            talk(f"error: {_refused(error)}")
-            raise typer.Exit(EdgeOptError.exit_code) from error
+            raise self._ended(ctx, error, refused(error), EdgeOptError.exit_code) from error
+
+    def _ended(self, ctx: Any, error: BaseException, sentence: str, code: int) -> typer.Exit:
+        if ctx.find_root().meta.get("edge_opt.debug"):
+            traceback.print_exception(error)
+        talk(sentence if isinstance(error, KeyboardInterrupt) else f"error: {sentence}")
+        return typer.Exit(code)
 
 
-def _refused(error: OSError) -> str:
+def refused(error: OSError) -> str:
     """A file or a disk that refuses, in one sentence."""
     where = f"use {error.filename}" if error.filename else "read or write"
     return (
@@ -76,14 +93,67 @@ def _refused(error: OSError) -> str:
     )
 
 
+def run_to_the_end(command: Callable[[], object]) -> None:
+    """Run the command line; what is printed is really written, or a sentence says why it is not."""
+    code: object = 0
+    try:
+        try:
+            command()
+        except SystemExit as ended:
+            code = ended.code
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+        talk("interrupted; files that were finished are whole")
+    except OSError as error:
+        code = _PIPE_CLOSED if error.errno == errno.EPIPE else EdgeOptError.exit_code
+        if code != _PIPE_CLOSED:
+            talk(f"error: cannot print the result: {error.strerror}; send it to another place")
+        _give_up_stdout()
+    raise SystemExit(code)
+
+
+def _give_up_stdout() -> None:
+    """Let nothing be written at the interpreter's end: it would fail again, with a traceback."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+
+
+def result_width() -> int:
+    """Columns of the result; a pipe has no width of its own, and 80 columns would hide half of a table."""
+    return console_width() if sys.stdout.isatty() else console_width(120) if _is_width_given() else 120
+
+
+def _is_width_given() -> bool:
+    columns = os.environ.get("COLUMNS", "")
+    return columns.isdecimal() and int(columns) > 0
+
+
 def result_console(**options: Any) -> Console:
-    """Where a result is printed; a pipe has no width of its own, and 80 columns would hide half of a table."""
+    """Where a result is printed."""
     from rich.console import Console
 
-    is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if is_fixed else 120, **options)
+    class Result(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Result(width=result_width(), **options)
+
+
+def say(text: str) -> None:
+    """Print a result; where the terminal knows fewer letters, with the nearest that it has."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        from edge_opt.report.terminal import as_ascii
+
+        text = as_ascii(text)
+    typer.echo(text)
 
 
 def talk(sentence: str) -> None:
     """Tell the user something that is not the result."""
-    typer.echo(sentence, err=True)
+    try:
+        typer.echo(sentence, err=True)
+    except OSError:  # stderr is closed or full, too: the exit code is all that is left
+        return

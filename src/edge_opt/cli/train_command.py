@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edge_opt.cli.arguments import Batch, Inputs, Keywords, Maker, ModelArgument, read_arguments, with_example
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, result_console, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import find_object, load_model, parse_reference
 
@@ -47,6 +47,7 @@ def train_cost(
     output: Annotated[
         list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .html, .md or .txt.")
     ] = None,
+    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the step as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -58,6 +59,7 @@ def train_cost(
     edge-opt train-cost net.py:Net -i 32x3x32x32 --budget-mb 512 --what-helps
     """
     import edge_opt as eo
+    from edge_opt.report.legends import TRAINING, print_legend
     from edge_opt.report.training_tables import show_training, training_document, training_writer
 
     for path in output or []:
@@ -78,7 +80,10 @@ def train_cost(
     if json:
         typer.echo(training_document(step), nl=False)
     else:
-        show_training(step, result_console(), top)
+        console = result_console()
+        show_training(step, console, top)
+        if legend:
+            print_legend(console, TRAINING)
     for path in output or []:
         talk(f"saved to {step.save(path)}")
     if budget is not None and step.peak_bytes > budget * 2**20:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_opt._support.waiting import doing
 from edge_opt.compress.export import Tensors, require
 
 METHODS = ("minmax", "entropy", "percentile")
@@ -64,7 +65,8 @@ class Observer:
 
     def values(self, batches: Iterable[Tensors]) -> Iterator[tuple[str, Any]]:
         """Each tensor by name with its values, batch by batch."""
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
+            doing(f"quantising: ranges of calibration batch {number}")
             feeds = {name: tensor.numpy() for name, tensor in zip(self._names, batch, strict=True)}
             # Without a name the session would return every output.
             yield from zip(self._inner, self._session.run(self._inner, feeds) if self._inner else [], strict=True)

@@ -15,6 +15,7 @@ from torch import nn
 
 from edge_opt._support.checks import is_number
 from edge_opt._support.files import own_folder, publish, staging
+from edge_opt._support.waiting import doing, telling
 from edge_opt.compress.activation_ranges import Ranges
 from edge_opt.compress.agreement import agreement, bound_of, disagreement, first_difference, sized, trouble_of
 from edge_opt.compress.dynamic import chosen_scheme, quantize_dynamic, quantize_weights
@@ -150,7 +151,8 @@ class _Verification:
 def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Verification) -> Converted:
     """Made aside, tried, verified, and then put in place."""
     subject, place, checks, answers = job.subject, job.folder, held.checks, held.answers
-    with staging(place) as aside:
+    with telling(), staging(place) as aside:
+        doing(f"converting to {precision} for {runtime}")
         job = replace(job, folder=aside)
         curve: tuple[SparedPoint, ...] = ()
         if held.budget is not None:
@@ -160,6 +162,7 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         if made.batch is not None and any(made.batch != len(check[0]) for check in checks if check[0].dim()):
             checks = in_batches_of(checks, made.batch)[:_FIXED_BATCHES]
             answers = [None] * len(checks)
+        doing(f"comparing {precision} on {runtime} with the original")
         kernels, layers, found = _tried(made, runtime, precision, subject, checks, answers, held.source)
         if held.must_run:
             _check_effective(layers, precision, runtime, job.spare)
@@ -206,6 +209,7 @@ def _auto_spared(
     path = job.folder / first.filename
 
     def attempt(spared: tuple[str, ...]) -> Agreement:
+        doing(f"trying int8 with {len(spared)} layers in float")
         if job.scheme == "static":
             known[:] = [_static(replace(first, spare=spared), source, path, known[0] if known else None)]
         else:
@@ -393,6 +397,7 @@ def _in_onnx(name: str) -> Any:
         if name == "fp32" and job.exported is not None:
             return _copied(job.exported, job.folder)
         path = job.folder / job.filename
+        doing(f"exporting to ONNX in {name}")
         if name == "fp32" and _is_float32(job.subject.model):
             done = export(job.subject, path)
         else:
@@ -422,6 +427,7 @@ def _int8(job: Job) -> Made:
     source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
     path = job.folder / job.filename
     is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
+    doing(f"quantising to int8, {job.scheme}")
     remarks: tuple[str, ...] = ()
     if job.scheme == "dynamic":
         quantize_dynamic(source.path, path, job.spare, is_reduced(job.reduce_range), is_big)

@@ -157,6 +157,8 @@ def _bottlenecks(
 
 
 _NAMED = 4
+# Reasons that say of layers that they became faster or slower.
+_CLAIMS: tuple[Topic, ...] = ("time", "slower layers", "shortfall")
 # Less than this share of the time is not worth a sentence.
 _WORTH_SAYING = 0.02
 
@@ -221,6 +223,9 @@ def explain(
         *_circumstances(old, new, old_latency, new_latency),
         *_cost(metric, metric_direction, before_score, after_score),
     ]
+    if compared is not None and compared.verdict == "equal":
+        # Parts of a whole that shows no difference show none either: what they differ by is noise.
+        reasons = [reason for reason in reasons if reason.topic not in _CLAIMS]
     # What was saved, then what has a time of its own, the longest on top; the rest keeps its order.
     reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
     headline = _headline(macs, moved, compared, old_latency, new_latency)

@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
 from edge_opt._support.state import as_found
+from edge_opt._support.waiting import doing, telling
 from edge_opt.boards.targets import Target, find_target
 from edge_opt.compress.channels import (
     NONE,
@@ -172,6 +173,7 @@ def make_plan(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, request: PruneRequest, loader: Iterable[Any] | None
 ) -> Plan:
     """Follow the channels of a model, rank them, and set apart those that cannot go."""
+    doing("pruning: which channels hang together")
     if isinstance(model, torch.jit.ScriptModule):
         raise InvalidInput("a scripted model cannot be pruned; pass the module that it was scripted from")
     if any(tensor.is_meta for tensor in model.parameters()):
@@ -369,7 +371,7 @@ def prune(
     _check_request(model, request, loader, reconstruct)
     latency = latency_for(request, latency_of, place, {"runtime": runtime, "threads": threads})
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
-    with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
+    with telling(), as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, data)
         pruned = _carried_out(model, plan, request, latency)
         if data is not None:
@@ -383,6 +385,7 @@ def _exported(pruned: Pruned, inputs: Any, kwargs: Mapping[str, Any] | None) -> 
 
 
 def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: Latency | None) -> Pruned:
+    doing("pruning: removing channels, and proving the result")
     if all(group.refused for group in plan.found.groups):
         reasons = "; ".join(dict.fromkeys(str(group.refused) for group in plan.found.groups)) or "it has no layers"
         raise PruningFailed(f"nothing in {type(model).__name__} can be pruned: {reasons}")
@@ -422,6 +425,7 @@ def _heal(
     model: nn.Module, plan: Plan, pruned: Pruned, data: Iterable[Any], reestimate: bool, reconstruct: bool
 ) -> None:
     """Let kept channels of the pruned copy stand in for removed ones, and its norms see it as it is."""
+    doing("pruning: fitting what is left to the outputs of the original")
     if not pruned.spec.kept:
         return
     if reconstruct:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from edge_opt._support.state import as_found
+from edge_opt._support.waiting import doing, telling
 from edge_opt.compress.channels import NONE
 from edge_opt.compress.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
 from edge_opt.compress.recipe import apply_spec
@@ -139,8 +140,9 @@ def sensitivity(
         check_path(model, path)
     own = metric if callable(metric) and takes_model(metric) else None
     task = task_of("accuracy" if own or metric is None else metric, loss, forward, collate, metric_direction)
-    with as_found([], training=False), torch.no_grad():
+    with telling(), as_found([], training=False), torch.no_grad():
         base = working_copy(model)
+        doing("sensitivity: reading batches")
         data = list(task.batches(base, loader, batches))
         trial = _Trial.begin(base, data, task, own)
         chosen = {path: layer for path, layer in trial.layers.items() if layers is None or _is_chosen(path, layers)}
@@ -148,7 +150,8 @@ def sensitivity(
         rows: list[LayerSensitivity] = []
         unchanged: list[tuple[str, str]] = []
         cache: dict[bytes, _Outcome] = {}
-        for path, layer in chosen.items():
+        for place, (path, layer) in enumerate(chosen.items(), start=1):
+            doing(f"sensitivity: layer {place} of {len(chosen)}, {path}")
             if plan is not None:
                 rows += _pruned_rows(trial, plan, path, prune, cache, unchanged)
             rows += [_quantized_row(trial, path, layer, precision) for precision in precisions]

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from edge_opt._support.checks import check_whole
 from edge_opt._support.state import as_found
+from edge_opt._support.waiting import stderr_console
 from edge_opt.compress.rounding import rounding_layers
 from edge_opt.compress.runtimes import needs_reduced_range
 from edge_opt.compress.scoring import first_tensor
@@ -256,11 +257,10 @@ def _bar(is_wanted: bool, epochs: int) -> Iterator[Callable[[int, int, float], N
     if not is_wanted or stream is None or not stream.isatty():
         yield lambda epoch, step, loss: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("fine-tuning"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+    with Progress(*columns, console=stderr_console(), transient=True) as bar:
         task = bar.add_task("", total=epochs)
 
         def advance(epoch: int, step: int, loss: float) -> None:

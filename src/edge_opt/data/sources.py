@@ -22,6 +22,7 @@ import torch
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import DataNotFound, InvalidInput
+from edge_opt.records.shown import Record
 
 
 def fingerprint(loader: Iterable[Any]) -> str:
@@ -51,7 +52,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Splits:
+class Splits(Record):
     """Four loaders of (inputs, labels) batches.
 
     Attributes:

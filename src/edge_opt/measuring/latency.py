@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
 from edge_opt.measuring.allocator import kept_memory
-from edge_opt.measuring.machine import CPU, Device, machine_cpu_s
+from edge_opt.measuring.machine import CPU, Device, machine_cpu_s, usable_cores
 from edge_opt.measuring.statistics import CONTENDED_CORES, latency_of, median, relative_half_width
 from edge_opt.records import Environment, Latency
 
@@ -163,6 +163,25 @@ def wait_for_quiet(
             return True
         before = now
     return False
+
+
+def busy_remark(
+    clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep, cores: int | None = None
+) -> str | None:
+    """What other programs do on this machine just now, in a sentence; None where they leave it alone.
+
+    Args:
+        clock: Where time comes from; the machine's own clocks unless given.
+        sleep: How to wait.
+        cores: Cores of the machine, of which others may use a tenth; those there are unless given.
+    """
+    watch, known = Stopwatch(clock or Clock(), CPU), cores or usable_cores()
+    before = watch.usage()
+    sleep(_LOOK_S)
+    others = cores_of_others(before, watch.usage())
+    if others is None or others <= CONTENDED_CORES * known:
+        return None
+    return f"other programs keep {others:.1f} of {known} cores busy"
 
 
 # Told after each round: the share of the longest time that is over, and how far it came.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from edge_opt import units
 from edge_opt.records.measurements import Comparison
+from edge_opt.records.shown import Record, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +20,7 @@ PRUNE_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TensorShape:
+class TensorShape(Record):
     """A tensor of the original model's state, by which that model is recognized.
 
     Attributes:
@@ -31,7 +33,7 @@ class TensorShape:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptIndices:
+class KeptIndices(Record):
     """What is left of one dimension of a tensor of the original model.
 
     Attributes:
@@ -46,7 +48,7 @@ class KeptIndices:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedAttribute:
+class ChangedAttribute(Record):
     """An attribute of a module that counts channels, heads or groups.
 
     Attributes:
@@ -61,7 +63,7 @@ class ChangedAttribute:
 
 
 @dataclass(frozen=True, slots=True)
-class PruneSpec:
+class PruneSpec(Record):
     """The recipe of a pruned model: all that turns the original into it, except the weights.
 
     Attributes:
@@ -82,7 +84,7 @@ class PruneSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PruneRequest:
+class PruneRequest(Record):
     """What was asked for: one ratio, ratios by layer, or a share of MACs or of latency that is to remain.
 
     Attributes:
@@ -111,7 +113,7 @@ class PruneRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerChannels:
+class LayerChannels(Record):
     """Output channels of one layer, or the heads of an attention layer.
 
     Attributes:
@@ -137,7 +139,7 @@ class LayerChannels:
 
 
 @dataclass(frozen=True, slots=True)
-class Shortfall:
+class Shortfall(Record):
     """A layer that lost less than asked.
 
     Attributes:
@@ -154,7 +156,7 @@ class Shortfall:
 
 
 @dataclass(frozen=True, slots=True)
-class PruneResult:
+class PruneResult(Shown):
     """What the pruned model costs beside the original, by our own count, on the example inputs.
 
     Attributes:
@@ -207,7 +209,7 @@ class PruneResult:
 
 
 @dataclass(frozen=True, slots=True)
-class PruneCheck:
+class PruneCheck(Record):
     """What was run to prove the pruned model.
 
     Attributes:
@@ -225,7 +227,7 @@ class PruneCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(Shown):
     """A pruned copy of a model, the recipe that rebuilds it, and what was reached of what was asked.
 
     Attributes:
@@ -244,10 +246,12 @@ class Pruned:
     shortfalls: tuple[Shortfall, ...]
     check: PruneCheck
 
-    def __str__(self) -> str:
-        from edge_opt.report.results import pruned_text
-
-        return pruned_text(self.asked, self.achieved, self.shortfalls)
+    def _brief(self) -> str:
+        got = self.achieved
+        return (
+            f"{type(self.model).__name__}: {units.percent(got.macs_ratio)} of the MACs and "
+            f"{units.percent(got.params_ratio)} of the parameters remain, {len(got.layers)} layers"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the model and its recipe, as JSON holds it."""
@@ -257,7 +261,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochRecord:
+class EpochRecord(Record):
     """One epoch of fine-tuning.
 
     Attributes:
@@ -279,7 +283,7 @@ Topic = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class LayerChange:
+class LayerChange(Record):
     """One layer before and after. None where the layer is not there, or its time was not measured.
 
     Attributes:
@@ -319,7 +323,7 @@ class LayerChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Record):
     """One cause with its figures in a sentence.
 
     Attributes:
@@ -336,7 +340,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Shown):
     """Why the second model is faster than the first, or is not.
 
     Attributes:
@@ -368,15 +372,12 @@ class Explanation:
         rows = [{**{name: getattr(row, name) for name in names}, "saved_s": row.saved_s} for row in self.layers]
         return pd.DataFrame(rows, columns=[*names, "saved_s"])
 
-    def __str__(self) -> str:
-        return "\n".join([self.headline, *(f"- {reason.sentence}" for reason in self.reasons)])
-
 
 Change = Literal["prune", "quantize"]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSensitivity:
+class LayerSensitivity(Record):
     """One layer changed, all others as they were.
 
     Attributes:
@@ -405,7 +406,7 @@ class LayerSensitivity:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class Sensitivity(Shown):
     """What each layer's change costs. Pruning is real; quantization is simulated in floating point.
 
     Attributes:
@@ -455,8 +456,3 @@ class Sensitivity:
 
         plain: dict[str, Any] = to_plain(self)
         return plain
-
-    def __str__(self) -> str:
-        from edge_opt.report.results import sensitivity_text
-
-        return sensitivity_text(self)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from edge_opt import units
 from edge_opt.records.devices import Precision
+from edge_opt.records.shown import Record, Shown
 
 Runtime = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(Shown):
     """An ONNX file in float32, ready to be quantised.
 
     Attributes:
@@ -32,7 +34,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPrecision:
+class LayerPrecision(Record):
     """What one layer with weights or a product really runs in.
 
     Attributes:
@@ -51,7 +53,7 @@ class LayerPrecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Record):
     """One kernel that a runtime executed.
 
     Attributes:
@@ -84,7 +86,7 @@ _CONVERTING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAgreement:
+class BatchAgreement(Record):
     """A converted model against the original at one batch size.
 
     Attributes:
@@ -103,7 +105,7 @@ class BatchAgreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Shown):
     """A converted model against the original on the same inputs.
 
     Attributes:
@@ -137,7 +139,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class SparedPoint:
+class SparedPoint(Record):
     """One try of mixed precision: some layers in float, the others in int8.
 
     Attributes:
@@ -154,7 +156,7 @@ class SparedPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class Converted(Shown):
     """A model in another precision or runtime, verified.
 
     Attributes:
@@ -189,6 +191,13 @@ class Converted:
     model: Any = field(default=None, repr=False, compare=False)
     curve: tuple[SparedPoint, ...] = ()
 
+    def _brief(self) -> str:
+        kept = len(self.layers) - len(self.kept_layers)
+        return (
+            f"{self.precision} on {self.runtime}: runs in {self.effective_precision}, {kept} of {len(self.layers)} "
+            f"layers as asked, {units.size(self.size_bytes)}, {self.path}"
+        )
+
     @property
     def kept_layers(self) -> tuple[LayerPrecision, ...]:
         """Layers that do not run in the precision that was asked for, each with its reason."""
@@ -196,7 +205,7 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerProfile:
+class RunnerProfile(Shown):
     """Seconds of each kernel by the runtime's own profiler, which slows the run down: read shares, not a latency.
 
     Attributes:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
+from edge_opt.records.shown import Record, Shown
+
 Shape = tuple[int, ...]
 Role = Literal["activation", "parameter", "buffer", "input"]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(Record):
     """One tensor as an operator saw it.
 
     Attributes:
@@ -53,7 +55,7 @@ class SparseInfo(TensorInfo):
 
 
 @dataclass(frozen=True, slots=True)
-class OpSignature:
+class OpSignature(Record):
     """One operator on one set of shapes; calls that look alike share it.
 
     Attributes:
@@ -106,7 +108,7 @@ def _tensors(values: tuple[Any, ...]) -> list[TensorInfo]:
 
 
 @dataclass(frozen=True, slots=True)
-class OpCall:
+class OpCall(Record):
     """One operator in order of execution: which module ran it, which storages it touched, what was alive then.
 
     Attributes:
@@ -127,7 +129,7 @@ class OpCall:
 
 
 @dataclass(frozen=True, slots=True)
-class StorageInfo:
+class StorageInfo(Record):
     """Memory behind one or more tensors.
 
     Attributes:
@@ -144,7 +146,7 @@ class StorageInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleCall:
+class ModuleCall(Record):
     """One call of one module. Parameters stand with the first call of the module that owns them.
 
     Attributes:
@@ -179,7 +181,7 @@ class ModuleCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Record):
     """What a model called, on which shapes, in which order.
 
     Attributes:
@@ -219,7 +221,7 @@ Status = Literal["priced", "free", "unpriced"]
 
 
 @dataclass(frozen=True, slots=True)
-class OpCost:
+class OpCost(Record):
     """What an operator costs.
 
     Attributes:
@@ -258,7 +260,7 @@ class OpCost:
 
 
 @dataclass(frozen=True, slots=True)
-class OpPrice:
+class OpPrice(Record):
     """What the cost rules say about one signature.
 
     Attributes:
@@ -273,7 +275,7 @@ class OpPrice:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCost:
+class LayerCost(Record):
     """One module call with the work it does itself; its children have rows of their own.
 
     Attributes:
@@ -294,7 +296,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Record):
     """One operator call with its price, as `ModelProfile.operators` lists them.
 
     Attributes:
@@ -321,7 +323,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpriced:
+class Unpriced(Record):
     """Operators without a rule: their cost is unknown, so every total is a lower bound.
 
     Attributes:
@@ -336,7 +338,7 @@ class Unpriced:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Shown):
     """The whole model.
 
     Attributes:
@@ -375,7 +377,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class PeakMemory:
+class PeakMemory(Shown):
     """Most activation bytes alive at once in an eager run, and where.
 
     Attributes:
@@ -392,7 +394,7 @@ class PeakMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Record):
     """One reason why two ways of counting differ.
 
     Attributes:
@@ -407,7 +409,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciliation:
+class Reconciliation(Shown):
     """Our count, another tool's count of the same trace, and the difference by cause; the causes add up exactly.
 
     Attributes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from edge_opt.records.shown import Record, Shown
+
 FigureKind = Literal["vendor", "measured", "secondary", "derived"]
 Engine = Literal["cpu", "gpu", "npu", "all"]
 # int4 is of weights alone: they are widened to 16 bits where they are used.
@@ -13,7 +15,7 @@ Bound = Literal["memory", "compute", "overhead", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Record):
     """One number about a device, who says so, and how they know.
 
     Attributes:
@@ -32,7 +34,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Bandwidth:
+class Bandwidth(Record):
     """Bytes per second by one method.
 
     Attributes:
@@ -47,7 +49,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Record):
     """Operations per second of one engine at one precision.
 
     Attributes:
@@ -62,7 +64,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class Power(Record):
     """Watts of the whole device in one state.
 
     Attributes:
@@ -75,7 +77,7 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownLatency:
+class KnownLatency(Record):
     """How long a named model takes on the device, as somebody published it.
 
     Attributes:
@@ -88,7 +90,7 @@ class KnownLatency:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSpec:
+class DeviceSpec(Shown):
     """A device: what is known about it, datasheet and measurement apart. None and an absent entry mean: not known.
 
     Attributes:
@@ -157,7 +159,7 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class UsedBandwidth:
+class UsedBandwidth(Record):
     """The bandwidth that a roofline stands on.
 
     Attributes:
@@ -174,7 +176,7 @@ class UsedBandwidth:
 
 
 @dataclass(frozen=True, slots=True)
-class RooflinePoint:
+class RooflinePoint(Record):
     """One layer under the roof, or the whole model.
 
     Attributes:
@@ -234,7 +236,7 @@ class RooflinePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Roofline:
+class Roofline(Shown):
     """A model under the roof of one engine of a device, at one precision, unfused and fused.
 
     Fused means that a batch norm with running statistics and an activation behind a convolution or a product happen in
@@ -270,7 +272,7 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class Utilization:
+class Utilization(Shown):
     """How well a layer, or the whole model, uses the device, in numbers and in words.
 
     Attributes:
@@ -299,7 +301,7 @@ SCRATCH_IS_APART = "memory is that of tensors: what kernels allocate inside (scr
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFit:
+class BatchFit(Shown):
     """The largest batch that fits, and what it needs. Where nothing fits, the bytes are those of one sample.
 
     Attributes:

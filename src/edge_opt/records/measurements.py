@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from edge_opt.records.shown import Record, Shown
+
 EnergySource = Literal["rapl", "nvml", "jetson", "proxy", "model"]
 Verdict = Literal["equal", "faster", "slower"]
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Record):
     """A 95 % bootstrap interval.
 
     Attributes:
@@ -23,7 +25,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(Shown):
     """Seconds per forward.
 
     Attributes:
@@ -69,7 +71,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Shown):
     """One latency against a baseline.
 
     Attributes:
@@ -87,7 +89,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerLatency:
+class LayerLatency(Record):
     """Time that one module call spends itself, children apart.
 
     Attributes:
@@ -112,7 +114,7 @@ class LayerLatency:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerLatencies:
+class LayerLatencies(Shown):
     """Layers and what lies between them; together they are `whole_s` exactly.
 
     Attributes:
@@ -132,7 +134,7 @@ class LayerLatencies:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleMemory:
+class ModuleMemory(Record):
     """Device memory around one module call.
 
     Attributes:
@@ -151,7 +153,7 @@ class ModuleMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredMemory:
+class MeasuredMemory(Shown):
     """The allocator's peak during a forward, weights and inputs apart, and where it is.
 
     Attributes:
@@ -178,7 +180,7 @@ class MeasuredMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Energy:
+class Energy(Shown):
     """Joules per forward, and where the figure comes from; a proxy or a model is never a measurement.
 
     Attributes:
@@ -195,7 +197,7 @@ class Energy:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Record):
     """An energy meter that cannot be used here.
 
     Attributes:
@@ -208,7 +210,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Shown):
     """The machine and the process a measurement was made in.
 
     Attributes:
@@ -237,7 +239,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerStep:
+class LayerStep(Record):
     """What one module took in a forward and backward, without its children; all its calls together.
 
     Attributes:
@@ -254,7 +256,7 @@ class LayerStep:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredStep:
+class MeasuredStep(Record):
     """A real forward and backward, the loss being the sum of the output; without an optimizer.
 
     Attributes:
@@ -275,7 +277,7 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Shown):
     """Everything measured at one time; what was not asked for is None.
 
     Attributes:
@@ -298,7 +300,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Facility:
+class Facility(Record):
     """A device or an energy meter, and whether it can be used here.
 
     Attributes:
@@ -311,7 +313,7 @@ class Facility:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """What a measurement on this machine would rest on.
 
     Attributes:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from edge_opt import units
 from edge_opt.records.costs import OpSignature, Shape
 from edge_opt.records.devices import BatchFit, Bound, Precision
 from edge_opt.records.measurements import Energy, Environment, ModuleMemory
+from edge_opt.records.shown import Record, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +20,7 @@ PeakClass = Literal["gemm", "conv3x3", "conv1x1", "depthwise", "strided"]
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorSample:
+class OperatorSample(Record):
     """One operator as it was timed.
 
     Attributes:
@@ -35,7 +37,7 @@ class OperatorSample:
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceRun:
+class ReferenceRun(Record):
     """A whole forward of a reference model beside the sum of its operators: what lies between operators.
 
     Attributes:
@@ -58,7 +60,7 @@ class ReferenceRun:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredPeak:
+class MeasuredPeak(Record):
     """Operations per second of one class of work at one precision, as its best kernel here reaches.
 
     Attributes:
@@ -73,7 +75,7 @@ class MeasuredPeak:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredBandwidth:
+class MeasuredBandwidth(Record):
     """What a copy in memory reaches.
 
     Attributes:
@@ -86,7 +88,7 @@ class MeasuredBandwidth:
 
 
 @dataclass(frozen=True, slots=True)
-class FreshOutput:
+class FreshOutput(Record):
     """Time to write a new tensor, beside writing one that was written before.
 
     Attributes:
@@ -101,7 +103,7 @@ class FreshOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupDeviation:
+class GroupDeviation(Record):
     """How far predictions of one group of operators are off.
 
     Attributes:
@@ -114,7 +116,7 @@ class GroupDeviation:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Shown):
     """A machine as it was measured; everything a prediction there rests on.
 
     Attributes:
@@ -132,6 +134,7 @@ class Calibration:
         samples: Operators as they were timed.
         whole_deviation: Error of predicted whole models that were held out: standard deviation of the logarithm.
         deviations: The same for operators, by group.
+        remarks: What disturbed it; empty where nothing did.
     """
 
     name: str
@@ -148,6 +151,7 @@ class Calibration:
     samples: tuple[OperatorSample, ...]
     whole_deviation: float
     deviations: tuple[GroupDeviation, ...]
+    remarks: tuple[str, ...] = ()
 
     def peak(self, work: str, precision: str) -> float | None:
         """Operations per second of one class of work; None where torch has no kernel for it.
@@ -169,7 +173,7 @@ Basis = Literal["calibrated", "timed", "fitted", "roofline"]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPrediction:
+class LayerPrediction(Record):
     """What one module call would take, children apart.
 
     Attributes:
@@ -197,7 +201,7 @@ class LayerPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Shown):
     """What the whole model would take on a target; its layers add up to `seconds`.
 
     Attributes:
@@ -227,13 +231,22 @@ class Prediction:
     energies: tuple[Energy, ...]
     remarks: tuple[str, ...]
 
+    def _brief(self) -> str:
+        time = "no time known" if self.seconds is None else units.duration(self.seconds)
+        ends = (
+            ""
+            if self.low is None or self.high is None
+            else (f" ({units.duration(self.low)} to {units.duration(self.high)})")
+        )
+        return f"{time}{ends} on {self.target} in {self.precision}, {self.basis}, {len(self.layers)} layers"
+
 
 # Who says what peak memory is; a measured one stands in its own record.
 MemoryKind = Literal["static eager", "static planner"]
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryNeed:
+class MemoryNeed(Shown):
     """Peak memory of one forward. What kernels allocate inside (scratch) is not in it.
 
     Attributes:
@@ -256,7 +269,7 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemoryPoint:
+class DeviceMemoryPoint(Record):
     """Bytes on the device while one operator runs, weights and inputs included: its highest point.
 
     Attributes:
@@ -275,7 +288,7 @@ class DeviceMemoryPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(Shown):
     """What a device's caching allocator would hold during one forward, by simulation; in bytes.
 
     Attributes:
@@ -315,14 +328,9 @@ class DeviceMemory:
         """Share of the reserved bytes that no tensor asked for, at the peaks: rounding, remainders and gaps."""
         return 1.0 - self.requested_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
-    def __str__(self) -> str:
-        from edge_opt.report.terminal import device_memory_text
-
-        return device_memory_text(self)
-
 
 @dataclass(frozen=True, slots=True)
-class TargetFit:
+class TargetFit(Record):
     """One target: what was predicted there, and whether the model fits.
 
     Attributes:
@@ -348,7 +356,7 @@ class TargetFit:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetComparison:
+class TargetComparison(Shown):
     """A model on several targets, in the order they were asked for.
 
     Attributes:
@@ -365,13 +373,23 @@ class TargetComparison:
     memory: MemoryNeed
     targets: tuple[TargetFit, ...]
 
+    def _brief(self) -> str:
+        names = ", ".join(fit.prediction.target for fit in self.targets)
+        return f"{self.model} in {self.precision}, {units.size(self.memory.total_bytes)}, on {names}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about the figures; a sentence that holds for several targets stands once, with their names."""
+        said: dict[str, list[str]] = {}
+        for fit in self.targets:
+            found = fit.prediction
+            energies = [f"energy: {energy.note}" for energy in found.energies[:1]]
+            for remark in (*energies, *found.remarks, *fit.remarks):
+                said.setdefault(remark, []).append(found.target)
+        return tuple(f"{', '.join(names)}: {remark}" for remark, names in said.items())
+
     def to_dataframe(self) -> pd.DataFrame:
         """One row per target; exact numbers, None where a figure is not known."""
         from edge_opt.report.results import dataframe
 
         return dataframe(self)
-
-    def __str__(self) -> str:
-        from edge_opt.report.results import render
-
-        return render(self)

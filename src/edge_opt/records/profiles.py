@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from edge_opt import units
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Shape, Totals, Trace, Unpriced
 from edge_opt.records.measurements import Comparison, Measurement
 from edge_opt.records.predictions import DeviceMemory, Prediction
+from edge_opt.records.shown import Record, Shown
 from edge_opt.records.training_steps import TrainingCost
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class ModelProfile:
+class ModelProfile(Shown):
     """What a model costs: the trace, its prices, and the views people ask for.
 
     Attributes:
@@ -54,6 +56,15 @@ class ModelProfile:
     predictions: tuple[Prediction, ...] = ()
     training: TrainingCost | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    def _brief(self) -> str:
+        shapes = ", ".join(map(units.shape, self.trace.modules[0].input_shapes)) if self.trace.modules else "nothing"
+        targets = f", predicted for {', '.join(found.target for found in self.predictions)}" if self.predictions else ""
+        return (
+            f"{self.name} on {shapes}: {units.count(self.totals.macs)} MACs, {units.count(self.totals.params)} "
+            f"parameters, peak {units.size(self.peak.live_bytes)}, {len(self.layers)} layers"
+            f"{', measured' if self.measurement else ''}{targets}"
+        )
 
     @property
     def peak_activation_bytes(self) -> int:
@@ -139,23 +150,13 @@ class ModelProfile:
 
         log_to(self, writer, step, prefix)
 
-    def _repr_html_(self) -> str:
-        from edge_opt.report.html import profile_html
-
-        return profile_html(self)
-
-    def __str__(self) -> str:
-        from edge_opt.report.terminal import render
-
-        return render(self)
-
 
 Change = Literal["same", "changed", "renamed", "added", "removed", "absent"]
 FigureUnit = Literal["count", "bytes", "time", "energy", "share", "rate"]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerFigures:
+class LayerFigures(Record):
     """What one layer of one model costs itself.
 
     Attributes:
@@ -215,7 +216,7 @@ class LayerFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedLayer:
+class ComparedLayer(Record):
     """One layer in every model.
 
     Attributes:
@@ -251,7 +252,7 @@ class ComparedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedFigure:
+class ComparedFigure(Record):
     """One figure of the whole in every model.
 
     Attributes:
@@ -288,7 +289,7 @@ class ComparedFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelComparison:
+class ModelComparison(Shown):
     """Models against the first of them, the baseline.
 
     Attributes:
@@ -359,23 +360,13 @@ class ModelComparison:
 
         return save(self, path)
 
-    def __str__(self) -> str:
-        from edge_opt.report.comparison import render
-
-        return render(self)
-
-    def _repr_html_(self) -> str:
-        from edge_opt.report.html import comparison_html
-
-        return comparison_html(self)
-
 
 Outcome = Literal["holds", "broken", "undecided", "unknown"]
 Relation = Literal["<=", "<", ">=", ">"]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Record):
     """A limit on one figure.
 
     Attributes:
@@ -409,7 +400,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Increase:
+class Increase(Record):
     """By how much a figure may grow over a baseline: a share of it, or an amount.
 
     Attributes:
@@ -426,7 +417,7 @@ class Increase:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Record):
     """One layer's part in a figure, in the metric's unit.
 
     Attributes:
@@ -443,7 +434,7 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedBudget:
+class CheckedBudget(Record):
     """One budget and what came of it.
 
     Attributes:
@@ -468,7 +459,7 @@ class CheckedBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Shown):
     """Every budget with its outcome; one that is unknown fails.
 
     Attributes:
@@ -504,13 +495,3 @@ class CheckResult:
         from edge_opt.report.checks import save
 
         return save(self, path)
-
-    def __str__(self) -> str:
-        from edge_opt.report.checks import render
-
-        return render(self)
-
-    def _repr_html_(self) -> str:
-        from edge_opt.report.checks import check_html
-
-        return check_html(self)

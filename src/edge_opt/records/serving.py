@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_opt.records.devices import Bound
 from edge_opt.records.measurements import Energy
+from edge_opt.records.shown import Record, Shown
 
 if TYPE_CHECKING:
     import os
@@ -17,7 +18,7 @@ PartName = Literal["attention", "mlp", "experts", "head", "embedding", "kv", "ot
 
 
 @dataclass(frozen=True, slots=True)
-class ServingPart:
+class ServingPart(Record):
     """One part of the model, in one decoding step of the whole batch at full context.
 
     Attributes:
@@ -34,7 +35,7 @@ class ServingPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingMemory:
+class ServingMemory(Record):
     """What must be in memory at once, and whether it fits.
 
     Attributes:
@@ -81,7 +82,7 @@ class ServingMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillCost:
+class PrefillCost(Record):
     """Reading the prompt, up to the first token.
 
     Attributes:
@@ -106,7 +107,7 @@ class PrefillCost:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeCost:
+class DecodeCost(Record):
     """Making tokens one by one, at one length of context.
 
     Attributes:
@@ -131,7 +132,7 @@ class DecodeCost:
 
 
 @dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(Record):
     """Decoding at one length of context.
 
     Attributes:
@@ -146,7 +147,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class Speculation(Record):
     """Decoding with a draft model that proposes tokens, which the model checks in one step.
 
     Attributes:
@@ -169,7 +170,7 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredServing:
+class MeasuredServing(Record):
     """The real loop, run on this machine.
 
     Attributes:
@@ -194,7 +195,7 @@ class MeasuredServing:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingReport:
+class ServingReport(Shown):
     """Will it fit, how many tokens a second, and why: one model, one format of weights, one target.
 
     Attributes:
@@ -269,14 +270,9 @@ class ServingReport:
 
         return save_serving((self,), path)
 
-    def __str__(self) -> str:
-        from edge_opt.report.serving_tables import serving_text
-
-        return serving_text((self,))
-
 
 @dataclass(frozen=True, slots=True)
-class ServingComparison:
+class ServingComparison(Shown):
     """One model with several formats or on several targets, side by side.
 
     Attributes:
@@ -294,8 +290,3 @@ class ServingComparison:
         from edge_opt.report.serving_tables import save_serving
 
         return save_serving(self.reports, path)
-
-    def __str__(self) -> str:
-        from edge_opt.report.serving_tables import serving_text
-
-        return serving_text(self.reports)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import MemoryKind
+from edge_opt.records.shown import Record, Shown
 
 TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
@@ -22,7 +23,7 @@ Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record):
     """One variant to try.
 
     Attributes:
@@ -56,7 +57,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialMetrics:
+class TrialMetrics(Shown):
     """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
 
     Where `metric` names another metric than accuracy, the fields `accuracy`, `accuracy_low`, `accuracy_high` and
@@ -93,7 +94,7 @@ class TrialMetrics:
         accuracy_drop_low: Lower end of the drop's 95 % interval, paired: both answered the same samples.
         accuracy_drop_high: Upper end of that interval.
         deploy_batch: Samples in one call as the model will be used; by its time candidates are ranked.
-        deploy_latency_s: Seconds per call of that batch, measured; of finalists, in turns in one process.
+        deploy_latency_s: Seconds per call of that batch, measured; of finalists, in turns at quiet moments.
         deploy_latency_low_s: Lower end of its 95 % interval.
         deploy_latency_high_s: Upper end of its 95 % interval.
         measured_memory_bytes: Growth of resident memory over the idle process with the runtime loaded: the most while
@@ -170,7 +171,7 @@ class TrialMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(Record):
     """A constraint that does not hold.
 
     Attributes:
@@ -192,7 +193,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Shown):
     """What became of one candidate: figures, or the reason why there are none.
 
     Attributes:
@@ -222,8 +223,8 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
-    """How many times as fast one thing is as another, timed in turns in one process.
+class Factor(Record):
+    """How many times as fast one thing is as another, timed in turns at quiet moments.
 
     Attributes:
         ratio: The one's calls per second over the other's; 2 is twice as fast.
@@ -237,7 +238,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Finalist:
+class Finalist(Record):
     """One variant of the last comparison.
 
     Attributes:
@@ -262,15 +263,15 @@ class Finalist:
 
 
 @dataclass(frozen=True, slots=True)
-class Finals:
-    """The baseline and the candidates worth having, timed in turns in one process: only these times are compared.
+class Finals(Shown):
+    """The baseline and the candidates worth having, timed in turns, in several processes: only these are compared.
 
     Attributes:
         batch_size: Samples in one call: the batch that is deployed.
         threads: Threads that each used.
         clock: "wall", or "cpu" where other programs disturbed the machine: CPU time of the process then.
-        sessions: How often they were timed; a disturbed session is tried again.
-        is_disturbed: The last session, too, was disturbed: intervals may be too narrow.
+        sessions: In how many processes they were timed, in turns in each; one that was disturbed is tried again.
+        is_disturbed: Too few of them were undisturbed: intervals may be too narrow.
         remarks: What disturbed it, and which variants could not be timed.
         finalists: The variants, the baseline first.
     """
@@ -293,7 +294,7 @@ class Finals:
 
 
 @dataclass(frozen=True, slots=True)
-class Speedup:
+class Speedup(Record):
     """How many times as fast the winner is as the baseline, and what bought it. The three parts multiply to the whole.
 
     Attributes:
@@ -316,7 +317,7 @@ class Speedup:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepResult:
+class SweepResult(Shown):
     """Every candidate with its result.
 
     Attributes:
@@ -340,6 +341,11 @@ class SweepResult:
     recommendation: str
     finals: Finals | None = None
     speedup: Speedup | None = None
+
+    def _brief(self) -> str:
+        best = next((f"best {it.candidate.label}" for it in self.trials if it.candidate.key == self.best), "no winner")
+        counts = f"{len(self.accepted)} accepted, {len(self.rejected)} rejected, {len(self.failed)} failed"
+        return f"{self.name}: {len(self.trials)} candidates, {counts}; {best}"
 
     @property
     def metric(self) -> str:
@@ -379,14 +385,9 @@ class SweepResult:
         """
         return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
 
-    def _repr_html_(self) -> str:
-        from edge_opt.report.html import sweep_html
-
-        return sweep_html(self)
-
 
 @dataclass(frozen=True, slots=True)
-class SweepStatus:
+class SweepStatus(Shown):
     """How far a sweep is.
 
     Attributes:

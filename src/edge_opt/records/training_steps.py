@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edge_opt.records.costs import OpCost
+from edge_opt.records.shown import Record, Shown
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryByKind:
+class MemoryByKind(Record):
     """Bytes alive at one moment of a step, by what they hold.
 
     Attributes:
@@ -40,7 +41,7 @@ class MemoryByKind:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPoint:
+class MemoryPoint(Record):
     """One moment of a step.
 
     Attributes:
@@ -57,7 +58,7 @@ class MemoryPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingLayer:
+class TrainingLayer(Record):
     """What one module takes in a step, without its children; all its calls together.
 
     Attributes:
@@ -96,7 +97,7 @@ class TrainingLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(Record):
     """One way to make a step smaller, with what it would come to.
 
     Attributes:
@@ -111,7 +112,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointChoice:
+class CheckpointChoice(Shown):
     """Layers to checkpoint so that a step fits a budget.
 
     Attributes:
@@ -137,7 +138,7 @@ class CheckpointChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(Record):
     """How long a step takes on a target.
 
     Attributes:
@@ -164,7 +165,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingCost:
+class TrainingCost(Record):
     """The two figures of a training step that budgets and sweeps speak of.
 
     Attributes:
@@ -181,7 +182,7 @@ class TrainingCost:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingStep:
+class TrainingStep(Shown):
     """What one training step costs, before it is run.
 
     Attributes:
@@ -281,8 +282,3 @@ class TrainingStep:
         from edge_opt.report.training_tables import save_training_step
 
         return save_training_step(self, path)
-
-    def __str__(self) -> str:
-        from edge_opt.report.training_tables import training_text
-
-        return training_text(self)

@@ -22,7 +22,7 @@ from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records import ComparedLayer, FigureUnit, LayerFigures, ModelComparison
 from edge_opt.report.table import heading
-from edge_opt.report.terminal import Cell, Strip, grid
+from edge_opt.report.terminal import Cell, Strip, paper_width, print_table, rendered
 from edge_opt.text import html, markdown, printable, spreadsheet
 
 _FORMATS: dict[FigureUnit, Callable[[float], str]] = {
@@ -368,7 +368,9 @@ def as_csv(comparison: ModelComparison) -> str:
     heads = [f"{what}_{letter(n)}" for n in range(len(comparison.names)) for what in ("path", "type")]
     lines.writerow([*heads, *(f"change_{letter(n)}" for n in others), *figures])
     for row in comparison.layers:
-        names = [spreadsheet(text) for layer in row.layers for text in (("", "") if layer is None else _names(layer))]
+        names = [
+            spreadsheet(text) for layer in row.layers for text in (("", "") if layer is None else _path_and_kind(layer))
+        ]
         numbers: list[float | None] = []
         for figure in LAYER_FIGURES:
             values = [None if layer is None else figure.read(layer) for layer in row.layers]
@@ -377,7 +379,7 @@ def as_csv(comparison: ModelComparison) -> str:
     return out.getvalue()
 
 
-def _names(layer: LayerFigures) -> tuple[str, str]:
+def _path_and_kind(layer: LayerFigures) -> tuple[str, str]:
     return layer.label, layer.kind
 
 
@@ -431,11 +433,9 @@ def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def render(comparison: ModelComparison, width: int = _WIDTH) -> str:
-    """The comparison as text, as `show` prints it."""
-    out = io.StringIO()
-    show(comparison, Console(file=out, width=width, color_system=None, legacy_windows=False))
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+def render(comparison: ModelComparison, width: int | None = None) -> str:
+    """The comparison as text, as `show` prints it; without a width, for the terminal there is, or 120 columns."""
+    return rendered(lambda console: show(comparison, console), width=width or paper_width(_WIDTH))
 
 
 def show(
@@ -449,40 +449,62 @@ def show(
     """Print the layers that differ, or all, then the totals, then what is to be said about them."""
     rows = chosen_rows(comparison, sort, top, everything=everything)
     for model, name in enumerate(comparison.names):
-        console.print(Text.assemble((letter(model), "bold"), f"  {printable(name)}"), soft_wrap=True)
+        shown = f"{letter(model)}  {printable(name)}"
+        for part in textwrap.wrap(shown, console.width, subsequent_indent="   ", break_on_hyphens=False):
+            console.print(Text.assemble((part[:2], "bold"), part[2:]), soft_wrap=True)
     console.print()
     if comparison.is_empty and not everything:
         console.print(Text("no differences"))
         return
-    if rows:
-        for line in grid(_layer_strips(comparison, rows, sort, console.width), console.width):
-            console.print(line, soft_wrap=True)
-        console.print()
-    for line in grid(_total_strips(comparison), console.width):
-        console.print(line, soft_wrap=True)
-    console.print()
-    for note in comparison_notes(comparison):
+    figures = _shown_figures(comparison, rows, sort, console.width)
+    shown_rows = rows if everything else tuple(row for row in rows if _has_any(row, figures))
+    if shown_rows:
+        print_table(console, _layer_strips(comparison, shown_rows, figures))
+    print_table(console, _total_strips(comparison))
+    hidden = len(rows) - len(shown_rows)
+    aside = [f"{hidden} more layers differ in none of these figures; --all shows them"] if hidden else []
+    for note in (*comparison_notes(comparison), *aside):
         for part in textwrap.wrap(printable(note), console.width, break_on_hyphens=False):
             console.print(Text(part), soft_wrap=True)
 
 
-def _layer_strips(
-    comparison: ModelComparison, rows: tuple[ComparedLayer, ...], sort: str | None, width: int
-) -> list[Strip]:
-    def texts(header: str, pick: Callable[[ComparedLayer], str], floor: int | None) -> Strip:
-        return Strip(header, tuple(Cell(printable(pick(row))) for row in rows), "left", floor)
+def _has_any(row: ComparedLayer, figures: Sequence[LayerFigure]) -> bool:
+    """Whether one of the figures is more than nothing in one of the models: rows of 0 → 0 say nothing."""
+    return any(figure.read(layer) for figure in figures for layer in row.layers if layer is not None)
 
-    strips = [texts("Layer", row_label, 20), texts("Type", row_kind, 10), texts("", row_changes, None)]
-    # What the list is sorted by comes first, and is shown whatever the width; then as many figures as fit.
-    for place, figure in enumerate(sorted(known_figures(comparison), key=lambda figure: figure.key != sort)):
-        more = [
-            Strip(f"{figure.title} {letter(model)}", tuple(_cell(row, figure, model) for row in rows))
-            for model in range(len(comparison.names))
-        ]
-        if place and sum(strip.narrowest + 2 for strip in (*strips, *more)) - 2 > width:
+
+def _names(rows: tuple[ComparedLayer, ...]) -> list[Strip]:
+    def texts(header: str, pick: Callable[[ComparedLayer], str], floor: int | None, rank: int) -> Strip:
+        return Strip(header, tuple(Cell(printable(pick(row))) for row in rows), "left", floor, rank)
+
+    return [texts("Layer", row_label, 20, 0), texts("Type", row_kind, 10, 2), texts("", row_changes, None, 1)]
+
+
+def _figure_strips(comparison: ModelComparison, rows: tuple[ComparedLayer, ...], figure: LayerFigure) -> list[Strip]:
+    return [
+        Strip(f"{figure.title} {letter(model)}", tuple(_cell(row, figure, model) for row in rows))
+        for model in range(len(comparison.names))
+    ]
+
+
+def _shown_figures(
+    comparison: ModelComparison, rows: tuple[ComparedLayer, ...], sort: str | None, width: int
+) -> list[LayerFigure]:
+    """What the list is sorted by comes first, and is shown whatever the width; then as many figures as fit."""
+    chosen: list[LayerFigure] = []
+    strips = _names(rows)
+    for figure in sorted(known_figures(comparison), key=lambda figure: figure.key != sort):
+        strips += _figure_strips(comparison, rows, figure)
+        if chosen and sum(strip.narrowest + 2 for strip in strips) - 2 > width:
             break
-        strips += more
-    return strips
+        chosen.append(figure)
+    return chosen
+
+
+def _layer_strips(
+    comparison: ModelComparison, rows: tuple[ComparedLayer, ...], figures: Sequence[LayerFigure]
+) -> list[Strip]:
+    return [*_names(rows), *(strip for figure in figures for strip in _figure_strips(comparison, rows, figure))]
 
 
 def _cell(row: ComparedLayer, figure: LayerFigure, model: int) -> Cell:
@@ -500,8 +522,8 @@ def _cell(row: ComparedLayer, figure: LayerFigure, model: int) -> Cell:
 
 
 def _total_strips(comparison: ModelComparison) -> list[Strip]:
-    figures = comparison.totals
-    strips = [Strip("Total", tuple(Cell(figure.title) for figure in figures), "left")]
+    figures = [figure for figure in comparison.totals if any(figure.values)]
+    strips = [Strip("Total", tuple(Cell(figure.title) for figure in figures), "left", floor=12)]
     for model in range(len(comparison.names)):
         cells = tuple(Cell(figure_text(figure.unit, figure.values[model])) for figure in figures)
         strips.append(Strip(letter(model), cells))

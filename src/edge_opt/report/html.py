@@ -1,94 +1,146 @@
-"""HTML without scripts, and what a notebook shows."""
+"""What a notebook draws: a profile as a tree with bars, a sweep with its chart, a comparison."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from edge_opt import units
-from edge_opt.records import ModelComparison, ModelProfile, SweepResult, Trial
-from edge_opt.records.sweeps import SHARES
-from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, table, totals_table
+from edge_opt.records import ModelComparison, ModelProfile, SweepResult
+from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, totals_table
+from edge_opt.report.sheets import facts_html, strips_html
 from edge_opt.report.summary import summary_lines
-from edge_opt.report.table import heading, leaf_rows
+from edge_opt.report.table import Node, Row, deepest_that_fits, heading, module_tree, walk
+from edge_opt.report.trial_tables import ranked, scatter_svg, trial_strips
 from edge_opt.text import html
 
 _SHOWN = 10
+_OPEN_ROWS = 40
+_MOST_ROWS = 2000
+
+# Rows know their depth, cells their exact value. Sorting keeps every module below its parent.
+_TREE_STYLE = """
+.edge-opt .tree th button, .edge-opt .tree td button { all: unset; cursor: pointer; }
+.edge-opt .tree button:focus-visible { outline: 2px solid; outline-offset: 2px; }
+.edge-opt .tree td.fold { text-align: left; }
+.edge-opt .tree .bar { display: inline-block; height: .7em; background: #2a9d62; border-radius: 2px; }
+.edge-opt .tree td.share { text-align: left; min-width: 8em; }
+.edge-opt .tree tr[hidden] { display: none; }
+.edge-opt .tree th[aria-sort=descending] button::after { content: " ↓"; }
+.edge-opt .tree th[aria-sort=ascending] button::after { content: " ↑"; }
+"""
+_TREE_SCRIPT = """
+for (const table of document.querySelectorAll(".edge-opt table.tree:not([data-ready])")) {
+  table.dataset.ready = "yes";
+  const body = table.tBodies[0], rows = [...body.rows], path = [], children = new Map([[null, []]]);
+  for (const row of rows) {
+    const depth = Number(row.dataset.depth), parent = depth ? path[depth - 1] : null;
+    path[depth] = row;
+    children.set(row, []);
+    children.get(parent).push(row);
+  }
+  const open = new Set(rows.filter((row) => children.get(row).some((below) => !below.hidden)));
+  const draw = (column, sign) => {
+    const value = (row) => Number(row.cells[column].dataset.value ?? -Infinity);
+    const place = (parent, isShown) => {
+      const below = [...children.get(parent)];
+      if (column !== null) below.sort((one, other) => sign * (value(one) - value(other)));
+      for (const row of below) {
+        row.hidden = !isShown;
+        const fold = row.cells[0].querySelector("button");
+        if (fold) fold.setAttribute("aria-expanded", open.has(row));
+        if (fold) fold.querySelector("span").textContent = open.has(row) ? "▾ " : "▸ ";
+        body.append(row);
+        place(row, isShown && open.has(row));
+      }
+    };
+    place(null, true);
+  };
+  let column = null, sign = -1;
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, index) => head.querySelector("button")?.addEventListener("click", () => {
+    sign = column === index ? -sign : -1;
+    column = index;
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", sign < 0 ? "descending" : "ascending");
+    draw(column, sign);
+  }));
+  for (const row of rows) row.cells[0].querySelector("button")?.addEventListener("click", () => {
+    open.has(row) ? open.delete(row) : open.add(row);
+    draw(column, sign);
+  });
+}
+"""
 
 
 def profile_html(profile: ModelProfile) -> str:
-    """The summary of a profile over its largest layers."""
-    rows = sorted(leaf_rows(profile), key=lambda row: row.cost.macs if row.cost else 0, reverse=True)
-    has_times = any(row.measured_s is not None for row in rows)
-    body = [
-        [
-            cell(row.path or profile.name, "name"),
-            cell(row.type, "name"),
-            cell(units.count(row.params)),
-            cell(("≥ " if row.unpriced else "") + units.count(row.cost.macs) if row.cost else "?"),
-            cell(units.size(row.cost.bytes_moved) if row.cost else "?"),
-            cell(units.size(row.peak_live_bytes)),
-            *([cell(units.DASH if row.measured_s is None else units.duration(row.measured_s))] if has_times else []),
-        ]
-        for row in rows[:_SHOWN]
-    ]
-    shown = ["type", "params", "macs", "bytes_moved", "peak_live_bytes", *(["measured_s"] if has_times else [])]
-    headers = ["Layer", *map(heading, shown)]
-    facts = [[cell(label, "name"), cell(sentence, "name")] for label, sentence in summary_lines(profile)]
-    more = [f"<p>{len(rows) - _SHOWN} more layers; to_dataframe() has all</p>"] if len(rows) > _SHOWN else []
-    return fragment(
-        f"<strong>{html(profile.name)}</strong>", table(["", ""], facts), table(headers, body, names=2), *more
+    """The summary of a profile over the tree of its modules, which can be folded and sorted."""
+    return fragment(f"<strong>{html(profile.name)}</strong>", facts_html(tuple(summary_lines(profile))), _tree(profile))
+
+
+def _tree(profile: ModelProfile) -> str:
+    tree = module_tree(profile)
+    nodes = list(walk(tree))
+    opened = deepest_that_fits(tree, _OPEN_ROWS)
+    whole = profile.totals.macs
+    has_times = profile.measurement is not None and profile.measurement.layers is not None
+    rows = "\n".join(
+        f'<tr data-depth="{node.row.depth}"{" hidden" * (node.row.depth > opened)}>'
+        f"{''.join(_tree_cells(node, profile, whole, has_times, opened))}</tr>"
+        for node in nodes[:_MOST_ROWS]
     )
+    columns = ["params", "macs", "bytes_moved", "peak_live_bytes", *(["measured_s"] if has_times else [])]
+    titles = [*map(heading, columns), "MACs %"]
+    head = "".join(f'<th scope="col"><button type="button">{html(title)}</button></th>' for title in titles)
+    more = len(nodes) - _MOST_ROWS
+    rest = f"<p>{more} more modules; to_dataframe() has all</p>" if more > 0 else ""
+    return (
+        f'<style>{_TREE_STYLE}</style><table class="tree"><thead><tr><th scope="col" class="name">Module</th>'
+        f'<th scope="col" class="name">Type</th>{head}</tr></thead>\n<tbody>{rows}</tbody></table>{rest}'
+        f"<script>(() => {{{_TREE_SCRIPT}}})();</script>"
+    )
+
+
+def _tree_cells(node: Node, profile: ModelProfile, whole: int, has_times: bool, opened: int) -> Iterator[str]:
+    row = node.row
+    above = row.path.rpartition(".")[0]
+    name = html((row.path.removeprefix(f"{above}.") if above else row.path) or profile.name)
+    calls = f" ({units.TIMES}{row.calls})" if row.calls > 1 else ""
+    sign = "▾ " if row.depth < opened else "▸ "
+    shown = f'<button type="button"><span>{sign}</span>{name}</button>' if node.children else name
+    indent = f"padding-left:{0.7 + 1.2 * row.depth:.1f}em"
+    yield f'<td class="fold" style="{indent}" title="{html(row.path)}">{shown}{calls}</td>'
+    yield cell(row.type, "name")
+    yield _figure(row.params, units.count(row.params))
+    bound = "≥ " if row.unpriced else ""
+    macs = row.cost.macs if row.cost else None
+    moved = row.cost.bytes_moved if row.cost else None
+    yield _figure(macs, "?" if macs is None else bound + units.count(macs))
+    yield _figure(moved, "?" if moved is None else bound + units.size(moved))
+    yield _figure(row.peak_live_bytes, units.size(row.peak_live_bytes))
+    if has_times:
+        yield _figure(row.measured_s, units.DASH if row.measured_s is None else units.duration(row.measured_s))
+    yield _share(row, whole)
+
+
+def _figure(value: float | None, text: str) -> str:
+    return f"<td>{html(text)}</td>" if value is None else f'<td data-value="{value!r}">{html(text)}</td>'
+
+
+def _share(row: Row, whole: int) -> str:
+    share = row.cost.macs / whole if row.cost and whole else 0.0
+    bar = f'<span class="bar" style="width:{5 * share:.2f}em"></span> {units.percent(share)}' if share else ""
+    return f'<td class="share" data-value="{share!r}">{bar}</td>'
 
 
 def sweep_html(result: SweepResult) -> str:
-    """The candidates of a sweep: those on a frontier first, then accepted, rejected and failed ones."""
-    on_frontier = {key for _, keys in result.frontiers for key in keys}
-    fate = {trial.candidate.key: _fate(trial) for trial in result.trials}
-    order = {"accepted": 0, "rejected": 1, "failed": 2}
-    trials = sorted(
-        result.trials,
-        key=lambda trial: (
-            order[fate[trial.candidate.key]],
-            trial.candidate.key not in on_frontier,
-            -(trial.metrics.merit if trial.metrics else 0.0),
-        ),
-    )
-    rows = [_trial_row(trial, fate.get(trial.candidate.key, "baseline")) for trial in (result.baseline, *trials)]
+    """The candidates of a sweep with their chart: those on a frontier first, then accepted, rejected, failed ones."""
     counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
-    headers = [
-        "Candidate",
-        "",
-        "Accuracy" if result.metric == "accuracy" else html(result.metric),
-        "Latency",
-        "Size",
-        "Peak",
-        "Energy",
-        "Why",
-    ]
     return fragment(
         f"<strong>{html(result.name)}</strong><p>{counts}</p>",
         f"<p>{html(result.recommendation)}</p>" if result.recommendation else "",
-        table(headers, rows),
+        scatter_svg(result),
+        strips_html(trial_strips(ranked(result), result.metric)),
     )
-
-
-def _fate(trial: Trial) -> str:
-    return "failed" if trial.status == "failed" else "rejected" if trial.violations else "accepted"
-
-
-def _trial_row(trial: Trial, fate: str) -> list[str]:
-    metrics = trial.metrics
-    why = trial.reason or ", ".join(violation.constraint for violation in trial.violations)
-    figures = (
-        [units.DASH] * 5
-        if metrics is None
-        else [
-            units.percent(metrics.accuracy) if metrics.metric in SHARES else f"{metrics.accuracy:.4g}",
-            units.per_call(metrics.ranked_latency_s, metrics.ranked_batch),
-            units.size(metrics.size_bytes),
-            units.size(metrics.peak_memory_bytes),
-            units.DASH if metrics.energy_j is None else f"{units.energy(metrics.energy_j)} ({metrics.energy_source})",
-        ]
-    )
-    return [cell(trial.candidate.label, "name"), cell(fate), *map(cell, figures), cell(why, "name")]
 
 
 def comparison_html(comparison: ModelComparison) -> str:

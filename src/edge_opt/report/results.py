@@ -14,6 +14,7 @@ from edge_opt.records import (
     Agreement,
     Converted,
     LayerSensitivity,
+    PruneCheck,
     Pruned,
     PruneRequest,
     PruneResult,
@@ -23,37 +24,37 @@ from edge_opt.records import (
     TargetFit,
 )
 from edge_opt.report.figures import change_of
-from edge_opt.report.terminal import Cell, Strip, drawn, grid, print_sentences, rendered
+from edge_opt.report.sheets import Sheet
+from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table, rendered
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def conversion_text(done: Converted) -> str:
-    """What was asked, what runs, layer by layer, agreement, size and remarks.
+def conversion_sheet(done: Converted) -> Sheet:
+    """What was asked, what runs, agreement, size and remarks.
 
     Layers that run in what was asked are counted; the others stand one by one with their reason.
     """
     kept = done.kept_layers
-    rows = [(layer.path or "(the model itself)", layer.op, layer.precision, layer.reason) for layer in kept]
-    widths = [max((len(row[place]) for row in rows), default=0) for place in range(3)]
-    lines = [
+    strips = (
+        Strip("Layer", tuple(Cell(printable(it.path or "(the model itself)")) for it in kept), "left", floor=12),
+        Strip("Operator", tuple(Cell(printable(layer.op)) for layer in kept), "left", floor=8, rank=1),
+        Strip("Runs in", tuple(Cell(layer.precision) for layer in kept), "left"),
+        Strip("Why", tuple(Cell(printable(layer.reason)) for layer in kept), "left", floor=20, rank=2),
+    )
+    share = f", {done.size_bytes / done.original_bytes * 100:.0f} % of {units.size(done.original_bytes)} before"
+    return Sheet(
         f"{done.precision} on {done.runtime}: runs in {done.effective_precision}, "
         f"{len(done.layers) - len(kept)} of {len(done.layers)} layers as asked",
-        *(
-            "  "
-            + "  ".join([*(printable(text).ljust(width) for text, width in zip(row, widths, strict=False)), row[3]])
-            for row in rows
+        (strips,) if kept else (),
+        (
+            ("Agreement", agreement_text(done.agreement).removeprefix("agreement ")),
+            ("Size", units.size(done.size_bytes) + (share if done.original_bytes else "")),
+            *(("Note", remark) for remark in done.remarks),
         ),
-        agreement_text(done.agreement),
-        f"size: {units.size(done.size_bytes)}, {units.size(done.original_bytes)} before "
-        f"({done.size_bytes / done.original_bytes * 100:.0f} %)"
-        if done.original_bytes
-        else f"size: {units.size(done.size_bytes)}",
-        *(f"note: {remark}" for remark in done.remarks),
-    ]
-    return "\n".join(lines)
+    )
 
 
 def agreement_text(found: Agreement) -> str:
@@ -78,19 +79,30 @@ SHOWN = 12
 
 def pruned_text(asked: PruneRequest, achieved: PruneResult, shortfalls: tuple[Shortfall, ...]) -> str:
     """What was asked, what remains, and where it falls short and why."""
-    lines = [f"asked: {request_text(asked)}"]
-    for what, before, after, share in (
+    first, *rest = pruned_facts(asked, achieved, shortfalls)
+    lines = [f"{label}: {text}" if label == "short" else f"{label:<9} {text}" for label, text in rest]
+    return "\n".join([": ".join(first), *lines])
+
+
+def pruned_facts(
+    asked: PruneRequest, achieved: PruneResult, shortfalls: tuple[Shortfall, ...]
+) -> list[tuple[str, str]]:
+    """The same, each with its label."""
+
+    def shown(before: str, after: str, share: float) -> str:
+        return f"{before:>8} → {after:>8}  {units.percent(share):>6} remain"
+
+    counts = (
         ("channels", achieved.channels_before, achieved.channels, achieved.channels_ratio),
         ("params", achieved.params_before, achieved.params, achieved.params_ratio),
         ("MACs", achieved.macs_before, achieved.macs, achieved.macs_ratio),
-    ):
-        lines.append(f"{what:<9} {units.count(before):>8} → {units.count(after):>8}  {units.percent(share):>6} remain")
+    )
+    facts = [("asked", request_text(asked))]
+    facts += [(what, shown(units.count(old), units.count(new), share)) for what, old, new, share in counts]
     if achieved.latency_s is not None and achieved.latency_before_s is not None:
         before_s, after_s = units.duration(achieved.latency_before_s), units.duration(achieved.latency_s)
-        share = achieved.latency_ratio or 0.0
-        lines.append(f"{'latency':<9} {before_s:>8} → {after_s:>8}  {units.percent(share):>6} remain")
-    lines += shortfall_lines(shortfalls)
-    return "\n".join(lines)
+        facts.append(("latency", shown(before_s, after_s, achieved.latency_ratio or 0.0)))
+    return [*facts, *(("short", line) for line in shortfall_lines(shortfalls))]
 
 
 def request_text(asked: PruneRequest) -> str:
@@ -119,9 +131,9 @@ def shortfall_lines(shortfalls: tuple[Shortfall, ...]) -> list[str]:
         names = ", ".join(printable(fall.path) for fall in falls[:3])
         more = f" and {len(falls) - 3} more" if len(falls) > 3 else ""
         share = units.percent(sum(fall.achieved for fall in falls) / len(falls))
-        lines.append(f"short: {names}{more}: {share} removed of {units.percent(falls[0].asked)}: {printable(reason)}")
+        lines.append(f"{names}{more}: {share} removed of {units.percent(falls[0].asked)}: {printable(reason)}")
     hidden = len(lines) - SHOWN
-    return lines if hidden <= 0 else [*lines[:SHOWN], f"... and {hidden} more reasons"]
+    return lines if hidden <= 0 else [*lines[:SHOWN], f"and {hidden} more reasons"]
 
 
 def pruned_document(pruned: Pruned) -> dict[str, Any]:
@@ -141,7 +153,27 @@ def pruned_document(pruned: Pruned) -> dict[str, Any]:
     }
 
 
-WIDTH = 110
+def pruned_sheet(pruned: Pruned) -> Sheet:
+    """Each layer asked and achieved, the totals, and where it falls short."""
+    layers = pruned.achieved.layers
+    strips = (
+        Strip("Layer", tuple(Cell(printable(each.path)) for each in layers), "left", floor=12),
+        Strip("Kind", tuple(Cell(printable(each.kind)) for each in layers), "left", rank=1),
+        Strip("Before", tuple(Cell(str(each.before)) for each in layers)),
+        Strip("After", tuple(Cell(str(each.after)) for each in layers)),
+        Strip("Asked", tuple(Cell(units.percent(each.asked)) for each in layers)),
+        Strip("Removed", tuple(Cell(units.percent(each.achieved)) for each in layers)),
+    )
+    asked, *facts = pruned_facts(pruned.asked, pruned.achieved, pruned.shortfalls)
+    return Sheet(": ".join(asked), (strips,) if layers else (), (*facts, ("proved", proof_text(pruned.check))))
+
+
+def proof_text(check: PruneCheck) -> str:
+    """What was run to prove the pruned model."""
+    error, difference = check.silenced_error, check.export_difference
+    silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
+    exported = "" if difference is None else f"; exported, and within {difference:.1g} in ONNX Runtime"
+    return f"forward, backward ({check.gradients} gradients){silenced}{exported}"
 
 
 def sensitivity_dataframe(found: Sensitivity) -> pd.DataFrame:
@@ -152,30 +184,33 @@ def sensitivity_dataframe(found: Sensitivity) -> pd.DataFrame:
     return pd.DataFrame([asdict(row) for row in found.rows], columns=names)
 
 
-def sensitivity_text(found: Sensitivity) -> str:
+def sensitivity_sheet(found: Sensitivity) -> Sheet:
     """The table, what hurts most on top, and which layers to spare."""
     rows = found.worst_first()
 
     def points(row: LayerSensitivity) -> str:
         return f"{row.score_change * 100:+.2f}" if found.metric == "accuracy" else f"{row.score_change:+.4g}"
 
-    strips = [
+    strips = (
         Strip("Layer", tuple(Cell(printable(row.path)) for row in rows), "left", floor=12),
         Strip("Kind", tuple(Cell(row.kind) for row in rows), "left", rank=2),
         Strip("Change", tuple(Cell(change_of(row)) for row in rows), "left"),
         Strip(_unit(found.metric), tuple(Cell(points(row)) for row in rows)),
         Strip("Output error", tuple(Cell(f"{row.output_error:.2g}") for row in rows)),
         Strip("Other answers", tuple(Cell(_share(row.disagreement)) for row in rows), rank=1),
-    ]
+    )
     baseline = units.percent(found.baseline) if found.metric == "accuracy" else f"{found.baseline:.4g}"
-    lines = [f"{found.metric} of the whole model: {baseline} on {found.samples} samples; quantization is simulated"]
-    if rows:
-        lines += [line.plain.rstrip() for line in grid(strips, WIDTH)]
-    lines.append(spare_sentence(found))
     by_reason: dict[str, list[str]] = {}
     for path, reason in found.unchanged:
         by_reason.setdefault(reason, []).append(printable(path))
-    return "\n".join([*lines, *(f"not changed: {', '.join(paths)}: {reason}" for reason, paths in by_reason.items())])
+    return Sheet(
+        f"{found.metric} of the whole model: {baseline} on {found.samples} samples; quantization is simulated",
+        (strips,) if rows else (),
+        (
+            ("Spare", spare_sentence(found)),
+            *(("Not changed", f"{', '.join(paths)}: {reason}") for reason, paths in by_reason.items()),
+        ),
+    )
 
 
 def spare_sentence(found: Sensitivity) -> str:
@@ -199,35 +234,54 @@ def _share(value: float | None) -> str:
 _UNKNOWN = "unknown"
 
 
-def render(found: TargetComparison, color: bool = False, width: int | None = None) -> str:
-    """The comparison as text, as `show` prints it; without a width, for 100 columns."""
-    return rendered(lambda console: show(found, console), color=color, width=width)
+def render(found: TargetComparison, color: bool = False, width: int | None = None, *, is_verbose: bool = False) -> str:
+    """The comparison as text, as `show` prints it; without a width, for the terminal there is, or 100 columns."""
+    return rendered(lambda console: show(found, console, is_verbose=is_verbose), color=color, width=width)
 
 
-def show(found: TargetComparison, console: Console) -> None:
-    """Print the comparison: one row per target, then what the model needs, then what to know about each figure."""
-    drawn(console, lambda: _print(found, console))
+def show(found: TargetComparison, console: Console, *, is_verbose: bool = False) -> None:
+    """Print the comparison: one row per target, then what the model needs; every remark and source if asked for."""
+    drawn(console, lambda: _print(found, console, is_verbose))
 
 
-def _print(found: TargetComparison, console: Console) -> None:
-    for line in grid(list(_strips(found)), console.width):
-        console.print(line, soft_wrap=True)
-    console.print()
-    print_sentences(console, [("Model", _model(found)), ("Memory", _memory(found)), *_notes(found)])
+def _print(found: TargetComparison, console: Console, is_verbose: bool) -> None:
+    print_table(console, list(target_strips(found)))
+    if is_verbose:
+        print_sentences(console, list(target_facts(found)))
+        return
+    print_sentences(console, [("Model", model_sentence(found)), ("Memory", _memory(found))], is_cut=True)
+    if more := _more(found):
+        print_sentences(console, [("Note", more)], is_cut=True)
 
 
-def _strips(found: TargetComparison) -> Iterator[Strip]:
+def target_strips(found: TargetComparison) -> Iterator[Strip]:
+    """One row per target."""
+
     def column(header: str, text: Callable[[TargetFit], str], rank: int = 0) -> Strip:
         return Strip(header, tuple(Cell(text(fit)) for fit in found.targets), rank=rank)
 
     yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left", floor=14)
     yield column("Fits", _fits)
     yield column("Time", _time)
-    yield column("90 % interval", _interval)
-    yield column("Bound by", lambda fit: fit.prediction.bound, rank=1)
-    yield column("Energy", _energy)
-    yield column("Batch", _batch)
-    yield column("Basis", lambda fit: fit.prediction.basis, rank=2)
+    yield column("90 % interval", _interval, rank=1)
+    yield column("Bound by", lambda fit: fit.prediction.bound, rank=4)
+    yield column("Est. energy", _energy, rank=3)
+    yield column("Batch", _batch, rank=2)
+    yield column("Basis", lambda fit: fit.prediction.basis, rank=5)
+
+
+def target_facts(found: TargetComparison) -> Iterator[tuple[str, str]]:
+    """Everything there is to know about the figures, a sentence each."""
+    yield "Model", model_sentence(found)
+    need = found.memory
+    buffers = f"buffers {units.size(need.buffer_bytes)}, " if need.buffer_bytes else ""
+    yield (
+        "Memory",
+        f"{units.size(need.total_bytes)}: weights {units.size(need.weight_bytes)}, {buffers}"
+        f"inputs {units.size(need.input_bytes)}, peak of activations {units.size(need.activation_bytes)}; "
+        "an operating system and a runtime come on top",
+    )
+    yield from (("Note", note) for note in found.notes)
 
 
 def _fits(fit: TargetFit) -> str:
@@ -252,7 +306,7 @@ def _interval(fit: TargetFit) -> str:
 
 def _energy(fit: TargetFit) -> str:
     energies = fit.prediction.energies
-    return f"{units.energy(energies[0].joules)} ({energies[0].source})" if energies else _UNKNOWN
+    return units.energy(energies[0].joules) if energies else _UNKNOWN
 
 
 def _batch(fit: TargetFit) -> str:
@@ -263,30 +317,24 @@ def _batch(fit: TargetFit) -> str:
     return f"≥ {fit.batch.batch}" if fit.batch.shortfall_bytes is None else str(fit.batch.batch)
 
 
-def _model(found: TargetComparison) -> str:
+def model_sentence(found: TargetComparison) -> str:
+    """What was asked about."""
     return f"{found.model} on {', '.join(map(units.shape, found.inputs))} in {found.precision}"
 
 
 def _memory(found: TargetComparison) -> str:
     need = found.memory
-    buffers = f"buffers {units.size(need.buffer_bytes)}, " if need.buffer_bytes else ""
-    return (
-        f"{units.size(need.total_bytes)}: weights {units.size(need.weight_bytes)}, {buffers}"
-        f"inputs {units.size(need.input_bytes)}, peak of activations {units.size(need.activation_bytes)}; "
-        "an operating system and a runtime come on top. Fits: the smallest RAM holds it; batch: the largest that fits"
-    )
+    return f"{units.size(need.total_bytes)}, {units.size(need.weight_bytes)} of it weights; kernels' scratch on top"
 
 
-def _notes(found: TargetComparison) -> Iterator[tuple[str, str]]:
-    """What to know about each figure; a sentence that holds for several targets stands once, with their names."""
-    said: dict[str, list[str]] = {}
-    for fit in found.targets:
-        for energy in fit.prediction.energies[:1]:
-            said.setdefault(f"energy: {energy.note}", []).append(fit.prediction.target)
-        for remark in (*fit.prediction.remarks, *fit.remarks):
-            said.setdefault(remark, []).append(fit.prediction.target)
-    for remark, names in said.items():
-        yield ("Note", f"{', '.join(names)}: {remark}")
+def _more(found: TargetComparison) -> str:
+    """How much more there is to know; why a time is not known stands here."""
+    count = len(found.notes)
+    if not count:
+        return ""
+    more = f"{count} remark{'s' * (count != 1)} and sources: -v, or .notes in Python"
+    unknown = next((fit for fit in found.targets if fit.prediction.seconds is None and fit.prediction.remarks), None)
+    return more if unknown is None else f"{more}; {unknown.prediction.target}: {unknown.prediction.remarks[0]}"
 
 
 def dataframe(found: TargetComparison) -> pd.DataFrame:

@@ -15,34 +15,45 @@ from edge_opt._support.files import by_suffix, write_whole
 from edge_opt._support.json import to_plain
 from edge_opt.records import SERVING_FORMAT, ServingReport
 from edge_opt.report.comparison import cell, page, table
-from edge_opt.report.terminal import Cell, Strip, grid, print_sentences, rendered
+from edge_opt.report.sheets import strips_html
+from edge_opt.report.summary import short_first
+from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
 from edge_opt.text import html, markdown
 
 VERSION = 1
 Reports = Sequence[ServingReport]
 
 
-def show_serving(reports: Reports, console: Console) -> None:
-    """Print one report in full, or several side by side."""
+def show_serving(reports: Reports, console: Console, *, is_verbose: bool = False) -> None:
+    """Print one report, or several side by side; with every remark, or with the first ones only."""
     if len(reports) == 1:
         report = reports[0]
-        for strips in (_parts(report), _curve(report)):
-            for line in grid(strips, console.width):
-                console.print(line, soft_wrap=True)
-            console.print()
-        print_sentences(console, list(sentences(report)))
+        for strips in (part_strips(report), curve_strips(report)):
+            print_table(console, strips)
+        lines = list(sentences(report))
+        print_sentences(console, lines if is_verbose else short_first(lines))
         return
+    side_by_side, facts = comparison_parts(reports)
+    print_table(console, side_by_side)
+    if is_verbose:
+        print_sentences(console, facts)
+        return
+    hidden = len(facts) - 2
+    print_sentences(console, facts[:2], is_cut=True)
+    if hidden:
+        print_sentences(console, [("Note", f"-v shows {hidden} remark{'s' * (hidden != 1)} and sources")])
+
+
+def comparison_parts(reports: Reports) -> tuple[list[Strip], list[tuple[str, str]]]:
+    """Several reports side by side: the columns, and what holds for all of them."""
     headers, rows = _side_by_side(reports)
     columns = tuple(zip(*rows, strict=True))
     strips = [
-        Strip(header, tuple(map(Cell, cells)), "left" if place < 2 else "right", rank=0 if place < 7 else place)
-        for place, (header, cells) in enumerate(zip(headers, columns, strict=True))
+        Strip(header, tuple(map(Cell, cells)), "left" if place < 2 else "right", 12 if not place else None, rank)
+        for place, (header, cells, rank) in enumerate(zip(headers, columns, _RANKS, strict=True))
     ]
-    for line in grid(strips, console.width):
-        console.print(line, soft_wrap=True)
-    console.print()
-    common = {"Model": _title(reports[0]), "Asked": _asked(reports[0])}
-    print_sentences(console, [*common.items(), *(("Note", remark) for remark in _shared_remarks(reports))])
+    remarks = [("Note", remark) for remark in (*_shared_remarks(reports), *_sources(reports))]
+    return strips, [("Model", _title(reports[0])), ("Asked", _asked(reports[0])), *remarks]
 
 
 def serving_text(reports: Reports, width: int | None = None) -> str:
@@ -159,7 +170,7 @@ def _interval(report: ServingReport) -> str:
     return f"at least {_rate(decode.low)}" if decode.high is None else f"{_rate(decode.low)} to {_rate(decode.high)}"
 
 
-def _parts(report: ServingReport) -> list[Strip]:
+def part_strips(report: ServingReport) -> list[Strip]:
     rows = report.parts
     moved = sum(part.bytes_per_step for part in rows) or 1
     return [
@@ -171,7 +182,7 @@ def _parts(report: ServingReport) -> list[Strip]:
     ]
 
 
-def _curve(report: ServingReport) -> list[Strip]:
+def curve_strips(report: ServingReport) -> list[Strip]:
     points = report.curve
     return [
         Strip("Context", tuple(Cell(str(point.context)) for point in points)),
@@ -180,6 +191,8 @@ def _curve(report: ServingReport) -> list[Strip]:
     ]
 
 
+# What goes first where a terminal is narrow.
+_RANKS = (0, 0, 1, 0, 3, 0, 2, 6, 7, 4)
 _HEADERS = ("Target", "Weights", "Memory", "Fits", "First token", "Tokens/s", "Interval", "At start", "Bits", "Energy")
 
 
@@ -217,6 +230,11 @@ def _shared_remarks(reports: Reports) -> list[str]:
     return list(dict.fromkeys(common))
 
 
+def _sources(reports: Reports) -> list[str]:
+    """Where each target's bandwidth is known from."""
+    return list(dict.fromkeys(f"{it.target}: {it.bandwidth_source}" for it in reports if it.target is not None))
+
+
 def serving_document(reports: Reports) -> str:
     """The reports as JSON; sums and verdicts that the records work out are written out."""
 
@@ -243,21 +261,15 @@ def serving_page(reports: Reports) -> str:
     for report in reports:
         title = f"{report.weights} on {report.target}" if report.target else report.weights
         facts = [[cell(label, "name"), cell(text, "name")] for label, text in sentences(report)]
-        parts += [f"<h2>{html(title)}</h2>", table(["", ""], facts), _drawn_table(_parts(report)), _chart(report)]
+        parts += [f"<h2>{html(title)}</h2>", table(["", ""], facts), strips_html(part_strips(report)), _chart(report)]
     return page(reports[0].model, *parts)
-
-
-def _drawn_table(strips: Sequence[Strip]) -> str:
-    rows = zip(*(strip.cells for strip in strips), strict=True)
-    body = [[cell(item.text, "name" if place == 0 else "") for place, item in enumerate(row)] for row in rows]
-    return table([strip.header for strip in strips], body)
 
 
 def _chart(report: ServingReport) -> str:
     """Tokens per second over context as a line; the table beside it holds the numbers."""
     points = [(point.context, point.tokens_per_s) for point in report.curve if point.tokens_per_s is not None]
     if len(points) < 2:
-        return _drawn_table(_curve(report))
+        return strips_html(curve_strips(report))
     widest, highest = points[-1][0], max(rate for _, rate in points)
     line = " ".join(f"{10 + 580 * size / widest:.1f},{150 - 130 * rate / highest:.1f}" for size, rate in points)
     return (
@@ -266,7 +278,7 @@ def _chart(report: ServingReport) -> str:
         f'<polyline points="{line}" fill="none" stroke="teal" stroke-width="2"/>'
         f'<text x="10" y="14" font-size="12" fill="currentColor">{_rate(highest)} tokens/s</text>'
         f'<text x="590" y="166" font-size="12" text-anchor="end" fill="currentColor">{widest} positions</text></svg>'
-    ) + _drawn_table(_curve(report))
+    ) + strips_html(curve_strips(report))
 
 
 def serving_markdown(reports: Reports) -> str:

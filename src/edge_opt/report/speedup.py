@@ -44,7 +44,7 @@ def conditions(found: Speedup) -> str:
     """How it was timed, and whether that was disturbed."""
     clock = "" if found.clock == "wall" else " in CPU time"
     mark = "; DISTURBED by other programs or noise, also when tried again" if found.is_disturbed else ""
-    return f"timed in turns in one process, {calls(found.batch_size)}{clock}{mark}"
+    return f"timed in turns at quiet moments, {calls(found.batch_size)}{clock}{mark}"
 
 
 def calls(batch_size: int) -> str:

@@ -65,10 +65,14 @@ def _memory(memory: MeasuredMemory) -> str:
     )
 
 
-def energy_sentence(energy: Energy) -> str:
-    """Joules with their provenance."""
+def energy_sentence(energy: Energy, *, is_short: bool = False) -> str:
+    """Joules with what kind of figure they are, and where it comes from unless it is to be short."""
     kind = {"proxy": "a proxy", "model": "a model"}.get(energy.source, f"measured by {energy.source}")
-    return f"{energy.joules:.3g} J per forward, {kind}: {energy.note}"
+    if is_short and energy.source in ("proxy", "model"):
+        return f"{units.energy(energy.joules)} per forward, {kind}, not measured"
+    # Many notes say themselves what kind they are of.
+    how = f"a {energy.note}" if energy.note.startswith(energy.source) else f"{kind}: {energy.note}"
+    return f"{units.energy(energy.joules)} per forward, {how}"
 
 
 BASES = {
@@ -137,14 +141,24 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) if len(known) == len(values) else None
 
 
-def predicted_lines(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
-    """Labels with one sentence each; with several targets each sentence names its own."""
+def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = True) -> list[tuple[str, str]]:
+    """Labels with one sentence each; with several targets each sentence names its own.
+
+    Where it is to be short: one line about energy, and remarks only where they say why there is no time.
+    """
     lines: list[tuple[str, str]] = []
+    hidden = 0
     for found in predictions:
         of = f"{found.target}: " if len(predictions) > 1 else ""
         lines.append(("Predicted", prediction_sentence(found)))
-        lines += [("Energy", f"{of}{energy_sentence(energy)}") for energy in found.energies]
-        lines += [("Note", f"{of}{remark}") for remark in found.remarks]
+        energies = found.energies if is_verbose else found.energies[:1]
+        remarks = found.remarks if is_verbose else found.remarks[: int(found.seconds is None)]
+        lines += [("Energy", f"{of}{energy_sentence(energy, is_short=not is_verbose)}") for energy in energies]
+        lines += [("Note", f"{of}{remark}") for remark in remarks]
+        hidden += len(found.energies) - len(energies) + len(found.remarks) - len(remarks)
+    if hidden:
+        what = "remark" if hidden == 1 else "remarks"
+        lines.append(("More", f"{hidden} {what} and sources: -v, or .prediction.remarks in Python"))
     return lines
 
 
@@ -169,9 +183,22 @@ def interval(found: Prediction) -> str:
 
 
 _NAMED_AT_MOST = 5
+_NOTES_AT_MOST = 2
 
 
-def summary_lines(profile: ModelProfile) -> list[tuple[str, str]]:
+def short_first(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The lines with one about energy and the first notes only; the last one says how many more there are."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for label, sentence in lines:
+        seen[label] += 1
+        if seen[label] <= {"Note": _NOTES_AT_MOST, "Energy": 1}.get(label, len(lines)):
+            kept.append((label, sentence))
+    hidden = len(lines) - len(kept)
+    return [*kept, ("More", f"{hidden} remark{'s' * (hidden != 1)}: -v shows them")] if hidden else kept
+
+
+def summary_lines(profile: ModelProfile, *, is_verbose: bool = True) -> list[tuple[str, str]]:
     """Labels with one sentence each. With unpriced operators every total says that it is a lower bound."""
     totals = profile.totals
     bound = "≥ " if totals.is_lower_bound else ""
@@ -191,7 +218,7 @@ def summary_lines(profile: ModelProfile) -> list[tuple[str, str]]:
     ]
     if profile.measurement is not None:
         lines += measured_lines(profile.measurement)
-    lines += predicted_lines(profile.predictions)
+    lines += predicted_lines(profile.predictions, is_verbose=is_verbose)
     if profile.unpriced:
         lines.append(("Unpriced", _unpriced(profile)))
     if profile.convention != "edge_opt":

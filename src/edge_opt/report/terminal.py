@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import io
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from edge_opt import units
+from edge_opt._support.waiting import console_width
 from edge_opt.errors import InvalidInput
 from edge_opt.records import DeviceMemory, Level, ModelProfile, OpCost, Shape
+from edge_opt.report.short_names import cut_behind, shortened, told_apart
 from edge_opt.report.summary import NO_WORK, summary_lines
 from edge_opt.report.table import (
     Node,
@@ -32,6 +35,8 @@ from edge_opt.report.table import (
 from edge_opt.text import printable
 
 _GAP = 2
+# Letters of a name that stay beside the deepest guides of a tree.
+_NAME_LEAST = 6
 LUXURY = 10
 
 
@@ -68,34 +73,22 @@ class Strip:
     def narrowest(self) -> int:
         if self.floor is None:
             return self.natural
-        # A few letters of a name must stay beside the deepest guides.
-        return min(self.natural, max(self.floor, max((cell_len(cell.prefix) + 6 for cell in self.cells), default=0)))
-
-
-def shortened(text: str, width: int) -> str:
-    """The text in at most `width` columns of a terminal; what is left out stands in the middle.
-
-    >>> shortened("encoder.layers.11.self_attn", 15)
-    'encoder…lf_attn'
-    """
-    if cell_len(text) <= width:
-        return text
-    for kept in range(min(len(text), width) - 1, 0, -1):
-        short = f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
-        if cell_len(short) <= width:
-            return short
-    return "…"[:width]
+        deepest = max((cell_len(cell.prefix) + _NAME_LEAST for cell in self.cells), default=0)
+        return min(self.natural, max(self.floor, deepest))
 
 
 def fitted(strips: Sequence[Strip], width: int) -> list[tuple[Strip, int]]:
-    """The columns that fit, with their widths: first the dispensable go, then the flexible give way."""
+    """The columns that fit, with their widths: first the dispensable go, then the flexible give way.
+
+    Whatever the width, no line is longer: at last columns go from the right, all but the first.
+    """
     kept = list(strips)
-    while True:
+    while len(kept) > 1:
         last = max(kept, key=lambda strip: strip.rank)
         wanted = [strip.natural if last.rank >= LUXURY else strip.narrowest for strip in kept]
-        if not last.rank or sum(wanted) + _GAP * (len(kept) - 1) <= width:
+        if sum(wanted) + _GAP * (len(kept) - 1) <= width:
             break
-        kept.remove(last)
+        kept.remove(last if last.rank else kept[-1])
     widths = [strip.natural for strip in kept]
     excess = sum(widths) + _GAP * (len(kept) - 1) - width
     # From the right: what a row is called matters more than what it is.
@@ -103,21 +96,33 @@ def fitted(strips: Sequence[Strip], width: int) -> list[tuple[Strip, int]]:
         give = min(max(excess, 0), widths[position] - kept[position].narrowest)
         widths[position] -= give
         excess -= give
+    widths[0] -= max(excess, 0)
     return list(zip(kept, widths, strict=True))
 
 
 def grid(strips: Sequence[Strip], width: int) -> Iterator[Text]:
-    """The lines of the table, header first. Nothing in them is read as markup."""
-    columns = fitted(strips, width)
-    header = [_padded(Cell(strip.header, style="bold"), strip, room) for strip, room in columns]
+    """The lines of the table, header first. Nothing in them is read as markup, and no two names become one."""
+    columns = [(_shortened(strip, room), room) for strip, room in fitted(strips, width)]
+    header = [_padded(Cell(shortened(strip.header, room), style="bold"), strip, room) for strip, room in columns]
     yield _joined(header)
     yield Text("─" * min(width, sum(room + _GAP for _, room in columns) - _GAP), style="dim")
     for position in range(len(strips[0].cells)):
         yield _joined([_padded(strip.cells[position], strip, room) for strip, room in columns])
 
 
+def _shortened(strip: Strip, width: int) -> Strip:
+    """The column with every text short enough, what differs still different; deep guides give way to their name."""
+    if strip.natural <= width:
+        return strip
+    prefixes = [cell.prefix[max(0, len(cell.prefix) - max(0, width - _NAME_LEAST)) :] for cell in strip.cells]
+    rooms = [width - cell_len(prefix) for prefix in prefixes]
+    texts = told_apart([cell.text for cell in strip.cells], rooms)
+    cells = (Cell(text, prefix, cell.style) for text, prefix, cell in zip(texts, prefixes, strip.cells, strict=True))
+    return replace(strip, cells=tuple(cells))
+
+
 def _padded(cell: Cell, strip: Strip, width: int) -> Text:
-    text = Text.assemble((cell.prefix, "dim"), (shortened(cell.text, width - cell_len(cell.prefix)), cell.style))
+    text = Text.assemble((cell.prefix, "dim"), (cell.text, cell.style))
     blank = " " * (width - cell_len(text.plain))
     return Text(blank).append_text(text) if strip.justify == "right" else text.append(blank)
 
@@ -291,12 +296,18 @@ _SHARES = {
 }  # fmt: skip
 
 
+def paper_width(otherwise: int = WIDTH) -> int:
+    """Columns of the terminal that is printed to; elsewhere, as in a notebook or a file, the number given."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return console_width(otherwise) if is_terminal else otherwise
+
+
 def rendered(draw: Callable[[Console], None], color: bool = False, width: int | None = None) -> str:
-    """What is drawn on a console, as text; without a width, for 100 columns."""
+    """What is drawn on a console, as text; without a width, for the terminal there is, or 100 columns."""
     out = io.StringIO()
     console = Console(
         file=out,
-        width=width or WIDTH,
+        width=width or paper_width(),
         force_terminal=color,
         color_system="standard" if color else None,
         legacy_windows=False,
@@ -312,16 +323,32 @@ def drawn(console: Console, draw: Callable[[], None]) -> None:
         return
     with console.capture() as printed:
         draw()
-    console.file.write(printed.get().translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii"))
+    console.file.write(as_ascii(printed.get()))
 
 
-def print_sentences(console: Console, lines: Sequence[tuple[str, str]]) -> None:
-    """Labels with a sentence each, wrapped beside them."""
+def as_ascii(text: str) -> str:
+    """The text with the nearest letters that ASCII has, and all others written out."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+
+
+def print_table(console: Console, strips: Sequence[Strip]) -> None:
+    """A table as wide as the console allows, and an empty line."""
+    for line in grid(strips, console.width):
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+def print_sentences(
+    console: Console, lines: Sequence[tuple[str, str]], *, is_cut: bool = False, label_width: int = _LABEL_WIDTH
+) -> None:
+    """Labels with a sentence each, wrapped beside them, or cut to one line each."""
+    room = max(console.width - label_width, 20)
     for label, sentence in lines:
         style = "yellow" if label in ("Unpriced", "Note") else ""
-        parts = textwrap.wrap(printable(sentence), max(console.width - _LABEL_WIDTH, 20), break_on_hyphens=False)
+        shown = printable(sentence)
+        parts = [cut_behind(shown, room)] if is_cut else textwrap.wrap(shown, room, break_on_hyphens=False)
         for position, part in enumerate(parts):
-            head = (label if position == 0 else "").ljust(_LABEL_WIDTH)
+            head = (label if position == 0 else "").ljust(label_width)
             console.print(Text.assemble((head, "bold"), (part, style)), soft_wrap=True)
 
 
@@ -333,11 +360,11 @@ def render(
     color: bool = False,
     width: int | None = None,
     level: Level = "modules",
+    is_verbose: bool = False,
 ) -> str:
-    """The profile as text, as `show` prints it; without a width, for 100 columns."""
-    return rendered(
-        lambda console: show(profile, console, depth=depth, sort=sort, top=top, level=level), color=color, width=width
-    )
+    """The profile as text, as `show` prints it; without a width, for the terminal there is, or 100 columns."""
+    options: dict[str, Any] = {"depth": depth, "sort": sort, "top": top, "level": level, "is_verbose": is_verbose}
+    return rendered(lambda console: show(profile, console, **options), color=color, width=width)
 
 
 def show(
@@ -347,24 +374,27 @@ def show(
     sort: str | None = None,
     top: int | None = None,
     level: Level = "modules",
+    is_verbose: bool = False,
 ) -> None:
-    """Print the profile.
+    """Print the profile, with every remark on its figures or the first ones only.
 
     Modules stand as a tree down to `depth`, what lies deeper folded into its ancestor; without a depth, as deep as a
     screen or so holds. `sort` makes it a list, largest first, whose rows add up; `top` keeps the first so many.
     """
     found = view(profile, level, depth, sort, top)
-    drawn(console, lambda: _print(profile, console, found, level, sort))
+    drawn(console, lambda: _print(profile, console, found, level, sort, is_verbose))
 
 
-def _print(profile: ModelProfile, console: Console, found: View, level: Level, sort: str | None) -> None:
+def _print(
+    profile: ModelProfile, console: Console, found: View, level: Level, sort: str | None, is_verbose: bool
+) -> None:
     if found.lines:
         for line in grid(_strips(profile, found.lines, level, sort), console.width):
             console.print(line, soft_wrap=True)
         if found.remark:
             console.print(Text(found.remark, style="dim"))
         console.print()
-    print_sentences(console, summary_lines(profile))
+    print_sentences(console, summary_lines(profile, is_verbose=is_verbose))
 
 
 def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: str | None) -> list[Strip]:
@@ -384,6 +414,7 @@ def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: st
     names = tuple(Cell(printable(line.label), line.guides) for line in lines)
     if level == "operators":
         head = [
+            Strip("#", tuple(Cell(str(row.index) if row.op else "", style="dim") for row in rows)),
             Strip("Operator", names, "left", floor=18),
             texts("Kind", lambda row: row.type, rank=2, floor=10),
             texts("Module", lambda row: row.path, rank=1, floor=18),

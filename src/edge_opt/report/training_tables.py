@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from edge_opt._support.files import by_suffix, write_whole
 from edge_opt._support.json import to_plain
 from edge_opt.records import MemoryPoint, TrainingLayer, TrainingStep
 from edge_opt.report.comparison import cell, page, table
-from edge_opt.report.terminal import Cell, Strip, grid, print_sentences, rendered
+from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
 from edge_opt.text import html, markdown
 
 FORMAT, VERSION = "edge_opt.training_step", 1
@@ -28,15 +28,18 @@ _COLORS = {
 def show_training(step: TrainingStep, console: Console, top: int | None = None) -> None:
     """Print the layers, then what there is to say of the whole."""
     layers = sorted(step.layers, key=lambda layer: -layer.flops)[:top] if top else step.layers
+    if layers:
+        print_table(console, layer_strips(layers))
+    print_sentences(console, list(sentences(step)))
+
+
+def layer_strips(layers: Sequence[TrainingLayer]) -> list[Strip]:
+    """One row per layer, one column per phase and kind of memory."""
     columns = zip(*(_row(layer) for layer in layers), strict=True)
-    strips = [
-        Strip(header, tuple(map(Cell, cells)), "left" if place == 0 else "right", rank=place)
+    return [
+        Strip(header, tuple(map(Cell, cells)), "left" if place == 0 else "right", 16 if place == 0 else None, place)
         for place, (header, cells) in enumerate(zip(_HEADERS, columns, strict=True))
     ]
-    for line in grid(strips, console.width):
-        console.print(line, soft_wrap=True)
-    console.print()
-    print_sentences(console, list(sentences(step)))
 
 
 def training_text(step: TrainingStep, width: int | None = None) -> str:

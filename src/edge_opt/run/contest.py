@@ -1,4 +1,4 @@
-"""The contest of a run: finalists timed in turns in one process, again where that was disturbed."""
+"""The contest of a run: finalists timed in turns, in several processes, again where one was disturbed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ from edge_opt.errors import InvalidInput, UnreadableProfile, first_line
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder
-from edge_opt.measuring.statistics import batch_logs, paired_ratio
+from edge_opt.measuring.statistics import quiet_logs
 from edge_opt.records import Candidate, Finals, Latency, SweepResult
-from edge_opt.run.job import INPUTS, QUIET_WITHIN, PipelineJob, built_file, is_disturbed, kept_inputs, sized
+from edge_opt.run.job import INPUTS, QUIET_WITHIN, Bench, PipelineJob, built_file, is_disturbed, kept_inputs, sized
 from edge_opt.search.board_worker import Board, packed_inputs
 from edge_opt.search.build import Listener, Notice
-from edge_opt.search.finals import Session, entries_of, finals_of, session_of
+from edge_opt.search.finals import Session, by_speed, entries_of, finals_of, merged, session_of
 from edge_opt.search.locks import alone
 from edge_opt.search.process import Isolation, Limits, packed
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 
-# Each variant is timed this many times as long as when it was timed alone, and at most twice that.
+# Each variant is timed this many times as long as when it was timed alone, and at most twice that, over all processes.
 _LONGER = 2.0
-_SESSIONS = 3
+# Where memory happens to lie is one throw of the dice per process, and a machine that is shared has fast and slow
+# seconds: so many processes that saw it fast are wanted, and so many more are tried for that. A process is worth its
+# start where a variant is timed alone for this long.
+_PROCESSES = 4
+_MORE_PROCESSES = 3
+_WORTH_A_PROCESS_S = 0.1
 _FACT = "finals"
 
 Entry = tuple[Candidate, Path | None, Mapping[str, Any]]
@@ -58,8 +63,8 @@ class Contest:
             found = measure_runners(
                 runners,
                 *(sized(value, bench.deploy_batch) for value in kept_inputs(inputs)),
-                min_time_s=_LONGER * bench.min_time_s,
-                max_time_s=2 * _LONGER * bench.min_time_s,
+                min_time_s=_share_of(bench),
+                max_time_s=2 * _share_of(bench),
                 rehearses=True,
             )
         return told_of(found, lost)
@@ -89,13 +94,14 @@ class Contest:
 def told_of(found: Mapping[str, Latency], lost: Sequence[str]) -> dict[str, Any]:
     """The parts of a session, as JSON holds them: latencies by the candidate's key, and who could not be timed."""
     return {
-        "wall": {key: batch_logs(latency.samples_s) for key, latency in found.items()},
-        "cpu": {key: batch_logs(latency.cpu_samples_s) for key, latency in found.items()},
+        "wall": {key: quiet_logs(latency.samples_s) for key, latency in found.items()},
+        "cpu": {key: quiet_logs(latency.cpu_samples_s) for key, latency in found.items()},
         "std_s": {key: float(np.std(latency.samples_s)) for key, latency in found.items()},
         "p95_s": {key: latency.p95_s for key, latency in found.items()},
         "is_contended": any(latency.is_contended for latency in found.values()),
         "is_disturbed": any(is_disturbed(latency) for latency in found.values()),
-        "remarks": list(dict.fromkeys([*lost, *_said(found.values())])),
+        "lost": list(dict.fromkeys(lost)),
+        "remarks": list(_said(found.values())),
     }
 
 
@@ -144,7 +150,7 @@ class Referee:
             return None
 
     def _session(self, entries: Sequence[Candidate], isolation: Isolation, store: Store) -> tuple[Session | None, int]:
-        """The best session of a few: the first that nothing disturbed, else the one that tells most."""
+        """What several processes say together, and how many they were; one after the other, for all use one clock."""
         root = self.folder.absolute()
         arguments = (
             [self._entry(root, store, entry) for entry in entries],
@@ -154,20 +160,17 @@ class Referee:
             told = self._timed_there(self.board, *arguments)
             return (None, 0) if told is None else (session_of(told), 1)
         job, found = packed(Contest(self.job)), list[Session]()
-        for attempt in range(_SESSIONS):
+        wanted = _processes(self.job.bench)
+        while by_speed(found)[1] < wanted and len(found) < wanted + _MORE_PROCESSES:
             with alone(lambda: self.on_event(Notice("waiting to measure: another sweep works on this machine"))):
-                if attempt:
-                    wait_for_quiet(QUIET_WITHIN * _LONGER * self.job.bench.min_time_s, cores=usable_cores())
+                if found and found[-1].is_contended:
+                    wait_for_quiet(QUIET_WITHIN * _share_of(self.job.bench), cores=usable_cores())
                 outcome = isolation.run(job, "compare", arguments, root / "candidates", self.limits)
             if outcome.failure is not None:
                 self.on_event(Notice(f"finalists could not be compared: {outcome.reason}"))
                 break
             found.append(session_of(outcome.value))
-            if not found[-1].is_disturbed:
-                break
-        if not found:
-            return None, 0
-        return min(found, key=lambda session: (session.is_disturbed, _width(session, entries))), len(found)
+        return (merged(found), len(found)) if found else (None, 0)
 
     def _timed_there(self, board: Board, entries: Sequence[Entry], inputs: Path) -> dict[str, Any] | None:
         """A session on the board: those that were built, in turns, in one process there."""
@@ -201,11 +204,11 @@ class Referee:
         return (candidate, None, {}) if built is None or not folder.is_dir() else (candidate, folder, built.value)
 
 
-def _width(session: Session, entries: Sequence[Candidate]) -> float:
-    """How wide the first ratio is known: the winner's against the baseline."""
-    logs = session.cpu if session.is_contended else session.wall
-    one, other = (logs.get(entry.key, ()) for entry in (entries[0], entries[min(1, len(entries) - 1)]))
-    if not one or len(one) != len(other):
-        return float("inf")
-    _, interval = paired_ratio(one, other)
-    return interval.high / interval.low
+def _processes(bench: Bench) -> int:
+    """How many processes are to see a quiet machine."""
+    return max(1, min(_PROCESSES, round(bench.min_time_s / _WORTH_A_PROCESS_S)))
+
+
+def _share_of(bench: Bench) -> float:
+    """Seconds for each variant in one of the processes."""
+    return _LONGER * bench.min_time_s / _processes(bench)

@@ -89,7 +89,8 @@ def findings(
             f"latency is measured {_where(result)}, with memory that is kept between calls; peak memory is an estimate "
             "from shapes, "
             "and measured memory the growth of the process over the idle runtime",
-            "speedups are of finalists timed in turns in one process; other times are of their own moments",
+            "speedups are of finalists timed in turns, by the fastest blocks in each of several processes; other times "
+            "are of their own moments",
             SCRATCH_IS_APART,
             *notes(config),
         ],

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from edge_opt.measuring.statistics import mean_and_half_width, paired_ratio
 from edge_opt.records import Candidate, Factor, Finalist, Finals, Speedup, SweepResult, Trial, TrialMetrics, Violation
 from edge_opt.records.sweeps import FASTER_THAN_UNPRUNED
@@ -18,9 +20,19 @@ _CONTENDERS = 6
 _ON_THE_FRONTIER = 6
 
 
+# Processes whose fastest blocks took at most so much longer than those of the fastest process saw a quiet machine.
+_NEAR = 1.03
+# So few of them are enough to leave the others out.
+_ENOUGH = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One comparison, as its process told it. The samples of all variants lie side by side in time."""
+    """One comparison, as its process told it. The samples of all variants lie side by side in time.
+
+    Logarithms of seconds by the variant's key: of the fastest of each batch of samples in one process, or in whole
+    processes.
+    """
 
     wall: Mapping[str, tuple[float, ...]]
     cpu: Mapping[str, tuple[float, ...]]
@@ -28,6 +40,7 @@ class Session:
     p95_s: Mapping[str, float]
     is_contended: bool
     is_disturbed: bool
+    lost: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
@@ -41,7 +54,47 @@ def session_of(told: Mapping[str, Any]) -> Session:
         told["p95_s"],
         told["is_contended"],
         told["is_disturbed"],
+        tuple(told["lost"]),
         tuple(told["remarks"]),
+    )
+
+
+def by_speed(sessions: Sequence[Session]) -> tuple[list[Session], int]:
+    """The sessions, that of the fastest machine first, and how many of them saw it at its fastest or nearly so.
+
+    How fast it was is the mean over the fastest blocks of all variants that every process timed.
+    """
+    shared = [key for key in sessions[0].cpu if all(session.cpu.get(key) for session in sessions)] if sessions else []
+    levels = [sum(min(session.cpu[key]) for key in shared) / max(1, len(shared)) for session in sessions]
+    order = sorted(range(len(sessions)), key=levels.__getitem__)
+    near = sum(level <= min(levels) + math.log(_NEAR) for level in levels)
+    return [sessions[index] for index in order], near
+
+
+def merged(sessions: Sequence[Session]) -> Session:
+    """What several processes say together: each is one sample, and those that saw a slower machine are left out.
+
+    Samples of one process share where its memory lies, so that only processes are independent of each other. Who was
+    not timed in all of them is left out. A single session stays as it is.
+
+    Args:
+        sessions: What the processes told; one or more.
+    """
+    if len(sessions) == 1:
+        return sessions[0]
+    ordered, near = by_speed(sessions)
+    used = ordered[: max(near, _ENOUGH)]
+    is_disturbed = near < min(_ENOUGH, len(sessions))
+    keys = [key for key in used[0].wall if all(session.wall.get(key) for session in used)]
+    return Session(
+        {key: tuple(min(session.wall[key]) for session in used) for key in keys},
+        {key: tuple(min(session.cpu[key]) for session in used if session.cpu[key]) for key in keys},
+        {key: float(np.median([session.std_s[key] for session in used])) for key in keys},
+        {key: float(np.median([session.p95_s[key] for session in used])) for key in keys},
+        any(session.is_contended for session in used),
+        is_disturbed,
+        tuple(dict.fromkeys(remark for session in used for remark in session.lost)),
+        tuple(dict.fromkeys(remark for session in used for remark in session.remarks))[:1] if is_disturbed else (),
     )
 
 
@@ -148,7 +201,9 @@ def finals_of(
         for candidate in entries
         if len(logs.get(candidate.key, ())) == len(first)
     ]
-    return Finals(batch_size, threads, clock, sessions, session.is_disturbed, session.remarks, tuple(found))
+    return Finals(
+        batch_size, threads, clock, sessions, session.is_disturbed, (*session.lost, *session.remarks), tuple(found)
+    )
 
 
 def _finalist(candidate: Candidate, logs: tuple[float, ...], first: tuple[float, ...], session: Session) -> Finalist:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
+from edge_opt._support.waiting import console_width
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput
 from edge_opt.records import SweepStatus, Trial
@@ -30,6 +31,7 @@ from edge_opt.search.choose import recommend
 from edge_opt.search.finals import held_to_parents
 from edge_opt.search.locks import owner
 from edge_opt.search.process import Phase
+from edge_opt.search.space import space_from
 from edge_opt.search.store import Store, plain_trial
 
 if TYPE_CHECKING:
@@ -117,15 +119,19 @@ def status(folder: str | Path) -> SweepStatus:
     root = Path(folder)
     with closing(Store.look(root)) as store:
         plan = store.fact("plan") or {"name": "", "total": None, "constraints": []}
-        known = trial_metrics(plan.get("metric", "accuracy"))
-        budgets = [parse_budget(text, known) for text in plan["constraints"]]
+        figures = trial_metrics(plan.get("metric", "accuracy"))
+        budgets = [parse_budget(text, figures) for text in plan["constraints"]]
         unfinished = tuple(candidate.label for candidate in store.unfinished())
+        # As a run that goes on counts: a baseline beside the space, or an earlier space's rows, are none of these.
+        space = space_from(plan["space"]) if "space" in plan else None
+        known = [trial for trial in store.trials().values() if space is None or trial.candidate in space]
         judged = [
             trial if trial.metrics is None else replace(trial, violations=violations(trial.metrics, budgets))
-            for trial in store.trials().values()
+            for trial in known[: plan["total"]]
         ]
+        verdict = store.fact("verdict")
     trials = held_to_parents(judged)
-    best, sentence = recommend(trials)
+    best, sentence = recommend(trials) if verdict is None else (verdict["best"], verdict["recommendation"])
     running = owner(root)
     return SweepStatus(
         folder=str(root),
@@ -242,8 +248,6 @@ def _lines(event: Event, tally: Tally) -> Iterator[str]:
         yield f"{line}; {left}" if left else line
     elif isinstance(event, Notice):
         yield event.text
-    elif isinstance(event, SweepEnded):
-        yield event.result.recommendation
 
 
 @contextmanager
@@ -252,14 +256,14 @@ def _live(out: TextIO, clock: Clock) -> Iterator[Listener]:
     from rich.live import Live
 
     tally = Tally()
-    console = Console(file=out)
+    console = Console(file=out, width=console_width())
     # Drawn at events only: a screen that refreshes itself would work beside a measurement.
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def listen(event: Event) -> None:
             nonlocal tally
             tally = tally.after(event, clock())
-            if isinstance(event, TrialFinished | Notice | SweepEnded):
+            if isinstance(event, TrialFinished | Notice):
                 for line in _lines(event, tally):
                     console.print(line, highlight=False, markup=False)
             live.update(_picture(tally), refresh=True)

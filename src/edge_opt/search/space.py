@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Candidate, Precision
@@ -157,6 +157,28 @@ class Space:
         if count >= self.size:
             return tuple(self)
         return tuple(self[index] for index in sorted(random.Random(seed).sample(range(self.size), count)))
+
+
+def plain_space(space: Space) -> dict[str, Any]:
+    """The space as JSON holds it; `space_from` reads it back."""
+    return {
+        "pruning_levels": list(space.pruning_levels),
+        "precisions": list(space.precisions),
+        "runtimes": list(space.runtimes),
+        "layer_pruning": {layer: list(levels) for layer, levels in space.layer_pruning.items()},
+        "impossible": [[*pair, reason] for pair, reason in space.impossible.items()],
+    }
+
+
+def space_from(plain: Mapping[str, Any]) -> Space:
+    """The space that `plain_space` wrote.
+
+    >>> space = Space((0.0, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"))
+    >>> set(space_from(plain_space(space))) == set(space)
+    True
+    """
+    pairs = {(precision, runtime): reason for precision, runtime, reason in plain["impossible"]}
+    return Space(**{**plain, "impossible": pairs})
 
 
 SamplerName = Literal["grid", "nsga2", "tpe"]

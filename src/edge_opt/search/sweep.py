@@ -31,7 +31,7 @@ from edge_opt.search.finals import held_to_parents, retimed, speedup_of
 from edge_opt.search.locks import alone, folder_lock
 from edge_opt.search.process import Isolation, Job, Limits, Outcome, packed
 from edge_opt.search.sampling import Sampling
-from edge_opt.search.space import SamplerName, Space
+from edge_opt.search.space import SamplerName, Space, plain_space
 from edge_opt.search.store import Built, Sources, Store
 
 
@@ -115,7 +115,7 @@ def run_sweep(
     reference = _reference(space, baseline)
     with ExitStack() as stack:
         store = stack.enter_context(_opened(root, settings or {}, sources, fresh, on_event))
-        _begin(store, _plan(name, sampling.count, metric, budgets), retry_failed)
+        _begin(store, _plan(name, sampling.count, metric, budgets, space), retry_failed)
         isolation = stack.enter_context(Isolation(order.preload))
         sweep = _Sweep(root, order, store, isolation, space, budgets, sampling.count, on_event, measurer)
         sweep.take(baseline)
@@ -157,11 +157,13 @@ def _begin(store: Store, plan: Mapping[str, Any], retry_failed: bool) -> None:
     if retry_failed:
         store.forget_failed()
     store.keep_fact("plan", plan)
+    store.keep_fact("verdict", None)
 
 
-def _plan(name: str, total: int, metric: str, budgets: Sequence[Budget]) -> dict[str, Any]:
+def _plan(name: str, total: int, metric: str, budgets: Sequence[Budget], space: Space) -> dict[str, Any]:
     """What somebody who looks at the folder must know of the sweep."""
-    return {"name": name, "total": total, "metric": metric, "constraints": [item.text for item in budgets]}
+    constraints = [item.text for item in budgets]
+    return {"name": name, "total": total, "metric": metric, "constraints": constraints, "space": plain_space(space)}
 
 
 def _named(objectives: Sequence[str], metric: str) -> tuple[str, ...]:
@@ -281,7 +283,9 @@ class _Sweep:
         if finals is not None:
             baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (baseline, *rows))
         kept = held_to_parents(rows, finals)
-        return _result(result.name, baseline, kept, self._budgets, use_ci, finals)
+        found = _result(result.name, baseline, kept, self._budgets, use_ci, finals)
+        self._store.keep_fact("verdict", {"best": found.best, "recommendation": found.recommendation})
+        return found
 
     def take(self, baseline: Trial | Candidate | None) -> None:
         """Know the trial of a baseline, if one is given, without running it. An earlier run's row stays as it was."""

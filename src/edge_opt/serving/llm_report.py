@@ -12,6 +12,7 @@ import torch
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole, is_number
+from edge_opt._support.waiting import doing
 from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.estimate import working_power
 from edge_opt.boards.targets import HOST, Target, find_spec
@@ -198,10 +199,12 @@ class _Sources:
 
         @cache
         def model(dtype: torch.dtype) -> LanguageModel:
+            doing("building the language model without its weights")
             return find_language_model(source, dtype, inputs, name)
 
         @cache
         def traced(dtype: torch.dtype, context: int, prompt: int, batch: int, absorbs: bool) -> TracedModel:
+            doing(f"tracing the prompt and a step at {context} positions")
             return traced_model(model(dtype), context, prompt, batch, absorbs)
 
         self.model: Callable[[torch.dtype], LanguageModel] = model
@@ -285,7 +288,7 @@ def _report(
 ) -> ServingReport:  # fmt: skip
     serving = _served(sources, weights, asked)
     asked.check_threads(spec)
-    speed = speed_of(spec, serving.form, asked.engine, asked.threads)
+    speed = speed_of(spec, serving.form, asked.engine, asked.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
     measured: MeasuredServing | None = None

@@ -1,0 +1,124 @@
+"""What the headings and marks of each table mean, a sentence each; `--legend` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from edge_opt.report.terminal import print_sentences
+
+_MOVED = "bytes read plus bytes written by its operators"
+_SHARE = "its part of the whole model"
+
+PROFILE: Mapping[str, str] = {
+    "Module": "path of the module in the model; the tree is that of the modules",
+    "Operator": "what torch calls, without its namespace",
+    "#": "place of the operator in the order of execution",
+    "Kind": "class of the work, as it is priced",
+    "Type": "class of the module",
+    "Output": "shape of its output; +1 says that there is another",
+    "Params": "parameters, its children's included; shared ones count once",
+    "Time": "measured here, of its own and its children's work",
+    "Predicted": "time on the first target",
+    "Bound by": "what most of that time goes to: compute, memory or overhead",
+    "MACs": "multiplications with an addition; a FLOP count is about twice as large",
+    "MACs %": _SHARE,
+    "FLOPs %": _SHARE,
+    "Params %": _SHARE,
+    "Moved %": _SHARE,
+    "Activ. %": _SHARE,
+    "Time %": _SHARE,
+    "Pred. %": _SHARE,
+    "FLOPs": "all arithmetic: two per MAC, and what is outside MACs",
+    "Moved": _MOVED,
+    "Peak": "most bytes of activations alive at once while it runs; weights and inputs are apart",
+    "Live": "bytes of activations alive while the operator runs",
+    "Activations": "bytes of the tensors that it makes",
+    "FLOPs/byte": "FLOPs over bytes moved: many are bound by compute, few by memory",
+    "(own work)": "what the module does outside of its children",
+    f"({chr(0xD7)}3)": "the module is called three times; the row is all calls together",
+    "≥": "at least: an operator in it has no price",
+    "planner bound": "the peak where a runtime plans memory ahead, and drops tensors as early as it can",
+}
+
+TARGETS: Mapping[str, str] = {
+    "Target": "the device, platform or calibration that was asked for",
+    "Fits": "whether the smallest RAM it is sold with holds the model; an operating system comes on top",
+    "Time": "predicted for one forward",
+    "90 % interval": "holds the truth nine times in ten",
+    "Bound by": "what most of the time goes to: compute, memory or overhead",
+    "Est. energy": "joules of one forward, a proxy or a model, never a measurement",
+    "Batch": "the largest batch that fits the smallest RAM",
+    "Basis": "calibrated or timed there, fitted to times of whole models there, or a rough roofline",
+}
+
+COMPARISON: Mapping[str, str] = {
+    "A, B": "the models, A is the baseline",
+    "Layer": "path of the layer; old → new where it was renamed",
+    "Type": "class of the layer; old → new where it was replaced",
+    "changed": "what became of the layer: changed, renamed, added, removed",
+    "Moved": _MOVED,
+    "Peak": "most bytes of activations alive at once while it runs",
+    "B − A": "the difference in the figure's unit; the share behind it is of A",
+}
+
+CHECK: Mapping[str, str] = {
+    "ok, FAIL, ?": "kept, not kept or not known, and undecided: the limit lies inside the interval",
+    "Budget": "the limit as it was written",
+    "Value": "the figure of this model, with its interval where it is measured or predicted",
+    "Limit": "the most, or the least, that is allowed",
+    "Over": "how far the value is from its limit, as a share of the limit",
+    "Baseline": "the figure of the earlier model",
+    "Growth": "how far the value is from the baseline's",
+}
+
+TRAINING: Mapping[str, str] = {
+    "Layer": "path of the module, without its children",
+    "Trained": "parameters that get a gradient",
+    "Forward": "FLOPs of the forward",
+    "Input grad": "FLOPs of the gradient of its inputs",
+    "Weight grad": "FLOPs of the gradient of its weights",
+    "Again": "FLOPs that a checkpoint computes again in the backward",
+    "Kept": "bytes of activations kept for the backward",
+    "Gradients": "bytes of the gradients of its weights",
+    "State": "bytes that the optimizer keeps for them",
+}
+
+SERVING: Mapping[str, str] = {
+    "Part": "part of the model, all layers together",
+    "Held": "bytes of its weights in memory",
+    "Streamed per step": "bytes read from memory for one token of each sequence, at full context",
+    "Share": "its part of those bytes: decoding takes about as long as they take to read",
+    "FLOPs per step": "arithmetic for one token of each sequence",
+    "Context": "positions in the cache",
+    "Cache": "bytes of keys and values at that context",
+    "Tokens/s": "tokens per second, of all sequences together",
+    "Target": "the device that was asked for",
+    "Weights": "format of the weights",
+    "Memory": "weights, cache and activations together",
+    "Fits": "the smallest RAM that holds it, or what is missing",
+    "First token": "seconds until the prompt is read",
+    "Interval": "tokens per second that are likely",
+    "At start": "tokens per second right after the prompt",
+    "Bits": "bits per weight on average",
+    "Energy": "joules per token, estimated",
+}
+
+DEVICES: Mapping[str, str] = {
+    "Device": "the name to ask for it by",
+    "Runs on": "who runs a model unless another engine is asked for",
+    "RAM": "every size it is sold with, smallest and largest",
+    "On paper": "memory bandwidth by the data sheet",
+    "Used": "the bandwidth that a roofline uses: measured where somebody has, else a usual share of the paper's",
+    "fp32": "operations per second at most in float32",
+    "fp16": "operations per second at most in float16",
+    "int8": "operations per second at most in int8",
+    "Power": "watts, from idle to load",
+}
+
+
+def print_legend(console: Console, legend: Mapping[str, str]) -> None:
+    """Print what each heading means."""
+    console.print()
+    print_sentences(console, list(legend.items()), label_width=max(map(len, legend)) + 2)

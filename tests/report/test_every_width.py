@@ -1,0 +1,137 @@
+"""Every table at every width: no line is longer, and no two rows have the same name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+import edge_opt as eo
+from edge_opt.report import checks, comparison, results
+from edge_opt.report.device_tables import device_strips
+from edge_opt.report.legends import CHECK, COMPARISON, DEVICES, PROFILE, SERVING, TARGETS, TRAINING
+from edge_opt.report.serving_tables import serving_text
+from edge_opt.report.sheets import record_text
+from edge_opt.report.short_names import shortened, told_apart
+from edge_opt.report.terminal import Strip, grid, print_table, render, rendered
+from edge_opt.report.training_tables import training_text
+from shown import profiled, records, served
+
+WIDTHS = (60, 80, 100, 200)
+GUIDES = re.compile(r"^[│├└ ]*")
+
+# Tables that are drawn in a way of their own, each at a width; all others are drawn as sheets.
+OWN: dict[str, Callable[[int], str]] = {
+    "tree": lambda width: render(profiled(), width=width, depth=9),
+    "leaves": lambda width: render(profiled(), width=width, level="leaves"),
+    "list": lambda width: render(profiled(is_measured=True), width=width, sort="time"),
+    "operators": lambda width: render(profiled(), width=width, level="operators"),
+    "predicted": lambda width: render(profiled(target="raspberry-pi-4"), width=width, depth=9, is_verbose=True),
+    "comparison": lambda width: comparison.render(records()["comparison"], width),
+    "check": lambda width: checks.render(records()["check"], width),
+    "targets": lambda width: results.render(records()["targets"], width=width),
+    "targets, all": lambda width: results.render(records()["targets"], width=width, is_verbose=True),
+    "training step": lambda width: training_text(records()["training step"], width),
+    "devices": lambda width: rendered(_draw_devices, width=width),
+}
+
+
+def _draw_devices(console: Console) -> None:
+    print_table(console, list(device_strips(eo.devices())))
+
+
+def rows_of(text: str) -> Iterator[list[str]]:
+    """The names of the rows of each table, that of a tree's row behind those above it; marks and numbers aside."""
+    lines = text.splitlines()
+    for start, line in enumerate(lines):
+        if set(line.strip()) != {"─"}:
+            continue
+        names: list[str] = []
+        above: dict[int, str] = {}
+        is_marked = lines[start - 1].startswith(("      ", "  #"))
+        for row in lines[start + 1 :]:
+            if not row.strip() or row.startswith(("More ", "Folded")):
+                break
+            depth = len(GUIDES.match(row)[0])  # type: ignore[index]
+            cells = re.split(r"\s{2,}", row[depth:].strip())
+            above = {place: name for place, name in above.items() if place < depth} | {depth: cells[0]}
+            names.append(" / ".join(cells[:2] if is_marked else above.values()))
+        yield names
+
+
+def too_long(text: str, width: int) -> list[str]:
+    return [line for line in text.splitlines() if cell_len(line) > width]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_table_is_wider_than_the_terminal_and_no_two_rows_are_called_the_same(width: int) -> None:
+    texts = {name: draw(width) for name, draw in OWN.items()}
+    texts |= {f"{name}, as a sheet": record_text(record, width) for name, record in records().items()}
+    tables = 0
+    for name, text in texts.items():
+        assert not too_long(text, width), name
+        for names in rows_of(text):
+            tables += 1
+            assert sorted(set(names)) == sorted(names), name
+    assert tables > 25
+
+
+def test_language_models_side_by_side_fit_the_terminal() -> None:
+    pytest.importorskip("transformers")
+    found = served()
+    for width in WIDTHS:
+        drawn = (serving_text(found.reports, width), serving_text(found.reports[:1], width), record_text(found, width))
+        assert not [line for text in drawn for line in too_long(text, width)]
+
+
+def test_a_layer_keeps_its_number_and_its_last_part_at_60_columns() -> None:
+    text = render(profiled(), width=60, level="leaves")
+    rows = [line.split()[0] for line in text.splitlines() if "q_proj" in line]
+    assert len(rows) == 4
+    assert [re.search(r"\d", row)[0] for row in rows] == ["0", "1", "2", "3"]  # type: ignore[index]
+
+
+@given(st.lists(st.text("abcdefgh.0123 ", min_size=1, max_size=40), max_size=30), st.integers(4, 24))
+def test_texts_that_differ_stay_different_in_any_width(texts: list[str], width: int) -> None:
+    short = told_apart(texts, [width] * len(texts))
+    assert all(cell_len(text) <= width for text in short)
+    assert len(set(short)) == len(set(texts))
+
+
+def test_a_short_text_is_left_alone() -> None:
+    assert told_apart(["conv1", "conv2"], [5, 5]) == ["conv1", "conv2"]
+    assert shortened("conv1", 5) == "conv1"
+
+
+def test_several_targets_have_at_most_three_lines_of_notes_at_80_columns() -> None:
+    table, _, notes = results.render(records()["targets"], width=80).partition("\n\n")
+    assert len(table.splitlines()) == 2 + len(records()["targets"].targets)
+    assert len(notes.splitlines()) <= 3
+    everything = results.render(records()["targets"], width=80, is_verbose=True)
+    assert all(note.split()[-1] in everything for note in records()["targets"].notes)
+
+
+def test_a_legend_explains_every_heading() -> None:
+    wide: dict[str, tuple[str, Any]] = {
+        "profile": (render(profiled(target="raspberry-pi-4"), width=400), PROFILE),
+        "operators": (render(profiled(), width=400, level="operators"), PROFILE),
+        "targets": (results.render(records()["targets"], width=400), TARGETS),
+        "training": (training_text(records()["training step"], 400), TRAINING),
+        "devices": (OWN["devices"](400), DEVICES),
+        "check": (checks.render(records()["check"], 400).partition("\n\n")[0], CHECK),
+    }
+    for name, (text, legend) in wide.items():
+        head = text.splitlines()[0]
+        assert not [title for title in re.split(r"\s{2,}", head.strip()) if title not in legend], name
+    assert {"Moved", "Peak", "B − A"} <= set(COMPARISON) and "Tokens/s" in SERVING
+    assert {"(own work)", "(×3)", "planner bound"} <= set(PROFILE)
+
+
+def test_nothing_of_a_table_is_read_as_markup() -> None:
+    assert next(iter(grid([Strip("[bold]x", ())], 40))).plain == "[bold]x"

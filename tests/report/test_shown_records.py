@@ -1,0 +1,126 @@
+"""Every record shows itself: one short line, a short table, and HTML that a browser draws."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from torch import nn
+
+from browser import Browser
+from edge_opt import records as house
+from edge_opt.boards.platform_file import Platform
+from edge_opt.records.shown import LONGEST, Shown
+from shown import profiled, records
+
+DEEP = ".".join(f"model.encoder.layers.{n}.self_attn" for n in range(40))
+PLAIN = {str: DEEP, int: 123_456_789_012, float: 0.123456789012345, bool: True, bytes: b"x" * 900, NoneType: None}
+KINDS = [kind for name in house.__all__ if is_dataclass(kind := getattr(house, name)) and isinstance(kind, type)]
+
+
+def made(hint: Any, depth: int = 0) -> Any:
+    """A value of a type, as long and as deep as it gets."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint in PLAIN:
+        return PLAIN[hint]
+    if origin is Literal:
+        return parts[0]
+    if origin in (Union, UnionType):
+        return made(next(part for part in parts if part is not NoneType), depth)
+    if origin is tuple:
+        if Ellipsis in parts:
+            return (made(parts[0], depth + 1),) * (40 if depth < 2 else 2)
+        return tuple(made(part, depth + 1) for part in parts)
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint, {**vars(sys.modules[hint.__module__]), "nn": nn})
+        return hint(**{field.name: made(hints[field.name], depth + 1) for field in fields(hint)})
+    return nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_repr_of_a_record_is_one_short_line(kind: type) -> None:
+    shown = repr(made(kind))
+    assert len(shown) < 300 and "\n" not in shown
+    assert shown.lstrip("<").startswith(kind.__name__)
+
+
+def test_every_public_record_is_tried() -> None:
+    assert len(KINDS) > 110
+    assert all("__repr__" in vars(kind) for kind in (*KINDS, Platform))
+
+
+def test_a_small_record_reads_as_a_dataclass_does() -> None:
+    assert repr(house.Interval(0.5, 2.0)) == "Interval(low=0.5, high=2.0)"
+    assert repr(house.OpCost(3, 1, 2, 2)) == "OpCost(macs=3, other_ops=1, bytes_read=2, bytes_written=2)"
+
+
+def test_records_that_people_meet_are_short_tables() -> None:
+    for name, record in records().items():
+        assert isinstance(record, Shown), name
+        assert len(repr(record)) <= LONGEST, name
+        text = str(record)
+        assert text != repr(record) and "object at 0x" not in text, name
+        assert text.count("\n") < 70, name
+
+
+def test_a_profile_names_the_model_and_its_figures_in_one_line() -> None:
+    shown = repr(profiled())
+    # 4 x (4 + 2 x 2) x 8 x 8 products of 4 rows, 2 x 4 x 4 x 8 of attention in each layer, and 8 x 3 of the head
+    macs = 4 * (8 * 8 * 8 * 4 + 2 * 4 * 4 * 8) + 24
+    assert "encoder of 16 on 1×4×8" in shown and f"{macs / 1000:.2f} k MACs" in shown
+
+
+def test_a_repr_imports_nothing_heavy() -> None:
+    script = """
+import sys
+from edge_opt.records import BatchFit
+repr(BatchFit(1, 2, "ram", 3, 4, 5, 6, 7, 8))
+assert not {"torch", "rich", "pandas", "numpy"} & set(sys.modules), sorted(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_notebooks_draw_every_record_without_a_network(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "notebook.html"
+    cells = [f"<section>{record._repr_html_()}</section>" for record in records().values()]
+    path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body>{''.join(cells)}</body>", encoding="utf-8")
+    page = browser.page(path)
+    assert not page.problems()
+    assert page.requests() == [path.resolve().as_uri()]
+    heights = page.run("[...document.querySelectorAll('section')].map((cell) => cell.offsetHeight)")
+    assert len(heights) == len(records()) and min(heights) > 10
+    page.close()
+
+
+def test_a_profile_in_a_notebook_is_a_tree_that_folds_and_sorts(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "profile.html"
+    path.write_text(f"<!DOCTYPE html><meta charset='utf-8'>{profiled()._repr_html_()}", encoding="utf-8")
+    page = browser.page(path)
+    names = "[...document.querySelectorAll('table.tree tbody tr:not([hidden])')].map((row) => row.cells[0].innerText)"
+    first = page.run(names)
+    assert first[0].endswith("encoder of 16") and any("q_proj" in name for name in first)
+    assert page.run("document.querySelectorAll('.tree .bar').length") > 10
+    page.run("document.querySelectorAll('.tree tbody button')[0].click()")
+    assert page.run(names) == [first[0].replace("▾", "▸")]
+    page.run("document.querySelectorAll('.tree tbody button')[0].click()")
+    # Sorted by parameters, the largest children of the root first: a layer has 8 x 8 x 4 + 2 x 8 x 16 and more.
+    page.run("document.querySelectorAll('.tree thead button')[0].click()")
+    assert page.run(names)[-1].endswith("classifier")
+    page.run("document.querySelectorAll('.tree thead button')[0].click()")
+    assert page.run(names)[1].endswith("classifier")
+    assert page.run("document.querySelector('.tree th[aria-sort]').getAttribute('aria-sort')") == "ascending"
+    assert not page.problems()
+    page.close()
+
+
+def test_a_sweep_in_a_notebook_has_its_chart() -> None:
+    sweep = records()["sweep"]
+    drawn = sweep._repr_html_()
+    measured = {trial.candidate.key for trial in (sweep.baseline, *sweep.trials) if trial.metrics is not None}
+    assert drawn.count("<circle") == len(measured)
+    assert "latency per call" in drawn

@@ -1,0 +1,66 @@
+"""What several processes say together of the finalists."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edge_opt.measuring.statistics import quiet_logs
+from edge_opt.records import Candidate
+from edge_opt.search.finals import Session, by_speed, finals_of, merged, speedup_of
+
+BASELINE, WINNER = Candidate(0.0, "fp32", "torch"), Candidate(0.5, "fp32", "onnxruntime")
+
+
+def process(slow_ms: float, fast_ms: float, lost: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Session:
+    """A process in which the fastest block of the baseline and of the winner took so long; others took twice that."""
+    logs = {
+        BASELINE.key: (math.log(2e-3 * slow_ms), math.log(1e-3 * slow_ms)),
+        WINNER.key: (math.log(1e-3 * fast_ms), math.log(2e-3 * fast_ms)),
+    }
+    for key in without:
+        del logs[key]
+    spread = dict.fromkeys(logs, 1e-4)
+    return Session(logs, logs, spread, spread, False, False, lost, ("samples scatter",))
+
+
+def test_a_batch_is_known_by_its_fastest_sample() -> None:
+    # 20 samples are ten batches of two; the clock must have moved in all of them
+    assert quiet_logs([2.0, 1.0] * 10) == (0.0,) * 10
+    assert quiet_logs([0.0, 1.0]) == () == quiet_logs([])
+
+
+def test_each_process_is_one_sample_and_a_slower_machine_is_left_out() -> None:
+    # Three processes: 10, 10 and 10.1 times; a fourth ran while the machine was half as fast, and says 14.
+    quiet = [process(10.0, 1.0), process(10.1, 1.01), process(10.2, 1.01)]
+    busy = process(28.0, 2.0)
+    assert by_speed([busy, *quiet]) == ([*quiet, busy], 3) and by_speed([]) == ([], 0)
+    together = merged([busy, *quiet])
+    assert together.wall[BASELINE.key] == pytest.approx([math.log(seconds) for seconds in (0.010, 0.0101, 0.0102)])
+    assert not together.is_disturbed and together.remarks == ()
+    finals = finals_of(together, (BASELINE, WINNER), 1, 1, 4)
+    assert finals is not None
+    speedup = speedup_of(finals, BASELINE, WINNER)
+    assert speedup is not None
+    assert speedup.whole.ratio == pytest.approx((10.0 * 10.0 * 10.2 / 1.01) ** (1 / 3))
+    assert speedup.whole.low < 10.0 and 10.2 < speedup.whole.high < 14.0
+
+
+def test_where_no_three_processes_agree_the_comparison_is_disturbed() -> None:
+    together = merged([process(10.0, 1.0), process(15.0, 1.2), process(20.0, 1.4), process(30.0, 2.0)])
+    assert together.is_disturbed and together.remarks == ("samples scatter",)
+    # the three fastest decide
+    assert together.wall[WINNER.key] == pytest.approx([math.log(seconds) for seconds in (0.0010, 0.0012, 0.0014)])
+
+
+def test_a_variant_that_one_process_could_not_time_is_left_out_by_name() -> None:
+    sentence = "prune 0.5 could not be timed: no memory"
+    together = merged([process(10.0, 1.0), process(10.0, 1.0, (sentence,), (WINNER.key,))])
+    assert list(together.wall) == [BASELINE.key]
+    assert together.lost == (sentence,)
+
+
+def test_one_process_stays_as_it_is() -> None:
+    alone = process(10.0, 1.0)
+    assert merged([alone]) is alone
