@@ -88,6 +88,7 @@ def test_the_command_takes_one_folder_or_several(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(tmp_path / "runs.html")
     # A run without a page gets one.
     assert (tmp_path / "4.html").is_file()
+    assert sorted(runs_in(tmp_path)) == profiles
     empty = tmp_path / "empty"
     empty.mkdir()
     assert runs_in(empty) == []

@@ -21,7 +21,9 @@ from edge_opt.records import ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.figures import read_sensitivity
 from edge_opt.report.page.payload import payload
 from edge_opt.report.page.runs import Run, runs_payload
+from edge_opt.report.save import FORMAT as PROFILE_FORMAT
 from edge_opt.report.save import load
+from edge_opt.report.sweep_files import FORMAT as SWEEP_FORMAT
 from edge_opt.report.sweep_files import load_sweep
 
 _STYLES = ("style.css", "parts.css")
@@ -173,12 +175,20 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def runs_in(source: str | os.PathLike[str]) -> list[Path]:
-    """The runs that a folder holds, oldest first; none where it is a run itself, or a file."""
+    """The runs and saved profiles that a folder holds, oldest first; none where it is a run itself, or a file."""
     folder = Path(source)
     if not folder.is_dir() or _files(folder):
         return []
-    found = [item for item in folder.iterdir() if item.is_dir() and _files(item)]
-    return sorted(found, key=lambda run: (min(file.stat().st_mtime for file in _files(run).values()), run.name))
+    found = [item for item in folder.iterdir() if (_files(item) if item.is_dir() else _is_saved(item))]
+    return sorted(found, key=lambda run: (_first_written(run), run.name))
+
+
+def _is_saved(path: Path) -> bool:
+    return path.suffix == ".json" and any(f'"{kind}"' in _text(path)[:200] for kind in (PROFILE_FORMAT, SWEEP_FORMAT))
+
+
+def _first_written(run: Path) -> float:
+    return min(file.stat().st_mtime for file in (_files(run).values() if run.is_dir() else [run]))
 
 
 def write_runs(
@@ -220,7 +230,7 @@ def write_runs(
 
 def _kind_of(path: Path) -> str:
     """A single file is a sweep if it says so; else it must be a profile, whose reader explains what is wrong."""
-    return "sweep" if '"edge_opt.sweep"' in _text(path)[:200] else "profile"
+    return "sweep" if f'"{SWEEP_FORMAT}"' in _text(path)[:200] else "profile"
 
 
 def _object(path: Path) -> dict[str, Any]:
