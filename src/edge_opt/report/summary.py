@@ -147,7 +147,8 @@ def _sum(values: Sequence[float | None]) -> float | None:
 def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = True) -> list[tuple[str, str]]:
     """Labels with one sentence each; with several targets each sentence names its own.
 
-    Where it is to be short: one line about energy, and remarks only where they say why there is no time.
+    Where it is to be short: one line about energy, the platform whose times it rests on, and remarks only where they
+    say why there is no time.
     """
     lines: list[tuple[str, str]] = []
     hidden = 0
@@ -157,6 +158,8 @@ def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = Tru
         energies = found.energies if is_verbose else found.energies[:1]
         remarks = found.remarks if is_verbose else found.remarks[: int(found.seconds is None)]
         lines += [("Energy", f"{of}{energy_sentence(energy, is_short=not is_verbose)}") for energy in energies]
+        if found.basis == "fitted" and not is_verbose:  # board, runtime with its date, threads: what it is a time of
+            lines += [("Note", f"{of}{remark.partition(';')[0]}") for remark in found.remarks[:1]]
         lines += [("Note", f"{of}{remark}") for remark in remarks]
         hidden += len(found.energies) - len(energies) + len(found.remarks) - len(remarks)
     if hidden:
