@@ -36,7 +36,7 @@ from held_out import (
 from published_tables import Board, Net, named, read_tables, timm_rows
 
 from edge_opt.boards.class_costs import Habits, Vector, Workload, workload
-from edge_opt.boards.class_fit import Costs, broad_prior, fit_costs, fit_prior
+from edge_opt.boards.class_fit import IN_ORDER_INT8, Costs, broad_prior, fit_costs, fit_prior
 from edge_opt.boards.platform_file import FOLDER, PRIORS, Kind, Platform, costs_lines, matrix_lines, platform_text
 
 # Cores with arithmetic in fp16, which ncnn uses for "float" unless told otherwise.
@@ -95,6 +95,7 @@ def groups(tables: Sequence[Board]) -> list[Group]:
 
     ncnn = "ncnn's benchmark table"
     broad = broad_prior(class_sd=0.5)
+    in_order = broad_prior(class_sd=0.35, typical=IN_ORDER_INT8)
     return [
         Group("ncnn-cpu", some("ncnn", "fp32", "cpu", 10), Habits(), None, ncnn),
         Group("ncnn-cpu-many-threads", some("ncnn", "fp32", "cpu", 10, 5, 16), Habits(), None, ncnn),
@@ -103,15 +104,15 @@ def groups(tables: Sequence[Board]) -> list[Group]:
         Group("xnnpack", some("xnnpack", "fp32", "cpu", 3), Habits(), broad, "XNNPACK's table"),
         Group("xnnpack-int8", some("xnnpack", "int8", "cpu", 2), Habits(), broad, "XNNPACK's table"),
         Group("tflite", some("tflite", "fp32", "cpu", 10), Habits(0.0, False), broad, "HW-NAS-Bench"),
-        Group("st-mcu-int8", some("st-edge-ai", "int8", "cpu", 10), Habits(0.0, False), broad, "ST's model zoo"),
+        Group("st-mcu-int8", some("st-edge-ai", "int8", "cpu", 10), Habits(0.0, False), in_order, "ST's model zoo"),
         Group(
             "mcu-int8",
             tuple(board for board in tables if board.source.startswith("mlcommons") and len(board.times) == 4),
             Habits(0.0, False),
-            broad,
-            "MLPerf Tiny and ST's model zoo",
+            in_order,
+            "MLPerf Tiny",
         ),
-        Group("tflite-int8", some("tflite", "int8", "cpu", 10), Habits(0.0, False), broad, "ST's model zoo"),
+        Group("tflite-int8", some("tflite", "int8", "cpu", 10), Habits(0.0, False), in_order, "ST's model zoo"),
         Group(
             "st-npu-int8",
             some("st-edge-ai", "int8", "npu", 10) + some("openvx", "int8", "npu", 10),
@@ -354,8 +355,6 @@ def fit_all(folder: Path, every: int = 0) -> list[Fitted]:
         if group.name.startswith("xnnpack"):
             base = done["ncnn-cpu-int8" if group.name.endswith("int8") else "ncnn-cpu"].kind.prior
         if group.boards:
-            if group.name == "mcu-int8":
-                base = _any_core(done["st-mcu-int8"])
             partners = done["ncnn-cpu"] if group.name == "ncnn-cpu-int8" else None
             done[group.name] = fit_group(group, base, partners)
             print(f"{group.name}: {len(group.boards)} boards, {done[group.name].kind.spread}", file=sys.stderr)
@@ -363,12 +362,6 @@ def fit_all(folder: Path, every: int = 0) -> list[Fitted]:
     if timm is not None:
         done[timm.name] = fit_group(timm, timm.base)
     return list(done.values())
-
-
-def _any_core(known: Fitted) -> Costs:
-    """Costs in the proportions of the one microcontroller that many nets were timed on, at any speed."""
-    costs, seen = known.costs[0], known.kind.prior.seen
-    return Costs(costs.mean, costs.covariance + broad_prior(class_sd=0.35).covariance, seen)
 
 
 def main() -> None:

@@ -91,6 +91,12 @@ def test_a_board_without_torch_times_a_file_and_refuses_a_broken_one(bench: Benc
         Board(board.cluster, "another board").time(order, files)
 
 
+def test_a_board_without_torch_says_that_it_cannot_be_calibrated(bench: Bench, start: Any) -> None:
+    start()
+    with pytest.raises(InvalidInput, match="the board cannot be calibrated: .*torch"):
+        find_board(bench.address, bench.tls).calibrate(threads=1, seconds=1.0)
+
+
 def test_a_board_that_goes_away_costs_that_attempt_and_is_waited_for(
     bench: Bench, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

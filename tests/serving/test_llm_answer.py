@@ -49,11 +49,41 @@ def test_decoding_is_bandwidth_over_bytes() -> None:
     assert [point.context for point in found.curve] == [128, 256, 512]
 
 
+def test_rows_that_fill_no_block_of_256_take_longer_on_a_gpu_that_unpacks_to_floats() -> None:
+    narrow = {
+        "model_type": "llama", "hidden_size": 96, "intermediate_size": 224, "num_hidden_layers": 1, "vocab_size": 64,
+        "num_attention_heads": 3, "num_key_value_heads": 3, "max_position_embeddings": 128,
+    }  # fmt: skip
+    mixed, plain = llm(narrow, target="apple-m1", weights=["q4_k_m", "q4_0"], context=64, prompt=8).reports
+    rate = 0.8 * 68e9
+    # Queries, keys, outputs, gate and up become Q5_0 of 5.5 bits; values and down, of the last layer, Q8_0.
+    slow = 3 * 96 * 96 + 2 * 224 * 96
+    extra = slow * (73 / 2.6e12 - 5.5 / 8 / rate)
+    streaming = (mixed.decode.bytes_per_token - plain.decode.bytes_per_token) / rate
+    assert mixed.decode.seconds_per_step - plain.decode.seconds_per_step == pytest.approx(streaming + extra)
+
+
+def test_llama_cpp_passes_over_the_state_of_a_delta_net_again_and_again() -> None:
+    small = {
+        "model_type": "qwen3_next", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_experts": 0, "vocab_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128,
+    }  # fmt: skip
+    state = {}
+    for runtime in ("llama.cpp", "torch"):
+        found = llm(small, weights="fp16", runtime=runtime, context=64, prompt=8)
+        cache = 2 * 32 * 64 * 2  # keys and values of one head of 32, 64 positions, 16 bits
+        state[runtime] = next(part.bytes_per_step for part in found.parts if part.name == "kv") - cache
+    # 14 passes over values of 32 bits, and two over those of 16.
+    assert state["llama.cpp"] == 14 * state["torch"] > 0
+
+
 def test_prefill_runs_at_the_matrix_rate() -> None:
     found = llm(config("llama-2-7b"), target=PI, weights="q8_0", context=512, prompt=64).prefill
     layer = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 64 * 4096
     assert found.flops == 2 * (64 * 32 * layer + 4096 * 32000)  # the head sees the last token only
-    assert found.seconds == pytest.approx(found.flops / (0.5 * 153.6e9), rel=0.001)  # and 3 ms of overhead
+    assert found.seconds == pytest.approx(found.flops / (0.1 * 614.4e9), rel=0.001)  # and 3 ms of overhead
     assert found.tokens_per_s == pytest.approx(64 / found.seconds)
     assert found.bound == "compute"
 

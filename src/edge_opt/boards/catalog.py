@@ -21,7 +21,8 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 KINDS: tuple[str, ...] = get_args(FigureKind)
 PAPER_METHODS = ("datasheet", "quoted")
 # traffic: bytes read plus bytes written; stream_copy counts so too; memcpy and memset count a byte once.
-MEASURED_METHODS = ("traffic", "stream_copy", "memcpy", "memset", "read", "write")
+# decode: what a published run of a language model streamed, by any runtime or by llama.cpp.
+MEASURED_METHODS = ("traffic", "stream_copy", "memcpy", "memset", "read", "write", "decode", "llama_cpp_decode")
 PEAK_PRECISIONS = ("fp64", "fp32", "fp16", "bf16", "int8", "int8_sparse")
 POWER_STATES = ("idle", "load", "tdp", "lowest_mode", "highest_mode")
 _KEYS = (

@@ -26,7 +26,7 @@ A class that no row has cannot be learned. It takes the cost of its parent (`PAR
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,18 @@ TYPICAL: dict[str, float] = {
     "depthwise_macs": 0.2, "depthwise_elements": 0.5, "grouped_macs": 0.1, "linear_weights": 0.5,
     "product_macs": 0.05, "attention_macs": 0.1, "weights": 0.3, "elementwise_elements": 0.3,
     "pooled_elements": 0.3, "moved_elements": 0.3, "layers": 0.02, "detections": 5.0,
+}  # fmt: skip
+# The same for int8 on cores that issue one or two instructions a cycle, in order: cycles per MAC or element, and
+# millions of cycles per layer. They follow from the instructions of such kernels. A dual multiply-add does two MACs,
+# and loads and widening take the other half of the time; a depthwise MAC is two loads and a multiply; an output is
+# scaled, rounded and clamped in some twenty instructions, half of which are counted with its inputs. Arithmetic, not a
+# cache, is what takes time: an element costs ten MACs, and a layer no more than three thousand.
+IN_ORDER_INT8: dict[str, float] = {
+    "conv3x3_macs": 0.9, "conv3x3_elements": 10.0, "conv1x1_macs": 0.9, "conv1x1_elements": 10.0,
+    "conv_macs": 0.9, "conv_elements": 10.0, "first_macs": 1.5, "first_elements": 10.0,
+    "depthwise_macs": 3.0, "depthwise_elements": 15.0, "grouped_macs": 1.5, "linear_weights": 1.5,
+    "product_macs": 1.0, "attention_macs": 1.5, "weights": 0.5, "elementwise_elements": 15.0,
+    "pooled_elements": 4.0, "moved_elements": 2.0, "layers": 0.003, "detections": 1.0,
 }  # fmt: skip
 
 Rows = tuple[Vector, Vector]
@@ -196,15 +208,16 @@ def fit_prior(
     )
 
 
-def broad_prior(scale_sd: float = 4.0, class_sd: float = 0.7) -> Costs:
+def broad_prior(scale_sd: float = 4.0, class_sd: float = 0.7, typical: Mapping[str, float] = TYPICAL) -> Costs:
     """A prior for platforms that are like no other: costs in their usual proportions, at any speed.
 
     Args:
         scale_sd: spread of the common factor, as a logarithm; 4 lets it be a thousandth or a thousandfold.
         class_sd: spread of each cost about it; 0.7 is a factor of two.
+        typical: costs in their usual proportions, by class. Those of a CPU with caches unless given.
     """
     size = len(CLASSES)
-    mean: Vector = np.log(np.array([TYPICAL[name] for name in CLASSES]))
+    mean: Vector = np.log(np.array([typical[name] for name in CLASSES]))
     return Costs(mean, np.full((size, size), scale_sd**2) + class_sd**2 * np.eye(size), np.zeros(size))
 
 

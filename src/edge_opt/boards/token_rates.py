@@ -107,20 +107,27 @@ EVIDENCE = (
 # Part of the bandwidth on paper that streaming weights reaches: the median over the machines above, and for the CPU
 # the STREAM copy of the Raspberry Pi 4 as one more. tests/boards/test_token_rates.py derives all of these.
 SHARE: dict[Engine, float] = {"cpu": 0.58, "gpu": 0.8, "npu": 0.8, "all": 0.8}
-# GPUs with more than this on paper reach less of it with a single sequence: the median of four.
+# GPUs with more than this on paper reach less of it with a single sequence: the median of four. Weights of eight bits
+# or more are so few per byte that they keep up: Llama-2-7B in fp16 and q8_0 on M1, M2 and M3 Max reach 0.77 to 0.87
+# (github.com/ggml-org/llama.cpp/discussions/4167).
 WIDE_BYTES_PER_S = 300e9
 WIDE_SHARE = 0.61
+WIDE_BITS = 8.0
 # Time per operator beside its bytes, where the device has no figure of its own. On a GPU the first and the last M5 row
 # above, one with seven times the bytes of the other, give it; a runtime fuses some of the operators that are counted,
 # so a launch takes longer than this. On a CPU all threads wait for each other after each operator, so it is a time per
 # core: the one that explains the rows of five machines best, each with a bandwidth of its own.
 OVERHEAD_S: dict[Engine, float] = {"cpu": 0.5e-6, "gpu": 1.7e-6, "npu": 1.7e-6, "all": 1.7e-6}
 _USUAL_CORES = 4
-# Nine in ten rows of the evidence lie within this factor of what the share says of them. The rows of GPUs are few and
-# of usual models: their 1.14 is multiplied by 1.1, within which 15 of 17 models on the M2 Max lie, small, linear and
-# mixed ones among them, once its own bandwidth is known.
-SPREAD: dict[Engine, float] = {"cpu": 1.4, "gpu": 1.25, "npu": 1.4, "all": 1.4}
+# Nine in ten times lie within these factors of what the share says. On CPUs many fall short of it, where few cores have
+# wide memory, and none is far above: below the quantile of the evidence, above its largest. On GPUs both ends are those
+# of Student's distribution for one row more than the twelve.
+SPREAD: dict[Engine, float] = {"cpu": 1.4, "gpu": 1.17, "npu": 1.4, "all": 1.4}
+MOST_ABOVE: dict[Engine, float] = {"cpu": 1.17}
 WIDE_SPREAD = 1.5
+# What a published run streamed on the device itself, and what is derived from runs on its kin.
+DECODED_SPREAD = 1.25
+DERIVED_SPREAD = 1.5
 # A read that was measured under load leaves the model's own kernels as the only unknown.
 MEASURED_SPREAD = 1.15
 # A copy reads and writes, one thread alone does not fill the memory: what streaming reaches over twice a one-thread
@@ -143,11 +150,24 @@ def overhead_s(engine: Engine, threads: int | None = None) -> float:
 ROW_SHARE = 0.19
 _DOT_PRODUCT = 4  # times the fp32 peak: what int8 reaches where there is such an instruction
 
-# Prefill. Part of the engine's fp32 peak that quantised products reach, as dense ones do elsewhere; formats that ARM
-# kernels keep repacked for int8 dot products reach this part of the int8 peak instead (Raspberry Pi 5, Q4_0 against
-# Q8_0 and Q4_K_M, edge-llm-leaderboard of nyunai, 2024).
+# Apple's GPUs have no dot products of int8 and unpack every weight to a float. For most formats this is hidden behind
+# memory; for those that llama.cpp takes where rows are no multiple of 256 it is not. fp32 operations per weight, from
+# Gemma-3-1B q4_k_m on an M2 Max, half of whose weights are Q5_0 for it: 151.3 tokens/s, where bytes alone would allow
+# 200.
+UNPACK_OPERATIONS: dict[str, float] = {"Q5_0": 73.0, "Q5_1": 73.0}
+# llama.cpp makes the recurrence of a gated delta net of single operators that read and write the whole state: so many
+# passes explain Qwen3.5-4B and 9B on the same machine (48.4 and 30.2 tokens/s). A fused one has two.
+DELTA_PASSES = 14
+
+# Prefill. Part of the engine's fp32 peak that products reach, as dense ones do elsewhere. On a CPU with dot products of
+# int8 quantised ones go by its int8 peak: formats that kernels keep repacked reach REPACKED_SHARE of it (Raspberry Pi
+# 5, Q4_0, edge-llm-leaderboard of nyunai, 2024), the others, block by block, UNPACKED_SHARE. That is the median of six
+# published prompts, in operations per second over the int8 peak: Qwen3-8B on an M4 Max (12 fast cores, 6.9e12) in
+# q8_0, q5_k and q6_k without repacking 0.094, 0.077, 0.066; LFM2-700M in q5_k and q6_k and TinyLlama in q8_0 on four
+# Cortex-A76 0.114, 0.096, 0.118 (github.com/ggml-org/llama.cpp, pull requests 18096, 19356, 19360; justine.lol).
 MATRIX_SHARE = 0.5
 REPACKED_SHARE = 0.3
+UNPACKED_SHARE = 0.1
 REPACKED = ("q4_0", "iq4_nl")
 PREFILL_SPREAD = 2.0
 
@@ -156,23 +176,40 @@ PREFILL_SPREAD = 2.0
 class ReadRate:
     """Bytes per second that decoding is taken to stream, where that comes from, and how far off it may be.
 
-    `is_lower_bound`: the engine that runs the model has no figure of its own, and another's stands in.
+    Nine times in ten it is between a `spread`-th of it and `above` times as much. `is_lower_bound`: the engine that
+    runs the model has no figure of its own, and another's stands in.
     """
 
     bytes_per_s: float
     reading: str
     spread: float
     is_lower_bound: bool = False
+    most_above: float | None = None
+
+    @property
+    def above(self) -> float:
+        """The factor to the upper end; that to the lower one where nothing else is known."""
+        return self.most_above or self.spread
 
 
-def read_rate(spec: DeviceSpec, engine: Engine | None = None) -> ReadRate:
+def read_rate(
+    spec: DeviceSpec, engine: Engine | None = None, runtime: str | None = None, bits: float = 4.5
+) -> ReadRate:
     """What an engine streams under load: measured where the catalogue knows it, else a share of the data sheet.
+
+    `runtime` is the program that decodes; a figure of llama.cpp counts for llama.cpp alone. `bits` are those of one
+    weight.
 
     >>> from edge_opt.boards.catalog import device
     >>> round(read_rate(device("raspberry-pi-5")).bytes_per_s / 1e9, 2)  # 0.58 × 17 GB/s
     9.86
     """
     wanted = engine or spec.engine
+    for method in ("llama_cpp_decode", "decode") if runtime == "llama.cpp" else ("decode",):
+        figure = spec.bandwidth(method, wanted)
+        if figure is not None:
+            spread = DECODED_SPREAD if figure.kind == "measured" else DERIVED_SPREAD
+            return ReadRate(figure.value, f"decoding on the {wanted} ({figure.source})", spread)
     for method, what in (("read", "reads under load"), ("traffic", "bytes read and written under load")):
         figure = spec.bandwidth(method, wanted)
         if figure is not None:
@@ -180,15 +217,15 @@ def read_rate(spec: DeviceSpec, engine: Engine | None = None) -> ReadRate:
     for method in ("datasheet", "quoted"):
         figure = spec.bandwidth(method)
         if figure is not None:
-            share, spread = sheet_share(wanted, figure.value)
+            share, spread = sheet_share(wanted, figure.value, bits)
             reading = f"{share:g} of {figure.value / 1e9:g} GB/s on paper ({figure.source})"
-            return ReadRate(share * figure.value, reading, spread)
+            return ReadRate(share * figure.value, reading, spread, most_above=MOST_ABOVE.get(wanted))
     return _from_copies(spec, wanted)
 
 
-def sheet_share(engine: Engine, datasheet_bytes_per_s: float) -> tuple[float, float]:
+def sheet_share(engine: Engine, datasheet_bytes_per_s: float, bits: float = 4.5) -> tuple[float, float]:
     """Part of the bandwidth on paper that an engine streams, and the factor that nine in ten published rows keep."""
-    if engine != "cpu" and datasheet_bytes_per_s > WIDE_BYTES_PER_S:
+    if engine != "cpu" and datasheet_bytes_per_s > WIDE_BYTES_PER_S and bits < WIDE_BITS:
         return WIDE_SHARE, WIDE_SPREAD
     return SHARE[engine], SPREAD[engine]
 
@@ -221,13 +258,15 @@ def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = No
 
     >>> from edge_opt.boards.catalog import device
     >>> from edge_opt.boards.weight_formats import WEIGHT_FORMATS
-    >>> matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q8_0"])[0] / 1e9  # half of 153.6
-    76.8
+    >>> round(matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q8_0"])[0] / 1e9, 1)  # a tenth of 614.4
+    61.4
     """
     wanted = engine or spec.engine
     int8 = spec.peak(wanted, "int8")
     if wanted == "cpu" and form.name in REPACKED and int8 is not None:
         return REPACKED_SHARE * int8.value, f"{REPACKED_SHARE:g} of the int8 peak ({int8.source})"
+    if wanted == "cpu" and form.is_quantized and int8 is not None and _has_dot_products(spec):
+        return UNPACKED_SHARE * int8.value, f"{UNPACKED_SHARE:g} of the int8 peak ({int8.source})"
     for precision in ("fp32", "fp16", "bf16") if wanted == "cpu" else ("fp16", "bf16", "fp32"):
         peak = spec.peak(wanted, precision)
         if peak is not None:
@@ -236,6 +275,19 @@ def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = No
     if fp64 is not None:  # HPL, reached and not on paper: fp32 does twice as much
         return 2 * fp64.value, f"twice the fp64 rate ({fp64.source})"
     return None
+
+
+def unpack_rate(spec: DeviceSpec, engine: Engine | None = None) -> float | None:
+    """Operations per second with which an engine unpacks weights to floats; None where that takes no time of its own.
+
+    >>> from edge_opt.boards.catalog import device
+    >>> unpack_rate(device("apple-m1")), unpack_rate(device("raspberry-pi-5"))
+    (2600000000000.0, None)
+    """
+    wanted = engine or spec.engine
+    peak = spec.peak(wanted, "fp32")
+    is_metal = wanted == "gpu" and spec.title.startswith("Apple")
+    return peak.value if is_metal and peak is not None else None
 
 
 def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> tuple[float, str] | None:
@@ -248,7 +300,16 @@ def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None)
     """
     wanted = engine or spec.engine
     fp32, int8 = spec.peak(wanted, "fp32"), spec.peak(wanted, "int8")
-    if wanted == "cpu" and form.is_quantized and fp32 and int8 and int8.value < _DOT_PRODUCT * fp32.value:
+    if wanted == "cpu" and form.is_quantized and fp32 and int8 and not _has_dot_products(spec):
         reading = f"{ROW_SHARE:g} of the fp32 peak ({fp32.source}), for there are no dot products of int8"
         return ROW_SHARE * fp32.value, reading
+    if wanted == "cpu" and form.is_quantized and fp32 and form.name not in REPACKED:
+        # A single row stays in registers, so that block by block costs less than in a product of many.
+        return MATRIX_SHARE * fp32.value, f"{MATRIX_SHARE:g} of the fp32 peak ({fp32.source})"
     return matrix_rate(spec, form, wanted)
+
+
+def _has_dot_products(spec: DeviceSpec) -> bool:
+    """Whether a CPU has instructions for dot products of int8, by its peaks: they do four times what fp32 does."""
+    fp32, int8 = spec.peak("cpu", "fp32"), spec.peak("cpu", "int8")
+    return fp32 is not None and int8 is not None and int8.value >= _DOT_PRODUCT * fp32.value

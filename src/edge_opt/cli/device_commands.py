@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_opt import units
+from edge_opt.cli.run_commands import Insecure, TlsDir
 from edge_opt.cli.shell import Debug, Legend, result_console, result_width, say, talk
+from edge_opt.errors import InvalidInput
 from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table
 from edge_opt.text import printable
 
@@ -93,23 +95,33 @@ def calibrate(
         int | None, typer.Option("--threads", help="Threads to measure with; torch's own number.")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="CPU seconds it may take, at most 120.")] = 110.0,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="tls://…", help="Measure the board that has joined this scheduler.")
+    ] = None,
+    tls_dir: TlsDir = None,
+    insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine: bandwidth, peaks, overheads, and thousands of operators.
+    """Measure this machine, or a board: bandwidth, peaks, overheads, and thousands of operators.
 
     \b
     edge-opt calibrate
     edge-opt calibrate --threads 1 -o board.json
+    edge-opt calibrate --on tls://localhost:8786 --tls-dir certificates -o board.json
 
-    Let nothing else run meanwhile. The file can be carried to another machine and named there as a target.
+    Let nothing else run meanwhile. The file can be carried to another machine and named there as a target. With --on,
+    torch must be installed on the board, which runs `edge-opt worker`.
     """
     import edge_opt as eo
     from edge_opt.boards.calibration_file import host_file
 
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: talk(f"warning: {message}")
-        done = eo.calibrate(threads=threads, seconds=seconds, path=output)
+    if on is not None:
+        done = _calibrated_there(on, tls_dir, insecure, output, threads, seconds)
+    else:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: talk(f"warning: {message}")
+            done = eo.calibrate(threads=threads, seconds=seconds, path=output)
     if json:
         typer.echo(json_format.dumps(_calibrated_figures(done), indent=1, allow_nan=False))
     else:
@@ -117,6 +129,26 @@ def calibrate(
             typer.echo(line)
     talk(f"saved to {output or host_file()}")
     talk(f"use it: edge-opt profile MODEL --target {output or 'host'}")
+
+
+def _calibrated_there(
+    address: str, tls_dir: Path | None, insecure: bool, output: Path | None, threads: int | None, seconds: float
+) -> Calibration:
+    """A board's calibration, written here."""
+    from edge_opt._support.checks import check_whole
+    from edge_opt._support.files import write_whole
+    from edge_opt.boards.calibration_file import load_calibration
+    from edge_opt.search.board_worker import find_board
+
+    if output is None:
+        raise InvalidInput("a board's calibration is not this host's own; name its file, as in -o board.json")
+    if threads is not None:
+        check_whole("--threads", threads)
+    board = find_board(address, tls_dir, insecure)
+    talk(f"calibrating {board.machine}; it takes about {seconds:g} s, and nothing else should run there")
+    found = board.calibrate(threads, seconds, tell=lambda event: talk(str(getattr(event, "text", ""))))
+    write_whole(output, found.decode("utf-8"))
+    return load_calibration(output)
 
 
 def _calibrated_figures(done: Calibration) -> dict[str, object]:
@@ -165,6 +197,8 @@ def _lines(done: Calibration) -> Iterator[str]:
         f"operators sampled    {len(done.samples)}, {in_place} of them inside {len(done.references)} runs of reference "
         f"models, in {done.cpu_seconds:.0f} s of CPU time"
     )
+    for remark in done.remarks:
+        yield f"disturbed            {remark}"
 
 
 Row = tuple[str, str]

@@ -81,20 +81,37 @@ class Board:
             tell: Told when the board is gone.
             on_loss: Called once for each time that the board went away with this order.
         """
-        with _joined(self.cluster) as client:
-            task = (to_plain(order), dict(files), inputs, self.limit_s)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # a model is large, and is sent once
-                future = client.submit(time_there, *task, pure=False, resources={RESOURCE: 1})
-            _wait(client, future, tell)
-            for _ in range(losses(client, future)):
-                on_loss()
-            found = from_plain(TimingResult, _received(future))
+        task = (to_plain(order), dict(files), inputs, self.limit_s)
+        found = from_plain(TimingResult, self._done(time_there, task, tell, on_loss))
         if found.machine != self.machine:
             raise EdgeOptError(
                 f"the times are of {self.machine}, and now {found.machine} has joined; start a sweep of its own for it"
             )
         return found
+
+    def calibrate(
+        self, threads: int | None = None, seconds: float = 110.0, *, tell: Listener = lambda _: None
+    ) -> bytes:
+        """The board's own calibration, as the content of its file; torch must be installed there.
+
+        Args:
+            threads: Threads that torch uses there; its own number unless given.
+            seconds: Seconds of CPU time at most.
+            tell: Told when the board is gone; it is waited for, and begins anew.
+        """
+        return bytes(self._done(calibrate_there, (threads, seconds), tell, lambda: None))
+
+    def _done(
+        self, work: Callable[..., Any], task: tuple[Any, ...], tell: Listener, on_loss: Callable[[], object]
+    ) -> Any:
+        with _joined(self.cluster) as client:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a model is large, and is sent once
+                future = client.submit(work, *task, pure=False, resources={RESOURCE: 1})
+            _wait(client, future, tell)
+            for _ in range(losses(client, future)):
+                on_loss()
+            return _received(future)
 
 
 class BoardJob(Protocol):
@@ -239,6 +256,20 @@ def time_there(order: Mapping[str, Any], files: Mapping[str, bytes], inputs: byt
             raise TimeoutError(f"it took longer than {limit_s:g} s there") from None
         except EdgeOptError as error:
             return str(error)
+
+
+def calibrate_there(threads: int | None, seconds: float) -> Any:
+    """On the board: calibrate it in a process of its own; the file's content, or why there is none as a sentence."""
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, alone(lambda: None):
+        file = Path(name) / "calibration.json"
+        command = [sys.executable, "-m", "edge_opt.cli", "calibrate", "-o", str(file), "--seconds", str(seconds)]
+        command += [] if threads is None else ["--threads", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not file.is_file():
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            said = next((line for line in lines if line.startswith("error: ")), (lines or ["it says nothing"])[-1])
+            return f"the board cannot be calibrated: {said.removeprefix('error: ')}"
+        return file.read_bytes()
 
 
 def serve(

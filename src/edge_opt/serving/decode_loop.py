@@ -183,23 +183,17 @@ def _in_llama_cpp(path: Path, serving: Serving) -> MeasuredServing:
             "a GGUF file is run by llama-cpp-python, which is not installed; run `pip install llama-cpp-python`, or "
             "measure in torch"
         ) from error
+    if serving.context <= serving.prompt:
+        raise InvalidInput(f"the context of {serving.context} has no room after a prompt of {serving.prompt}")
     threads = torch.get_num_threads()
     try:
-        model = package.Llama(model_path=str(path), n_ctx=serving.context, n_threads=threads, verbose=False)
-    except Exception as error:  # whatever its bindings raise for a file that they cannot load
-        raise MeasurementFailed(f"llama-cpp-python cannot load {str(path)!r}: {first_line(error)}") from error
-    start = time.perf_counter()
-    model.eval([1] * serving.prompt)
-    prefill_s = time.perf_counter() - start
-    steps: list[float] = []
-    begin = time.perf_counter()
-    room = serving.context - serving.prompt
-    while len(steps) < min(_MOST_TOKENS, room) and (len(steps) < _FEWEST or time.perf_counter() - begin < _SECONDS):
-        start = time.perf_counter()
-        model.eval([1])
-        steps.append(time.perf_counter() - start)
-    if not steps:
-        raise InvalidInput(f"the context of {serving.context} has no room after a prompt of {serving.prompt}")
+        # Prompts have threads of their own there, all that there are unless told.
+        model = package.Llama(
+            model_path=str(path), n_ctx=serving.context, n_threads=threads, n_threads_batch=threads, verbose=False
+        )
+        prefill_s, steps = _llama_cpp_loop(model, serving)
+    except Exception as error:  # whatever its bindings raise for a file that they cannot load or run
+        raise MeasurementFailed(f"llama-cpp-python cannot run {str(path)!r}: {first_line(error)}") from error
     return MeasuredServing(
         runtime=f"llama-cpp-python {package.__version__}",
         weights=path.name,
@@ -210,3 +204,20 @@ def _in_llama_cpp(path: Path, serving: Serving) -> MeasuredServing:
         decode_tokens_per_s=1 / sorted(steps)[len(steps) // 2],
         peak_bytes=None,
     )
+
+
+def _llama_cpp_loop(model: Any, serving: Serving) -> tuple[float, list[float]]:
+    """Seconds of the prompt, and of each token after it; the file's pages are read before either."""
+    model.eval([1])
+    model.reset()
+    start = time.perf_counter()
+    model.eval([1] * serving.prompt)
+    prefill_s = time.perf_counter() - start
+    steps: list[float] = []
+    begin = time.perf_counter()
+    most = min(_MOST_TOKENS, serving.context - serving.prompt)
+    while len(steps) < most and (len(steps) < _FEWEST or time.perf_counter() - begin < _SECONDS):
+        start = time.perf_counter()
+        model.eval([1])
+        steps.append(time.perf_counter() - start)
+    return prefill_s, steps

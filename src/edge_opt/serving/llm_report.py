@@ -288,7 +288,7 @@ def _report(
 ) -> ServingReport:  # fmt: skip
     serving = _served(sources, weights, asked)
     asked.check_threads(spec)
-    speed = speed_of(spec, serving.form, asked.engine, asked.threads)
+    speed = speed_of(spec, serving.form, asked.engine, asked.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
     measured: MeasuredServing | None = None

@@ -8,8 +8,19 @@ from math import prod
 
 import torch
 
-from edge_opt.boards.token_rates import PREFILL_SPREAD, ReadRate, matrix_rate, overhead_s, read_rate, row_rate
-from edge_opt.boards.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes
+from edge_opt.boards.estimate import share_of_peak
+from edge_opt.boards.token_rates import (
+    DELTA_PASSES,
+    PREFILL_SPREAD,
+    UNPACK_OPERATIONS,
+    ReadRate,
+    matrix_rate,
+    overhead_s,
+    read_rate,
+    row_rate,
+    unpack_rate,
+)
+from edge_opt.boards.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes, tensor_type
 from edge_opt.records import (
     Bound,
     CurvePoint,
@@ -80,8 +91,20 @@ class Serving:
         """Bytes that a decoding step streams, by part: weights once for all tokens, and the state of each sequence."""
         found = self.streamed(self.model.decode, self.batch * tokens_each)
         # What does not grow is read and written anew; of the rest one position is written and the others are read.
-        found["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes
+        passes = DELTA_PASSES if self.model.has_delta_nets and self.runtime == "llama.cpp" else 2
+        found["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes * (passes - 1)
         return found
+
+    def slow_weights(self) -> tuple[float, float]:
+        """Bytes of the weights that take long to unpack in a decoding step, and the operations that this takes."""
+        nbytes = operations = 0.0
+        for tensor in self.model.tensors:
+            use = self.model.decode.uses.get(tensor.name)
+            each = UNPACK_OPERATIONS.get(tensor_type(tensor, self.form, self.model.is_tied).name, 0.0)
+            if use is not None and use.is_whole and each:
+                nbytes += self.tensor_bytes(tensor)
+                operations += each * prod(tensor.shape)
+        return nbytes, operations
 
     def step_flops(self, context: int) -> dict[PartName, int]:
         """Operations of a decoding step, by part; scores grow with the positions that are held."""
@@ -176,7 +199,8 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 class Speed:
     """What a device makes of bytes and operations; without a device, nothing.
 
-    Products of many rows run at `flops_per_s`, those with one row at `row_flops_per_s`.
+    Products of many rows run at `flops_per_s`, those with one row at `row_flops_per_s`. Weights are unpacked to floats
+    at `unpack_per_s` where that takes time of its own.
     """
 
     spec: DeviceSpec | None
@@ -187,6 +211,13 @@ class Speed:
     row_flops_per_s: float | None
     matrix_reading: str
     row_reading: str
+    unpack_per_s: float | None = None
+
+    def unpacking_s(self, nbytes: float, operations: float) -> float:
+        """Seconds that unpacking takes beyond those in which the same weights are streamed."""
+        if self.unpack_per_s is None or self.rate is None:
+            return 0.0
+        return max(0.0, operations / self.unpack_per_s - nbytes / self.rate.bytes_per_s)
 
     def overhead_s(self, step: StepTrace) -> float:
         if self.spec is None or self.engine is None:
@@ -194,7 +225,9 @@ class Speed:
         own = self.spec.overhead_s
         return step.operators * (overhead_s(self.engine, self.threads) if own is None else own.value)
 
-    def step(self, nbytes: float, flops: float, step: StepTrace, has_one_row: bool) -> tuple[float | None, Bound]:
+    def step(
+        self, nbytes: float, flops: float, step: StepTrace, has_one_row: bool, unpacking_s: float = 0.0
+    ) -> tuple[float | None, Bound]:
         """Seconds of a step, and what most of them go to."""
         if self.rate is None:
             return None, "unknown"
@@ -202,11 +235,17 @@ class Speed:
         flops_per_s = self.row_flops_per_s if has_one_row else self.flops_per_s
         computing = 0.0 if flops_per_s is None else flops / flops_per_s
         overhead = self.overhead_s(step)
-        spent: dict[Bound, float] = {"memory": moving, "compute": computing, "overhead": overhead}
-        return max(moving, computing) + overhead, max(spent, key=lambda bound: spent[bound])
+        spent: dict[Bound, float] = {"memory": moving, "compute": max(computing, unpacking_s), "overhead": overhead}
+        return max(moving + unpacking_s, computing) + overhead, max(spent, key=lambda bound: spent[bound])
 
 
-def speed_of(spec: DeviceSpec | None, form: WeightFormat, engine: Engine | None, threads: int | None = None) -> Speed:
+def speed_of(
+    spec: DeviceSpec | None,
+    form: WeightFormat,
+    engine: Engine | None,
+    threads: int | None = None,
+    runtime: str | None = None,
+) -> Speed:
     """What a device does in a format; with fewer threads than cores a CPU multiplies at that part of its rate."""
     if spec is None:
         return Speed(None, None, None, None, None, None, "", "")
@@ -214,33 +253,36 @@ def speed_of(spec: DeviceSpec | None, form: WeightFormat, engine: Engine | None,
     used, part = None, 1.0
     if wanted == "cpu":
         cores = None if spec.cores is None else int(spec.cores.value)
-        used = threads or cores
-        part = min(threads / cores, 1.0) if threads and cores else 1.0
+        # Threads wait for each other, so that slow cores beside fast ones only hold a step up.
+        used = threads or (cores if spec.fast_cores is None else int(spec.fast_cores.value))
+        part = share_of_peak(spec, min(used, cores), cores) if used and cores else 1.0
     many, one = matrix_rate(spec, form, wanted), row_rate(spec, form, wanted)
     return Speed(
         spec,
         wanted,
         used,
-        read_rate(spec, wanted),
+        read_rate(spec, wanted, runtime or form.runtimes[0], form.bits),
         many[0] * part if many else None,
         one[0] * part if one else None,
         many[1] if many else "",
         one[1] if one and one != many else "",
+        unpack_rate(spec, wanted),
     )
 
 
 def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
     nbytes = sum(serving.step_bytes(context).values())
     flops = sum(serving.step_flops(context).values())
-    seconds, bound = speed.step(nbytes, flops, serving.model.decode, serving.batch == 1)
+    unpacking_s = speed.unpacking_s(*serving.slow_weights())
+    seconds, bound = speed.step(nbytes, flops, serving.model.decode, serving.batch == 1, unpacking_s)
     rate = None if seconds is None else serving.batch / seconds
-    spread = speed.rate.spread if speed.rate else 1.0
+    below, above = (speed.rate.spread, speed.rate.above) if speed.rate else (1.0, 1.0)
     is_open = speed.rate is not None and speed.rate.is_lower_bound
     return DecodeCost(
         context=context,
         tokens_per_s=rate,
-        low=None if rate is None else rate / spread,
-        high=None if rate is None or is_open else rate * spread,
+        low=None if rate is None else rate / below,
+        high=None if rate is None or is_open else rate * above,
         seconds_per_step=seconds,
         bytes_per_token=nbytes / serving.batch,
         flops_per_token=flops / serving.batch,

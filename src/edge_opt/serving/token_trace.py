@@ -97,6 +97,7 @@ class TracedModel:
     buffer_bytes: int
     layers: int
     is_latent: bool
+    has_delta_nets: bool
     max_context: int | None
     remarks: tuple[str, ...]
 
@@ -134,6 +135,7 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
         buffer_bytes=sum(value.numel() * value.itemsize for value in _buffers(model.module)),
         layers=max((tensor.layers for tensor in tensors), default=0),
         is_latent=any(_is_latent(module) for module in model.module.modules()),
+        has_delta_nets=any("DeltaNet" in type(module).__name__ for module in model.module.modules()),
         max_context=model.max_context,
         remarks=remarks,
     )
