@@ -34,7 +34,7 @@ def _torchvision(name: str, size: int = 64, part: str = "", **options: Any) -> Z
     def build() -> nn.Module:
         models: Any = torchvision_models()
         holder = getattr(models, part) if part else models
-        if part:
+        if part == "segmentation":
             options.setdefault("weights_backbone", None)
         model: nn.Module = getattr(holder, name)(weights=None, **options)
         return model.eval()
@@ -70,6 +70,7 @@ class WhisperEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torchvision_models()  # as above
         from transformers import WhisperConfig
         from transformers.models.whisper.modeling_whisper import WhisperEncoder as Encoder
 
@@ -217,3 +218,69 @@ NETS: dict[str, ZooNet] = {
         Named, lambda: (None, {"batch": {"image": torch.randn(2, 3, 16, 16), "numbers": torch.randn(2, 5)}})
     ),
 }  # fmt: skip
+
+# On nobody's list: what a tool has to take that was made for no model in particular.
+OTHERS: dict[str, ZooNet] = {
+    **{
+        f"torchvision:{name}": _torchvision(name)
+        for name in ("mobilenet_v2", "mobilenet_v3_small", "densenet121", "resnet18", "resnext50_32x4d", "vgg11_bn",
+                     "wide_resnet50_2")
+    },
+    "torchvision:googlenet": _torchvision("googlenet", init_weights=False, aux_logits=False),
+    "torchvision:swin_v2_t": _torchvision("swin_v2_t"),
+    "torchvision:vit_b_32": _torchvision("vit_b_32", 224),
+    "torchvision:maxvit_t": _torchvision("maxvit_t", 224),
+    "torchvision:r3d_18": ZooNet(
+        _torchvision("r3d_18", part="video").build, lambda: (torch.randn(2, 3, 8, 32, 32), {})
+    ),
+    **{
+        f"timm:{name}": _timm(name)
+        for name in ("res2net50_26w_4s", "resnest14d", "dla34", "hrnet_w18_small", "ghostnetv2_100", "rexnet_100",
+                     "repvit_m0_9", "starnet_s1", "efficientvit_b0", "convnextv2_atto", "lcnet_050",
+                     "mobilenetv4_hybrid_medium", "cs3darknet_s", "vovnet39a", "poolformer_s12", "repghostnet_050",
+                     "regnetz_005", "gernet_s", "efficientvit_m0", "semnasnet_050", "skresnet18", "nf_regnet_b0",
+                     "xception41", "fbnetc_100")
+    },
+    **{
+        f"timm:{name}": _timm(name, 224)
+        for name in ("pit_ti_224", "gmlp_s16_224", "resmlp_12_224", "xcit_nano_12_p16_224", "cait_xxs24_224",
+                     "coat_lite_tiny", "pvt_v2_b0", "tiny_vit_5m_224", "swinv2_cr_tiny_ns_224", "beit_base_patch16_224",
+                     "crossvit_tiny_240", "twins_svt_small", "visformer_tiny", "convit_tiny", "mvitv2_tiny")
+    },
+    "transformers:roberta": _transformer("Roberta", _tokens(), "ForSequenceClassification", vocab_size=100, **_SMALL),
+    "transformers:albert": _transformer(
+        "Albert", _tokens(), "ForSequenceClassification", vocab_size=100, embedding_size=32, **_SMALL
+    ),
+    "transformers:electra": _transformer(
+        "Electra", _tokens(), "ForSequenceClassification", vocab_size=100, embedding_size=32, **_SMALL
+    ),
+    "transformers:opt": _transformer(
+        "OPT", _tokens(use_cache=False), "ForCausalLM", vocab_size=100, hidden_size=64, num_hidden_layers=2,
+        num_attention_heads=4, ffn_dim=128, word_embed_proj_dim=64, max_position_embeddings=64,
+    ),
+    **{
+        f"transformers:{kind.lower()}": _transformer(
+            kind, _tokens(use_cache=False), "ForCausalLM", vocab_size=100, num_key_value_heads=2, **_SMALL
+        )
+        for kind in ("Mistral", "Qwen2", "Qwen3", "Gemma", "Phi3", "SmolLM3")
+    },
+    "transformers:gpt_neox": _transformer("GPTNeoX", _tokens(use_cache=False), "ForCausalLM", vocab_size=100, **_SMALL),
+    "transformers:bloom": _transformer(
+        "Bloom", _tokens(use_cache=False), "ForCausalLM", vocab_size=100, hidden_size=64, n_layer=2, n_head=4
+    ),
+    "transformers:t5 encoder": _transformer(
+        "T5", _tokens(), "EncoderModel", vocab_size=100, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4
+    ),
+    "transformers:dinov2": _transformer(
+        "Dinov2", lambda: (None, {"pixel_values": torch.randn(2, 3, 28, 28)}), "ForImageClassification", image_size=28,
+        patch_size=7, **_SMALL,
+    ),
+    "transformers:segformer": _transformer(
+        "Segformer", lambda: (None, {"pixel_values": torch.randn(2, 3, 64, 64)}), "ForSemanticSegmentation",
+        depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 48, 64], decoder_hidden_size=64,
+    ),
+    "transformers:mobilevitv2": _transformer(
+        "MobileViTV2", lambda: (None, {"pixel_values": torch.randn(2, 3, 64, 64)}), "ForImageClassification"
+    ),
+}  # fmt: skip
+ALL_NETS: dict[str, ZooNet] = {**NETS, **OTHERS}

@@ -11,11 +11,13 @@ from torch import nn
 
 from convertible import Residual
 from edge_opt import compress
-from edge_opt.compress.agreement import agreement, bound_of, trouble_of
+from edge_opt.compress.agreement import agreement, bound_of, is_suspicious, strange_kernels, trouble_of
 from edge_opt.compress.export import subject_of
 from edge_opt.compress.runtimes import TorchRunner
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
+from edge_opt.records import Agreement
+from edge_opt.records.conversions import BatchAgreement
 
 SHAPE = (1, 1, 28, 28)
 PICTURES = [torch.randn(16, 1, 28, 28)]
@@ -87,3 +89,17 @@ def test_near_ties_that_rounding_decides_anew_are_not_clear_answers() -> None:
     found = agreement(subject, TorchRunner(OtherTies(), 1), [subject.tensors], "a test")
     assert found.top1 == 0.0 and found.by_batch[-1].flips is None
     assert trouble_of(found, 0.01) is None
+
+
+def found_by(runtime_differences: dict[int, float]) -> Agreement:
+    sizes = tuple(BatchAgreement(samples, share, 0, None) for samples, share in runtime_differences.items())
+    return Agreement(0.1, 0.1, 1.0, None, 2, 1, "a test", by_batch=sizes)
+
+
+def test_what_another_runtime_computes_much_closer_is_the_fault_of_kernels() -> None:
+    # the same file: 3.2 % in one runtime, 20 % in the other; 2 x 0.032 + 0.03 would pass
+    strange = strange_kernels(found_by({1: 0.05, 512: 0.2}), found_by({1: 0.031, 512: 0.032}), "onnxruntime")
+    assert strange is not None and strange[0].samples == 512 and strange[2] == pytest.approx(2 * 0.032 + 0.03)
+    assert "by 20.0% of their mean, and by 3.2% where onnxruntime runs the same file" in strange[1]
+    assert strange_kernels(found_by({1: 0.25}), found_by({1: 0.2}), "onnxruntime") is None
+    assert is_suspicious(found_by({1: 0.04})) and not is_suspicious(found_by({1: 0.02}))

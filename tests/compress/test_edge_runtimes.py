@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from convertible import Residual
 from edge_opt import compress
 from edge_opt.errors import InvalidInput, MissingExtra
+from edge_opt.model import SmallCNN
+from edge_opt.run.handover import program
 
 SHAPE = (1, 3, 12, 12)
 # requirements/dev.lock has both for this Python alone.
@@ -47,12 +51,33 @@ def test_litert_runs_static_int8_for_any_batch(tmp_path: Path) -> None:
 
 @LOCKED
 @pytest.mark.slow
+def test_a_litert_file_of_one_batch_takes_several_calls_also_where_it_is_shipped(tmp_path: Path) -> None:
+    # LiteRT cannot leave the batch of a flattened image open
+    model, x = SmallCNN(4, 4).eval(), torch.randn(5, 1, 28, 28)
+    done = compress.convert(model, (1, 1, 28, 28), "fp32", "litert", folder=tmp_path, filename="model.tflite")
+    assert any("the batch is fixed at 1" in remark for remark in done.remarks)
+    with torch.no_grad(), compress.open_runner(done) as runner:
+        assert torch.allclose(runner(x)[0], model(x), atol=1e-5)
+        assert len(runner.bind(x)()) == 5  # type: ignore[arg-type]
+        answers = model(x).argmax(1)
+    np.savez(tmp_path / "samples.npz", input_0=x.numpy(), labels=answers.numpy())
+    (tmp_path / "run_best.py").write_text(program("litert", "fp32"), encoding="utf-8")
+    command = [sys.executable, "-I", str(tmp_path / "run_best.py")]
+    assert "5 of 5 right" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@LOCKED
+@pytest.mark.slow
 def test_executorch_runs_static_int8(tmp_path: Path) -> None:
     done = compress.convert(Residual(), SHAPE, "int8", "executorch", calibration=PICTURES, folder=tmp_path)
     assert {layer.path for layer in done.layers if layer.precision == "int8"} == {"stem", "conv", "head"}
     assert [path.name for path in tmp_path.iterdir()] == ["Residual.int8.pte"]
-    with compress.open_runner(done.path) as runner:
+    assert any(remark.startswith("planned memory: ") for remark in done.remarks)
+    with compress.open_runner(done.path, threads=2) as runner:
         assert runner.runtime == "executorch" and runner(torch.randn(SHAPE))[0].shape == (1, 4)
+        with compress.open_runner(done.path, threads=1) as other:
+            # threads are the process's, and those of the runner that is open
+            assert (runner.threads, other.threads) == (2, 2)
 
 
 def test_layers_are_not_spared_where_nobody_asks_the_quantiser_to() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -119,3 +121,18 @@ def test_the_layer_that_hurts_is_found_and_spared() -> None:
     assert [layer.path for layer in done.kept_layers] == ["coarse"]
     assert [point.spared for point in done.curve] == [(), ("coarse",)]
     assert done.curve[0].difference > 0.1 > done.curve[1].difference
+
+
+def test_shapes_that_are_inferred_otherwise_do_not_stop_dynamic_int8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(source: Path, prepared: Path, is_big: bool) -> None:
+        # as symbolic inference leaves some files: a tensor with another rank than it has
+        model = onnx.load(str(source))
+        wrong = onnx.helper.make_tensor_value_info(model.graph.node[0].output[0], onnx.TensorProto.FLOAT, [1, 2, 3])
+        model.graph.value_info.extend([wrong])
+        prepared.write_bytes(model.SerializeToString())
+
+    monkeypatch.setattr("edge_opt.compress.dynamic.prepare", prepare)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    assert compress.convert(model, (2, 16), "int8", scheme="dynamic", folder=tmp_path).effective_precision == "int8"

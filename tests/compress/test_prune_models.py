@@ -1,6 +1,6 @@
 """Pruning of well-known models at 50 %: they run, train, export and are rebuilt.
 
-`benchmarks/prune_zoo.py` asks many more.
+`benchmarks/shrink_zoo.py` asks many more.
 """
 
 from __future__ import annotations

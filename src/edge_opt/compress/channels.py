@@ -517,16 +517,36 @@ class _Survey:
                     own(at, place.where, owner)
                     if side != "in" and _is_root(module) and "weight" in place.tensor and at in tensors:
                         scored[at] = None
-        for path, units in self.heads.items():
+        for path, heads in self.head_owners.items():
+            if (heads.projections[0], "out") not in layers:
+                continue
+            for name, dim, where in _own_of_heads(self.model.get_submodule(path), heads):
+                units = layers[heads.projections[0], "out"][where]
+                own(TensorDim(self.first_name(path, name), dim), np.arange(len(where)), units)
+        for path, of_heads in self.heads.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, nn.MultiheadAttention)
-            rows = np.repeat(unit_of[units], module.head_dim)
+            rows = np.repeat(unit_of[of_heads], module.head_dim)
             prefix = f"{path}." if path else ""
             for at in (TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}in_proj_bias", 0)):
                 own(at, np.arange(3 * len(rows)), np.tile(rows, 3))
             own(TensorDim(f"{prefix}out_proj.weight", 1), np.arange(len(rows)), rows)
             scored |= dict.fromkeys((TensorDim(f"{prefix}in_proj_weight", 0), TensorDim(f"{prefix}out_proj.weight", 1)))
         return layers, tensors, tuple(scored)
+
+
+def _own_of_heads(module: nn.Module, heads: Heads) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Tensors of an attention module itself, such as tables of biases: a dimension of heads, or of their channels.
+
+    Each with the channel of the projection that its entries go with. What is no such thing and only as long is found
+    by the proof.
+    """
+    every, size = np.arange(heads.width), heads.width // heads.heads
+    channel_of = {heads.heads: every[::size], heads.width: every}
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        dims = [dim for dim, length in enumerate(tensor.shape) if length in channel_of and length > 1]
+        if len(dims) == 1:
+            yield name, dims[0], channel_of[tensor.shape[dims[0]]]
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +19,16 @@ from edge_opt._support.checks import is_number
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.waiting import doing, telling
 from edge_opt.compress.activation_ranges import Ranges
-from edge_opt.compress.agreement import agreement, bound_of, disagreement, first_difference, sized, trouble_of
+from edge_opt.compress.agreement import (
+    agreement,
+    bound_of,
+    disagreement,
+    first_difference,
+    is_suspicious,
+    sized,
+    strange_kernels,
+    trouble_of,
+)
 from edge_opt.compress.dynamic import chosen_scheme, quantize_dynamic, quantize_weights
 from edge_opt.compress.export import (
     EXTERNAL_DATA_BYTES,
@@ -34,6 +45,7 @@ from edge_opt.compress.export import (
 )
 from edge_opt.compress.kernels import executed_kernels, layer_precisions, read_graph
 from edge_opt.compress.mixed_precision import AUTO_BOUND, ranked_layers, spare_until_it_agrees
+from edge_opt.compress.onnx_source import file_subject, is_file
 from edge_opt.compress.quantize import (
     Job,
     Made,
@@ -85,7 +97,7 @@ def convert(
     """The model in a precision for a runtime, verified: what each layer really runs in, and how far it agrees.
 
     Args:
-        model: The model; it is left as it was.
+        model: The model; it is left as it was. An `.onnx` file that `load_model` read becomes int8 or int4.
         example_inputs: As in `profile`; the shape of one call.
         precision: fp32, fp16, bf16, int8, or int4 for weights.
         runtime: Who runs it: torch, onnxruntime, openvino, torch-compile, litert or executorch.
@@ -119,7 +131,12 @@ def convert(
     maker = maker_of(precision, runtime)
     bound = bound_of(precision, allow)
     spared = _checked_spared(model, spare, precision, runtime, method)
-    subject = subject_of(model, example_inputs, kwargs)
+    if is_file(model):
+        if spare == "auto":
+            raise InvalidInput("spare='auto' tries layers of a module, and this is a file; name the layers to spare")
+        subject, exported = file_subject(model, example_inputs, kwargs, precision, runtime)
+    else:
+        subject = subject_of(model, example_inputs, kwargs)
     scheme = chosen_scheme(model, precision, runtime, scheme)
     _check_calibrated(calibration, precision, runtime, scheme)
     _check_static_options(precision, runtime, scheme, balance, correct_bias)
@@ -167,6 +184,8 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         if held.must_run:
             _check_effective(layers, precision, runtime, job.spare)
         _check_agreement(found, held.bound, made, precision, runtime, checks)
+        if (precision, runtime) == ("int8", "openvino") and is_suspicious(found) and not math.isinf(held.bound):
+            _check_kernels(found, job, made, checks, answers)
         files = publish(with_data(made.path), place)
     return Converted(
         precision=cast(Precision, precision),
@@ -176,7 +195,7 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         kernels=kernels,
         agreement=found,
         size_bytes=size_of(files[-1]),
-        original_bytes=sum(tensor.nbytes for tensor in subject.model.state_dict().values()),
+        original_bytes=_original_bytes(job),
         path=str(files[-1]),
         inputs=subject.names,
         outputs=made.outputs,
@@ -184,6 +203,13 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         model=made.model,
         curve=curve,
     )
+
+
+def _original_bytes(job: Job) -> int:
+    """Bytes of the weights; of a file that was given, the file's."""
+    state = job.subject.model.state_dict()
+    is_bare = not state and job.exported is not None
+    return job.exported.size_bytes if is_bare and job.exported else sum(tensor.nbytes for tensor in state.values())
 
 
 def _tried(
@@ -302,6 +328,21 @@ def _check_agreement(
             made.reference, made.path, lambda path: _open(path, runtime, precision), PATH_KEY, batch, bound
         )
     raise disagreement(f"{precision} on {runtime}", found, problem, begins)
+
+
+def _check_kernels(found: Agreement, job: Job, made: Made, checks: list[Tensors], answers: Labels) -> None:
+    """Refuse what OpenVINO makes of a file that ONNX Runtime runs much closer to the original."""
+    with _open(made.path, "onnxruntime", "int8") as runner:
+        second = agreement(job.subject, runner, checks, "a second opinion", answers, made.batch)
+    strange = strange_kernels(found, second, "onnxruntime")
+    if strange is None:
+        return
+    entry, problem, bound = strange
+    begins = None
+    if made.reference is not None:
+        batch, reopen = sized(checks, entry.samples), partial(_open, runtime="openvino", precision="int8")
+        begins = first_difference(made.reference, made.path, reopen, PATH_KEY, batch, bound)
+    raise disagreement("int8 on openvino", found, problem, begins)
 
 
 def _refusals(found: Agreement, runtime: str) -> list[str]:

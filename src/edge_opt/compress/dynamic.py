@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from edge_opt.compress.export import PATH_KEY, quiet, require
+from edge_opt.compress.onnx_source import file_scheme
 from edge_opt.compress.quantize import is_below, label_nodes, prepare
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+from edge_opt.model_files.onnx_model import OnnxModel
 
 SCHEMES = ("auto", "static", "dynamic", "weights")
 GROUP_SIZES = (16, 32, 64, 128, 256)
@@ -34,6 +37,8 @@ def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -
         return scheme
     if runtime == "openvino":
         return "static"
+    if isinstance(model, OnnxModel):
+        return file_scheme(model)
     if any(isinstance(module, _RECURRENT) for module in model.modules()):
         return "dynamic"
     has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
@@ -46,20 +51,28 @@ def quantize_dynamic(source: Path, target: Path, spare: tuple[str, ...], reduced
     """Write the twin whose products and LSTMs have int8 weights, and round their inputs to 8 bits as they come."""
     quantization = require("onnxruntime.quantization")
     prepared, paths, spared = _prepared(source, target, spare, is_big)
+    quantize = partial(
+        quantization.quantize_dynamic,
+        str(prepared),
+        str(target),
+        op_types_to_quantize=["MatMul", "LSTM", "Attention"],
+        per_channel=True,
+        reduce_range=reduced,
+        weight_type=quantization.QuantType.QInt8,
+        nodes_to_exclude=spared,
+        use_external_data_format=is_big,
+        # Products of two activations stay in float: rounding both as they come costs more than it saves.
+        extra_options={"MatMulConstBOnly": True},
+    )
     with quiet():
         try:
-            quantization.quantize_dynamic(
-                str(prepared),
-                str(target),
-                op_types_to_quantize=["MatMul", "LSTM", "Attention"],
-                per_channel=True,
-                reduce_range=reduced,
-                weight_type=quantization.QuantType.QInt8,
-                nodes_to_exclude=spared,
-                use_external_data_format=is_big,
-                # Products of two activations stay in float: rounding both as they come costs more than it saves.
-                extra_options={"MatMulConstBOnly": True},
-            )
+            try:
+                quantize()
+            except OSError:
+                raise
+            except Exception:  # shapes that were inferred symbolically and that ONNX infers otherwise
+                _forget_shapes(prepared)
+                quantize()
         except OSError:
             raise
         except Exception as error:  # the quantiser raises whatever its parts do
@@ -93,6 +106,13 @@ def quantize_weights(
         except Exception as error:  # as above
             raise ConversionFailed(f"ONNX Runtime could not quantise the weights: {first_line(error)}") from error
         label_nodes(target, paths, spared, _ADDED)
+
+
+def _forget_shapes(path: Path) -> None:
+    """Take the shapes of inner tensors out of a file; whoever needs them infers them."""
+    model = require("onnx").load(str(path), load_external_data=False)
+    del model.graph.value_info[:]
+    path.write_bytes(model.SerializeToString())
 
 
 def _source_name(name: str) -> str:

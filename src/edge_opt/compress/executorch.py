@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -26,13 +27,32 @@ def _part(module: str) -> Any:
         return optional(module, "ExecuTorch needs", "executorch", module.partition(".")[0])
 
 
+_opened: WeakSet[ExecuTorchRunner] = WeakSet()
+
+
+def _threads(wanted: int) -> int:
+    """Set the threads of XNNPACK, and return those it has.
+
+    They are the process's, and programs keep a pointer to them: they are only changed while no other runner is open.
+    """
+    with quiet():
+        library = _part("executorch.extension.pybindings.portable_lib")
+        try:
+            if not _opened and library._threadpool_get_thread_count() != wanted:
+                library._unsafe_reset_threadpool(wanted)
+            return int(library._threadpool_get_thread_count())
+        except AttributeError:  # a build without these
+            return wanted
+
+
 class ExecuTorchRunner(Closing):
-    """A .pte file in ExecuTorch. Its Python binding has no setting for threads."""
+    """A .pte file in ExecuTorch. Its threads are the process's: those of the first of several open at a time."""
 
     runtime = "executorch"
 
     def __init__(self, path: Path, threads: int, effective_precision: str | None = None) -> None:
-        self.path, self.threads, self.effective_precision = path, threads, effective_precision
+        self.path, self.threads, self.effective_precision = path, _threads(threads), effective_precision
+        _opened.add(self)
         try:
             self._program: Any = _part("executorch.runtime").Runtime.get().load_program(path)
             self._method: Any = self._program.load_method("forward")
@@ -53,16 +73,9 @@ class ExecuTorchRunner(Closing):
         method, tensors = self._method, [torch.as_tensor(value).detach().cpu().contiguous() for value in inputs]
         return lambda: method.execute(tensors)
 
-    def planned_bytes(self) -> int | None:
-        """Bytes of the arena that was planned for activations; None where the file does not say."""
-        try:
-            meta = self._method.metadata
-            return sum(int(meta.memory_planned_buffer_size(i)) for i in range(meta.num_memory_planned_buffers()))
-        except (AttributeError, RuntimeError):
-            return None
-
     def close(self) -> None:
         self._method = self._program = None
+        _opened.discard(self)
 
 
 @precision("fp32", "executorch")
@@ -90,7 +103,7 @@ def _made(job: Job, scheme: str | None) -> Made:
     for tensors, shapes, batch in attempts:
         try:
             with quiet():
-                layers = _write(job, path, tensors, shapes, scheme, asked)
+                layers, planned = _write(job, path, tensors, shapes, scheme, asked)
         except (OSError, EdgeOptError):
             raise
         except Exception as error:  # torch.export, the quantiser and the partitioner each have classes of their own
@@ -99,8 +112,11 @@ def _made(job: Job, scheme: str | None) -> Made:
         remarks = [] if batch is None else [f"the batch is fixed at {batch}: ExecuTorch could not leave it open"]
         with ExecuTorchRunner(path, 1) as runner:
             outputs = len(runner(*tensors))
-            planned = runner.planned_bytes()
-        remarks += [] if planned is None else [f"planned memory: {units.size(planned)} for activations"]
+        most = MOST_SAMPLES if batch is None else batch
+        remarks.append(
+            f"planned memory: {units.size(planned)} for tensors between its parts, batches of {most}; XNNPACK's own "
+            "comes on top"
+        )
         names = ("output",) if outputs == 1 else tuple(f"output_{number}" for number in range(outputs))
         return Made(path, names, tuple(remarks), batch=batch, layers=layers)
     assert problem is not None
@@ -112,7 +128,8 @@ def _made(job: Job, scheme: str | None) -> Made:
 
 def _write(
     job: Job, path: Path, tensors: Tensors, shapes: Any, scheme: str | None, asked: str
-) -> tuple[LayerPrecision, ...]:
+) -> tuple[tuple[LayerPrecision, ...], int]:
+    """Write the file; returns what its layers run in, and the bytes of the arena that was planned."""
     exir = _part("executorch.exir")
     partitioner = _part("executorch.backends.xnnpack.partition.xnnpack_partitioner").XnnpackPartitioner
     subject: Subject = job.subject
@@ -125,7 +142,7 @@ def _write(
         layers = _layers(program, asked)
         lowered = exir.to_edge_transform_and_lower(program, partitioner=[partitioner()]).to_executorch()
     path.write_bytes(lowered.buffer)
-    return layers
+    return layers, sum(lowered.executorch_program.execution_plan[0].non_const_buffer_sizes)
 
 
 def _quantized(module: Any, job: Job, tensors: Tensors, scheme: str, is_free: bool) -> Any:

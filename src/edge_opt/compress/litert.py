@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ def _part(module: str) -> Any:
 
 
 class LiteRtRunner(Closing):
-    """A .tflite file in LiteRT's interpreter, with XNNPACK where it applies."""
+    """A .tflite file in LiteRT's interpreter, with XNNPACK where it applies.
+
+    Where the file's batch is fixed, a batch of several times as many samples takes several calls.
+    """
 
     runtime = "litert"
 
@@ -60,6 +63,10 @@ class LiteRtRunner(Closing):
         return [found[name] for name in sorted(found, key=lambda name: int(name.rpartition("_")[2]))]
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        pieces = self._pieces(inputs)
+        if len(pieces) > 1:
+            found = [self(*piece) for piece in pieces]
+            return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
         run = self.bind(*inputs)
         try:
             run()
@@ -72,7 +79,24 @@ class LiteRtRunner(Closing):
         value = self._interpreter.get_tensor(port["index"])
         return ((value.astype(np.float32) - zero) * np.float32(scale)) if scale else value.copy()
 
+    def _pieces(self, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The inputs in batches of the only size that the file takes; as they are where it takes any, or none fits."""
+        signatures = [port["shape_signature"] for port in self._ports("input")]
+        tensors = [torch.as_tensor(value) for value in inputs]
+        fixed = {int(signature[0]) for signature in signatures if len(signature)}
+        counts = {len(tensor) for tensor in tensors if tensor.dim()}
+        if len(fixed) != 1 or len(counts) != 1 or min(fixed) < 1 or len(tensors) != len(signatures):
+            return [tuple(inputs)]
+        size, count = min(fixed), min(counts)
+        if count <= size or count % size:
+            return [tuple(inputs)]
+        return [tuple(tensor[start : start + size] for tensor in tensors) for start in range(0, count, size)]
+
     def bind(self, *inputs: Any) -> Callable[[], object]:
+        pieces = self._pieces(inputs)
+        if len(pieces) > 1:
+            calls = [self.bind(*piece) for piece in pieces]
+            return lambda: [call() for call in calls]
         ports = self._ports("input")
         if len(inputs) != len(ports):
             raise InvalidInput(f"{len(inputs)} inputs given; the model takes {len(ports)}")

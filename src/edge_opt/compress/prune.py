@@ -379,6 +379,38 @@ def prune(
     return _exported(pruned, example_inputs, kwargs) if check_export else pruned
 
 
+def pruned_levels(
+    model: nn.Module,
+    example_inputs: Any,
+    ratios: Sequence[float],
+    *,
+    importance: Importance,
+    round_to: RoundTo,
+    loader: Iterable[Any],
+    seed: int,
+) -> dict[float, Pruned]:
+    """As `prune` at every ratio, without those whose widths an earlier one has; channels are followed and ranked once.
+
+    Fitted to the batches of `loader`, and proved, each by itself.
+    """
+    data = list(loader)
+    request = PruneRequest(
+        ratio=None, layers=(), macs_target=None, latency_target=None, importance=best_kind(importance),
+        round_to=fast_multiple(None) if isinstance(round_to, str) else round_to, ignored=(), global_ranking=False,
+        seed=seed, is_round_auto=round_to == "auto",
+    )  # fmt: skip
+    found: dict[bytes, tuple[float, Pruned]] = {}
+    with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
+        plan = make_plan(model, example_inputs, None, request, data)
+        for ratio in ratios:
+            removed = plan.removed(ratio)
+            if removed.any() and removed.tobytes() not in found:
+                pruned = _carried_out(model, plan, replace(request, ratio=ratio), None)
+                _heal(model, plan, pruned, data, reestimate=True, reconstruct=True)
+                found[removed.tobytes()] = ratio, pruned
+    return dict(found.values())
+
+
 def _exported(pruned: Pruned, inputs: Any, kwargs: Mapping[str, Any] | None) -> Pruned:
     difference = export_difference(pruned.model, inputs, kwargs)
     return replace(pruned, check=replace(pruned.check, export_difference=difference))

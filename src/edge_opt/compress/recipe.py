@@ -247,8 +247,13 @@ def save_pruned(pruned: Pruned, folder: str | os.PathLike[str]) -> Path:
     ...     load_pruned(saved, SmallCNN).conv1
     Conv2d(1, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
     """
-    recipe = json.dumps(dataclasses.asdict(pruned.spec), allow_nan=False).encode()
-    weights = _safetensors().save(_stored(pruned.model))
+    return save_cut(pruned.model, pruned.spec, folder)
+
+
+def save_cut(model: nn.Module, spec: PruneSpec, folder: str | os.PathLike[str]) -> Path:
+    """Write a model that a recipe made, also one that takes nothing out and was only trained on."""
+    recipe = json.dumps(dataclasses.asdict(spec), allow_nan=False).encode()
+    weights = _safetensors().save(_stored(model))
     target = Path(folder)
     is_new = not target.exists()
     drafts: list[tuple[Path, Path]] = []

@@ -94,6 +94,17 @@ SUFFIXES = MappingProxyType(
     }
 )
 IN_TORCH = ("torch", "torch-compile")
+# What Python imports to run each.
+PACKAGES = MappingProxyType(
+    {
+        "torch": "torch",
+        "onnxruntime": "onnxruntime",
+        "openvino": "openvino",
+        "torch-compile": "torch",
+        "litert": "ai_edge_litert.interpreter",
+        "executorch": "executorch.runtime",
+    }
+)
 
 
 @runtime_checkable

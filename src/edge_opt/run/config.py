@@ -115,10 +115,13 @@ class RunConfig(BaseModel):
     learning_rate: Positive = Field(3e-3, description="Of AdamW, falling to zero over the epochs.")
     fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = Field(3, description="Passes after pruning.")
     distillation: bool = Field(False, description="Let the baseline teach while fine-tuning.")
+    train_for_int8: bool = Field(
+        False, description="Fine-tune what runs in int8 with its rounding, the unpruned model too: more training."
+    )
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = Field(
         [0.0, 0.25, 0.5],
-        description="Shares of channels to remove; auto tries six before training, and trains the two worth it.",
+        description="Shares of channels to remove; auto tries thirteen before training, and trains the two worth it.",
         json_schema_extra={"group": "Variants"},
     )
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(
@@ -341,8 +344,9 @@ def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
 SWEEP_KEYS = (
     "pruning_levels", "layer_pruning", "importance", "round_to", "precisions", "quantization_backend", "runtimes",
     "calibration_batches", "metric", "metric_direction", "loss", "forward", "collate", "fine_tune_epochs",
-    "learning_rate", "distillation", "constraints", "active_memory_budget_mb", "pareto_use_ci", "sampler", "trials",
-    "seed", "min_time_s", "deploy_batch", "threads", "build_threads", "power_watts", "memory_limit_mb", "time_limit_s",
+    "learning_rate", "distillation", "train_for_int8", "constraints", "active_memory_budget_mb", "pareto_use_ci",
+    "sampler", "trials", "seed", "min_time_s", "deploy_batch", "threads", "build_threads", "power_watts",
+    "memory_limit_mb", "time_limit_s",
 )  # fmt: skip
 # What is scored and trained on, as `finetune` and `sensitivity` take it, too.
 TASK_KEYS = ("metric", "metric_direction", "loss", "forward", "collate")

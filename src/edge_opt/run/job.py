@@ -25,7 +25,9 @@ from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.backward.step_report import training_step
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
-from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune, save_pruned
+from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune
+from edge_opt.compress.recipe import fingerprint, save_cut
+from edge_opt.compress.runtimes import IN_TORCH, PACKAGES
 from edge_opt.compress.task import (
     FlatCalls,
     StandIn,
@@ -46,7 +48,7 @@ from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
-from edge_opt.records import Candidate, Converted, Importance, Latency, TrialMetrics
+from edge_opt.records import Candidate, Converted, Importance, Latency, PruneSpec, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.search.board_worker import packed_inputs
 from edge_opt.trace.inputs import CallArguments
@@ -192,6 +194,11 @@ class Tuning:
     distillation: bool = False
     device: str = "cpu"
     seed: int = 0
+    train_for_int8: bool = False
+
+    def rounds(self, candidate: Candidate) -> bool:
+        """Whether a candidate is trained with the rounding of int8."""
+        return self.train_for_int8 and candidate.precision == "int8" and self.fine_tune_epochs > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +210,18 @@ class Variant:
     remarks: tuple[str, ...]
 
 
-def level_of(candidate: Candidate) -> str:
-    """The same for candidates that are pruned alike."""
-    content = json.dumps([candidate.pruning, sorted(candidate.layer_pruning)])
+def level_of(candidate: Candidate, tuning: Tuning) -> str:
+    """The same for candidates that are pruned and trained alike."""
+    trained = ["int8"] if tuning.rounds(candidate) else []
+    content = json.dumps([candidate.pruning, sorted(candidate.layer_pruning), *trained])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def variant_of(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning, cache: Path) -> Variant:
     """The model of a candidate's level: from the cache, or made now while others of its level wait."""
-    if not candidate.is_pruned:
+    if not candidate.is_pruned and not tuning.rounds(candidate):
         return Variant(subject.build(), None, ())
-    folder = cache / level_of(candidate)
+    folder = cache / level_of(candidate, tuning)
     with _one_at_a_time(folder):
         if not (folder / FACTS).is_file():
             _make(subject, splits, candidate, tuning, folder)
@@ -235,8 +243,12 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
-def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning, folder: Path) -> None:
-    original = subject.build()
+def _cut(
+    subject: Subject, splits: Splits, original: nn.Module, candidate: Candidate, tuning: Tuning
+) -> tuple[nn.Module, PruneSpec, list[str]]:
+    """The candidate's model before training, its recipe, and which layers lost less than asked."""
+    if not candidate.is_pruned:
+        return original, PruneSpec(fingerprint(original), (), (), ()), []
     pruned = prune(
         original,
         subject.example(splits, original),
@@ -250,22 +262,29 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
     remarks = [
         f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls
     ]
+    return pruned.model, pruned.spec, remarks
+
+
+def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning, folder: Path) -> None:
+    original = subject.build()
+    model, spec, remarks = _cut(subject, splits, original, candidate, tuning)
     if tuning.fine_tune_epochs:
         tuned = finetune(
-            pruned.model.to(tuning.device),
+            model.to(tuning.device),
             splits.train,
             epochs=tuning.fine_tune_epochs,
             learning_rate=tuning.learning_rate,
             teacher=original.to(tuning.device) if tuning.distillation else None,
             seed=tuning.seed,
             progress=False,
+            precision="int8" if tuning.rounds(candidate) else None,
             **vars(subject.task),
         )
-        pruned = replace(pruned, model=tuned.model.cpu())
+        model = tuned.model.cpu()
     facts: dict[str, Any] = {"remarks": remarks, "level": candidate.pruning, "layers": dict(candidate.layer_pruning)}
     # Complete, or not there at all: a process that is killed leaves a draft that nobody looks at.
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    save_pruned(pruned, draft)
+    save_cut(model, spec, draft)
     write_whole(draft / FACTS, json.dumps(facts))
     shutil.rmtree(folder, ignore_errors=True)
     draft.replace(folder)
@@ -334,9 +353,11 @@ class PipelineJob:
         call = self.subject.call(splits, variant.model)
         inputs = example_inputs(call)
         keep_call(folder / INPUTS, call)
+        # Files of edge runtimes may have one batch only; then it is that of the deployment.
+        is_edge = candidate.runtime in ("litert", "executorch")
         converted = convert(
             variant.model,
-            inputs,
+            example_inputs(sized_call(call, self.bench.deploy_batch)) if is_edge else inputs,
             candidate.precision,
             candidate.runtime,
             calibration=self.subject.calls(splits, variant.model) if candidate.precision == "int8" else None,
@@ -372,7 +393,7 @@ class PipelineJob:
         """Time what was built, in batches, in the batch that is deployed and in single samples; see what it holds."""
         inputs = kept_inputs(folder / INPUTS)
         batch_size, deploy_batch = len(inputs[0]), self.bench.deploy_batch
-        importlib.import_module(candidate.runtime)
+        importlib.import_module(PACKAGES.get(candidate.runtime, candidate.runtime))
         growth = ResidentGrowth()
         with self.runner(candidate, folder, built) as runner:
             held = growth.peak_while(lambda: runner(*inputs))
@@ -489,7 +510,7 @@ class PipelineJob:
     def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
         """What was built, opened again."""
         threads = self.bench.used_threads
-        if candidate.runtime in ("torch", "torch-compile"):
+        if candidate.runtime in IN_TORCH:
             with open_runner(self.eager(candidate, folder), threads=threads) as runner:
                 yield runner
             return
@@ -511,8 +532,9 @@ class PipelineJob:
             return figure_of(self.subject.task.build().score(StandIn(runner, model, call), loader))
 
     def model(self, candidate: Candidate, folder: Path) -> torch.nn.Module:
-        """The candidate's pruned model in float32."""
-        return read_variant(self.subject, folder / PRUNED).model if candidate.is_pruned else self.subject.build()
+        """The candidate's model in float32, pruned and trained as it is."""
+        kept = folder / PRUNED
+        return read_variant(self.subject, kept).model if kept.is_dir() else self.subject.build()
 
 
 def built_file(folder: Path, built: Mapping[str, Any]) -> Path:

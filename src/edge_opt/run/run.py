@@ -30,7 +30,7 @@ from edge_opt.run.findings import check_target, findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
 from edge_opt.run.outputs import command_line, write_json
 from edge_opt.run.scores import Figure, figure_of
-from edge_opt.run.screening import levels_of
+from edge_opt.run.screening import space_of
 from edge_opt.run.sweep import (
     board_of,
     candidate_settings,
@@ -39,7 +39,6 @@ from edge_opt.run.sweep import (
     job_options,
     run_sources,
     search_of,
-    space_of,
     sweep_space,
     task_of,
     timed_by,
@@ -176,10 +175,10 @@ def run(
             (root / "pruned" / digest({**settings, "sources": plain(sources)})).resolve(),
             **options,
         )
-        levels = levels_of(config, job, splits, root, digest(settings), lambda text: on_event(Notice(text)))
+        space = space_of(config, job, splits, root, digest(settings), lambda text: on_event(Notice(text)))
         result = sweep_space(
             job,
-            space_of(config, levels),
+            space,
             splits,
             folder=root,
             constraints=config.budgets,
@@ -195,7 +194,7 @@ def run(
             splits,
             profile,
             result,
-            space_of(config, levels),
+            space,
             command or command_line(),
             config.model_dump(),
             (lambda: _sensitivity(trained, splits, config)) if config.sensitivity else None,

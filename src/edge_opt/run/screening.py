@@ -1,8 +1,9 @@
-"""Which pruning levels are worth training: cut, fitted and timed first, at the widths that they really get.
+"""Which pruning levels are worth training: cut, fitted, scored and timed first, at the widths that they really get.
 
-Levels are tried without any training. A level falls out where its widths are those of another, where it is not faster
-than the unpruned model, where another is faster and more accurate, or where it has lost more than fine-tuning has ever
-brought back. Of what is left the fastest are trained. Times are taken in turns in one process, so that they compare.
+Nothing is trained at first. A level falls out where it has lost more than fine-tuning has ever brought back, where it
+is not faster than the unpruned model, or where another is faster and more accurate. Of what is left a likely one is
+trained, and what it then scores says whether the next to be trained is a faster or a gentler one. Times are taken in
+turns in one process, in the precision and runtime in which the unpruned model is fastest.
 """
 
 from __future__ import annotations
@@ -14,28 +15,41 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.files import write_whole
-from edge_opt.compress import convert, open_runner, prune
+from edge_opt.compress import Runner, convert, open_runner
+from edge_opt.compress.prune import pruned_levels
 from edge_opt.compress.runtimes import measure_runners
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError
+from edge_opt.records import Candidate
 from edge_opt.records.sweeps import SHARES
 from edge_opt.run.config import RunConfig
-from edge_opt.run.job import PipelineJob, computing_with
+from edge_opt.run.job import PipelineJob, computing_with, sized, variant_of
+from edge_opt.search.space import IMPOSSIBLE, Exclusion, Pair, Space
 
 FILE = "screening.json"
-LEVELS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
-# As many as the former grid trained.
+LEVELS = tuple(step / 16 for step in range(1, 14))
+# As many as the grid of three levels trains.
 TRAINED = 2
+# So many are timed, for each must be exported: the most accurate of those that are not hopeless.
+TIMED = 6
 # A variant counts as faster from this share of the parent's time on: less is noise.
 FASTER = 0.97
 # Accuracy that a cut and fitted model may lack: fine-tuning wins back two thirds or so of what is lost.
 RECOVERABLE = 0.1
+# What a trained one may lack: about as much as some thousand samples tell apart.
+ALLOWED = 0.005
+# So many precisions and runtimes beside eager torch are tried with every level.
+KEPT_PAIRS = 2
 _WINDOW_S = 0.3
+SAME = "of the same widths as another"
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,48 +79,56 @@ class Screening:
         runtime: Who ran them.
         accuracy: Of the unpruned model, on the same samples.
         levels: The levels, in order.
+        left_out: Precisions and runtimes that are not tried with every level, each with the reason.
     """
 
     precision: str
     runtime: str
     accuracy: float
     levels: tuple[Level, ...]
+    left_out: tuple[Exclusion, ...] = ()
 
     @property
     def chosen(self) -> list[float]:
-        """The unpruned model and the levels to train."""
+        """The unpruned model and the levels that were trained."""
         return [0.0, *(level.share for level in self.levels if level.verdict == "trained")]
 
     def __str__(self) -> str:
         reasons = Counter(level.verdict for level in self.levels if level.verdict != "trained")
         out = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         trained = ", ".join(f"{share:g}" for share in self.chosen[1:]) or "none"
+        left = ", ".join(f"{item.precision} in {item.runtime}" for item in self.left_out)
         return (
             f"pruning levels: {len(self.levels)} considered, {reasons.total()} screened out"
-            f"{f' ({out})' if out else ''}, to be trained: {trained}"
+            f"{f' ({out})' if out else ''}, trained: {trained}{f'; slower kinds left out: {left}' if left else ''}"
         )
 
 
-def levels_of(
+def space_of(
     config: RunConfig, job: PipelineJob, splits: Splits, root: Path, key: str, tell: Callable[[str], None]
-) -> Sequence[float]:
-    """The levels that a configuration names, or those that are worth training. What was found before is kept."""
+) -> Space:
+    """Everything a configuration allows; where levels are `auto`, what is worth trying. What was found is kept."""
+    # Eager torch first, because the baseline is that.
+    runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
     if config.pruning_levels != "auto":
-        return config.pruning_levels
+        return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning)
+    pairs = _pairs(config)
+    key = f"{key} {pairs}"
     kept = _kept(root / FILE, key)
     if kept is None:
         with computing_with(job.build_threads):
-            kept = screen(job, splits, *_pair(config))
+            kept = screen(job, splits, pairs)
         write_whole(root / FILE, json.dumps({"key": key, **asdict(kept)}, indent=1))
     tell(str(kept))
-    return kept.chosen
+    left_out: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in kept.left_out}
+    return Space(kept.chosen, config.precisions, runtimes, config.layer_pruning, {**IMPOSSIBLE, **left_out})
 
 
-def _pair(config: RunConfig) -> tuple[str, str]:
-    """What levels are timed in: the narrowest precision that a runtime beside eager torch runs."""
-    runtimes = [name for name in config.runtimes if name != "torch"]
-    narrow = [name for name in ("int8", "fp32") if name in config.precisions]
-    return (narrow[0], runtimes[0]) if runtimes and narrow else ("fp32", "torch")
+def _pairs(config: RunConfig) -> list[Pair]:
+    """What levels may be timed in: what a runtime beside eager torch runs, else eager torch."""
+    wanted: list[Pair] = [(precision, runtime) for precision in config.precisions for runtime in config.runtimes]
+    found = [pair for pair in wanted if pair[1] != "torch" and pair not in IMPOSSIBLE]
+    return found or [("fp32", "torch")]
 
 
 def _kept(path: Path, key: str) -> Screening | None:
@@ -115,105 +137,173 @@ def _kept(path: Path, key: str) -> Screening | None:
         if found["key"] != key:
             return None
         levels = tuple(Level(**level) for level in found["levels"])
-        return Screening(found["precision"], found["runtime"], found["accuracy"], levels)
+        left_out = tuple(Exclusion(**item) for item in found["left_out"])
+        return Screening(found["precision"], found["runtime"], found["accuracy"], levels, left_out)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def screen(
-    job: PipelineJob, splits: Splits, precision: str, runtime: str, levels: Sequence[float] = LEVELS
-) -> Screening:
-    """Every level cut, fitted, scored and timed, and which of them are worth training."""
+def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], levels: Sequence[float] = LEVELS) -> Screening:
+    """Every level cut, fitted and scored, those that are not hopeless timed, and the likely ones trained.
+
+    A trained level is kept where the sweep looks for it, and not trained again.
+    """
     parent = job.subject.build()
     inputs = job.subject.example(splits, parent)
-    task = job.subject.task.build()
-    is_higher_better = task.metric.direction == "higher"
+    task, tuning = job.subject.task.build(), job.tuning
+    sign = 1.0 if task.metric.direction == "higher" else -1.0
 
     def score(model: nn.Module) -> float:
-        value = task.score(model, splits.validation, resamples=0).value
-        return value if is_higher_better else -value
+        return sign * task.score(model, splits.validation, resamples=0).value
+
+    def trained(share: float) -> float:
+        candidate = Candidate(share, "fp32", "torch")
+        return score(variant_of(job.subject, splits, candidate, tuning, job.cache).model)
 
     whole = score(parent)
-    found: dict[float, Level] = {}
-    variants: dict[float, nn.Module] = {0.0: parent}
-    seen: set[tuple[Any, ...]] = set()
-    for share in levels:
-        try:
-            pruned = prune(
-                parent,
-                inputs,
-                share,
-                importance=job.tuning.importance,
-                round_to=job.tuning.round_to,
-                loader=splits.calibration,
-                seed=job.tuning.seed,
-            )
-        except EdgeOptError as error:
-            found[share] = Level(share, None, None, f"not pruned: {error}")
-            continue
-        widths = tuple(layer.after for layer in pruned.achieved.layers)
-        if not pruned.spec.kept or widths in seen:
-            found[share] = Level(share, None, None, "of the same widths as another")
-            continue
-        seen.add(widths)
-        variants[share] = pruned.model.eval()
-        found[share] = Level(share, score(variants[share]), None, "")
-    ratios = _times(job, splits, variants, inputs, precision, runtime)
-    timed = [replace(level, latency_ratio=ratios.get(share)) for share, level in found.items()]
-    lost = RECOVERABLE * (1.0 if task.metric.name in SHARES else abs(whole))
-    return Screening(precision, runtime, whole, judged(timed, whole, lost))
+    alone = {pair: (parent, pair) for pair in pairs}
+    times = _times(job, splits, alone) if len(pairs) > 1 else {}
+    precision, runtime = pair = min(times, key=lambda each: times[each], default=pairs[0])
+    left_out = slower_pairs(times, pairs)
+    try:
+        cut = pruned_levels(
+            parent, inputs, levels, importance=tuning.importance, round_to=tuning.round_to, seed=tuning.seed,
+            loader=task.batches(parent, splits.calibration),
+        )  # fmt: skip
+    except EdgeOptError as error:
+        return Screening(precision, runtime, whole, (Level(max(levels), None, None, f"not pruned: {error}"),), left_out)
+    scale = 1.0 if task.metric.name in SHARES else abs(whole)
+    found = [
+        Level(share, score(cut[share].model.eval()), None, "") if share in cut else Level(share, None, None, SAME)
+        for share in levels
+    ]
+    hopeful = promising(found, whole, RECOVERABLE * scale)
+    seconds = _times(job, splits, {0.0: (parent, pair), **{share: (cut[share].model, pair) for share in hopeful}})
+    ratios = {share: value / seconds[0.0] for share, value in seconds.items() if 0.0 in seconds}
+    timed = [replace(level, latency_ratio=ratios.get(level.share)) for level in found]
+    verdicts = judged(timed, whole, trained, most_lost=RECOVERABLE * scale, allowed=ALLOWED * scale)
+    return Screening(precision, runtime, whole, verdicts, left_out)
 
 
-def _times(
-    job: PipelineJob, splits: Splits, variants: Mapping[float, nn.Module], inputs: Any, precision: str, runtime: str
-) -> dict[float, float]:
-    """Each variant's time over the parent's, a block of each in turn."""
+def slower_pairs(times: Mapping[Pair, float], pairs: Sequence[Pair]) -> tuple[Exclusion, ...]:
+    """Precisions and runtimes that are not worth trying: neither among the fastest, nor the fastest float.
+
+    >>> found = slower_pairs({("fp32", "a"): 3.0, ("int8", "a"): 1.0, ("fp32", "b"): 4.0, ("int8", "b"): 2.0},
+    ...                      [("fp32", "a"), ("int8", "a"), ("fp32", "b"), ("int8", "b")])
+    >>> [(item.precision, item.runtime, item.reason) for item in found]
+    [('fp32', 'b', 'unpruned it takes 4.0 times as long as int8 in a')]
+    """
+    if len(pairs) <= KEPT_PAIRS or not times:
+        return ()
+    order = sorted(times, key=lambda pair: times[pair])
+    kept = {*order[:KEPT_PAIRS], *[pair for pair in order if pair[0] == "fp32"][:1]}
+    best = order[0]
+    return tuple(
+        Exclusion(*pair, f"unpruned it takes {times[pair] / times[best]:.1f} times as long as {best[0]} in {best[1]}")
+        for pair in pairs
+        if pair in times and pair not in kept
+    )
+
+
+def promising(levels: Sequence[Level], whole: float, most_lost: float) -> list[float]:
+    """The levels to time: those that may come back, spread evenly where they are many; the best where none may.
+
+    >>> rows = [Level(0.25, 0.90, None, ""), Level(0.5, 0.88, None, ""), Level(0.75, 0.4, None, "")]
+    >>> promising(rows, 0.92, 0.1)
+    [0.25, 0.5]
+    """
+    scored = [(level.share, level.accuracy) for level in levels if level.accuracy is not None]
+    near = [share for share, accuracy in scored if whole - accuracy <= most_lost]
+    if not near:
+        return [share for share, _ in sorted(scored, key=lambda pair: -pair[1])[:1]]
+    step = max(1.0, (len(near) - 1) / (TIMED - 1))
+    return [near[round(place * step)] for place in range(min(TIMED, len(near)))]
+
+
+def _times(job: PipelineJob, splits: Splits, variants: Mapping[Name, tuple[nn.Module, Pair]]) -> dict[Name, float]:
+    """Seconds of each in the call that is deployed, a block of each in turn; one that is not converted is left out."""
     with ExitStack() as stack:
-        runners = {}
-        for share, model in variants.items():
-            made = convert(
-                model,
-                inputs,
-                precision,
-                runtime,
-                calibration=splits.calibration if precision == "int8" else None,
-                calibration_batches=job.calibration_batches,
-                reduce_range=job.reduce_range,
-                folder=stack.enter_context(tempfile.TemporaryDirectory()),
-            )
-            runners[f"{share}"] = stack.enter_context(open_runner(made, threads=job.bench.used_threads))
-        found = measure_runners(runners, *inputs, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
-    return {share: found[f"{share}"].median_s / found["0.0"].median_s for share in variants if share}
+        runners: dict[str, Runner] = {}
+        for name, (model, (precision, runtime)) in variants.items():
+            inputs = job.subject.example(splits, model)
+            try:
+                # Before training a model may well disagree with itself in int8; only its time is asked for.
+                made = convert(
+                    model.eval(),
+                    inputs,
+                    precision,
+                    runtime,
+                    calibration=job.subject.calls(splits, model) if precision == "int8" else None,
+                    calibration_batches=job.calibration_batches,
+                    reduce_range=job.reduce_range,
+                    folder=stack.enter_context(tempfile.TemporaryDirectory()),
+                    allow=True,
+                )
+            except EdgeOptError:
+                continue
+            runners[str(name)] = stack.enter_context(open_runner(made, threads=job.bench.used_threads))
+        if not runners:
+            return {}
+        tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
+        call = [sized(value, job.bench.deploy_batch) for value in tensors]
+        found = measure_runners(runners, *call, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
+    return {name: found[str(name)].median_s for name in variants if str(name) in found}
 
 
-def judged(levels: Sequence[Level], whole: float, most_lost: float = RECOVERABLE) -> tuple[Level, ...]:
-    """The levels with their verdicts; `whole` is the accuracy of the unpruned model, `most_lost` what may be missing.
+def judged(
+    levels: Sequence[Level],
+    whole: float,
+    trained: Callable[[float], float],
+    *,
+    most_lost: float = RECOVERABLE,
+    allowed: float = ALLOWED,
+) -> tuple[Level, ...]:
+    """The levels with their verdicts; `trained` trains one and says what it scores.
 
-    >>> rows = [Level(0.25, 0.90, 0.8, ""), Level(0.5, 0.88, 0.5, ""), Level(0.75, 0.4, 0.3, "")]
-    >>> [(row.share, row.verdict) for row in judged(rows, 0.92)]
+    `whole` is the accuracy of the unpruned model, `most_lost` what may be missing before training, `allowed` after it.
+
+    >>> rows = [Level(0.25, 0.90, 0.8, ""), Level(0.5, 0.88, 0.5, ""), Level(0.75, 0.4, None, "")]
+    >>> [(row.share, row.verdict) for row in judged(rows, 0.92, lambda share: 0.92)]
     [(0.25, 'trained'), (0.5, 'trained'), (0.75, 'too far from the accuracy of the whole')]
     """
-    able: list[Level] = []
     verdicts: dict[float, str] = {}
+    able: list[Level] = []
     for level in levels:
-        if level.accuracy is None or level.latency_ratio is None:
-            verdicts[level.share] = level.verdict or "not timed"
+        if level.accuracy is None:
+            verdicts[level.share] = level.verdict
+        elif level.latency_ratio is None:
+            is_far = whole - level.accuracy > most_lost
+            verdicts[level.share] = "too far from the accuracy of the whole" if is_far else "between others"
         elif level.latency_ratio > FASTER:
             verdicts[level.share] = "not faster than the unpruned model"
         elif any(_beats(other, level) for other in levels):
             verdicts[level.share] = "slower and less accurate than another"
-        elif whole - level.accuracy > most_lost:
-            verdicts[level.share] = "too far from the accuracy of the whole"
         else:
             able.append(level)
-    if not able:
-        # Better one try with the gentlest that is faster at all than none.
-        near = [level for level in levels if verdicts.get(level.share, "").startswith("too far")]
-        able = sorted(near, key=lambda level: -(level.accuracy or 0.0))[:1]
-    fastest = sorted(able, key=lambda level: level.latency_ratio or 1.0)
-    verdicts |= {level.share: "trained" for level in fastest[:TRAINED]}
-    verdicts |= {level.share: "slower than those to be trained" for level in fastest[TRAINED:]}
+    able.sort(key=lambda level: level.latency_ratio or 1.0)
+    for level in climb(able, whole, trained, allowed):
+        verdicts[level.share] = "trained"
+    verdicts = {level.share: "not needed after those trained" for level in able} | verdicts
     return tuple(replace(level, verdict=verdicts[level.share]) for level in levels)
+
+
+def climb(able: Sequence[Level], whole: float, trained: Callable[[float], float], allowed: float) -> list[Level]:
+    """The levels to train, fastest first in `able`: one that fitting alone nearly healed, and from there on.
+
+    Where a trained level keeps its accuracy, the next is halfway to the fastest; else halfway to the gentlest.
+    """
+    tried: list[Level] = []
+    low, high = 0, len(able) - 1
+    # Training wins back about two thirds of what a fitted model lacks.
+    place = next((i for i, each in enumerate(able) if whole - (each.accuracy or 0.0) <= 3 * allowed), high)
+    while low <= high and len(tried) < TRAINED:
+        tried.append(able[place])
+        if whole - trained(able[place].share) <= allowed:
+            high = place - 1
+        else:
+            low = place + 1
+        place = (low + high) // 2 if low <= high else 0
+    return tried
 
 
 def _beats(one: Level, other: Level) -> bool:

@@ -37,12 +37,12 @@ from edge_opt.run.findings import findings, hand_over
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, absolute
 from edge_opt.run.outputs import command_line
 from edge_opt.run.scores import figure_of
-from edge_opt.run.screening import levels_of
+from edge_opt.run.screening import space_of
 from edge_opt.search.board_worker import Board, BoardMeasurer, find_board
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
-from edge_opt.search.store import Source, Sources, Store
+from edge_opt.search.store import Scope, Source, Sources, Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
 from edge_opt.units import MIB
 
@@ -74,7 +74,9 @@ def run_sources(config: RunConfig, splits: Splits, model: nn.Module) -> dict[str
 
 def candidate_settings(config: RunConfig) -> dict[str, Any]:
     """What a candidate's figures depend on, beside the model and the data."""
-    return {key: getattr(config, key) for key in _VARIANTS}
+    # Only where it is on, so that folders from before there was such a key go on.
+    added = {"train_for_int8": True} if config.train_for_int8 else {}
+    return {key: getattr(config, key) for key in _VARIANTS} | added
 
 
 def digest(settings: Mapping[str, Any]) -> str:
@@ -132,18 +134,13 @@ def job_options(config: RunConfig) -> dict[str, Any]:
             distillation=config.distillation,
             device=config.device,
             seed=config.seed,
+            train_for_int8=config.train_for_int8,
         ),
         "bench": Bench(config.threads, config.min_time_s, config.power_watts, config.deploy_batch),
         "calibration_batches": config.calibration_batches,
         "reduce_range": REDUCED_RANGE[config.quantization_backend],
         "build_threads": config.build_threads or usable_cores(),
     }
-
-
-def space_of(config: RunConfig, levels: Sequence[float]) -> Space:
-    """Everything the configuration allows at these levels; eager torch first, because the baseline is that."""
-    runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
-    return Space(levels, config.precisions, runtimes, config.layer_pruning)
 
 
 def board_of(config: RunConfig, measure_on: str | None, builders: Mapping[str, Any]) -> tuple[RunConfig, Board | None]:
@@ -239,13 +236,14 @@ def sweep_space(
         "time_limit_s": search.time_limit_s,
         "preload": _preload(space),
     }
+    # On a board the baseline is the same model in the runtime there.
+    plain = EAGER if search.board is None else replace(EAGER, runtime="onnxruntime")
     result = run_sweep(
         job,
         space,
         constraints=constraints,
         objectives=(metric, "deploy_latency_ms"),
-        # On a board the baseline is the same model in the runtime there.
-        baseline=None if EAGER in space or search.board is not None else EAGER,
+        baseline=None if plain in space else plain,
         name=name,
         sampler=search.sampler,
         trials=search.trials,
@@ -365,8 +363,7 @@ def sweep(
         (root / "pruned" / digest({**depends_on, "sources": plain(sources)})).resolve(),
         **job_options(config),
     )
-    levels = levels_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
-    space = space_of(config, levels)
+    space = space_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
     result = sweep_space(
         job,
         space,
@@ -397,7 +394,8 @@ def _depends_on(config: RunConfig, model: str, batch_size: int) -> dict[str, Any
 
 
 def _data_of(config: RunConfig, splits: Splits) -> Sources:
-    return data_sources(splits, config.seed, train="pruned", ranking=config.importance == "taylor")
+    train: Scope = "all" if config.train_for_int8 else "pruned"
+    return data_sources(splits, config.seed, train=train, ranking=config.importance == "taylor")
 
 
 def _code(config: RunConfig, reference: str | None, model: nn.Module) -> Sources:

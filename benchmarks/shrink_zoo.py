@@ -1,0 +1,201 @@
+"""Over many kinds of models: which are pruned, exported and run in a verified int8, and whether a wrong output passed.
+
+    python benchmarks/shrink_zoo.py [PART OF A NAME ...] [--others] [--again] [--table]
+
+Each model has a process of its own with a time limit, and its row is kept in `results/shrink_zoo.json`: run again, it
+goes on with what is missing. `--others` takes models that are on nobody's list, `--again` does rows anew, and
+`--table` prints what is there as Markdown.
+
+A model counts as pruned where at least a tenth of its MACs or parameters goes at half of the channels, with the proof
+that it is the original with those channels silenced. Models are as their library makes them, with random weights.
+Whatever `convert` accepted is compared once more here, on inputs that it never saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from model_zoo import ALL_NETS, NETS, OTHERS, ZooNet
+from timing import RESULTS, save
+from torch import nn
+
+from edge_opt.compress import convert, export_onnx, open_runner, prune
+from edge_opt.compress.agreement import BOUNDS
+from edge_opt.compress.export import Subject, subject_of
+from edge_opt.errors import Disagrees, EdgeOptError, message_of
+from edge_opt.records import Exported
+
+RATIO = 0.5
+AT_LEAST = 0.1
+LIMIT_S = 900
+PLACES = (("onnxruntime", "auto"), ("openvino", "static"))
+# Asked where the others have no int8, for they are slower to convert to.
+FURTHER_PLACES = (("onnxruntime", "static"), ("litert", "auto"), ("executorch", "auto"))
+MARK = "ROW "
+
+
+def row(name: str, net: ZooNet, stack: ExitStack) -> dict[str, Any]:
+    """One model, taken through all steps; the model itself must compute afterwards what it computed before."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, start = net.build(), time.process_time()
+    inputs, kwargs = net.inputs()
+    subject = subject_of(model, inputs, kwargs)
+    before = subject.outputs(subject.tensors)
+    calls = [net.inputs() for _ in range(3)]
+    *calibration, fresh = [subject_of(model, *call).tensors for call in calls]
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    export, file = _exported(model, inputs, kwargs, folder)
+    found: dict[str, Any] = {
+        "model": name, "prune": _pruned(model, inputs, kwargs), "export": export, "int8": [],
+    }  # fmt: skip
+    places = [*PLACES]
+    while places:
+        found["int8"].append(_int8(subject, (model, inputs, kwargs, file), *places.pop(0), [*calibration], fresh))
+        if not places and len(found["int8"]) < len(PLACES) + 1 and not any(each["verified"] for each in found["int8"]):
+            places = [*FURTHER_PLACES]
+    after = subject.outputs(subject.tensors)
+    found["left_as_it_was"] = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    return {**found, "cpu_s": round(time.process_time() - start)}
+
+
+def _pruned(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        pruned = prune(model, inputs, RATIO, kwargs=kwargs)
+    except EdgeOptError as error:
+        return {"pruned": False, "reason": message_of(error)}
+    achieved = pruned.achieved
+    return {
+        "pruned": 1 - min(achieved.macs_ratio, achieved.params_ratio) >= AT_LEAST,
+        "macs_left": round(achieved.macs_ratio, 3),
+        "params_left": round(achieved.params_ratio, 3),
+        "silenced_error": pruned.check.silenced_error,
+        "whole": [layer.path for layer in achieved.layers if layer.after == layer.before],
+        "layers": len(achieved.layers),
+        "reasons": {fall.path: fall.reason for fall in pruned.shortfalls},
+    }
+
+
+def _exported(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any], folder: str
+) -> tuple[dict[str, Any], Exported | None]:
+    try:
+        done = export_onnx(model, inputs, f"{folder}/model.onnx", kwargs=kwargs)
+        agreed = convert(model, inputs, "fp32", "onnxruntime", kwargs=kwargs, exported=done).agreement
+    except EdgeOptError as error:
+        return {"exported": False, "reason": message_of(error)}, None
+    difference = agreed.mean_difference / (agreed.scale or 1)
+    return {"exported": True, "difference": difference, "batch": done.batch, "remarks": done.remarks}, done
+
+
+def _int8(
+    subject: Subject, call: tuple[Any, ...], runtime: str, scheme: str, batches: list[Any], fresh: Any
+) -> dict[str, Any]:
+    model, inputs, kwargs, exported = call
+    where: dict[str, Any] = {"runtime": runtime, "scheme": scheme, "verified": False}
+    start = time.process_time()
+    try:
+        done = convert(
+            model, inputs, "int8", runtime, kwargs=kwargs, scheme=scheme, calibration=batches, exported=exported
+        )
+    except EdgeOptError as error:
+        return {**where, "disagrees": isinstance(error, Disagrees), "reason": message_of(error)}
+    with open_runner(done) as runner:
+        theirs = runner(*fresh)
+    ours = subject.outputs(fresh)
+    floats = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.is_floating_point()]
+    difference = max(float((a - b).abs().mean() / a.abs().mean().clamp_min(1e-6)) for a, b in floats)
+    int8 = sum(layer.precision == "int8" for layer in done.layers)
+    return {
+        **where,
+        "verified": True,
+        "difference": difference,
+        "is_wrong": not difference <= BOUNDS["int8"],
+        "int8_layers": int8,
+        "layers": len(done.layers),
+        "left": {layer.path: layer.reason for layer in done.kept_layers},
+        "cpu_s": round(time.process_time() - start),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*")
+    for option in ("--others", "--again", "--table"):
+        parser.add_argument(option, action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        with ExitStack() as stack:
+            print(MARK + json.dumps(row(asked.one, ALL_NETS[asked.one], stack)))
+        return
+    kept = _kept()
+    nets = OTHERS if asked.others else NETS
+    names = [name for name in nets if not asked.parts or any(part in name for part in asked.parts)]
+    for name in [] if asked.table else names:
+        if name not in kept or asked.again:
+            kept[name] = _in_a_process(name)
+            save("shrink_zoo", [kept[name] for name in ALL_NETS if name in kept])
+        print(line(kept[name]), flush=True)
+    rows = [kept[name] for name in names if name in kept]
+    if asked.table:
+        print(
+            "| model | pruned: MACs left, parameters left | ONNX | int8, layers | differs by |\n|---|---|---|---|---|"
+        )
+        print("\n".join(line(each) for each in rows))
+    print(
+        f"\n{sum(each['prune'].get('pruned', False) for each in rows)} pruned, "
+        f"{sum(each['export'].get('exported', False) for each in rows)} exported, "
+        f"{sum(any(place['verified'] for place in each['int8']) for each in rows)} in a verified int8, "
+        f"{sum(place.get('is_wrong', False) for each in rows for place in each['int8'])} wrong outputs accepted, "
+        f"{sum(not each.get('left_as_it_was', False) for each in rows)} models changed, of {len(rows)}"
+    )
+
+
+def _kept() -> dict[str, dict[str, Any]]:
+    path = RESULTS / "shrink_zoo.json"
+    return {each["model"]: each for each in json.loads(path.read_text())["rows"]} if path.exists() else {}
+
+
+def _in_a_process(name: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return _failed(name, f"not done in {LIMIT_S} s")
+    for text in done.stdout.splitlines():
+        if text.startswith(MARK):
+            found: dict[str, Any] = json.loads(text.removeprefix(MARK))
+            return found
+    return _failed(name, (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1])
+
+
+def _failed(name: str, reason: str) -> dict[str, Any]:
+    return {"model": name, "prune": {"reason": reason}, "export": {"reason": reason}, "int8": []}
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    cut, export = found["prune"], found["export"]
+    share = f"{cut['macs_left']:.0%}, {cut['params_left']:.0%}" if "macs_left" in cut else f"no: {cut['reason'][:90]}"
+    places = [each for each in found["int8"] if each["verified"]]
+    refused = [each for each in found["int8"] if not each["verified"]]
+    layers = "; ".join(f"{each['runtime']} {each['int8_layers']}/{each['layers']}" for each in places)
+    layers += "".join(f"; not {each['runtime']}: {each['reason'][:70]}" for each in refused)
+    worst = ", ".join(f"{each['difference']:.1%}{' WRONG' if each['is_wrong'] else ''}" for each in places)
+    file = "yes" if export.get("exported") else f"no: {export['reason'][:90]}"
+    text = f"| {found['model']} | {share} | {file} | {layers.lstrip('; ')} | {worst} |"
+    return text if found.get("left_as_it_was") else f"{text} CHANGED OR NOT DONE"
+
+
+if __name__ == "__main__":
+    main()
