@@ -11,6 +11,7 @@ import pytest
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.loading import load_model
+from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
 from edge_opt.model_files.tflite_model import load_tflite
 from tflite_graphs import Graph, Op, conv, write
 
@@ -152,6 +153,27 @@ def test_what_depends_on_values_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "m.tflite", Graph([Op("WHERE", "x", "y")], tensors, "x", "y"))
     with pytest.raises(TraceFailed, match="how many places it finds depends on values"):
         eo.profile(load_tflite(path), [((4,), "bool")])
+
+
+def test_times_of_benchmark_model_go_to_the_modules_behind_the_tensors(tmp_path: Path) -> None:
+    block = "pkg.Net/pkg.Block_blocks.0"
+    up, down = f"{block}/torch.nn.modules.linear.Linear_up;1", f"{block};;{block}/torch.nn.modules.linear.Linear_down;2"
+    row = ((1, 4), "float32")
+    tensors = {"x": row, "v": f32(4, 4), "w": f32(4, 4), up: row, down: row}
+    ops = [Op("FULLY_CONNECTED", "x v -", up, "FullyConnectedOptions"),
+           Op("FULLY_CONNECTED", f"{up} w -", down, "FullyConnectedOptions")]  # fmt: skip
+    model = load_tflite(write(tmp_path / "m.tflite", Graph(ops, tensors, "x", down)))
+    (tmp_path / "times.csv").write_text(f"""Operator-wise Profiling Info for Regular Benchmark Runs:
+============================== Run Order ==============================
+node type, first, avg_ms, %, cdf%, mem KB, times called, name
+FULLY_CONNECTED, 0.1, 1, 33%, 33%, 0, 1, [{up}]:0
+FULLY_CONNECTED, 0.1, 2, 67%, 100%, 0, 1, [{down}]:1
+""")
+    laid = lay(eo.profile(model, (1, 4)), read_runtime_profile(tmp_path / "times.csv"), model.module_of)
+    assert laid.measurement is not None and laid.measurement.layers is not None
+    assert {one.path: one.seconds for one in laid.measurement.layers.layers} == {
+        "blocks.0.up": pytest.approx(1e-3), "blocks.0.down": pytest.approx(2e-3),
+    }  # fmt: skip
 
 
 def test_a_file_is_measured_by_its_runtime(tmp_path: Path) -> None:

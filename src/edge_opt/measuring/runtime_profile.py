@@ -149,7 +149,7 @@ def _tflite(lines: Sequence[str]) -> RuntimeProfile:
             row = dict(zip(columns, cells, strict=False))
             seconds = float(row.get("avg_ms", row.get("avg", "0"))) / 1e3
             name = ",".join(cells[len(columns) - 1 :]).strip("[]").partition("]:")[0]
-            kernels.append(Kernel(name.partition(";")[0] or row["node_type"], (seconds,)))
+            kernels.append(Kernel(name or row["node_type"], (seconds,)))
     return RuntimeProfile("TFLite", tuple(kernels), ())
 
 
@@ -215,7 +215,7 @@ def lay(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = N
         names = ", ".join(kernel.name for kernel in lost[:_MOST_NAMED])
         raise InvalidInput(
             f"nothing of {source or 'the profile'} belongs to a layer of {profile.name}: it names {names}; "
-            "give the .onnx file that the runtime ran as the model"
+            "give the .onnx or .tflite file that the runtime ran as the model"
         )
     whole = max(measured.whole_s, sum(median(part) for parts in seconds.values() for part in parts))
     layers = tuple(_layer(profile, place, parts, whole) for place, parts in sorted(seconds.items()))
@@ -261,8 +261,11 @@ _AROUND = re.compile(r"_(?:nchwc|quant|nchwc_quant|kernel|token_\d+)$")
 
 def _paths(kernel: Kernel, find: Finder | None, calls: Mapping[str, int]) -> Iterator[str]:
     """Paths that a runtime's name may mean; of fused nodes, the first that is known."""
+    whole = None if find is None else find(kernel.name, kernel.op)
+    if whole is not None:
+        yield whole
     inside = re.sub(r"^(?:PWN|PointWise|ForeignNode)\(|[\[\]{}()]", "", kernel.name)
-    for part in re.split(r"\s*\+\s*|,\s*|\s\|\|\s|\.\.\.", inside):
+    for part in re.split(r"\s*\+\s*|,\s*|;|\s\|\|\s|\.\.\.", inside):
         plain = part.strip()
         for form in dict.fromkeys((plain, _AROUND.sub("", plain))):
             path = None if find is None else find(form, kernel.op)
