@@ -2,7 +2,7 @@
 
 Weights are drawn anew, so that an exporter has no equal ones to store once. Parameters may differ by batch norms that
 were folded (two vectors become one bias) and by constants that were stored; MACs must be equal, but for
-modules that no input reaches: their results are stored.
+modules that no input reaches: their results are stored. `eo.reconcile` names the cause of every difference in FLOPs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import torch
+from subjects import torchvision_models
 
 import edge_opt as eo
+from edge_opt.cost.conventions.export_difference import WORKED_OUT
 from edge_opt.loading import load_model
 
 TORCHVISION = (
@@ -29,13 +30,6 @@ TIMM = (
     "vit_tiny_patch16_224 deit_tiny_patch16_224 mixer_s32_224 resmlp_12_224 ghostnet_100 mobilenetv4_conv_small "
     "repvgg_a0 levit_128s pit_ti_224 poolformer_s12 edgenext_xx_small lcnet_050 tinynet_e xcit_nano_12_p16_224"
 ).split()
-
-
-def by_module(profile: eo.ModelProfile) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for one in profile.operators:
-        found[one.module] += one.cost.macs
-    return found
 
 
 def compared(reference: str, folder: Path, size: int) -> tuple[str, bool]:
@@ -55,16 +49,21 @@ def compared(reference: str, folder: Path, size: int) -> tuple[str, bool]:
     found = eo.profile(load_model(str(path)).model, shape)
     took = time.process_time() - start
     ours = found.totals
-    before, after = by_module(whole), by_module(found)
+    difference = eo.reconcile(whole, found)
+    adds_up = difference.ours + sum(cause.difference for cause in difference.causes) == difference.theirs
     # What is computed from no input is computed by the exporter, and stored.
-    folded = {path: macs for path, macs in before.items() if macs and not after.get(path)}
-    is_equal = ours.macs + sum(folded.values()) == theirs.macs and not found.unpriced
-    verdict = f"folded {', '.join(folded)}" if folded else "equal"
-    verdict = verdict if is_equal else f"DIFFERS: {theirs.macs}"
+    stored = sum(_macs(whole, cause.layers) for cause in difference.causes if cause.cause == WORKED_OUT)
+    is_equal = ours.macs + stored == theirs.macs and not found.unpriced and adds_up
+    verdict = "equal" if ours.macs == theirs.macs else f"{stored:,} stored" if is_equal else f"DIFFERS: {theirs.macs:,}"
+    causes = "; ".join(f"{cause.cause} {cause.difference:+,}" for cause in difference.causes)
     return (
-        f"{reference:42} {ours.macs:>15,} MACs {verdict:8} params {ours.params - theirs.params:+,} "
-        f"FLOPs {ours.flops / theirs.flops - 1:+.2%}  {took:.2f} s of CPU"
+        f"{reference:34} {ours.macs:>14,} MACs {verdict:8} params {ours.params - theirs.params:+,} "
+        f"FLOPs {ours.flops / theirs.flops - 1:+.2%}  {took:.2f} s of CPU  {causes}"
     ), is_equal
+
+
+def _macs(profile: eo.ModelProfile, paths: tuple[str, ...]) -> int:
+    return sum(one.cost.macs for one in profile.operators if one.module in paths)
 
 
 def main() -> None:
@@ -74,6 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    torchvision_models()  # declares the operators that torchvision's build may lack here
     names = given.models or [*(f"torchvision:{name}" for name in TORCHVISION), *(f"timm:{name}" for name in TIMM)]
     wrong = 0
     for name in names:

@@ -1,7 +1,8 @@
-"""Examples in docstrings as code on the pages: sessions that start with >>> are fenced before they are rendered."""
+"""Docstrings for the pages: examples that start with >>> are fenced, and keys of a configuration are parameters."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -10,9 +11,29 @@ import griffe
 _SESSION = re.compile(r"^(?P<indent> *)>>> .*?(?=\n\s*\n(?! *>>>)|\Z)", re.MULTILINE | re.DOTALL)
 
 
+# Its keywords are those of a configuration, written into it when it is imported; the source alone shows none.
+_CONFIGURED = "edge_opt.run.sweep.sweep"
+
+
 class FencedExamples(griffe.Extension):
-    """Put a fence around every doctest session."""
+    """Put a fence around every doctest session, and write out the parameters of a sweep."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.path == _CONFIGURED and isinstance(obj, griffe.Function):
+            _write_out(obj)
         if obj.docstring is not None:
             obj.docstring.value = _SESSION.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+
+
+def _write_out(function: griffe.Function) -> None:
+    from edge_opt.run.sweep import sweep
+
+    parameters = inspect.signature(sweep).parameters.values()
+    for name in [item.name for item in function.parameters]:
+        if name not in {item.name for item in parameters}:
+            del function.parameters[name]
+    for item in parameters:
+        if item.name not in function.parameters:
+            kind = griffe.ParameterKind.keyword_only
+            function.parameters.add(griffe.Parameter(item.name, kind=kind, default=repr(item.default)))
+    function.docstring = griffe.Docstring(inspect.getdoc(sweep) or "", parent=function)

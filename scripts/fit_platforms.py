@@ -104,7 +104,13 @@ def groups(tables: Sequence[Board]) -> list[Group]:
         Group("xnnpack", some("xnnpack", "fp32", "cpu", 3), Habits(), broad, "XNNPACK's table"),
         Group("xnnpack-int8", some("xnnpack", "int8", "cpu", 2), Habits(), broad, "XNNPACK's table"),
         Group("tflite", some("tflite", "fp32", "cpu", 10), Habits(0.0, False), broad, "HW-NAS-Bench"),
-        Group("st-mcu-int8", some("st-edge-ai", "int8", "cpu", 10), Habits(0.0, False), in_order, "ST's model zoo"),
+        Group(
+            "st-mcu-int8",
+            some("st-edge-ai", "int8", "cpu", 10),
+            Habits(0.0, False, flash_weights=2e6),  # two megabytes on an STM32H747
+            in_order,
+            "ST's model zoo",
+        ),
         Group(
             "mcu-int8",
             tuple(board for board in tables if board.source.startswith("mlcommons") and len(board.times) == 4),
@@ -318,7 +324,9 @@ def kind_lines(kind: Kind) -> list[str]:
         f"carried_noise = {kind.carried_noise:.3f}",
         f'source = "{kind.source}"',
         f"habits = {{ cache_elements = {kind.habits.cache_elements:g}, "
-        f"splits_groups = {str(kind.habits.splits_groups).lower()} }}",
+        f"splits_groups = {str(kind.habits.splits_groups).lower()}"
+        + (f", flash_weights = {kind.habits.flash_weights:g}" if kind.habits.flash_weights else "")
+        + " }",
         f"spread = {{ noise = {kind.spread.noise:.4f}, trust = {kind.spread.trust:g}, "
         f"quantile = {kind.spread.quantile:.4f} }}",
         f"typed_spread = {{ noise = {kind.typed_spread.noise:.4f}, trust = {kind.typed_spread.trust:g}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import typer
 from edge_opt.cli import app
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+_WORD = r"""(?:[^\s"']|"[^"]*"|'[^']*')+"""
+_WIDTH = 76  # and a backslash
 _HEAD = """# Command line
 
 Results go to stdout, talk and progress to stderr. `--json` prints for machines. Exit code 0: done; 1: a condition does
@@ -34,10 +37,28 @@ def _section(name: str, command: Any) -> str:
     if prose:
         blocks.append(f"\n{prose}")
     usage = " ".join(["edge-opt", name, *arguments, "[OPTIONS]"])
-    blocks.append("\n```text\n" + "\n".join([usage, *([""] if examples else []), *examples]) + "\n```\n")
+    shown = [usage, *([""] if examples else []), *map(wrapped, examples)]
+    blocks.append("\n```text\n" + "\n".join(shown) + "\n```\n")
     options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
     blocks += ["| option | meaning |", "|---|---|", *map(_row, options)]
     return "\n".join(blocks) + "\n"
+
+
+def wrapped(command: str) -> str:
+    """A command in lines that fit the page; none is cut inside quotes, or between an option and its value.
+
+    >>> print(wrapped("edge-opt check a.json " + '--budget "macs <= 600M" ' * 3))
+    edge-opt check a.json --budget "macs <= 600M" --budget "macs <= 600M" \\
+        --budget "macs <= 600M"
+    """
+    lines, line = [], ""
+    for word in re.findall(rf"-+[\w-]+ (?!-){_WORD}|{_WORD}", command):
+        if len(line) + len(word) > _WIDTH:
+            lines.append(f"{line} \\")
+            line = f"    {word}"
+        else:
+            line = f"{line} {word}" if line else word
+    return "\n".join([*lines, line])
 
 
 def _row(option: Any) -> str:

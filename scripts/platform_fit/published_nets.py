@@ -264,6 +264,47 @@ def resnet50_v2(height: int, classes: int = 1000) -> Workload:
     return net.workload(f"resnet50_v2_{height}")
 
 
+def osnet(alpha: float, height: int, width: int, features: int = 512) -> Workload:
+    """OSNet, which tells persons apart: blocks of four streams of separable convolutions, each gated.
+
+    Args:
+        alpha: multiplier of all widths.
+        height: of the input, in pixels.
+        width: of the input, in pixels.
+        features: that the last layer gives.
+    """
+    first, *stages = (int(channels * alpha) for channels in (64, 256, 384, 512))
+    net = _Layers(3, height, width)
+    net.conv(first, 7, 2)
+    net.pool(2)
+    for number, out in enumerate(stages):
+        for _ in range(2):
+            _omni_scale_block(net, out)
+        if number < 2:
+            net.conv(out)
+            net.pool(2)
+    net.conv(stages[-1])
+    net.global_pool()
+    net.linear(features)
+    return net.workload(f"osnet_{alpha:g}_{height}")
+
+
+def _omni_scale_block(net: _Layers, out: int) -> None:
+    before, middle = net.channels, out // 4
+    net.conv(middle)
+    for depth in (1, 2, 3, 4):
+        for _ in range(depth):
+            net.conv(middle)
+            net.depthwise(3, 1)
+        net.squeeze(max(1, middle // 16))
+    net.add(4)
+    net.conv(out)
+    if before != out:
+        net.channels = before
+        net.conv(out)
+    net.add()
+
+
 def resnet8(height: int = 32, classes: int = 10) -> Workload:
     """MLPerf Tiny's ResNet for small images.
 

@@ -326,6 +326,7 @@ def st_net(model: str, size: str) -> Net | None:
         "resnet50v2": lambda: nets.resnet50_v2(height, classes),
         "resnet": lambda: nets.resnet8(height),
         "fdmobilenet": lambda: nets.fd_mobilenet(0.25, height, classes),
+        "osnet": lambda: nets.osnet(scale, height, width),
     }
     is_unknown = (family == "resnet" and "resnet8" not in model) or (family == "fdmobilenet" and "ST " in model)
     if family not in makers or is_unknown or "st_fdmobilenet" in model:

@@ -1,4 +1,4 @@
-"""A model by its reference: `file.py:name`, `torchvision:NAME`, `file.pt2`, `file.onnx`."""
+"""A model by its reference: `file.py:name`, `torchvision:NAME`, `file.pt2`, `file.onnx`, `file.tflite`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory, file.pt2 or file.onnx"
+FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory, file.pt2, file.onnx or file.tflite"
 _REFERENCE = re.compile(r"(?P<source>.+):(?P<name>[\w./@-]+)(?P<call>\(.*\))?", re.DOTALL)
 
 
@@ -164,7 +164,17 @@ Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def load_exported(path: Path) -> tuple[nn.Module, Example | None]:
-    """The module of an exported program, and the arguments it was exported with if the file holds them.
+    """The module of an exported program, and the arguments it was exported with if the file holds them."""
+    from edge_opt.trace.modules import exported_module
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader
+        program = open_program(path)
+        return exported_module(program), program.example_inputs
+
+
+def open_program(path: Path) -> Any:
+    """The exported program of a `.pt2` file.
 
     A file that could run code is refused before it is opened, unless EDGE_OPT_TRUST is set, as `--trust` does.
     """
@@ -174,18 +184,14 @@ def load_exported(path: Path) -> tuple[nn.Module, Example | None]:
         check_exported(path)
     import torch
 
-    from edge_opt.trace.modules import exported_module
-
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader
+        warnings.simplefilter("ignore", FutureWarning)
         try:
-            program = torch.export.load(path)
+            return torch.export.load(path)
         except Exception as error:  # zip, JSON and torch errors alike: none of them is documented
             raise ModelNotFound(
                 f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
             ) from error
-        model = exported_module(program)
-    return model, program.example_inputs
 
 
 class Loaded(NamedTuple):
@@ -207,7 +213,7 @@ def load_model(reference: str) -> Loaded:
 
     Args:
         reference: `torchvision:NAME`, `timm:NAME`, `file.py:factory(width=2)`, `package.module:factory`, `file.pt2`,
-            or `file.onnx`, which is read and not run.
+            or `file.onnx` or `file.tflite`, which are read and not run.
     """
     doing(f"loading {reference}")
     if reference.lower().endswith(".onnx"):
@@ -215,6 +221,11 @@ def load_model(reference: str) -> Loaded:
 
         read = load_onnx(reference)
         return Loaded(read, Path(reference).stem, read.example())
+    if reference.lower().endswith(".tflite"):
+        from edge_opt.model_files.tflite_model import load_tflite
+
+        flat = load_tflite(reference)
+        return Loaded(flat, Path(reference).stem, flat.example())
     if reference.lower().endswith(".pt2"):
         model, example = load_exported(Path(reference))
         return Loaded(model, Path(reference).stem, example)

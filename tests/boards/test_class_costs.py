@@ -159,3 +159,13 @@ def test_convolutions_of_a_cell_run_fifteen_times() -> None:
 def test_a_cell_that_is_no_cell_is_refused() -> None:
     with pytest.raises(InvalidInput, match="edges"):
         nets.nasbench201_workload("conv")
+
+
+def test_larger_convolutions_cost_more_where_weights_are_outside_the_chip() -> None:
+    # 8 x 8 x 9 weights, then 8 x 4.
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 4, 1, bias=False))
+    inside = amounts(net, (1, 8, 8, 8), Habits(0.0, flash_weights=8 * 8 * 9 + 32))
+    outside = amounts(net, (1, 8, 8, 8), Habits(0.0, flash_weights=8 * 8 * 9 + 31))
+    assert inside == amounts(net, (1, 8, 8, 8), Habits(0.0))
+    assert outside["conv3x3_macs"] == pytest.approx(1.75 * inside["conv3x3_macs"])
+    assert outside["conv1x1_macs"] == inside["conv1x1_macs"]

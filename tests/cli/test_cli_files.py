@@ -43,7 +43,7 @@ def test_costs_on_nodes_need_a_file_with_nodes(path: str, tmp_path: Path) -> Non
     assert "shows costs on the nodes of an .onnx file" in found.stderr
 
 
-@pytest.mark.parametrize("command", [["prune", "--ratio", "0.5"], ["quantize", "--random-calibration"], ["export"]])
+@pytest.mark.parametrize("command", [["prune", "--ratio", "0.5"], ["export"]])
 def test_what_needs_the_model_itself_says_so(path: str, tmp_path: Path, command: list[str]) -> None:
     found = RUN.invoke(app, [command[0], path, *command[1:], "-o", str(tmp_path / "out.onnx")])
     assert found.exit_code == 2, found.stderr

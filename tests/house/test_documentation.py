@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import html
+import json
 import os
 import pkgutil
 import re
@@ -19,9 +21,11 @@ import rasp
 from zoo import torchvision_models
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_LENIENT = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-_BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+sys.path.insert(0, str(ROOT / "scripts"))
+samples = import_module("write_samples")
+sys.path.pop(0)
+PAGES = samples.PAGES
+_BLOCK = samples.BLOCK
 
 
 def module_names() -> list[str]:
@@ -47,13 +51,14 @@ def blocks(*languages: str) -> list[object]:
 @pytest.mark.parametrize("name", module_names())
 def test_examples_in_docstrings(name: str) -> None:
     # import_module: a function may hide the module of its own name in its package.
-    assert doctest.testmod(import_module(name), optionflags=_LENIENT).failed == 0
+    assert doctest.testmod(import_module(name), optionflags=samples.LENIENT).failed == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_in_the_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page are one session, in order."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(samples.WIDTH))
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     # transformers imports torchvision, whose build here may lack operators.
     torchvision_models()
@@ -66,33 +71,28 @@ def test_python_in_the_pages(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         if ">>>" not in block["body"]:
             exec(compile(block["body"], place, "exec"), names)
             continue
-        # Outputs hold empty lines as they are printed; doctest would end there.
-        body = re.sub(r"\n\n(?!\s*(?:>>>|\Z))", "\n<BLANKLINE>\n", block["body"])
-        example = doctest.DocTestParser().get_doctest(body, names, place, place, 0)
-        outcome = doctest.DocTestRunner(optionflags=_LENIENT).run(example, clear_globs=False)
+        example = samples.example(block["body"], names, place)
+        outcome = doctest.DocTestRunner(optionflags=samples.LENIENT).run(example, clear_globs=False)
         assert outcome.failed == 0, place
         names.update(example.globs)
 
 
 @pytest.mark.parametrize("session", blocks("console"))
 def test_command_lines_in_the_pages(session: str, tmp_path: Path) -> None:
-    """Each `$ ` line runs in the project's folder; what is shown under it is what it prints, files apart."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100"}
-    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", session, re.MULTILINE):
-        done = subprocess.run(
-            command.replace(" out/", f" {tmp_path}/"),
-            shell=True,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    """Each `$ ` line runs in the project's folder; what is shown under it is what it prints."""
+    for command, shown in samples.commands(session):
+        code, text = samples.printed(command, tmp_path)
+        assert code == 0, text
         if shown.strip():
-            assert [line.rstrip() for line in done.stdout.splitlines()] == [
-                line.rstrip() for line in shown.splitlines()
-            ]
+            assert samples.shown_part(text, shown) == shown, "run `python scripts/write_samples.py`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sample_is_wider_than_the_column(page: Path) -> None:
+    """A reader of the site, of a phone or of a terminal need not scroll to the right."""
+    text = page.read_text(encoding="utf-8")
+    wide = [line for block in _BLOCK.finditer(text) for line in block["body"].splitlines() if len(line) > samples.WIDTH]
+    assert not wide
 
 
 def test_the_page_of_commands_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,39 @@ def test_every_public_function_is_shown_at_work(package: ModuleType, name: str) 
     assert ">>>" in (getattr(package, name).__doc__ or "") or re.search(rf"\b{name}\(", shown)
 
 
+# What people ask, the page that answers, and what they should type.
+QUESTIONS = [
+    ("will it fit", "will_it_fit", "edge-opt profile"),
+    ("how fast will it be there", "how_fast_there", "edge-opt profile"),
+    ("why is int8 slower", "why_int8_slower", "eo.explain"),
+    ("which variant do I ship", "which_variant", "edge-opt sweep"),
+    ("why do two tools disagree", "why_tools_disagree", "--convention"),
+    ("how do I stop it from growing", "stop_growing", "edge-opt check"),
+    ("own metric", "own_metric", "--metric"),
+    ("kv cache", "kv_cache", "edge-opt llm"),
+]
+
+
+@pytest.mark.parametrize(("question", "name", "command"), QUESTIONS)
+def test_a_question_is_answered_on_the_first_screen(question: str, name: str, command: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    first, second = text.split("\n```", 2)[:2]
+    assert question.lower() in first.lower().replace("?", "")
+    assert first.count("\n") <= 8 and command in text[: text.index("\n## ")]
+    assert second.count("\n") <= 30
+
+
+def answers(index: list[dict[str, str]], question: str) -> list[str]:
+    """Sections that hold every word of a question, as the search of the site asks; those with it in the title first."""
+    words = question.lower().split()
+    texts = [(entry["title"].lower(), f"{entry['title']} {entry['text']}".lower()) for entry in index]
+    found = [place for place, (_, text) in enumerate(texts) if all(word in text for word in words)]
+    found.sort(key=lambda place: -sum(word in texts[place][0] for word in words))
+    return [index[place]["location"] for place in found]
+
+
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning_and_its_search_finds_the_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
         cwd=ROOT,
@@ -139,3 +170,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "api" / "index.html").exists()
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    for question, name, command in QUESTIONS:
+        pages = [location.partition("/")[0] for location in answers(index, question)]
+        assert name in pages[:3], (question, pages)
+        assert any(command in html.unescape(entry["text"]) for entry in index if entry["location"] == f"{name}/")

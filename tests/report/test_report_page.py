@@ -8,6 +8,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import edge_opt as eo
 from browser import Browser, Page
 from edge_opt import units
 from edge_opt.model import SmallCNN
-from edge_opt.records import ModelProfile
+from edge_opt.records import Factor, Finalist, Finals, ModelProfile, Speedup
 from edge_opt.report.figures import Agreement
 from edge_opt.report.page import write_page
 from edge_opt.report.page.page import embedded, page_text
@@ -305,6 +306,12 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, full_path
     page = browser.page(full_path, width=390, height=844)
     assert_sound(page)
     assert page.run("document.documentElement.scrollWidth") <= 390
+    top = "document.querySelector('{}').getBoundingClientRect().top"
+    assert page.run(f"{top.format('.card')} < {top.format('#verdict')}")
+    # A layer is a card: its name, a bar, its MACs, its time.
+    labels = page.run("[...document.querySelector('#tree tbody tr').cells].map((cell) => cell.dataset.label)")
+    assert labels == ["Module", "MACs", "MACs %", "Time"]
+    assert page.run("getComputedStyle(document.querySelector('#tree tbody tr')).display") == "grid"
     page.close()
 
 
@@ -387,6 +394,81 @@ def test_a_sweep_without_results_says_so(result: Any, words: str, browser: Brows
     assert page.run("document.querySelectorAll('#failures tbody tr').length") == len(result.trials)
     assert page.problems() == []
     page.close()
+
+
+@pytest.fixture(scope="module")
+def wide_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Candidates from 1 to 8 ms, the slowest of them disturbed, the fastest compared in turns."""
+    slow, fast = done(0.0), done(0.75, "int8")
+    assert slow.metrics is not None
+    slow = replace(slow, metrics=replace(slow.metrics, is_disturbed=True))
+    result = replace(
+        sweep(slow, done(0.5), fast),
+        best=fast.candidate.key,
+        finals=Finals(1, 1, "wall", 1, False, (), (
+            Finalist(fast.candidate, 1e-3, 0.9e-3, 1.1e-3, 1e-5, 1.2e-3, Factor(8.0, 7.6, 8.4), ()),
+        )),
+        speedup=Speedup(Factor(8.0, 7.6, 8.4), None, None, None, 1, "wall", True),
+    )  # fmt: skip
+    return write_page(
+        tmp_path_factory.mktemp("wide") / "page.html", profile=eo.profile(SmallCNN(), (1, 1, 28, 28)), sweep=result
+    )
+
+
+@pytest.fixture(scope="module")
+def wide(browser: Browser, wide_path: Path) -> Iterator[Page]:
+    page = browser.page(wide_path, width=700)
+    page.draw_everything()
+    yield page
+    page.close()
+
+
+def test_latency_beyond_a_factor_of_five_is_on_a_logarithmic_axis(wide: Page, full: Page) -> None:
+    assert wide.run("document.querySelector('#pareto').layout.xaxis.type") == "log"
+    assert "logarithmic" in wide.run("document.querySelector('#candidates figcaption').textContent")
+    choose(full, "#candidates select[aria-label=Across]", "latency_ms")  # 2 to 8 ms there
+    full.draw_everything()
+    assert full.run("document.querySelector('#pareto').layout.xaxis.type") != "log"
+
+
+def test_no_candidate_is_averaged_with_another(full: Page) -> None:
+    full.draw_everything()
+    ran = [row for row in full.run("data.sweep.rows") if row["status"] == "done"]
+    points = full.run("document.querySelector('#precision-chart').data.flatMap((trace) => trace.x)")
+    assert sorted(points) == sorted(row["latency_ms"] for row in ran)
+
+
+def test_a_disturbed_time_is_marked_in_table_chart_and_card(wide: Page) -> None:
+    assert wide.run("document.querySelectorAll('#candidates-table .badge.disturbed').length") == 1
+    symbols = wide.run(
+        "document.querySelector('#pareto').data.find((trace) => trace.name === 'accepted').marker.symbol"
+    )
+    assert sorted(symbols) == ["circle", "circle", "circle-open"]
+    assert wide.run("[...document.querySelectorAll('.card .badge.disturbed')].length") == 1
+
+
+def test_a_ratio_has_its_interval(wide: Page) -> None:
+    cards = wide.run("[...document.querySelectorAll('.card')].map((card) => card.innerText.replaceAll('\\n', ' '))")
+    assert any("times as fast" in text and "8.0" in text and "7.6 × to 8.4 ×" in text for text in cards)
+    assert "8.0 × (7.6 to 8.4)" in wide.run("document.querySelector('#candidates-table').innerText")
+
+
+def test_columns_that_are_cut_say_so_until_the_end_is_seen(wide: Page) -> None:
+    frame = "document.querySelector('#candidates-table .frame')"
+    assert wide.run(f"{frame}.classList.contains('cut-right')")
+    assert wide.run(f"getComputedStyle({frame}.querySelector('.cue')).display") == "block"
+    wide.run(f"{frame}.querySelector('.scroll').scrollLeft = 1e6")
+    assert not wide.run(
+        f"new Promise((done) => setTimeout(done, 100)).then(() => {frame}.classList.contains('cut-right'))"
+    )
+
+
+def test_every_page_names_what_it_was_written_with(wide: Page, full: Page) -> None:
+    for page in (wide, full):
+        text = page.run("document.querySelector('#written').innerText")
+        assert eo.__version__ in text and str(torch.__version__) in text
+    assert "reproducibility.json" in wide.run("document.querySelector('#environment .hint').textContent")
+    assert "Processor" in full.run("document.querySelector('#machine').innerText")
 
 
 def test_what_was_not_measured_is_named_with_its_command(browser: Browser, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from edge_opt.report.figures import (
     frontier,
     frontiers,
     layer_bars,
-    precision_means,
     read_sensitivity,
     sensitivities,
     timeline,
@@ -118,12 +117,18 @@ def test_the_frontier_of_a_sweep_is_its_own_where_it_has_one() -> None:
     assert len(frontiers(result)["accuracy|size_mb"]) == 2
 
 
-def test_means_by_precision_leave_out_what_failed() -> None:
-    int8, fp32, failed = precision_means(small_sweep())
-    assert (int8.precision, int8.runtime, int8.candidates, int8.accepted, int8.failed) == ("int8", "torch", 2, 2, 0)
-    assert (failed.runtime, failed.candidates, failed.failed, failed.latency_ms) == ("onnxruntime", 1, 1, None)
-    assert int8.latency_ms == pytest.approx((4 + 2) / 2)
-    assert fp32.latency_ms == pytest.approx((8 + 6 + 4) / 3)
+@pytest.mark.parametrize(
+    ("name", "values", "is_wide"),
+    [
+        ("latency_ms", [2.0, 10.0], False),  # a factor of 5, not more
+        ("latency_ms", [2.0, 10.1, None], True),
+        ("size_mb", [0.0, 10.0], False),  # zero has no logarithm
+        ("accuracy", [0.1, 0.9], False),  # a score stays on a plain scale
+        ("energy_j", [None], False),
+    ],
+)
+def test_an_axis_is_logarithmic_beyond_a_factor_of_five(name: str, values: list[float | None], is_wide: bool) -> None:
+    assert axis_named(name).is_wide([{name: value} for value in values]) == is_wide
 
 
 def test_the_timeline_keeps_its_peak_however_coarse() -> None:

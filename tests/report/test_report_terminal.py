@@ -15,6 +15,7 @@ from torch import nn
 import edge_opt as eo
 from edge_opt import units
 from edge_opt.errors import InvalidInput
+from edge_opt.report.summary import summary_lines
 from edge_opt.report.terminal import LUXURY, Cell, Strip, fitted, render, shortened, show
 
 
@@ -263,3 +264,17 @@ def test_columns_give_way_from_the_right_and_the_dispensable_go_first() -> None:
     assert fitted(strips, 25) == [(name, 13), (kind, 10)]
     assert fitted(strips, 12) == [(name, 12)]
     assert fitted(strips, 5) == [(name, 5)]
+
+
+@pytest.mark.parametrize(
+    ("width", "target", "precision", "sentence"),
+    [
+        # 8x8 weights of one byte and 8 biases of four, 8 inputs of four, 8 outputs of one.
+        (8, "stm32h747", "int8", "yes: 136 B in int8 (weights, input, activations), and stm32h747 has 1.00 MiB"),
+        # 1024x1024 weights of four bytes alone are 4 MiB.
+        (1024, "rp2040", "fp32", "no: 4.01 MiB in fp32 (weights, input, activations), and rp2040 has 264 KiB"),
+    ],
+)
+def test_a_profile_for_one_device_says_whether_it_fits(width: int, target: str, precision: str, sentence: str) -> None:
+    profile = eo.profile(nn.Linear(width, width), (1, width), target=target, precision=precision)
+    assert ("Fits", sentence) in summary_lines(profile)

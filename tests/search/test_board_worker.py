@@ -130,7 +130,7 @@ def test_variants_are_built_here_and_timed_on_the_board(bench: Bench, start: Any
     torch.manual_seed(0)
     batches = [(torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))) for _ in range(2)]
     loaders = {"train": batches, "validation": batches}
-    options = {"pruning_levels": [0.0], "constraints": [], "min_time_s": 0.02, "calibration_batches": 1}
+    options = {"pruning_levels": [0.5], "constraints": [], "min_time_s": 0.02, "calibration_batches": 1}
     where = {"measure_on": bench.address, "tls_dir": bench.tls}
     with pytest.raises(InvalidInput, match="a board has onnxruntime alone"):
         eo.sweep(SmallCNN(), loaders, folder=tmp_path, runtimes=["torch", "onnxruntime"], **options, **where)
@@ -138,6 +138,7 @@ def test_variants_are_built_here_and_timed_on_the_board(bench: Bench, start: Any
     # fp32 and int8, the default; nothing of this machine among their times.
     assert {trial.candidate.runtime for trial in result.trials} == {"onnxruntime"}
     assert [trial.metrics.machine for trial in result.trials if trial.metrics] == [this_machine()] * 2
+    assert result.baseline.candidate.pruning == 0 and result.baseline.metrics.machine == this_machine()
     assert result.finals is not None
     card = (tmp_path / "best" / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert f"measured on {this_machine()}" in card

@@ -1,8 +1,11 @@
-"""Optional parts: a package that is not there is one sentence with the command that installs it."""
+"""Packages: which are here, and for one that is not, a sentence with the command that installs it."""
 
 from __future__ import annotations
 
+import platform
+from datetime import datetime, timezone
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from edge_opt.errors import MissingExtra, first_line
@@ -43,3 +46,32 @@ def optional(module: str, what: str, extra: str, package: str | None = None) -> 
     except Exception as error:
         is_absent = isinstance(error, ModuleNotFoundError) and (error.name or top).partition(".")[0] == top
         raise missing(what, package or top, extra, "" if is_absent else first_line(error)) from error
+
+
+def installed(package: str) -> str | None:
+    """The version that is installed, without importing it; None where the package is not here.
+
+    >>> installed("no such package") is None
+    True
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def written_with() -> dict[str, str]:
+    """With what, on which system and when a page is being written; whoever measured is another matter.
+
+    >>> sorted(written_with())
+    ['Python', 'edge-opt', 'system', 'torch', 'written']
+    """
+    from edge_opt import __version__
+
+    return {
+        "edge-opt": __version__,
+        "torch": installed("torch") or "not installed",
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "written": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+    }

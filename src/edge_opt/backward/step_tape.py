@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -126,7 +127,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _must_be_meta(self, func: Any, kwargs: Any) -> bool:
-        if self.is_real or behavior(func) is not Behavior.FACTORY:
+        if self.is_real or behavior(func) is not Behavior.FACTORY or not _takes_device(func):
             return False
         is_inside_node = self.phase is Phase.BACKWARD and self.stack.current is None
         if not (is_inside_node or self.floats_on_meta):
@@ -193,6 +194,12 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         if number is not None:
             self.lifetimes.live_bytes -= _NUMBER_BYTES
             self.lifetimes.died(number)
+
+
+@cache
+def _takes_device(func: Any) -> bool:
+    """Whether it makes tensors on a device that is asked for; what marks a stretch for a profiler makes none."""
+    return any(argument.name == "device" for argument in func._schema.arguments)
 
 
 def _adds_in_place(args: Any) -> bool:

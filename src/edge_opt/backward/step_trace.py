@@ -282,6 +282,9 @@ class _Step:
         except (NeedsData, FastPathTaken, EdgeOptError):
             raise
         except Exception as error:
+            if "device" in str(error) and not (self.tape.is_real or self.tape.floats_on_meta):
+                # A small constant stayed real, as the first state of a recurrent layer, and met what is on meta.
+                raise _Mixed from error
             frame = stack.refused
             where = f"module {frame.path!r} ({type(frame.module).__name__})" if frame and frame.path else "the model"
             where = "the loss" if frame is None else where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,7 +181,9 @@ def _calibration(data: Mapping[str, Any]) -> Calibration:
 
 
 def _record(cls: type[R], data: Mapping[str, Any]) -> R:
-    return cls(**{field.name: data[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+    """A record from a file, which may be older than the record's last fields."""
+    known = [field for field in fields(cls) if field.default is MISSING or field.name in data]  # type: ignore[arg-type]
+    return cls(**{field.name: data[field.name] for field in known})
 
 
 def _sample(data: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> OperatorSample:

@@ -154,7 +154,7 @@ def _contradictions(works: Sequence[tuple[Workload, float]], kind: Kind, prior: 
         work, seconds = left.pop(worst)
         relation = "more" if error > 0 else "less"
         found.append(
-            f"{work.name}: {1000 * seconds:.4g} ms is {math.exp(abs(error)):.2g} times {relation} than the other times "
+            f"{work.name}: {1000 * seconds:.4g} ms is {math.exp(abs(error)):.3g} times {relation} than the other times "
             f"say, and {math.exp(width):.2g} is their noise"
         )
     return found

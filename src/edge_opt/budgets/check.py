@@ -274,7 +274,10 @@ def check(
     there: dict[str, Any] = {"precision": precision, "runtime": runtime, "threads": threads}
     if target is None and there != _NOWHERE:
         name = next(name for name, value in there.items() if value != _NOWHERE[name])
-        raise InvalidInput(f"{name} is {there[name]!r}, and there is no target to predict for; add target=")
+        raise InvalidInput(
+            f"{name} is {there[name]!r}, and there is no target to predict for; add target= (--target). Memory in "
+            "another precision is eo.fit_batch(model, shape, memory_limit_mb=..., precision=...)"
+        )
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
     before = None if baseline is None else as_profile(baseline, inputs, kwargs, target=target, **there)

@@ -274,7 +274,8 @@ def _visited_references(spent: Callable[[], float], tell: Progress) -> list[Visi
                     return list(found.values())
                 tell(spent(), f"inside models, round {turn + 1}: {reference.name}")
                 batch = reference.batches[place]
-                visit = visit_reference(reference, batch, _PASSES)
+                # People train on batches, and norms cannot on a single value.
+                visit = visit_reference(reference, batch, _PASSES, trains=turn == 0 and batch > 1)
                 key = (reference.name, batch)
                 found[key] = found[key] | visit if key in found else visit
     return list(found.values())

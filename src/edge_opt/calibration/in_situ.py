@@ -88,7 +88,7 @@ def recorded_forward(model: nn.Module, x: torch.Tensor, expected: Sequence[str])
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one reference model took: the whole forward, and each operator call of its trace."""
+    """What one reference model took: the whole forward, each operator call of its trace, and maybe a training step."""
 
     name: str
     family: str
@@ -96,19 +96,30 @@ class Visit:
     trace: Trace
     operators_s: tuple[float, ...]
     seconds: float
+    step_s: float | None = None
 
     def __or__(self, other: Visit) -> Visit:
         """The least of two visits: what the machine does when nobody is in the way."""
         operators_s = tuple(map(min, self.operators_s, other.operators_s))
-        return replace(self, operators_s=operators_s, seconds=min(self.seconds, other.seconds))
+        steps = [visit.step_s for visit in (self, other) if visit.step_s is not None]
+        least = min(steps, default=None)
+        return replace(self, operators_s=operators_s, seconds=min(self.seconds, other.seconds), step_s=least)
 
     def run(self) -> ReferenceRun:
-        operators, modules = len(self.trace.ops), len(self.trace.modules)
-        return ReferenceRun(self.name, self.family, self.batch, operators, modules, sum(self.operators_s), self.seconds)
+        return ReferenceRun(
+            self.name,
+            self.family,
+            self.batch,
+            len(self.trace.ops),
+            len(self.trace.modules),
+            sum(self.operators_s),
+            self.seconds,
+            self.step_s,
+        )
 
 
-def visit_reference(reference: Reference, batch: int, passes: int) -> Visit:
-    """A reference model run a few times, with and without a clock at each operator."""
+def visit_reference(reference: Reference, batch: int, passes: int, trains: bool = False) -> Visit:
+    """A reference model run a few times, with and without a clock at each operator; trained a little, if asked for."""
     torch.manual_seed(0)
     model = reference.build().eval()
     x = reference.inputs(batch)
@@ -130,7 +141,18 @@ def visit_reference(reference: Reference, batch: int, passes: int) -> Visit:
             whole_s = min(whole_s, (time.perf_counter_ns() - start) / block / 1e9)
             operators += [recorded_forward(model, x, expected) for _ in range(block)]
     seconds = tuple(min(times) / 1e9 for times in zip(*operators, strict=True))
-    return Visit(f"{reference.name}, batch {batch}", reference.family, batch, recorded, seconds, whole_s)
+    step_s = best_seconds(lambda: _step(model, x), _STEPS) if trains else None
+    return Visit(f"{reference.name}, batch {batch}", reference.family, batch, recorded, seconds, whole_s, step_s)
+
+
+_STEPS = 2
+
+
+def _step(model: nn.Module, x: torch.Tensor) -> None:
+    """A forward while training and its backward; the loss is the sum, and gradients are dropped."""
+    model.train()
+    model.zero_grad(set_to_none=True)
+    model(x).sum().backward()
 
 
 def closed(

@@ -220,13 +220,18 @@ def random_batches(inputs: list[Any], named: dict[str, Any], count: int) -> list
     generator = torch.Generator().manual_seed(0)
 
     def drawn(spec: Any) -> Any:
-        kind = getattr(torch, spec.dtype or "float32")
+        kind = spec.dtype if isinstance(spec, torch.Tensor) else getattr(torch, spec.dtype or "float32")
         if not kind.is_floating_point:
             return torch.zeros(spec.shape, dtype=kind)
         return torch.randn(spec.shape, generator=generator).to(kind)
 
     specs = [*inputs, *(value for value in named.values() if isinstance(value, InputSpec))]
-    return [tuple(drawn(spec) if isinstance(spec, InputSpec) else spec for spec in specs) for _ in range(count)]
+    # A file describes its inputs by tensors without values.
+    is_open = [isinstance(spec, InputSpec) or (isinstance(spec, torch.Tensor) and spec.is_meta) for spec in specs]
+    return [
+        tuple(drawn(spec) if described else spec for spec, described in zip(specs, is_open, strict=True))
+        for _ in range(count)
+    ]
 
 
 @contextmanager

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from edge_opt.records import Converted, Importance, Pruned
 
 
-def _source(model: str) -> str:
-    """The reference, unless it names a file: what is pruned, quantised or exported is the model that it was made of."""
-    if model.lower().endswith(".onnx"):
+def _source(model: str, taken: tuple[str, ...] = ()) -> str:
+    """The reference, unless it names a file: what is pruned or exported is the model that it was made of."""
+    if model.lower().endswith((".onnx", ".tflite")) and not model.lower().endswith(taken):
         raise InvalidInput(
             f"{model!r} is a file of a finished graph, which is not changed here; give the model's source"
         )
@@ -56,7 +56,7 @@ def converted(
 
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], None)
-        loaded = load_model(_source(model))
+        loaded = load_model(_source(model, (".onnx",) if precision == "int8" else ()))
         positional, named = with_example(arguments, loaded.example, loaded.name)
         return convert(
             loaded.model,
@@ -248,9 +248,11 @@ def quantize(
     \b
     edge-opt quantize net.py:Net -i 1x1x28x28 --calibration data.py:loader -o out/
     edge-opt quantize torchvision:resnet18 -i 1x3x224x224 --random-calibration --spare conv1
+    edge-opt quantize model.onnx --calibration data.py:loader -o out/
     """
     check_share(min_agreement)
-    if (calibration is None) != random_calibration:
+    needs_none = scheme in ("dynamic", "weights") and calibration is None
+    if (calibration is None) != random_calibration and not needs_none:
         raise InvalidInput(
             "int8 needs real inputs: give --calibration file.py:loader, or --random-calibration to try without"
             if calibration is None
@@ -258,7 +260,9 @@ def quantize(
         )
 
     def ranges(positional: list[Any], named: dict[str, Any]) -> Any:
-        return random_batches(positional, named, min(batches, 4)) if calibration is None else load_batches(calibration)
+        if calibration is not None:
+            return load_batches(calibration)
+        return random_batches(positional, named, min(batches, 4)) if random_calibration else None
 
     if random_calibration:
         talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")

@@ -27,7 +27,7 @@ from edge_opt.cli.arguments import (
 )
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, Verbose, result_console, talk
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import Loaded, load_model
+from edge_opt.loading import Loaded, load_model, open_program
 from edge_opt.report.table import LEVELS
 from edge_opt.report.terminal import SORT_KEYS, check_view
 
@@ -54,7 +54,7 @@ Output = Annotated[
     list[Path] | None,
     typer.Option(
         "--output", "-o", metavar="FILE",
-        help="Save as .json, .csv, .md, .txt, .html or .trace.json; of an .onnx file also as .onnx or .nodes.json.",
+        help="Save as .json, .csv, .md, .txt, .html or .trace.json; of a model's file also as .nodes.json, or .onnx.",
     ),
 ]  # fmt: skip
 TimeOperators = Annotated[bool, typer.Option("--time-operators", help="With --target host: time each operator once.")]
@@ -137,7 +137,7 @@ def profile(
     else:
         _show(result, depth, sort, top, shown, is_verbose=verbose, has_legend=legend)
     for path in output or []:
-        talk(f"saved to {_saved(path, result, loaded, cast('Level', level or 'leaves'), model)}")
+        talk(f"saved to {_saved(path, result, loaded, cast('Level', level or 'leaves'), model, arguments)}")
     if fail_on_unpriced:
         _check_priced(result)
 
@@ -160,22 +160,30 @@ def _laid(result: ModelProfile, loaded: Loaded, path: Path | None, is_measured: 
     return lay(result, read_runtime_profile(path), getattr(loaded.model, "module_of", None), path.name)
 
 
-def _saved(path: Path, result: ModelProfile, loaded: Loaded, level: Level, model: str) -> Path:
+def _saved(
+    path: Path, result: ModelProfile, loaded: Loaded, level: Level, model: str, arguments: Arguments
+) -> Path:  # fmt: skip
     if not _is_view_of_file(path, model):
         return result.save(path, level)
-    from edge_opt.model_files.onnx_views import save_view
+    from edge_opt.model_files.file_views import save_program_view, save_view
 
+    if model.lower().endswith(".pt2"):
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        return save_program_view(open_program(Path(model)), positional or None, named, path)
     return save_view(cast(Any, loaded.model), result, path)
 
 
+# Views that show costs on the nodes of a file, and the files that have such nodes.
+_VIEWS = {".onnx": (".onnx",), ".nodes.json": (".onnx", ".tflite", ".pt2")}
+
+
 def _is_view_of_file(path: Path, model: str) -> bool:
-    """Whether the output shows costs on the nodes of an ONNX file, which only such a file has."""
-    is_view = path.name.lower().endswith((".onnx", ".nodes.json"))
-    if is_view and not model.lower().endswith(".onnx"):
-        raise InvalidInput(
-            f"{str(path)!r} shows costs on the nodes of an .onnx file; give such a file, or export it first"
-        )
-    return is_view
+    """Whether the output shows costs on the nodes of a model's file, which only such a file has."""
+    suffix = next((suffix for suffix in _VIEWS if path.name.lower().endswith(suffix)), None)
+    if suffix is not None and not model.lower().endswith(_VIEWS[suffix]):
+        files = ", ".join(_VIEWS[suffix][:-1]) + f" or {_VIEWS[suffix][-1]}" if len(_VIEWS[suffix]) > 1 else ".onnx"
+        raise InvalidInput(f"{str(path)!r} shows costs on the nodes of an {files} file; give such a file, or export it")
+    return suffix is not None
 
 
 def _profiled(

@@ -323,12 +323,15 @@ def status(
 
 
 def report(
-    source: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, or a profile or a sweep saved as .json.")
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="A run's folder, a folder of runs, or a profile or a sweep saved as .json."
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="DIR/report.html unless given."),
+        typer.Option("--output", "-o", metavar="FILE", help="DIR/report.html unless given; runs.html of several."),
     ] = None,
     device: Annotated[
         list[str] | None, typer.Option("--device", "-d", metavar="NAME", help="A device to show rooflines of; several.")
@@ -336,12 +339,17 @@ def report(
     title: Annotated[str | None, typer.Option("--title", help="The page's heading.")] = None,
     debug: Debug = False,
 ) -> None:
-    """One HTML page of everything a run found out; it needs no network and no server.
+    """One HTML page of everything a run found out, or of several runs side by side; it needs no network and no server.
 
     \b
     edge-opt report runs/mnist
+    edge-opt report runs/before runs/after
+    edge-opt report runs
     edge-opt report profile.json -o report.html --device raspberry-pi-5 --device jetson-nano
     """
-    from edge_opt.report.page import write_report
+    from edge_opt.report.page import runs_in, write_report, write_runs
 
-    typer.echo(write_report(source, output, devices=device, title=title))
+    if len(sources) == 1 and not runs_in(sources[0]):
+        typer.echo(write_report(sources[0], output, devices=device, title=title))
+    else:
+        typer.echo(write_runs(sources, output, devices=device, title=title))

@@ -45,6 +45,7 @@ from edge_opt.compress.export import (
 )
 from edge_opt.compress.kernels import executed_kernels, layer_precisions, read_graph
 from edge_opt.compress.mixed_precision import AUTO_BOUND, ranked_layers, spare_until_it_agrees
+from edge_opt.compress.onnx_source import file_subject, is_file
 from edge_opt.compress.quantize import (
     Job,
     Made,
@@ -96,7 +97,7 @@ def convert(
     """The model in a precision for a runtime, verified: what each layer really runs in, and how far it agrees.
 
     Args:
-        model: The model; it is left as it was.
+        model: The model; it is left as it was. An `.onnx` file that `load_model` read becomes int8 or int4.
         example_inputs: As in `profile`; the shape of one call.
         precision: fp32, fp16, bf16, int8, or int4 for weights.
         runtime: Who runs it: torch, onnxruntime, openvino, torch-compile, litert or executorch.
@@ -130,7 +131,12 @@ def convert(
     maker = maker_of(precision, runtime)
     bound = bound_of(precision, allow)
     spared = _checked_spared(model, spare, precision, runtime, method)
-    subject = subject_of(model, example_inputs, kwargs)
+    if is_file(model):
+        if spare == "auto":
+            raise InvalidInput("spare='auto' tries layers of a module, and this is a file; name the layers to spare")
+        subject, exported = file_subject(model, example_inputs, kwargs, precision, runtime)
+    else:
+        subject = subject_of(model, example_inputs, kwargs)
     scheme = chosen_scheme(model, precision, runtime, scheme)
     _check_calibrated(calibration, precision, runtime, scheme)
     _check_static_options(precision, runtime, scheme, balance, correct_bias)
@@ -189,7 +195,7 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         kernels=kernels,
         agreement=found,
         size_bytes=size_of(files[-1]),
-        original_bytes=sum(tensor.nbytes for tensor in subject.model.state_dict().values()),
+        original_bytes=_original_bytes(job),
         path=str(files[-1]),
         inputs=subject.names,
         outputs=made.outputs,
@@ -197,6 +203,13 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         model=made.model,
         curve=curve,
     )
+
+
+def _original_bytes(job: Job) -> int:
+    """Bytes of the weights; of a file that was given, the file's."""
+    state = job.subject.model.state_dict()
+    is_bare = not state and job.exported is not None
+    return job.exported.size_bytes if is_bare and job.exported else sum(tensor.nbytes for tensor in state.values())
 
 
 def _tried(

@@ -10,8 +10,10 @@ from typing import Any
 from torch import nn
 
 from edge_opt.compress.export import PATH_KEY, quiet, require
+from edge_opt.compress.onnx_source import file_scheme
 from edge_opt.compress.quantize import is_below, label_nodes, prepare
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+from edge_opt.model_files.onnx_model import OnnxModel
 
 SCHEMES = ("auto", "static", "dynamic", "weights")
 GROUP_SIZES = (16, 32, 64, 128, 256)
@@ -35,6 +37,8 @@ def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -
         return scheme
     if runtime == "openvino":
         return "static"
+    if isinstance(model, OnnxModel):
+        return file_scheme(model)
     if any(isinstance(module, _RECURRENT) for module in model.modules()):
         return "dynamic"
     has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())

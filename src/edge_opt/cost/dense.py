@@ -172,9 +172,9 @@ def _attention_ops(rows: int, length: int, width: int, heads: int) -> int:
 
 
 # Element-wise work per hidden unit and step, beside the gates' own sums: activations (sigmoid 4, tanh 1) and updates.
-_LSTM_OPS = 3 * 4 + 1 + 1 + 3 + 1  # three sigmoids, two tanhs, c = f·c + i·g, h = o·tanh(c)
+LSTM_OPS = 3 * 4 + 1 + 1 + 3 + 1  # three sigmoids, two tanhs, c = f·c + i·g, h = o·tanh(c)
 _GRU_OPS = 2 * 4 + 1 + 1 + 4  # two sigmoids, tanh, r·n, h = (1 − z)·n + z·h
-_RNN_OPS = 1
+RNN_OPS = 1
 
 
 def _gated(rows: int, weights: tuple[TensorInfo, ...], ops_per_unit: int) -> Work:
@@ -182,7 +182,7 @@ def _gated(rows: int, weights: tuple[TensorInfo, ...], ops_per_unit: int) -> Wor
     matrices = [weight for weight in weights if len(weight.shape) == 2]
     biases = [weight for weight in weights if len(weight.shape) == 1]
     # Matrices come as input and hidden weights, then a projection if there is one; gate rows are 4, 3 or 1 per unit.
-    gates = {_LSTM_OPS: 4, _GRU_OPS: 3, _RNN_OPS: 1}[ops_per_unit]
+    gates = {LSTM_OPS: 4, _GRU_OPS: 3, RNN_OPS: 1}[ops_per_unit]
     hidden = [matrix for matrix in matrices if not _is_projection(matrix, matrices, gates)]
     cells = len(hidden) // 2
     units = hidden[0].shape[0] // gates
@@ -212,7 +212,7 @@ def _weights(args: tuple[Any, ...]) -> tuple[TensorInfo, ...]:
 @cost_rule(aten.lstm, kind="recurrent")
 def lstm(out: Any, x: TensorInfo, *args: Any) -> Work:
     """All layers and directions, with projections."""
-    return _gated(_rows(x), _weights(args), _LSTM_OPS)
+    return _gated(_rows(x), _weights(args), LSTM_OPS)
 
 
 @cost_rule(aten.gru, kind="recurrent")
@@ -224,13 +224,13 @@ def gru(out: Any, x: TensorInfo, *args: Any) -> Work:
 @cost_rule(aten.rnn_tanh, aten.rnn_relu, kind="recurrent")
 def rnn(out: Any, x: TensorInfo, *args: Any) -> Work:
     """All layers and directions."""
-    return _gated(_rows(x), _weights(args), _RNN_OPS)
+    return _gated(_rows(x), _weights(args), RNN_OPS)
 
 
 @cost_rule(aten.lstm_cell, kind="recurrent")
 def lstm_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
     """One step."""
-    return _gated(_rows(x), _given(weights), _LSTM_OPS)
+    return _gated(_rows(x), _given(weights), LSTM_OPS)
 
 
 @cost_rule(aten.gru_cell, kind="recurrent")
@@ -242,7 +242,7 @@ def gru_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
 @cost_rule(aten.rnn_tanh_cell, aten.rnn_relu_cell, kind="recurrent")
 def rnn_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
     """One step."""
-    return _gated(_rows(x), _given(weights), _RNN_OPS)
+    return _gated(_rows(x), _given(weights), RNN_OPS)
 
 
 def _given(weights: tuple[Any, ...]) -> tuple[TensorInfo, ...]:

@@ -56,7 +56,7 @@ def on_device(model: nn.Module, device: Device) -> nn.Module:
 def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device) -> CallArguments:
     """The arguments of one call, with tensors of their own on the device; described ones are filled at random."""
     floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    dtype = next(floating, torch.get_default_dtype())
+    dtype = getattr(model, "input_dtype", None) or next(floating, torch.get_default_dtype())
     place = torch.device(device.torch_name)
     # What torch.compile wraps keeps the signature that says which arguments have names.
     original = model._modules.get("_orig_mod")
@@ -234,12 +234,12 @@ def measure(
 
 def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
     """What is run: the model on the device, or for a file its runtime, with a remark that says which."""
-    from edge_opt.model_files.onnx_model import OnnxModel
+    from edge_opt.model_files.file_model import FileModel
 
-    if not isinstance(model, OnnxModel):
+    if not isinstance(model, FileModel):
         return on_device(model, device), []
     if device.torch_name != "cpu":
-        raise InvalidInput(f"an ONNX file is measured on the CPU, and the device is {device.torch_name!r}")
+        raise InvalidInput(f"a file is measured on the CPU, and the device is {device.torch_name!r}")
     session = model.session(threads)
     return session, [f"run by {session.version}; its layers and its memory were not measured"]
 

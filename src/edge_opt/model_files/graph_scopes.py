@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from edge_opt.model_files.onnx_file import OnnxNode
+from edge_opt.model_files.file_records import FileGraph, FileNode
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
@@ -49,20 +49,60 @@ class Span:
         self.makes: tuple[str, ...] = ()
 
 
-def scopes_of(node: OnnxNode, place: int) -> tuple[Scope, ...]:
+def scopes_of(node: FileNode, place: int) -> tuple[Scope, ...]:
     """The modules around a node, outermost first, the model itself left out; a node without any is one of its own."""
     if _SCOPES in node.metadata:
         return _exported_scopes(node)
     if OWN_PATH in node.metadata:
         parts = [part for part in node.metadata[OWN_PATH].split(".") if part]
         return tuple(Scope(".".join(parts[: count + 1]), "") for count in range(len(parts)))
+    if node.domain.startswith("tflite"):
+        return _converted_scopes(node, place)
     names = [part for part in node.name.split("/") if part]
     if len(names) > 1:
         return _named_scopes(names[:-1])
     return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{place}", node.op),)
 
 
-def _exported_scopes(node: OnnxNode) -> tuple[Scope, ...]:
+# A class with the modules that define it, then the name under which its parent has it: "pkg.net.Block_layers.0".
+_OWNED = re.compile(r"(?P<kind>(?:\w+\.)*?_*[A-Z][^_./]*|(?:\w+\.)*[^_./]+)_(?P<name>.+)")
+_QUALIFIED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D TRANSPOSE_CONV CONV_3D FULLY_CONNECTED BATCH_MATMUL".split())
+_OWN_ADAPTER = "edge_opt.compress.export.Flat"
+
+
+def _converted_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
+    """From names of tensors, where a converter keeps whose they are: of the weights first, then of the result.
+
+    litert-torch writes "pkg.Net/pkg.Block_layers.0/torch.nn.modules.conv.Conv2d_conv;1", and names that were fused
+    one behind the other; TensorFlow writes "net/conv/Conv2D".
+    """
+    weights = node.inputs[1:2] if node.op in _WEIGHTED else ()
+    for name in (*weights, *node.outputs[:1]):
+        for chunk in reversed([part for part in name.split(";") if part]):
+            pieces = [piece for piece in chunk.split("/") if piece]
+            if pieces and _QUALIFIED.fullmatch(pieces[0]) and not chunk.startswith(("arith.", "tfl.")):
+                return _owned_scopes(pieces)
+            if len(pieces) > 1:
+                return _named_scopes(pieces[:-1])
+    return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{place}", node.op),)
+
+
+def _owned_scopes(pieces: Sequence[str]) -> tuple[Scope, ...]:
+    """Modules from the model down, each under its parent's name for it; the model itself is left out."""
+    found: list[Scope] = []
+    for piece in pieces[1:]:
+        parts = _OWNED.fullmatch(piece)
+        kind, name = (parts["kind"], parts["name"]) if parts else ("", piece)
+        path = ".".join(_UNSAFE.sub("_", part) for part in name.split(".") if part) or "_"
+        found.append(Scope(f"{found[-1].path}.{path}" if found else path, kind))
+    if found and pieces[0] == _OWN_ADAPTER:
+        # Our own exports put an adapter around the model, as its "model".
+        found = [Scope(one.path.partition(".")[2], one.kind) for one in found[1:]]
+    return tuple(found)
+
+
+def _exported_scopes(node: FileNode) -> tuple[Scope, ...]:
     """As torch's exporter writes them: paths from the model down to the operator, and their classes."""
     paths, kinds = _listed(node.metadata[_SCOPES]), _listed(node.metadata.get(_CLASSES, ""))
     kinds += [""] * (len(paths) - len(kinds))
@@ -75,7 +115,7 @@ def _exported_scopes(node: OnnxNode) -> tuple[Scope, ...]:
     return tuple(found)
 
 
-def root_kind(nodes: Sequence[OnnxNode]) -> str:
+def root_kind(nodes: Sequence[FileNode]) -> str:
     """The class of the model, where an export says so."""
     for node in nodes:
         kinds = _listed(node.metadata.get(_CLASSES, ""))
@@ -126,7 +166,7 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
     return root
 
 
-def connect(span: Span, nodes: Sequence[OnnxNode], skipped: frozenset[str], outputs: frozenset[str]) -> None:
+def connect(span: Span, nodes: Sequence[FileNode], skipped: frozenset[str], outputs: frozenset[str]) -> None:
     """Find what each span reads from outside and what others read of it; `skipped` are constants."""
     readers: dict[str, list[int]] = {}
     for place, node in enumerate(nodes):
@@ -136,7 +176,7 @@ def connect(span: Span, nodes: Sequence[OnnxNode], skipped: frozenset[str], outp
 
 
 def _connect(
-    span: Span, nodes: Sequence[OnnxNode], skipped: frozenset[str], outputs: frozenset[str],
+    span: Span, nodes: Sequence[FileNode], skipped: frozenset[str], outputs: frozenset[str],
     readers: dict[str, list[int]],
 ) -> set[int]:  # fmt: skip
     inside: set[int] = set()
@@ -153,14 +193,18 @@ def _connect(
     return inside
 
 
-def names_read(node: OnnxNode) -> list[str]:
+def names_read(node: FileNode) -> list[str]:
     """Every value that a node reads, those inside its graphs included."""
     found = [name for name in node.inputs if name]
-    for value in node.attributes.values():
-        for graph in value if isinstance(value, tuple) else (value,):
-            if hasattr(graph, "nodes"):
-                own = {*graph.constants, *(one.name for one in graph.inputs)}
-                own.update(name for inner in graph.nodes for name in inner.outputs)
-                found += [name for inner in graph.nodes for name in names_read(inner) if name not in own]
-                found += [one.name for one in graph.outputs if one.name not in own]
+    for graph in graphs_in(node):
+        own = {*graph.constants, *(one.name for one in graph.inputs)}
+        own.update(name for inner in graph.nodes for name in inner.outputs)
+        found += [name for inner in graph.nodes for name in names_read(inner) if name not in own]
+        found += [one.name for one in graph.outputs if one.name not in own]
     return found
+
+
+def graphs_in(node: FileNode) -> list[FileGraph]:
+    """The graphs among a node's settings: branches and bodies."""
+    values = (one for value in node.attributes.values() for one in (value if isinstance(value, tuple) else (value,)))
+    return [value for value in values if isinstance(value, FileGraph)]

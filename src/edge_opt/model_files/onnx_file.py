@@ -13,11 +13,19 @@ from typing import Any
 import numpy as np
 
 from edge_opt.errors import ModelNotFound, UnreadableModel
+from edge_opt.model_files.file_records import (
+    MOST_KNOWN,
+    FileGraph,
+    FileNode,
+    FileTensor,
+    FileValue,
+    Function,
+    ModelFile,
+    Reference,
+)
 from edge_opt.model_files.protobuf_wire import Field, fields, singles, whole_numbers
 
 OLDEST_OPSET = 7
-# Constants up to this many elements are read: shapes, axes, scales. Weights beyond it stay on the disk.
-MOST_KNOWN = 1 << 16
 _DEEPEST = 32
 _MOST_DIMENSION = 1 << 40
 
@@ -25,140 +33,14 @@ _MOST_DIMENSION = 1 << 40
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
     11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
-    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
+    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4",
+    24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
 }  # fmt: skip
 TEXT = 8
-_PACKED = {21: "uint4", 22: "int4", 23: "float4_e2m1", 25: "uint2", 26: "int2"}
+# Elements that share a byte, by how many.
+_PER_BYTE = {21: 2, 22: 2, 25: 4, 26: 4}
 _NUMPY = {1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2", 11: "<f8", 12: "<u4",
           13: "<u8"}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxTensor:
-    """A constant of the file.
-
-    Attributes:
-        name: Its name in the graph.
-        shape: Its dimensions.
-        data_type: ONNX's number of its element type.
-        values: Its values where they are few enough to be read; None for weights.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    data_type: int
-    values: np.ndarray[Any, Any] | None
-
-    @property
-    def dtype(self) -> str:
-        """Its element type by torch's name; text counts as bytes."""
-        return DTYPES.get(self.data_type, "uint8")
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxValue:
-    """A value that the file describes: an input, an output, or one in between.
-
-    Attributes:
-        name: Its name in the graph.
-        shape: Its dimensions, an unknown one by its name, "" where it has none; None where the rank is unknown.
-        dtype: Its element type by torch's name; None for text, sequences and maps.
-        role: What torch's exporter says it was in the model: "PARAMETER", "BUFFER"; "" where it says nothing.
-    """
-
-    name: str
-    shape: tuple[int | str, ...] | None
-    dtype: str | None
-    role: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxNode:
-    """One operator of a graph.
-
-    Attributes:
-        op: Its type, such as "Conv".
-        domain: Where the type is defined; "" for ONNX itself.
-        name: Its name; may be empty.
-        inputs: Names of the values that it reads; "" for one that is left out.
-        outputs: Names of the values that it makes.
-        attributes: Its settings: numbers, texts, lists, tensors and graphs.
-        metadata: What exporters wrote beside it, such as the path of its module.
-    """
-
-    op: str
-    domain: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    metadata: dict[str, str]
-
-    @property
-    def label(self) -> str:
-        """Type and name, for sentences."""
-        kind = f"{self.domain}:{self.op}" if self.domain else self.op
-        return f"{kind} node {self.name or (self.outputs[0] if self.outputs else '')!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxGraph:
-    """Nodes in the order of execution, and what they start from.
-
-    Attributes:
-        nodes: The operators.
-        constants: The file's constants by name.
-        inputs: What a call must give; names of constants are left out.
-        outputs: What it returns.
-        values: Everything else that the file describes, by name.
-    """
-
-    nodes: tuple[OnnxNode, ...]
-    constants: dict[str, OnnxTensor]
-    inputs: tuple[OnnxValue, ...]
-    outputs: tuple[OnnxValue, ...]
-    values: dict[str, OnnxValue]
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """Nodes under a name of their own, which other nodes call.
-
-    Attributes:
-        inputs: Names of what it is given.
-        outputs: Names of what it returns.
-        defaults: Values of attributes that a call may leave out.
-        nodes: Its operators.
-    """
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    defaults: dict[str, Any]
-    nodes: tuple[OnnxNode, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxFile:
-    """What an `.onnx` file holds.
-
-    Attributes:
-        path: The file.
-        graph: Its graph.
-        opset: Version of ONNX's own operators.
-        functions: Nodes that are called by name, by (domain, name).
-    """
-
-    path: Path
-    graph: OnnxGraph
-    opset: int
-    functions: dict[tuple[str, str], Function]
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """An attribute inside a function that takes the value of the call's own attribute."""
-
-    name: str
 
 
 @dataclass(slots=True)
@@ -169,13 +51,13 @@ class _Reader:
     depth: int = 0
     sizes: dict[Path, int] = field(default_factory=dict)
 
-    def graph(self, message: memoryview) -> OnnxGraph:
+    def graph(self, message: memoryview) -> FileGraph:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise UnreadableModel(f"its graphs are nested more than {_DEEPEST} deep")
-        nodes: list[OnnxNode] = []
-        constants: dict[str, OnnxTensor] = {}
-        described: dict[int, list[OnnxValue]] = {11: [], 12: [], 13: []}
+        nodes: list[FileNode] = []
+        constants: dict[str, FileTensor] = {}
+        described: dict[int, list[FileValue]] = {11: [], 12: [], 13: []}
         for item in fields(message):
             if item.number == 1:
                 nodes.append(self.node(item.view))
@@ -189,9 +71,9 @@ class _Reader:
         self.depth -= 1
         inputs = tuple(value for value in described[11] if value.name not in constants)
         values = {value.name: value for kind in described.values() for value in kind}
-        return OnnxGraph(tuple(nodes), constants, inputs, tuple(described[12]), values)
+        return FileGraph(tuple(nodes), constants, inputs, tuple(described[12]), values)
 
-    def node(self, message: memoryview) -> OnnxNode:
+    def node(self, message: memoryview) -> FileNode:
         texts: dict[int, str] = {3: "", 4: "", 7: ""}
         inputs: list[str] = []
         outputs: list[str] = []
@@ -210,7 +92,7 @@ class _Reader:
             elif item.number == 9:
                 metadata.update([_entry(item)])
         domain = "" if texts[7] == "ai.onnx" else texts[7]
-        return OnnxNode(texts[4], domain, texts[3], tuple(inputs), tuple(outputs), attributes, metadata)
+        return FileNode(texts[4], domain, texts[3], tuple(inputs), tuple(outputs), attributes, metadata)
 
     def attribute(self, message: memoryview) -> tuple[str, Any]:
         name, kind = "", 0
@@ -239,7 +121,7 @@ class _Reader:
         # A number that is 0 is not written at all.
         return name, {1: 0.0, 2: 0, 3: ""}.get(kind) if value is None else value
 
-    def tensor(self, message: memoryview) -> OnnxTensor:
+    def tensor(self, message: memoryview) -> FileTensor:
         shape: list[int] = []
         name, data_type, is_external = "", 0, False
         raw: memoryview | None = None
@@ -261,11 +143,9 @@ class _Reader:
             elif item.number == 14:
                 is_external = item.whole == 1
         _check_shape(name, shape)
-        if data_type in _PACKED:
-            raise UnreadableModel(f"the constant {name!r} is of type {_PACKED[data_type]}, which is not counted yet")
         if data_type not in DTYPES and data_type != TEXT:
             raise UnreadableModel(f"the constant {name!r} is of the unknown element type {data_type}")
-        size = prod(shape) * _itemsize(data_type)
+        size = -(-prod(shape) * _itemsize(data_type) // _PER_BYTE.get(data_type, 1))
         if is_external:
             self._check_external(name, external, size)
         elif raw is not None and len(raw) != size and data_type != TEXT:
@@ -273,7 +153,7 @@ class _Reader:
         elif raw is None and not typed and size and data_type != TEXT:
             raise UnreadableModel(f"the constant {name!r} should take {size} bytes and has none; export it again")
         values = None if is_external or prod(shape) > MOST_KNOWN else _values(data_type, shape, raw, typed)
-        return OnnxTensor(name, tuple(shape), data_type, values)
+        return FileTensor(name, tuple(shape), DTYPES.get(data_type, "uint8"), values)
 
     def _check_external(self, name: str, external: dict[str, str], size: int) -> None:
         """Weights beside the file: they must lie in its folder and be long enough. They are not opened."""
@@ -346,7 +226,7 @@ def _entry(item: Field) -> tuple[str, str]:
 _ROLE = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
-def _value(message: memoryview) -> OnnxValue:
+def _value(message: memoryview) -> FileValue:
     name, role = "", ""
     shape: tuple[int | str, ...] | None = None
     dtype = None
@@ -358,7 +238,7 @@ def _value(message: memoryview) -> OnnxValue:
         elif item.number == 4:
             key, text = _entry(item)
             role = text if key == _ROLE else role
-    return OnnxValue(name, shape, dtype, role)
+    return FileValue(name, shape, dtype, role)
 
 
 def _type(message: memoryview) -> tuple[str | None, tuple[int | str, ...] | None]:
@@ -384,7 +264,7 @@ def _dimension(message: memoryview) -> int | str:
     return ""
 
 
-def read_onnx(path: str | os.PathLike[str]) -> OnnxFile:
+def read_onnx(path: str | os.PathLike[str]) -> ModelFile:
     """What an `.onnx` file says; nothing in it is run, and weights are not read.
 
     Args:
@@ -403,9 +283,9 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxFile:
         raise UnreadableModel(f"{str(path)!r} cannot be read: {error}") from error
 
 
-def _file(path: Path, message: memoryview) -> OnnxFile:
+def _file(path: Path, message: memoryview) -> ModelFile:
     reader = _Reader(path.parent)
-    graph: OnnxGraph | None = None
+    graph: FileGraph | None = None
     opsets: dict[str, int] = {}
     functions: dict[tuple[str, str], Function] = {}
     for item in fields(message):
@@ -428,14 +308,14 @@ def _file(path: Path, message: memoryview) -> OnnxFile:
             f"its operators are of opset {opset}, and {OLDEST_OPSET} is the oldest that is understood; "
             "onnx.version_converter brings it up to date"
         )
-    return OnnxFile(path, graph, opset or 21, functions)
+    return ModelFile(path, graph, opset or 21, functions)
 
 
 def _function(reader: _Reader, message: memoryview) -> tuple[tuple[str, str], Function]:
     texts = {1: "", 10: ""}
     names: dict[int, list[str]] = {4: [], 5: []}
     defaults: dict[str, Any] = {}
-    nodes: list[OnnxNode] = []
+    nodes: list[FileNode] = []
     for item in fields(message):
         if item.number in texts:
             texts[item.number] = item.text

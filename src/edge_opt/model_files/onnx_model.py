@@ -1,60 +1,18 @@
-"""An ONNX file as a torch module without weights: a trace of it is a reading of the file, and runs nothing."""
+"""An ONNX file as a model: read, never run; ONNX Runtime runs it where it is measured."""
 
 from __future__ import annotations
 
-import re
-from math import prod
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
 from edge_opt.errors import UnreadableModel
-from edge_opt.model_files.graph_scopes import Span, root_kind
-from edge_opt.model_files.onnx_call import MOST_ELEMENTS, torch_dtype
-from edge_opt.model_files.onnx_file import OnnxFile, read_onnx
-from edge_opt.model_files.onnx_plan import Plan, identifier
-from edge_opt.model_files.onnx_reading import Run
-
-_MOST_FUSED = 4
+from edge_opt.model_files.file_model import FileModel
+from edge_opt.model_files.onnx_file import read_onnx
 
 
-class ScopeModule(nn.Module):
-    """A module of the model that was exported. It is called with stand-ins for what it reads, to show their shapes."""
-
-    def forward(self, run: Run, span: Span, *shown: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return run.inside(span)
-
-
-class OnnxModel(nn.Module):
-    """A model read from an `.onnx` file: its weights have shapes and no values, and a call of it is a reading.
-
-    Attributes:
-        file: The file that it was read from.
-    """
-
-    def __init__(self, file: OnnxFile) -> None:
-        super().__init__()
-        self.file = file.path
-        self.plan = Plan(file)
-        for path, kind in self.plan.modules.items():
-            _attach(self, path, kind)
-        owners = dict(self.named_modules(remove_duplicate=False))
-        for name, tensor in self.plan.tensors.items():
-            role = self.plan.roles[name]
-            owner = owners[self.plan.owners.get(name, "")]
-            table: Any = owner._parameters if role == "parameter" else owner._buffers
-            if role != "constant":
-                table[_free_key(name, owner)] = tensor
-        kind = root_kind(file.graph.nodes)
-        if kind:
-            _show_class(self, kind)
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        inputs = self.plan.arguments(given, named)
-        run = Run(self.plan, dict(self.named_modules()), inputs)
-        return run.whole()
+class OnnxModel(FileModel):
+    """A model read from an `.onnx` file."""
 
     def session(self, threads: int | None = None) -> nn.Module:
         """The file as ONNX Runtime runs it, to be measured.
@@ -65,45 +23,6 @@ class OnnxModel(nn.Module):
         from edge_opt.model_files.onnx_session import Session
 
         return Session(self.file, self.plan.arguments, threads)
-
-    def module_of(self, name: str, op: str = "") -> str | None:
-        """Path of the module behind a kernel of a runtime; None where no node has that name.
-
-        Args:
-            name: Name of a node of the file, or of a value that it makes.
-            op: What the kernel computes, such as "Conv". A fused one is named after the last of its nodes, so the
-                nearest node of that type in front of it is meant.
-        """
-        plan = self.plan
-        place = plan.places.get(name)
-        if place is None:
-            return None
-        family = re.sub(r"^(QLinear|Fused|Q)|Integer$", "", op)
-        seen = place
-        for _ in range(_MOST_FUSED):
-            if not family or plan.nodes[seen].op == family:
-                return plan.paths[seen]
-            before = plan.places.get(next((one for one in plan.nodes[seen].inputs if one in plan.places), ""))
-            if before is None:
-                break
-            seen = before
-        return plan.paths[place]
-
-    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Inputs of the shapes that the file gives, an open first dimension taken as 1; None where more is open."""
-        found = []
-        for value in self.plan.file.graph.inputs:
-            if value.shape is None or value.dtype is None:
-                return None
-            first, *others = value.shape or (1,)
-            if not all(isinstance(dim, int) and dim > 0 for dim in others):
-                return None
-            batch = first if isinstance(first, int) and first > 0 else 1
-            sizes = (batch, *(int(dim) for dim in others)) if value.shape else ()
-            if prod(sizes) > MOST_ELEMENTS:
-                return None
-            found.append(torch.empty(sizes, dtype=torch_dtype(value.dtype), device="meta"))
-        return tuple(found), {}
 
 
 def load_onnx(path: str | Path) -> OnnxModel:
@@ -116,27 +35,3 @@ def load_onnx(path: str | Path) -> OnnxModel:
         return OnnxModel(read_onnx(path))
     except RecursionError as error:
         raise UnreadableModel(f"{str(path)!r} cannot be read: its graphs are nested too deep") from error
-
-
-def _free_key(name: str, owner: nn.Module) -> str:
-    key = name.rpartition(".")[2] or "value"
-    taken = {*owner._parameters, *owner._buffers, *owner._modules}
-    return key if key not in taken else f"{key}_{len(taken)}"
-
-
-def _attach(root: nn.Module, path: str, kind: str) -> None:
-    """Hang a module into the tree under the nearest one that is there."""
-    known = dict(root.named_modules()) if root._modules else {"": root}
-    parent = path
-    while parent and (parent == path or parent not in known):
-        parent = parent.rpartition(".")[0]
-    module = ScopeModule()
-    _show_class(module, kind)
-    known[parent]._modules[path.removeprefix(parent).removeprefix(".")] = module
-
-
-def _show_class(module: nn.Module, kind: str) -> None:
-    """Give a module the name of the class it was exported from, as tables and other tools' conventions show it."""
-    defined_in, _, name = kind.rpartition(".")
-    cls = type(module)
-    module.__class__ = type(identifier(name), (cls,), {"__module__": defined_in or cls.__module__})

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from edge_opt.model_files.onnx_call import MOST_ELEMENTS, Call, numbers, operator, real_values, torch_dtype
-from edge_opt.model_files.onnx_file import DTYPES, OnnxTensor
+from edge_opt.model_files.file_records import FileTensor
+from edge_opt.model_files.graph_call import MOST_ELEMENTS, Call, numbers, operator, real_values, torch_dtype
+from edge_opt.model_files.onnx_file import DTYPES
 
 _MOST_PIECES = 100_000
 
@@ -42,7 +43,7 @@ def size(call: Call) -> torch.Tensor:
 def constant(call: Call) -> torch.Tensor:
     """A constant inside the graph: a tensor, or numbers as an attribute."""
     found = next(iter(call.attributes.values()), None)
-    if isinstance(found, OnnxTensor):
+    if isinstance(found, FileTensor):
         values = real_values(found) if call.device == "cpu" else None
         return call.empty(found.shape, torch_dtype(found.dtype)) if values is None else values
     if isinstance(found, str) or (isinstance(found, tuple) and found and isinstance(found[0], str)):

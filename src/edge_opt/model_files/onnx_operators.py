@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
-from edge_opt.model_files.onnx_call import Call, numbers, operator
+from edge_opt.model_files.graph_call import Call, numbers, operator
 
 aten = torch.ops.aten
 
@@ -76,7 +77,8 @@ def convolution(call: Call, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
 @operator("Conv", "com.microsoft:FusedConv", "com.microsoft.nchwc:Conv")
 def conv(call: Call) -> torch.Tensor:
     found = convolution(call, call.tensor(), call.tensor(1), call.optional(2))
-    return activated(call, found)
+    # A runtime may add another branch before the activation.
+    return activated(call, found if not call.has(3) else found.add_(call.tensor(3)))
 
 
 def activated(call: Call, x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +130,9 @@ def matmul(call: Call) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
     a = a.transpose(-1, -2) if call.get("transA", 0) else a
     b = b.transpose(-1, -2) if call.get("transB", 0) else b
-    return torch.matmul(a, b)
+    found = torch.matmul(a, b)
+    # A factor that is not 1 is applied to the result.
+    return found if call.get("alpha", 1.0) == 1.0 else found * call.get("alpha")
 
 
 @operator("Gemm", "com.microsoft:FusedGemm")
@@ -154,7 +158,7 @@ def einsum(call: Call) -> torch.Tensor:
     return torch.einsum(call.get("equation", ""), *call.inputs)
 
 
-def _divided(a: Any, b: Any) -> torch.Tensor:
+def divided(a: Any, b: Any) -> torch.Tensor:
     if not isinstance(a, torch.Tensor):  # as eager torch does it: the reciprocal, times the number
         found: torch.Tensor = a / b
         return found if b.is_floating_point() else found.to(b.dtype)
@@ -170,7 +174,7 @@ def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any
 
 _BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "Add": torch.add, "Sub": lambda a, b: torch.sub(a, b) if isinstance(a, torch.Tensor) else torch.rsub(b, a),
-    "Mul": torch.mul, "Div": _divided, "Pow": torch.pow,
+    "Mul": torch.mul, "Div": divided, "Pow": torch.pow,
     "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor, "Mod": torch.remainder,
     "Equal": _flipped(torch.eq), "Greater": _flipped(torch.gt), "GreaterOrEqual": _flipped(torch.ge),
     "Less": _flipped(torch.lt), "LessOrEqual": _flipped(torch.le), "BitwiseAnd": torch.bitwise_and,
@@ -312,8 +316,16 @@ _POOLS: dict[tuple[str, int], Any] = {
 }  # fmt: skip
 
 
+def _as_bytes(x: Any, dtype: torch.dtype) -> Any:
+    """The same bytes under another name; of a pool with positions the values alone."""
+    with _disable_current_modes():
+        return (x[0].view(dtype), *x[1:]) if isinstance(x, tuple) else x.view(dtype)
+
+
 def pooled(call: Call, kind: str, x: torch.Tensor) -> Any:
     """x pooled by windows, or as a whole; integers are pooled as they are."""
+    if x.dtype == torch.uint8:  # for which torch has no average on shapes alone; bytes with a sign take as many
+        return _as_bytes(pooled(call, kind, _as_bytes(x, torch.int8)), torch.uint8)
     count = x.dim() - 2
     if (kind, count) not in _POOLS:
         raise call.refusal(f"its input {tuple(x.shape)} has {count} dimensions to pool")
@@ -336,7 +348,10 @@ def pooled(call: Call, kind: str, x: torch.Tensor) -> Any:
     return _POOLS[kind, count](x, kernel, strides, padding, ceil, bool(call.get("count_include_pad", 0)))
 
 
-@operator("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+_POOL_NAMES = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+
+
+@operator(*_POOL_NAMES, *(f"com.microsoft.nchwc:{name}" for name in _POOL_NAMES))
 def pool(call: Call) -> Any:
     return pooled(call, call.node.op, call.tensor())
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from edge_opt.cost.dense import convolution as convolution_cost
 from edge_opt.cost.quantized import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.onnx_call import Call, operator, torch_dtype
-from edge_opt.model_files.onnx_file import DTYPES, OnnxNode
+from edge_opt.model_files.file_records import FileNode
+from edge_opt.model_files.graph_call import Call, operator, torch_dtype
+from edge_opt.model_files.onnx_file import DTYPES
 from edge_opt.model_files.onnx_operators import convolution, evenly_padded, linear, pooled, windows
 from edge_opt.records import TensorInfo
 
@@ -34,23 +35,30 @@ def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(x.shape, dtype=dtype, device="meta")
 
 
+def _product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"{tuple(a.shape)} cannot be multiplied by {tuple(b.shape)}")
+    around = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    return (*around, a.shape[-2], b.shape[-1])
+
+
 _quantize = define(
     "quantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
     lambda x, scale, zero, dtype: _as(x, dtype),
 )
-_dequantize = define(
+steps_to_floats = define(
     "dequantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
     lambda x, scale, zero, dtype: _as(x, dtype),
 )
-_quantize_dynamic = define(
+steps_to_bytes = define(
     "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
     lambda x: (_as(x, torch.uint8), x.new_empty(()), x.new_empty((), dtype=torch.uint8)),
 )
-_integer_product = define(
+integer_product = define(
     "integer_product(Tensor a, Tensor b, ScalarType dtype) -> Tensor",
-    lambda a, b, dtype: _as(torch.matmul(a.to(torch.float32), b.to(torch.float32)), dtype),
+    lambda a, b, dtype: torch.empty(_product_shape(a, b), dtype=dtype, device="meta"),
 )
-_integer_convolution = define(
+integer_convolution = define(
     "integer_convolution(Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
     lambda x, weight, stride, padding, dilation, groups: _as(
         torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups),
@@ -88,6 +96,20 @@ cost_rule("onnx_file::integer_convolution", kind="conv")(
 )
 
 
+def widened(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Weights as floats where they are multiplied with floats; as they are elsewhere."""
+    if weight.is_floating_point() or not dtype.is_floating_point:
+        return weight
+    found: torch.Tensor = steps_to_floats(weight, None, None, dtype)
+    return found
+
+
+def requantized(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Floats or integers in steps of another size."""
+    found: torch.Tensor = _quantize(x, None, None, dtype)
+    return found
+
+
 @operator("QuantizeLinear", "com.microsoft:QuantizeLinear")
 def quantize(call: Call) -> torch.Tensor:
     x = call.tensor()
@@ -101,18 +123,18 @@ def quantize(call: Call) -> torch.Tensor:
 
 @operator("DequantizeLinear", "com.microsoft:DequantizeLinear")
 def dequantize(call: Call) -> torch.Tensor:
-    found: torch.Tensor = _dequantize(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
+    found: torch.Tensor = steps_to_floats(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
     return found
 
 
 @operator("DynamicQuantizeLinear")
 def dynamic_quantize(call: Call) -> Any:
-    return _quantize_dynamic(call.tensor())
+    return steps_to_bytes(call.tensor())
 
 
 @operator("MatMulInteger")
 def matmul_integer(call: Call) -> torch.Tensor:
-    found: torch.Tensor = _integer_product(call.tensor(), call.tensor(1), torch.int32)
+    found: torch.Tensor = integer_product(call.tensor(), call.tensor(1), torch.int32)
     return found
 
 
@@ -122,9 +144,9 @@ def matmul_to_float(call: Call) -> torch.Tensor:
     a = call.tensor()
     is_dynamic = call.node.op == "DynamicQuantizeMatMul"
     if is_dynamic:
-        a = _quantize_dynamic(a)[0]
-    product: torch.Tensor = _integer_product(a, call.tensor(1), torch.int32)
-    found: torch.Tensor = _dequantize(product, None, None, torch.float32)
+        a = steps_to_bytes(a)[0]
+    product: torch.Tensor = integer_product(a, call.tensor(1), torch.int32)
+    found: torch.Tensor = steps_to_floats(product, None, None, torch.float32)
     bias = 4 if is_dynamic else 6
     return found + call.tensor(bias) if call.has(bias) else found
 
@@ -134,7 +156,7 @@ def conv_integer(call: Call) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     strides, dilations, pads = windows(call, list(weight.shape[2:]))
     x, padding = evenly_padded(x, pads)
-    found: torch.Tensor = _integer_convolution(x, weight, strides, padding, dilations, int(call.get("group", 1)))
+    found: torch.Tensor = integer_convolution(x, weight, strides, padding, dilations, int(call.get("group", 1)))
     return found
 
 
@@ -190,7 +212,7 @@ _ALL_DATA = frozenset("Conv ConvTranspose Gemm MatMul Add Mul Sub Concat".split(
 _BEHIND = frozenset(("Relu", "Clip"))
 
 
-def nodes_on_bytes(nodes: tuple[OnnxNode, ...], constants: frozenset[str], outputs: frozenset[str]) -> frozenset[int]:
+def nodes_on_bytes(nodes: tuple[FileNode, ...], constants: frozenset[str], outputs: frozenset[str]) -> frozenset[int]:
     """Places of the nodes that a runtime runs on bytes, because all their data come from DequantizeLinear and all
     their results go to QuantizeLinear."""
     makers = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
@@ -200,7 +222,7 @@ def nodes_on_bytes(nodes: tuple[OnnxNode, ...], constants: frozenset[str], outpu
             readers.setdefault(name, []).append(place)
     found: set[int] = set()
 
-    def is_bytes(name: str, place: int, node: OnnxNode) -> bool:
+    def is_bytes(name: str, place: int, node: FileNode) -> bool:
         maker = makers.get(name)
         if maker is not None and nodes[maker].op == "DequantizeLinear":
             return True

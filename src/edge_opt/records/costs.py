@@ -413,7 +413,7 @@ class Reconciliation(Shown):
     """Our count, another tool's count of the same trace, and the difference by cause; the causes add up exactly.
 
     Attributes:
-        convention: The other tool, such as "fvcore".
+        convention: The other tool, such as "fvcore", or the name of the file that was compared.
         unit: What it counts: "macs" or "flops".
         ours: Our count in that unit.
         theirs: Its count.

@@ -48,6 +48,7 @@ class ReferenceRun(Record):
         modules: Module calls in one forward.
         operators_s: Seconds of all operators together.
         seconds: Seconds of the whole forward.
+        step_s: Seconds of a forward and its backward while training; None where that was not timed.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ReferenceRun(Record):
     modules: int
     operators_s: float
     seconds: float
+    step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

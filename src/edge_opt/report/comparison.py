@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_opt import units
+from edge_opt._support.extras import written_with
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
@@ -198,6 +199,7 @@ _PAGE_STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; max-width: 80em; padding: 1.5em; background: Canvas; color: CanvasText; }
 h1 { font-size: 1.4em; overflow-wrap: anywhere; unicode-bidi: isolate; } h2 { font-size: 1.1em; }
+.written { font: 13px/1.45 system-ui, sans-serif; opacity: .7; margin-top: 2em; }
 @media print { body { max-width: none; } }
 """
 NAME = ' class="name"'
@@ -231,8 +233,15 @@ def page(title: str, *parts: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{html(title)}</title><style>{_PAGE_STYLE}</style></head>\n"
-        f"<body><main>\n<h1>{html(title)}</h1>\n{fragment(*parts)}\n</main></body></html>\n"
+        f"<body><main>\n<h1>{html(title)}</h1>\n{fragment(*parts)}\n</main>\n"
+        f'<p class="written">{html(_written())}</p></body></html>\n'
     )
+
+
+def _written() -> str:
+    found = written_with()
+    when = found.pop("written")
+    return f"Written with {', '.join(f'{name} {value}' for name, value in found.items())} on {when}."
 
 
 def notes(sentences: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ Provenance = Literal["counted", "estimated", "measured", "proxy", "predicted"]
 Unit = Literal["count", "bytes", "time"]
 MOST_BARS = 20
 _MOST_STEPS = 4000
+_WIDE = 5  # a span, largest over smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +233,15 @@ class Axis:
     low: str = ""
     high: str = ""
 
+    def is_wide(self, rows: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether the rows span so much that only a logarithmic scale shows them all; scores stay on a plain one.
+
+        >>> axis_named("latency_ms").is_wide([{"latency_ms": 1.0}, {"latency_ms": 5.5}, {"latency_ms": None}])
+        True
+        """
+        known = [row[self.name] for row in rows if row[self.name] is not None]
+        return self.name != "accuracy" and bool(known) and min(known) > 0 and max(known) > _WIDE * min(known)
+
 
 AXES = (
     Axis("accuracy", "Accuracy", "", True, "accuracy_ci95_low", "accuracy_ci95_high"),
@@ -312,52 +322,6 @@ def frontiers(result: SweepResult) -> dict[str, list[int]]:
         kept = [index for index in kept if rows[index][second.name] is not None]
         found[f"{first.name}|{second.name}"] = sorted(kept, key=lambda index, by=second.name: rows[index][by])  # type: ignore[misc]
     return found
-
-
-_AVERAGED = ("accuracy", "latency_ms", "peak_memory_mb", "size_mb", "energy_j")
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionMeans:
-    """Candidates of one precision on one runtime that ran, on average; None where no figure is known."""
-
-    precision: str
-    runtime: str
-    candidates: int
-    accepted: int
-    failed: int
-    accuracy: float | None
-    latency_ms: float | None
-    peak_memory_mb: float | None
-    size_mb: float | None
-    energy_j: float | None
-
-
-def precision_means(result: SweepResult) -> list[PrecisionMeans]:
-    """One row per precision and runtime, fastest first, those without any figure last.
-
-    Runtimes stay apart: a mean over them would credit a precision with what its runtime did.
-    """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in sweep_rows(result):
-        groups.setdefault((row["precision"], row["runtime"]), []).append(row)
-    found = [
-        PrecisionMeans(
-            precision,
-            runtime,
-            len(rows),
-            sum(row["accepted"] for row in rows),
-            sum(row["status"] == "failed" for row in rows),
-            *(_mean(row[name] for row in rows) for name in _AVERAGED),
-        )
-        for (precision, runtime), rows in groups.items()
-    ]
-    return sorted(found, key=lambda means: math.inf if means.latency_ms is None else means.latency_ms)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
 
 
 _NAMED = 3

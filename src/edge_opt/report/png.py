@@ -187,6 +187,8 @@ def _cloud(result: SweepResult, x: Axis) -> bytes:
                 textcoords="offset points",
                 fontsize=7,
             )
+    if x.is_wide(done):
+        _widen(axes)
     failed = len(rows) - len(ran)
     axes.set_title(title + (f" ({failed} failed)" if failed else ""), loc="left", fontsize=11)
     axes.set_xlabel(f"{x.title}, {x.unit}" + (f" ({_sources(done)})" if x.name == "energy_j" else ""))
@@ -194,6 +196,16 @@ def _cloud(result: SweepResult, x: Axis) -> bytes:
     axes.set_ylabel(f"{y.title}{way}, with 95 % intervals")
     axes.legend(frameon=False)
     return png(figure)
+
+
+def _widen(axes: Any) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _sources(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_opt import units
+from edge_opt.boards.capacity import peak_memory
+from edge_opt.boards.catalog import device
+from edge_opt.errors import EdgeOptError
 from edge_opt.records import (
     Bound,
     Energy,
@@ -162,6 +165,29 @@ def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = Tru
     return lines
 
 
+def fits_lines(profile: ModelProfile) -> list[tuple[str, str]]:
+    """Whether each device that was predicted for holds the model; nothing where its RAM is not known."""
+    lines = []
+    for found in profile.predictions:
+        try:
+            sizes = [int(size.value) for size in device(found.target).ram_bytes]
+        except EdgeOptError:  # a calibration, or a board of the user's own: its RAM is in no catalogue
+            continue
+        if sizes:
+            need = peak_memory(profile, found.precision)
+            lines.append(("Fits", _fits_sentence(found, need.total_bytes, sizes)))
+    return lines
+
+
+def _fits_sentence(found: Prediction, needed: int, sizes: Sequence[int]) -> str:
+    holding = [size for size in sizes if needed <= size]
+    answer = "yes" if len(holding) == len(sizes) else f"only in {units.size(holding[0])}" if holding else "no"
+    return (
+        f"{answer}: {units.size(needed)} in {found.precision} (weights, input, activations), and {found.target} has "
+        f"{' or '.join(map(units.size, sizes))}"
+    )
+
+
 def prediction_sentence(found: Prediction) -> str:
     """The whole in one sentence: target, time with its interval, bound and basis."""
     what = f"on {found.target} in {found.precision}"
@@ -218,6 +244,7 @@ def summary_lines(profile: ModelProfile, *, is_verbose: bool = True) -> list[tup
     ]
     if profile.measurement is not None:
         lines += measured_lines(profile.measurement)
+    lines += fits_lines(profile)
     lines += predicted_lines(profile.predictions, is_verbose=is_verbose)
     if profile.unpriced:
         lines.append(("Unpriced", _unpriced(profile)))

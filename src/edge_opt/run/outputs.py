@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_opt import __version__, units
+from edge_opt._support.extras import installed
 from edge_opt._support.files import write_whole
 from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.errors import InvalidInput
@@ -193,14 +193,7 @@ def reproducibility(
 
 def versions() -> dict[str, str | None]:
     """Installed packages that results depend on; None for those that are not here."""
-    return {name: _version(name) for name in PACKAGES}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return {name: installed(name) for name in PACKAGES}
 
 
 def commit(folder: Path) -> str | None:

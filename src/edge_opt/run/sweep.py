@@ -236,13 +236,14 @@ def sweep_space(
         "time_limit_s": search.time_limit_s,
         "preload": _preload(space),
     }
+    # On a board the baseline is the same model in the runtime there.
+    plain = EAGER if search.board is None else replace(EAGER, runtime="onnxruntime")
     result = run_sweep(
         job,
         space,
         constraints=constraints,
         objectives=(metric, "deploy_latency_ms"),
-        # On a board the baseline is the same model in the runtime there.
-        baseline=None if EAGER in space or search.board is not None else EAGER,
+        baseline=None if plain in space else plain,
         name=name,
         sampler=search.sampler,
         trials=search.trials,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -260,6 +261,8 @@ def time_there(order: Mapping[str, Any], files: Mapping[str, bytes], inputs: byt
 
 def calibrate_there(threads: int | None, seconds: float) -> Any:
     """On the board: calibrate it in a process of its own; the file's content, or why there is none as a sentence."""
+    if find_spec("torch") is None:
+        return "the board cannot be calibrated: torch is not installed there; `edge-opt measure-on` times without it"
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name, alone(lambda: None):
         file = Path(name) / "calibration.json"
         command = [sys.executable, "-m", "edge_opt.cli", "calibrate", "-o", str(file), "--seconds", str(seconds)]

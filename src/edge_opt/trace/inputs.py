@@ -146,14 +146,19 @@ def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:
 SMALL = 1 << 22
 
 
-def meta_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """An input of the caller's shape, apart from the caller's own: without data, unless it is small and of integers."""
+def meta_tensor(value: Any, dtype: torch.dtype, keeps_small: bool = True) -> torch.Tensor:
+    """An input of the caller's shape, apart from the caller's own: without data, unless it is small and of integers.
+
+    Those keep their values, which a model may look at; `keeps_small` is False for one that never does.
+    """
     if isinstance(value, InputSpec):
         wanted = _torch_dtype(value, dtype)
-        if not wanted.is_floating_point and not wanted.is_complex and prod(value.shape) <= SMALL:
+        is_whole = not wanted.is_floating_point and not wanted.is_complex
+        if keeps_small and is_whole and prod(value.shape) <= SMALL:
             return torch.zeros(value.shape, dtype=wanted)
         return torch.empty(value.shape, dtype=wanted, device="meta")
-    if not value.is_floating_point() and not value.is_complex() and not value.is_meta and value.numel() <= SMALL:
+    is_whole = not value.is_floating_point() and not value.is_complex()
+    if keeps_small and is_whole and not value.is_meta and value.numel() <= SMALL:
         copied: torch.Tensor = value.detach().cpu().clone()
         return copied
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")

@@ -75,10 +75,20 @@ def storage_of(tensor: torch.Tensor) -> Any:
         return sparse_parts(tensor)[0].untyped_storage()
 
 
+# Elements that share a byte where weights are stored; torch itself gives each a byte of its own.
+_PER_BYTE = {getattr(torch, name): count for name, count in (("int4", 2), ("uint4", 2), ("int2", 4), ("uint2", 4))}
+
+
+def packed_bytes(elements: int, tensor: torch.Tensor) -> int:
+    """Bytes that so many elements of a tensor's type take; those of 4 and 2 bits share theirs."""
+    dtype = tensor.dtype
+    return -(-elements // _PER_BYTE[dtype]) if dtype in _PER_BYTE else elements * dtype.itemsize
+
+
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements; of the values and indices of a sparse one."""
     parts = sparse_parts(tensor) if is_sparse(tensor) else [tensor]
-    return sum(part.numel() * part.itemsize for part in parts)
+    return sum(packed_bytes(part.numel(), part) for part in parts)
 
 
 class Lifetimes:
@@ -104,7 +114,8 @@ class Lifetimes:
         """Number a tensor that exists before the run and outlives it."""
         storage = storage_of(tensor)
         self._kept.append(tensor)
-        self.numbers[storage._cdata] = number = self.number(storage.nbytes(), role, None)
+        nbytes = packed_bytes(storage.nbytes(), tensor) if tensor.dtype in _PER_BYTE else storage.nbytes()
+        self.numbers[storage._cdata] = number = self.number(nbytes, role, None)
         if role == "input":
             self.note_stand_in(storage, number)
         return number

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_opt.records import ModuleCall, Shape
-from edge_opt.trace.lifetimes import shape_of
+from edge_opt.trace.lifetimes import packed_bytes, shape_of
 
 _Tensor = torch.Tensor
 
@@ -240,7 +240,7 @@ def owned_parameters(modules: Iterable[nn.Module]) -> dict[nn.Module, Owned]:
             seen.add(id(parameter))
             count = parameter.numel()
             params += count
-            nbytes += count * parameter.itemsize
+            nbytes += packed_bytes(count, parameter)
             trainable += count if parameter.requires_grad else 0
         if params:
             owned[module] = Owned(params, nbytes, trainable)

@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from edge_opt.records import OpSignature, Shape, SparseInfo, TensorInfo
 from edge_opt.trace.control import steps_of
-from edge_opt.trace.lifetimes import is_dense, is_sparse, nbytes_of, shape_of, sparse_parts, stored_bytes
+from edge_opt.trace.lifetimes import is_dense, is_sparse, nbytes_of, packed_bytes, shape_of, sparse_parts, stored_bytes
 from edge_opt.trace.shapes import Spec
 
 
@@ -208,7 +208,7 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     if found is None:
         shape, strides, dtype = tuple(key[0]), key[1], key[2]
         distinct = shape if 0 not in strides else [size for size, step in zip(shape, strides, strict=True) if step]
-        found = _infos[key] = TensorInfo(shape, dtype_name(dtype), prod(distinct) * tensor.itemsize)
+        found = _infos[key] = TensorInfo(shape, dtype_name(dtype), packed_bytes(prod(distinct), tensor))
     return found
 
 

@@ -227,7 +227,8 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         input_bytes=input_bytes,
         used_real_tensors=is_real,
         spelled=tuple(tape.spelled),
-        notes=tuple(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
+        notes=tuple(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text)
+        + tuple(getattr(subject.model, "trace_notes", tuple)()),
         resident=_moved_bytes(subject.model),
     )
 
@@ -310,7 +311,7 @@ def _moved_bytes(model: nn.Module) -> tuple[int, ...]:
                 visit(child)
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None:
-                found.setdefault(id(tensor), tensor.numel() * tensor.itemsize)
+                found.setdefault(id(tensor), nbytes_of(tensor))
 
     visit(model)
     return tuple(found.values())
@@ -327,10 +328,13 @@ def _made(
     invented: list[InputSpec] = []
     device = next((tensor.device for tensor, _ in subject.tensors), torch.device("cpu"))
     floating = (tensor.dtype for tensor, role in subject.tensors if role == "parameter" and tensor.is_floating_point())
-    dtype = next(floating, torch.get_default_dtype())
+    # A file says which type it takes; its weights may be narrower. Of its inputs it reads shapes only.
+    dtype = getattr(subject.model, "input_dtype", None) or next(floating, torch.get_default_dtype())
+
+    reads_values = getattr(subject.model, "reads_values", True)
 
     def make(value: Any) -> torch.Tensor:
-        made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype))
+        made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype, reads_values))
         if isinstance(value, InputSpec) and not made[-1].is_meta:
             invented.append(value)
         return made[-1]

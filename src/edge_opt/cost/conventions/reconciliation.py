@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from edge_opt.cost.conventions.export_difference import export_difference
 from edge_opt.cost.conventions.ledger import (
     CONVOLUTION,
     DENSE,
@@ -124,20 +125,23 @@ def _cost(ours: OpCost, unit: Unit, amount: int, products: int) -> OpCost:
     return OpCost(macs, other_ops, ours.bytes_read, ours.bytes_written)
 
 
-def reconcile(profile: ModelProfile, convention: str) -> Reconciliation:
+def reconcile(profile: ModelProfile, convention: str | ModelProfile) -> Reconciliation:
     """Our count, the tool's count, and what makes the difference; ours and the causes add up to theirs.
 
     Both are in the tool's unit: MACs, or FLOPs at two per MAC with all other arithmetic.
 
     Args:
         profile: The model and its inputs.
-        convention: The tool: fvcore, thop, ptflops, torch or rasp.
+        convention: The tool: fvcore, thop, ptflops, torch or rasp. Or the profile of a file that was exported from
+            the model: the difference is then what the exporter folded, stored or wrote in another way, in FLOPs.
 
     >>> import edge_opt as eo
     >>> from torch import nn
     >>> eo.reconcile(eo.profile(nn.Linear(16, 8), (1, 16)), "ptflops").causes
     (Cause(cause='bias', difference=8, layers=('',)),)
     """
+    if isinstance(convention, ModelProfile):
+        return export_difference(profile, convention)
     rules = convention_named(convention)
     theirs = count(profile, convention)
     ours = tuple(our_entries(layers_of(profile), rules.unit))

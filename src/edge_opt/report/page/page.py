@@ -20,11 +20,14 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records import ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.figures import read_sensitivity
 from edge_opt.report.page.payload import payload
+from edge_opt.report.page.runs import Run, runs_payload
+from edge_opt.report.save import FORMAT as PROFILE_FORMAT
 from edge_opt.report.save import load
+from edge_opt.report.sweep_files import FORMAT as SWEEP_FORMAT
 from edge_opt.report.sweep_files import load_sweep
 
 _STYLES = ("style.css", "parts.css")
-_SCRIPTS = ("units.js", "dom.js", "table.js", "layers.js", "charts.js", "roofline.js", "sweep.js", "page.js")
+_SCRIPTS = ("units.js", "dom.js", "table.js", "layers.js", "charts.js", "roofline.js", "sweep.js", "runs.js", "page.js")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -137,14 +140,26 @@ def write_report(
 ) -> Path:
     """Write the page of a run folder, or of one profile or sweep; beside it unless `path` says where."""
     origin = Path(source)
+    return write_page(path or _page_of(origin), devices=devices, title=title, **_parts(origin))
+
+
+def _page_of(origin: Path) -> Path:
+    return origin / "report.html" if origin.is_dir() else origin.with_suffix(".html")
+
+
+def _parts(origin: Path) -> dict[str, Any]:
+    """What a folder or a file holds, read, under the names of `write_page`'s parameters."""
     if origin.is_dir():
-        found = _read_folder(origin)
-        target = origin / "report.html"
+        found = _files(origin)
     elif origin.is_file():
         found = {_kind_of(origin): origin}
-        target = origin.with_suffix(".html")
     else:
-        raise InvalidInput(f"no folder or file {str(source)!r}; `edge-opt run` and `edge-opt profile -o` write them")
+        raise InvalidInput(f"no folder or file {str(origin)!r}; `edge-opt run` and `edge-opt profile -o` write them")
+    if not found:
+        raise InvalidInput(
+            f"{str(origin)!r} is not a run, and holds none: it has none of {', '.join(FILES)}; "
+            "`edge-opt run` writes such a folder"
+        )
     parts: dict[str, Any] = {name: _object(found[name]) for name in _PARTS if name in found}
     if "sensitivity" in parts:
         parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(found["sensitivity"])))
@@ -152,21 +167,70 @@ def write_report(
         parts["profile"] = load(found["profile"])
     if "sweep" in found:
         parts["sweep"] = load_sweep(found["sweep"])
-    return write_page(path or target, devices=devices, title=title, **parts)
+    return parts
 
 
-def _read_folder(folder: Path) -> dict[str, Path]:
-    found = {Path(name).stem: folder / name for name in FILES if (folder / name).is_file()}
-    if not found:
-        raise InvalidInput(
-            f"{str(folder)!r} is not a run: it has none of {', '.join(FILES)}; `edge-opt run` writes such a folder"
-        )
-    return found
+def _files(folder: Path) -> dict[str, Path]:
+    return {Path(name).stem: folder / name for name in FILES if (folder / name).is_file()}
+
+
+def runs_in(source: str | os.PathLike[str]) -> list[Path]:
+    """The runs and saved profiles that a folder holds, oldest first; none where it is a run itself, or a file."""
+    folder = Path(source)
+    if not folder.is_dir() or _files(folder):
+        return []
+    found = [item for item in folder.iterdir() if (_files(item) if item.is_dir() else _is_saved(item))]
+    return sorted(found, key=lambda run: (_first_written(run), run.name))
+
+
+def _is_saved(path: Path) -> bool:
+    return path.suffix == ".json" and any(f'"{kind}"' in _text(path)[:200] for kind in (PROFILE_FORMAT, SWEEP_FORMAT))
+
+
+def _first_written(run: Path) -> float:
+    return min(file.stat().st_mtime for file in (_files(run).values() if run.is_dir() else [run]))
+
+
+def write_runs(
+    sources: Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    devices: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Path:
+    """Write one page over several runs: side by side, what changed, and a link to the page of each.
+
+    A run without a page of its own gets one.
+
+    Args:
+        sources: Folders of runs, folders that hold runs, or profiles and sweeps saved as .json; in the order in which
+            each is compared with the one before.
+        path: The file to write; `runs.html` in the folder that all have in common unless given.
+        devices: As for `write_page`, for pages that are written.
+        title: Title of the page.
+    """
+    origins = [run for source in sources for run in (runs_in(source) or [Path(source)])]
+    common = Path(os.path.commonpath([origin.resolve().parent for origin in origins]))
+    target = Path(path) if path is not None else common / "runs.html"
+    runs = []
+    for origin in origins:
+        parts = _parts(origin)
+        page = _page_of(origin)
+        if not page.is_file():
+            write_page(page, devices=devices, **parts)
+        kept = {name: parts.get(name) for name in ("profile", "sweep", "reproducibility")}
+        name = os.path.relpath(origin.resolve(), common)
+        runs.append(Run(name=name.removesuffix(".json"), source=origin, page=page.resolve(), **kept))
+    text = page_text(runs_payload(runs, target.resolve().parent, title))
+    try:
+        return write_whole(target, text)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {str(target)!r}: {error.strerror or error}") from error
 
 
 def _kind_of(path: Path) -> str:
     """A single file is a sweep if it says so; else it must be a profile, whose reader explains what is wrong."""
-    return "sweep" if '"edge_opt.sweep"' in _text(path)[:200] else "profile"
+    return "sweep" if f'"{SWEEP_FORMAT}"' in _text(path)[:200] else "profile"
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -8,8 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from edge_opt import units
+from edge_opt._support.extras import written_with
 from edge_opt._support.json import to_plain
-from edge_opt.records import Energy, Level, Measurement, ModelProfile, Sensitivity, SweepResult
+from edge_opt.records import (
+    Energy,
+    Level,
+    Measurement,
+    ModelProfile,
+    Sensitivity,
+    Speedup,
+    SweepResult,
+    TrialMetrics,
+)
 from edge_opt.records.sweeps import SHARES
 from edge_opt.report.figures import (
     DeviceRoofs,
@@ -19,22 +29,25 @@ from edge_opt.report.figures import (
     device_roofs,
     frontiers,
     layer_bars,
-    precision_means,
     sensitivities,
     timeline,
 )
 from edge_opt.report.page.verdict import advice, verdict
-from edge_opt.report.speedup import headline, speedup_data
+from edge_opt.report.speedup import calls, factor_text, speedup_data
 from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.report.table import table
 
 _MODEL, _HERE, _ELSEWHERE, _SWEEP = "The model", "Measured here", "Elsewhere", "The sweep"
-Format = Literal["count", "bytes", "time", "share", "energy", "number"]
+Format = Literal["count", "bytes", "time", "share", "energy", "number", "factor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One figure of a group, unscaled. `note` is the small print under it; `is_lower_bound` puts a ≥ before it."""
+    """One figure of a group, unscaled.
+
+    `note` is the small print under it; `is_lower_bound` puts a ≥ before it; `low` and `high` are its interval, whose
+    upper end may be open. `is_disturbed` marks a time that other programs or noise may have changed.
+    """
 
     group: str
     label: str
@@ -43,6 +56,9 @@ class Card:
     provenance: Provenance
     note: str
     is_lower_bound: bool = False
+    low: float | None = None
+    high: float | None = None
+    is_disturbed: bool = False
 
 
 def cards(profile: ModelProfile | None, sweep: SweepResult | None, roofs: Sequence[DeviceRoofs]) -> list[Card]:
@@ -77,10 +93,20 @@ def _counted(profile: ModelProfile) -> Iterable[Card]:
 
 
 def _measured(found: Measurement) -> Iterable[Card]:
-    latency = found.latency
-    low, high = units.duration(latency.median_interval_s.low), units.duration(latency.median_interval_s.high)
-    yield Card(_HERE, "Latency", latency.median_s, "time", "measured", f"{low} to {high}, batch {latency.batch_size}")
-    yield Card(_HERE, "Throughput", latency.throughput, "number", "measured", "samples per second, at the median")
+    latency, disturbed = found.latency, is_disturbed(found)
+    yield Card(
+        _HERE,
+        "Latency",
+        latency.median_s,
+        "time",
+        "measured",
+        calls(latency.batch_size),
+        low=latency.median_interval_s.low,
+        high=latency.median_interval_s.high,
+        is_disturbed=disturbed,
+    )
+    each = "samples per second, at the median"
+    yield Card(_HERE, "Throughput", latency.throughput, "number", "measured", each, is_disturbed=disturbed)
     if found.memory is not None:
         scratch = f"{units.size(found.memory.scratch_bytes)} of it scratch"
         yield Card(_HERE, "Peak memory", found.memory.peak_bytes, "bytes", "measured", scratch)
@@ -96,11 +122,9 @@ def _energy(group: str, label: str, energy: Energy) -> Card:
 def _elsewhere(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Card]:
     for prediction in profile.predictions:
         if prediction.seconds is not None:
+            label, note = f"On {prediction.target}", f"{prediction.precision}, {prediction.basis}"
             low, high = prediction.low, prediction.high
-            upper = "open above" if high is None else f"to {units.duration(high)}"
-            between = "" if low is None else f"{units.duration(low)} {upper}, "
-            note = f"{between}{prediction.precision}, {prediction.basis}"
-            yield Card(_ELSEWHERE, f"On {prediction.target}", prediction.seconds, "time", "predicted", note)
+            yield Card(_ELSEWHERE, label, prediction.seconds, "time", "predicted", note, low=low, high=high)
         for energy in prediction.energies[:1]:
             yield _energy(_ELSEWHERE, f"Energy on {prediction.target}", energy)
     if roofs and not profile.predictions:
@@ -116,19 +140,9 @@ def _swept(sweep: SweepResult) -> Iterable[Card]:
     best = sweep.trial(sweep.best).metrics if sweep.best else None
     if sweep.best is None or best is None:
         return
-    label = sweep.trial(sweep.best).candidate.label
-    is_share = best.metric in SHARES
-    low, high = (units.percent(v) if is_share else f"{v:.4g}" for v in (best.accuracy_low, best.accuracy_high))
-    shown: Format = "share" if is_share else "number"
-    yield Card(_SWEEP, f"Best: {best.metric}", best.accuracy, shown, "measured", f"{low} to {high}, {label}")
-    low_s, high_s = best.latency_low_s, best.latency_high_s
-    if best.deploy_latency_low_s is not None and best.deploy_latency_high_s is not None:
-        low_s, high_s = best.deploy_latency_low_s, best.deploy_latency_high_s
-    mark = "; disturbed" if best.is_disturbed else ""
-    interval = f"{units.duration(low_s)} to {units.duration(high_s)}, batch {best.ranked_batch}{mark}"
-    yield Card(_SWEEP, "Best: latency", best.ranked_latency_s, "time", "measured", interval)
+    yield from _best_score(best, sweep.trial(sweep.best).candidate.label)
     if sweep.speedup is not None:
-        yield Card(_SWEEP, "Best: speedup", sweep.speedup.whole.ratio, "number", "measured", headline(sweep.speedup))
+        yield _faster(sweep.speedup)
     if best.measured_memory_bytes is not None:
         note = "growth of the process over the idle runtime"
         yield Card(_SWEEP, "Best: memory", best.measured_memory_bytes, "bytes", "measured", note)
@@ -144,6 +158,47 @@ def _swept(sweep: SweepResult) -> Iterable[Card]:
         source = best.energy_source
         kind: Provenance = "proxy" if source.startswith("proxy") else "estimated" if source == "model" else "measured"
         yield Card(_SWEEP, "Best: energy", best.energy_j, "energy", kind, source)
+
+
+def _best_score(best: TrialMetrics, label: str) -> Iterable[Card]:
+    shown: Format = "share" if best.metric in SHARES else "number"
+    low, high = best.accuracy_low, best.accuracy_high
+    yield Card(_SWEEP, f"Best: {best.metric}", best.accuracy, shown, "measured", label, low=low, high=high)
+    low_s, high_s = best.latency_low_s, best.latency_high_s
+    if best.deploy_latency_low_s is not None and best.deploy_latency_high_s is not None:
+        low_s, high_s = best.deploy_latency_low_s, best.deploy_latency_high_s
+    yield Card(
+        _SWEEP,
+        "Best: latency",
+        best.ranked_latency_s,
+        "time",
+        "measured",
+        calls(best.ranked_batch),
+        low=low_s,
+        high=high_s,
+        is_disturbed=best.is_disturbed,
+    )
+
+
+def _faster(found: Speedup) -> Card:
+    """The winner against the baseline, timed in turns: a ratio without its interval is never shown."""
+    alone = "" if found.runtime is None else f"; runtime alone {factor_text(found.runtime)}"
+    return Card(
+        _SWEEP,
+        "Best: times as fast",
+        found.whole.ratio,
+        "factor",
+        "measured",
+        f"as the baseline, in turns{alone}",
+        low=found.whole.low,
+        high=found.whole.high,
+        is_disturbed=found.is_disturbed,
+    )
+
+
+def is_disturbed(found: Measurement) -> bool:
+    """Whether other programs or noise may have changed the times."""
+    return found.latency.is_noisy or found.latency.is_contended
 
 
 FORMAT = "edge_opt.page"
@@ -180,6 +235,7 @@ def payload(
         "sweep": _sweep(sweep) if sweep else None,
         "sensitivity": {**to_plain(losses), "caption": losses.caption} if losses else None,
         "environment": to_plain(measurement.environment) if measurement else None,
+        "written": written_with(),
         "reproducibility": standard(reproducibility) if reproducibility else None,
         "summary": standard(summary) if summary else None,
         "others": [_totals(other) for other in ((profile, *extra_profiles) if profile else extra_profiles)]
@@ -211,6 +267,7 @@ def _totals(profile: ModelProfile) -> dict[str, Any]:
         "peak": to_plain(profile.peak),
         "coverage": profile.coverage,
         "latency_s": measurement.latency.median_s if measurement else None,
+        "is_disturbed": is_disturbed(measurement) if measurement else False,
     }
 
 
@@ -282,11 +339,14 @@ def _sweep(sweep: SweepResult) -> dict[str, Any]:
         "baseline": {**baseline, "label": f"baseline, {sweep.baseline.candidate.label}"},
         "violations": [[to_plain(found) for found in trial.violations] for trial in sweep.trials],
         "axes": [
-            {**to_plain(axis), "is_share": axis.name == "accuracy" and sweep.metric in SHARES}
+            {
+                **to_plain(axis),
+                "is_share": axis.name == "accuracy" and sweep.metric in SHARES,
+                "is_log": axis.is_wide([baseline, *rows]),
+            }
             for axis in axes_of(sweep)
         ],
         "frontiers": frontiers(sweep),
-        "precisions": [to_plain(means) for means in precision_means(sweep)],
     }
 
 

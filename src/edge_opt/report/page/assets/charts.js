@@ -4,8 +4,8 @@
 function barFigure(bars) {
   return figure({
     id: `bars-${bars.metric.replace(/[^a-z0-9]+/gi, "-")}`, title: bars.title, provenance: bars.provenance, isFixed: true,
+    isDisturbed: bars.metric === "time" && data.profile.is_disturbed,
     draw() {
-      const most = isNarrow() ? 18 : 30;
       const largest = Math.max(0, ...bars.values);
       const [divisor, unit] = axisScale(largest, bars.unit);
       const kind = bars.unit;
@@ -15,6 +15,7 @@ function barFigure(bars) {
       if (bars.others && bars.others_value <= 3 * largest) {
         entries.push({ name: others, value: bars.others_value, tone: color("grey") });
       }
+      const names = shortPaths(entries.map((entry) => entry.name), isNarrow() ? 20 : 30);
       return {
         data: [{
           type: "bar", orientation: "h",
@@ -26,7 +27,7 @@ function barFigure(bars) {
         layout: {
           height: 78 + 21 * Math.max(2, entries.length), bargap: 0.3, showlegend: false, margin: { l: 30, r: 16, t: 4, b: 44 },
           xaxis: { title: { text: bars.metric === "macs" ? `${unit} MACs` : unit }, rangemode: "tozero", fixedrange: true, nticks: isNarrow() ? 4 : 6 },
-          yaxis: { autorange: "reversed", tickvals: entries.map((_, place) => place), ticktext: entries.map((entry) => chartText(entry.name, most)),
+          yaxis: { autorange: "reversed", tickvals: entries.map((_, place) => place), ticktext: names.map((name) => chartText(name)),
             showgrid: false, fixedrange: true, tickfont: { color: color("ink"), size: 12 } },
         },
         caption: bars.caption,
@@ -113,7 +114,7 @@ function sensitivityFigure(found) {
         layout: {
           height: 110 + 24 * Math.max(2, rows.length), margin: { l: 30, r: 10, t: 6, b: 40 },
           xaxis: { type: "category", side: "bottom", showgrid: false, fixedrange: true },
-          yaxis: { autorange: "reversed", tickvals: rows, ticktext: found.layers.map((layer) => chartText(layer, isNarrow() ? 18 : 40)), showgrid: false, fixedrange: true, tickfont: { color: color("ink") } },
+          yaxis: { autorange: "reversed", tickvals: rows, ticktext: shortPaths(found.layers, isNarrow() ? 20 : 40).map((name) => chartText(name)), showgrid: false, fixedrange: true, tickfont: { color: color("ink") } },
         },
         caption: found.caption,
         rows: { headers: ["Layer", ...found.changes], kinds: ["text", ...found.changes.map(() => "number")], rows: found.layers.map((layer, row) => [layer, ...found.losses[row]]) },

@@ -24,6 +24,30 @@ function short(text, most) {
   return signs.length <= most ? text : `${signs.slice(0, most - half - 1).join("")}…${signs.slice(-half).join("")}`;
 }
 
+/**
+ * Paths, short enough and still told apart: first parts go first. Of those that would then look the same,
+ * the parts in which they differ stay, such as the number of a layer.
+ */
+function shortPaths(paths, most) {
+  const tail = (path) => {
+    const parts = path.split(".");
+    for (let start = 0; start < parts.length; start += 1) {
+      const text = `${start ? "…" : ""}${parts.slice(start).join(".")}`;
+      if (text.length <= most) return text;
+    }
+    return short(parts.at(-1), most);
+  };
+  const found = paths.map(tail);
+  const twins = (text) => paths.flatMap((path, place) => (found[place] === text ? [path.split(".")] : []));
+  return found.map((text, place) => {
+    const group = twins(text);
+    if (group.length < 2) return text;
+    const own = paths[place].split(".");
+    const telling = own.filter((part, at) => at < own.length - 1 && group.some((parts) => parts[at] !== part));
+    return telling.length ? short(`…${telling.join("…")}…${own.at(-1)}`, most) : text;
+  });
+}
+
 /** Text for a chart, whose library reads a little HTML: shown literally, and kept apart from text of other direction. */
 function chartText(text, most = 44) {
   const safe = short(text.replace(/[\u0000-\u001f\u007f]/g, " "), most)
@@ -43,6 +67,23 @@ function section(id, title, lead, ...children) {
 
 const hint = (sentence, command) => el("p", { class: "hint" }, sentence, command ? " " : null, command ? el("code", {}, command) : null);
 
+/** A box that scrolls, and shows it: where columns or rows are out of sight, that edge fades, and a button leads on. */
+function scrollBox(label, content, kind = "") {
+  const box = el("div", { class: `scroll ${kind}`, tabindex: "0", role: "region", "aria-label": label }, content);
+  const cue = el("button", { type: "button", class: "cue", title: "More columns", "aria-label": `More columns of ${label}`,
+    onclick: () => box.scrollBy({ left: 0.8 * box.clientWidth, behavior: "smooth" }) }, "›");
+  const frame = el("div", { class: "frame" }, box, cue);
+  const look = () => {
+    frame.classList.toggle("cut-right", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
+    frame.classList.toggle("cut-below", box.scrollHeight - box.clientHeight - box.scrollTop > 1);
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  const watcher = new ResizeObserver(look);
+  watcher.observe(box);
+  watcher.observe(content);
+  return frame;
+}
+
 function choice(label, options, value, onchange) {
   const select = el("select", { "aria-label": label, onchange: () => onchange(select.value) },
     options.map(([key, text]) => el("option", { value: key, selected: key === value }, text)));
@@ -55,13 +96,13 @@ const charts = [];
  * A chart with its words: a title, a caption, and its data as a table.
  * `draw` returns {data, layout, caption, rows: {headers, kinds, rows}}; it is called when the chart comes into view.
  */
-function figure({ id, title, provenance, controls, isFixed, draw }) {
+function figure({ id, title, provenance, isDisturbed, controls, isFixed, draw }) {
   const node = el("div", { class: "chart", id, role: "img", "aria-label": title });
   const caption = el("figcaption", {});
-  const holder = el("div", { class: "scroll short" });
+  const holder = el("div", {});
   const details = el("details", { class: "data", ontoggle: () => details.open && fill() }, el("summary", {}, "Data as a table"), holder);
   let last = null;
-  const fill = () => holder.replaceChildren(simpleTable(last.rows));
+  const fill = () => holder.replaceChildren(scrollBox(title, simpleTable(last.rows), "short"));
   const chart = {
     node,
     isDrawn: false,
@@ -88,11 +129,22 @@ function figure({ id, title, provenance, controls, isFixed, draw }) {
   };
   charts.push(chart);
   const box = el("figure", {},
-    el("div", { class: "head" }, el("h3", {}, title), provenance ? badge(provenance) : null,
+    el("div", { class: "head" }, el("h3", {}, title), provenance ? badge(provenance) : null, isDisturbed ? badge("disturbed") : null,
       controls ? el("div", { class: "controls" }, controls(chart)) : null),
     node, caption, details);
   chart.describe();
   return box;
+}
+
+/** An axis over a wide span: logarithmic, with ticks at 1, 2 and 5 where there is room for them. */
+function wideAxis(values, text = plain) {
+  const known = values.filter((value) => value > 0);
+  const [low, high] = [Math.min(...known) / 1.25, Math.max(...known) * 1.25];
+  const decades = Math.log10(high / low);
+  const steps = decades > (isNarrow() ? 1.6 : 3) ? [1] : isNarrow() && decades > 1 ? [1, 3] : [1, 2, 5];
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) ticks.push(...steps.map((step) => step * 10 ** power));
+  return { type: "log", range: [Math.log10(low), Math.log10(high)], tickvals: ticks, ticktext: ticks.map(text) };
 }
 
 function themed(layout) {
@@ -106,19 +158,19 @@ function themed(layout) {
     merged[name] = { ...axis, ...own, title: { ...axis.title, ...(own.title ?? {}) } };
   }
   return {
-    autosize: true, height: 360, margin: { l: 60, r: 20, t: 12, b: 48 }, hovermode: "closest",
+    autosize: true, height: 360, margin: { l: 60, r: isNarrow() ? 20 : 34, t: 12, b: 48 }, hovermode: "closest",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: color("sans"), size: 12.5, color: color("soft") },
     hoverlabel: { align: "left", bgcolor: color("card"), bordercolor: color("line"), font: { color: color("ink"), size: 12.5 } },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemsizing: "constant" },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: color("grey"), activecolor: color("accent") },
+    modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: color("grey"), activecolor: color("accent") },
     dragmode: isNarrow() ? false : "zoom",
     ...merged,
   };
 }
 
-function simpleTable({ headers, kinds, rows }) {
-  return el("table", {},
+function simpleTable({ headers, kinds, rows, style }) {
+  return el("table", { class: style },
     el("thead", {}, el("tr", {}, headers.map((header, place) =>
       el("th", { scope: "col", class: `plain${kinds[place] === "text" ? "" : " number"}` }, header)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value, place) =>

@@ -1,15 +1,15 @@
 "use strict";
 // The model's layers: a tree of modules, and a list of every call.
 
-const FIRST_COLUMNS = ["type", "out_shape", "params", "macs", "macs_share", "bytes_read", "bytes_written", "activation_bytes",
-  "measured_s", "predicted_s"];
-const BESIDE = { macs_share: "macs", params_share: "params", bytes_share: "bytes_written" };
+// Shown at first, in this order; what was measured or predicted must not lie behind the edge.
+const FIRST_COLUMNS = ["type", "out_shape", "params", "macs", "macs_share", "measured_s", "predicted_s", "bytes_read", "bytes_written", "activation_bytes"];
+const PHONE_COLUMNS = ["macs_share", "macs", "measured_s", "predicted_s"];
 
 function layerTables(profile) {
   const { modules, leaves } = profile.tables;
   const column = (table, name) => table.values[table.columns.findIndex((item) => item.name === name)];
   const make = (id, caption, table, depths) => new DataTable({
-    id, caption, depths, ...withoutColumns(table, ["depth", "is_leaf"]), label: "path", filter: "type", visible: FIRST_COLUMNS,
+    id, caption, depths, ...withoutColumns(table, ["depth", "is_leaf"]), label: "path", filter: "type", visible: FIRST_COLUMNS, onPhone: PHONE_COLUMNS,
   });
   const tree = make("tree", "Modules, each with everything below it", modules, column(modules, "depth"));
   const list = make("list", "Calls in order of execution, each with its own work", leaves, null);
@@ -33,10 +33,11 @@ function layerTables(profile) {
     notes.length ? el("ul", { class: "lead" }, notes.map((note) => el("li", {}, note))) : null);
 }
 
+/** The table without some columns: its name first, then the usual columns, then the others. */
 function withoutColumns(table, names) {
   const place = (name) => table.columns.findIndex((column) => column.name === name);
-  const kept = table.columns.map((column) => column.name).filter((name) => !names.includes(name) && !BESIDE[name]);
-  // A share belongs beside what it is a share of.
-  for (const [share, whole] of Object.entries(BESIDE)) if (place(share) >= 0) kept.splice(kept.indexOf(whole) + 1, 0, share);
-  return { columns: kept.map((name) => table.columns[place(name)]), values: kept.map((name) => table.values[place(name)]) };
+  const kept = table.columns.map((column) => column.name).filter((name) => !names.includes(name));
+  const first = ["path", ...FIRST_COLUMNS].filter((name) => kept.includes(name));
+  const order = [...first, ...kept.filter((name) => !first.includes(name))];
+  return { columns: order.map((name) => table.columns[place(name)]), values: order.map((name) => table.values[place(name)]) };
 }

@@ -9,24 +9,28 @@ function hero() {
     ? [`${profile.mode} mode`, profile.convention === "edge_opt" ? null : `counted as ${profile.convention} does`,
       profile.coverage < 1 ? `${percent(profile.coverage)} of operators priced` : "every operator priced"].filter(Boolean).join(" · ")
     : data.sweep ? "sweep" : "run";
-  return el("header", { class: "hero" }, el("h1", {}, el("bdi", {}, data.title)), el("p", { class: "kind" }, kind),
-    el("div", { class: "verdict", id: "verdict" }, data.verdict.map((text) => el("p", {}, text))));
+  return el("header", { class: "hero" }, el("h1", {}, el("bdi", {}, data.title)), el("p", { class: "kind" }, kind));
+}
+
+const verdict = () => el("div", { class: "verdict", id: "verdict" }, data.verdict.map((text) => el("p", {}, text.replace(/(\d) ×/g, "$1\u00a0×"))));
+
+function cardNode(card) {
+  const [, number, unit] = shown(card.value, card.format).match(/^(\S+?)\s*([^\d.\s].*)?$/) ?? [null, shown(card.value, card.format), ""];
+  return el("li", { class: "card" },
+    el("div", { class: "label" }, card.label),
+    el("div", { class: "head" },
+      el("div", { class: "figure", title: String(card.value) }, card.is_lower_bound ? "≥ " : null, number, unit ? el("small", {}, unit) : null),
+      el("span", {}, badge(card.provenance), card.is_disturbed ? [" ", badge("disturbed")] : null)),
+    card.low === null ? null : el("div", { class: "between" }, between(card.low, card.high, card.format)),
+    card.note ? el("div", { class: "note", title: card.note }, card.note) : null);
 }
 
 function summary() {
-  const cards = data.cards.map((card) => {
-    const [, number, unit] = shown(card.value, card.format).match(/^(\S+?)\s*([^\d.\s].*)?$/) ?? [null, shown(card.value, card.format), ""];
-    return [card.group, el("li", { class: "card" },
-      el("div", { class: "label" }, card.label),
-      el("div", { class: "head" },
-        el("div", { class: "figure", title: String(card.value) }, card.is_lower_bound ? "≥ " : null, number, unit ? el("small", {}, unit) : null),
-        badge(card.provenance)),
-      card.note ? el("div", { class: "note", title: card.note }, card.note) : null)];
-  });
+  const cards = data.cards.map((card) => [card.group, cardNode(card)]);
   const groups = [...new Set(cards.map(([group]) => group))].map((group) =>
     el("div", {}, el("h3", { class: "group" }, group), el("ul", { class: "cards" }, cards.filter((card) => card[0] === group).map((card) => card[1]))));
   const advice = data.advice.map(([title, text]) => el("li", {}, el("b", {}, title), el("span", {}, text)));
-  return section("summary", "Summary", null, groups,
+  return section("summary", "Summary", null, verdict(), el("div", { class: "groups" }, groups),
     advice.length ? el("ul", { class: "advice" }, advice) : null);
 }
 
@@ -44,32 +48,39 @@ function profileSections(profile) {
 
 function othersSection(others) {
   const rows = others.map((item) => [item.name, item.totals.params, item.totals.macs, item.totals.bytes_read + item.totals.bytes_written, item.peak.live_bytes, item.latency_s]);
-  return section("profiles", "Profiles side by side", null, el("div", { class: "panel" }, el("div", { class: "scroll" },
+  return section("profiles", "Profiles side by side", null, el("div", { class: "panel" }, scrollBox("Profiles side by side",
     simpleTable({ headers: ["Model", "Params", "MACs", "Traffic", "Peak activations", "Latency, measured"], kinds: ["text", "count", "count", "bytes", "bytes", "time"], rows }))));
 }
 
 const FACTS = { cpu: "Processor", cores: "Cores", threads: "Threads", governor: "Governor", memory_bytes: "Memory", system: "System", python: "Python", torch: "PyTorch", device: "Device", load_1min: "Load before" };
 
 function facts(object, names) {
-  const entries = Object.entries(object).filter(([, value]) => value !== null && typeof value !== "object");
-  return el("dl", { class: "facts" }, entries.slice(0, 24).map(([name, value]) =>
-    el("div", {}, el("dt", {}, names?.[name] ?? name.replaceAll("_", " ")), el("dd", {}, el("bdi", {}, name.endsWith("_bytes") ? size(value) : String(value))))));
+  const entries = Object.entries(object).filter(([, value], place, all) => value !== null && value !== "" && !isGroup(value)
+    // Some records hold the same under an older name, too.
+    && !(String(value).length > 12 && all.slice(0, place).some(([, earlier]) => earlier === value)));
+  return el("dl", { class: "facts" }, entries.map(([name, value]) =>
+    el("div", {}, el("dt", {}, names?.[name] ?? name.replaceAll("_", " ")), el("dd", {}, el("bdi", {}, name.endsWith("_bytes") ? size(value) : Array.isArray(value) ? value.join(" ") : String(value))))));
 }
 
-/** The plain values of a record, those one level down under their joined names. */
-function flat(object) {
-  return Object.fromEntries(Object.entries(object).flatMap(([name, value]) =>
-    value && typeof value === "object" && !Array.isArray(value) ? Object.entries(value).map(([inner, item]) => [`${name}: ${inner}`, item]) : [[name, Array.isArray(value) ? value.join(", ") : value]]));
-}
-
+const isGroup = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const json = (title, value) => el("details", {}, el("summary", {}, title), el("pre", {}, JSON.stringify(value, null, 2)));
 
+/** What it takes to run it again: single values at once, each group of them behind its name. */
+function again(record) {
+  const groups = Object.entries(record).filter(([name, value]) => isGroup(value) && name !== "machine");
+  return el("div", { class: "panel", id: "reproducibility" }, el("h3", {}, "To run it again"), facts(record),
+    groups.map(([name, value]) => json(name, value)));
+}
+
+/** The machine comes from the measurement, or from the run; the page's own writer is always known. */
 function environmentSection() {
   const { environment, reproducibility, summary: outcome } = data;
-  if (!environment && !reproducibility && !outcome) return null;
-  return section("environment", "Environment and reproducibility", null,
-    environment ? el("div", { class: "panel" }, el("h3", {}, "Measured on"), facts(environment, FACTS)) : null,
-    reproducibility ? el("div", { class: "panel", id: "reproducibility" }, el("h3", {}, "To run it again"), facts(flat(reproducibility)), json("reproducibility.json", reproducibility)) : null,
+  const machine = environment ?? reproducibility?.machine;
+  return section("environment", "Environment", null,
+    isGroup(machine) ? el("div", { class: "panel", id: "machine" }, el("h3", {}, "Measured on"), facts(machine, FACTS)) : null,
+    !machine && data.sweep ? hint("Which machine measured this is not in this file; reproducibility.json in the folder of the run names it.") : null,
+    el("div", { class: "panel", id: "written" }, el("h3", {}, "This page was written with"), facts(data.written)),
+    reproducibility ? again(reproducibility) : null,
     outcome ? el("div", { class: "panel" }, json("summary.json", outcome)) : null);
 }
 
@@ -80,7 +91,11 @@ function assemble() {
   if (data.sensitivity) main.append(section("sensitivity", "Sensitivity", "What the model loses when only one layer is changed.", sensitivityFigure(data.sensitivity)));
   if (data.profile) main.append(...profileSections(data.profile));
   if (data.others.length) main.append(othersSection(data.others));
-  main.append(environmentSection() ?? "");
+  main.append(environmentSection());
+}
+
+/** The navigation and the footer, when every section is there. */
+function nameSections() {
   const titles = { costs: "Costs", roofline: "Device", agreement: "Prediction", environment: "Environment", profiles: "Profiles" };
   document.getElementById("nav").append(...sections.map(({ id, title }) => el("a", { href: `#${id}` }, titles[id] ?? title)));
   document.getElementById("footer").append(`Made by edge-opt ${data.edge_opt}. Counted: exact, from shapes. Estimated: from shapes, under the stated assumptions. Measured: on the machine named above. Proxy: power times time, no meter. Predicted: from a calibration or a device's figures.`);
@@ -109,6 +124,8 @@ function watchCharts() {
   for (const chart of charts) watcher.observe(chart.node);
 }
 
+const PAPER = 660;
+
 /** On paper every chart is there, in light colours and as wide as a sheet. */
 function layOutForPaper(isPrinting) {
   if (isPrinting) {
@@ -116,15 +133,20 @@ function layOutForPaper(isPrinting) {
     chosenTheme = "light";
     for (const chart of charts) if (!chart.isDrawn) chart.draw();
     applyTheme();
-    for (const chart of charts) Plotly.relayout(chart.node, { width: 660, autosize: false });
+    for (const chart of charts) Plotly.relayout(chart.node, { width: PAPER, autosize: false });
+    // A table as wide as it is would be cut at the edge of the sheet.
+    for (const table of document.querySelectorAll(".scroll table")) table.style.zoom = Math.min(0.75, PAPER / (table.scrollWidth || PAPER));
   } else {
+    for (const table of document.querySelectorAll(".scroll table")) table.style.zoom = "";
     chosenTheme = layOutForPaper.theme;
     applyTheme();
     for (const chart of charts) Plotly.Plots.resize(chart.node);
   }
 }
 
-assemble();
+if (data.runs) assembleRuns();
+else assemble();
+nameSections();
 applyTheme();
 dark.addEventListener("change", applyTheme);
 document.getElementById("theme").addEventListener("click", () => {

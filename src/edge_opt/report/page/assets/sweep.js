@@ -1,5 +1,6 @@
 "use strict";
 // A sweep: candidates between two figures with their frontier, as a table, by precision, and those that failed.
+// Every point is one candidate: nothing is averaged.
 
 const STATES = { accepted: ["green", "circle"], rejected: ["red", "x"] };
 
@@ -23,8 +24,7 @@ function hoverText(row, sweep, violations) {
 }
 
 function paretoFigure(sweep) {
-  const isDeployed = sweep.rows.some((row) => row.deploy_latency_ms !== null && row.deploy_latency_ms !== undefined);
-  const state = { x: isDeployed ? "deploy_latency_ms" : "latency_ms", y: "accuracy" };
+  const state = { x: chosenLatency(sweep.rows), y: "accuracy" };
   const axis = (name) => sweep.axes.find((item) => item.name === name);
   const known = sweep.axes.filter((item) => [...sweep.rows, sweep.baseline].some((row) => row[item.name] !== null));
   if (known.length && !known.some((item) => item.name === state.x)) state.x = known.at(-1).name;
@@ -38,6 +38,21 @@ function paretoFigure(sweep) {
     draw: () => drawPareto(sweep, axis(state.x), axis(state.y)),
   });
 }
+
+/** The axis of a figure, logarithmic where its candidates span a wide range. */
+function figureAxis(axis, rows) {
+  const isCount = axis.name === "macs" || axis.name === "params";
+  const scale = axis.is_log ? wideAxis(rows.map((row) => row[axis.name]), isCount ? count : plain)
+    : { tickformat: isCount ? "~s" : axis.is_share ? ".1%" : "" };
+  return { title: { text: axis.unit ? `${axis.title}, ${axis.unit}` : axis.title }, ...scale };
+}
+
+function logarithmic(axes) {
+  const names = axes.filter((axis) => axis.is_log).map((axis) => axis.title);
+  return names.length ? ` ${names.join(" and ")} on a logarithmic scale.` : "";
+}
+
+const chosenLatency = (rows) => (rows.some((row) => row.deploy_latency_ms !== null && row.deploy_latency_ms !== undefined) ? "deploy_latency_ms" : "latency_ms");
 
 function drawPareto(sweep, x, y) {
   const both = (row) => row[x.name] !== null && row[y.name] !== null;
@@ -57,18 +72,19 @@ function drawPareto(sweep, x, y) {
   if (front.length) data.push({ type: "scatter", mode: "lines", name: "frontier", x: front.map((row) => row[x.name]), y: front.map((row) => row[y.name]), line: { color: color("green"), width: 2 }, hoverinfo: "skip" });
   for (const [state, [tone, symbol]] of Object.entries(STATES)) {
     const rows = done.filter((row) => row.accepted === (state === "accepted"));
-    if (rows.length) data.push(cloud(state, rows, { color: color(tone), symbol }));
+    // A cross is all outline: it has no open form.
+    const mark = (row) => (row.disturbed && symbol !== "x" ? `${symbol}-open` : symbol);
+    if (rows.length) data.push(cloud(state, rows, { color: color(tone), symbol: rows.map(mark) }));
   }
   if (both(sweep.baseline)) data.push(cloud("baseline", [sweep.baseline], { color: color("ink"), symbol: "diamond-open", size: 13, line: { width: 2 } }));
   const best = sweep.rows.filter((row) => row.key === sweep.best && both(row));
-  if (best.length) data.push({ ...cloud("best", best, { color: "rgba(0,0,0,0)", symbol: "circle", size: 22, line: { width: 2, color: color("accent") } }), error_x: undefined, error_y: undefined });
+  if (best.length) data.push({ ...cloud("best", best, { color: color("accent"), symbol: "circle-open", size: 22, line: { width: 2 } }), error_x: undefined, error_y: undefined });
   const tally = (state) => done.filter((row) => row.accepted === (state === "accepted")).length;
-  const scale = (axis) => (axis.name === "macs" || axis.name === "params" ? "~s" : axis.name === "accuracy" && axis.is_share ? ".1%" : "");
   const failed = sweep.rows.filter((row) => row.status === "failed").length;
   return {
     data,
-    layout: { height: 460, xaxis: { title: { text: x.unit ? `${x.title}, ${x.unit}` : x.title }, tickformat: scale(x) }, yaxis: { title: { text: y.unit ? `${y.title}, ${y.unit}` : y.title }, tickformat: scale(y) } },
-    caption: `${tally("accepted")} accepted and ${tally("rejected")} rejected candidates${failed ? `, ${failed} failed and have no point` : ""}; ${front.length} on the frontier${front.length ? `: ${front.slice(0, 4).map((row) => row.label).join("; ")}${front.length > 4 ? "; …" : ""}` : ""}. ${x.is_better_high ? "Right" : "Left"} and ${y.is_better_high ? "up" : "down"} is better. Bars are 95 % intervals.`,
+    layout: { height: 460, xaxis: figureAxis(x, [...done, sweep.baseline]), yaxis: figureAxis(y, [...done, sweep.baseline]) },
+    caption: `${tally("accepted")} accepted and ${tally("rejected")} rejected candidates${failed ? `, ${failed} failed and have no point` : ""}; ${front.length} on the frontier${front.length ? `: ${front.slice(0, 4).map((row) => row.label).join("; ")}${front.length > 4 ? "; …" : ""}` : ""}. ${x.is_better_high ? "Right" : "Left"} and ${y.is_better_high ? "up" : "down"} is better. Bars are 95 % intervals.${logarithmic([x, y])}${done.some((row) => row.disturbed) ? " Open marks were timed while other programs, or noise, disturbed it; the table marks every disturbed row." : ""}`,
     rows: { headers: ["Candidate", x.title, y.title, "Accepted", "On the frontier"], kinds: ["text", "number", "number", "flag", "flag"], rows: done.map((row) => [row.label, row[x.name], row[y.name], row.accepted, front.includes(row)]) },
   };
 }
@@ -87,45 +103,70 @@ function candidateTable(sweep) {
   return new DataTable({
     id: "candidates-table", caption: "Candidates", label: "label", filter: "state",
     columns: columns.map(([name, header, kind]) => ({ name, header, kind })), values: columns.map(([name]) => rows.map((row) => row[name])),
-    visible: ["state", "accuracy", "deploy_latency_ms", "speedup", "disturbed", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
-    cells: { state: (state) => el("td", {}, badge(state)) },
+    visible: ["state", "accuracy", "deploy_latency_ms", "speedup", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
+    onPhone: ["state", "accuracy", "deploy_latency_ms", "speedup", "size_mb", "violations"],
+    cells: {
+      state: (state, place) => el("td", { title: state }, el("span", {}, badge(state), rows[place].disturbed ? [" ", badge("disturbed")] : null)),
+      speedup: (value, place) => factorCell(value, rows[place].speedup_ci95_low, rows[place].speedup_ci95_high),
+    },
   });
+}
+
+/** A ratio that was timed in turns, never without its interval. */
+function factorCell(value, low, high) {
+  return el("td", { class: "number", title: value ?? "not compared in turns" },
+    value === null ? DASH : el("span", {}, shown(value, "factor"), el("small", {}, ` (${times(low)} to ${times(high)})`)));
 }
 
 function failures(sweep) {
   const failed = sweep.rows.filter((row) => row.status === "failed");
   if (!failed.length) return null;
-  return el("div", { class: "panel", id: "failures" }, el("h3", {}, `Failed: ${failed.length}`), el("div", { class: "scroll short", tabindex: "0", role: "region", "aria-label": "Failed candidates" },
-    el("table", {}, el("thead", {}, el("tr", {}, ["Candidate", "What", "Why"].map((header) => el("th", { scope: "col", class: "plain" }, header)))),
-      el("tbody", {}, failed.map((row) => el("tr", {}, el("td", { class: "text" }, row.label), el("td", {}, row.failure ?? DASH), el("td", { class: "wrapped" }, el("bdi", {}, row.reason))))))));
+  return el("div", { class: "panel", id: "failures" }, el("h3", {}, `Failed: ${failed.length}`), scrollBox("Failed candidates",
+    el("table", { class: "worded reasons" }, el("thead", {}, el("tr", {}, ["Candidate", "What", "Why"].map((header) => el("th", { scope: "col", class: "plain" }, header)))),
+      el("tbody", {}, failed.map((row) => el("tr", {}, el("td", { class: "text" }, row.label), el("td", {}, row.failure ?? DASH), el("td", { class: "wrapped" }, el("bdi", {}, row.reason)))))), "short"));
 }
 
-function precisionFigure(sweep) {
-  const known = sweep.precisions.filter((row) => row.latency_ms !== null);
-  if (!known.length) return null;
-  const named = (row) => `${row.precision} ${row.runtime}`;
-  const panel = (name, title, text, tone) => ({ name, title, text, tone });
-  const score = (value) => (sweep.metric.is_share ? percent(value) : plain(value));
-  const panels = [panel("latency_ms", "Latency", (value) => `${plain(value)} ms`, "blue"), panel("accuracy", sweep.metric.title, score, "green"), panel("size_mb", "Size", (value) => `${plain(value)} MiB`, "orange")];
+const LEVEL_TONES = ["blue", "orange", "green", "violet", "red", "ink"];
+const LEVEL_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star"];
+const levelOf = (row) => (row.layer_pruning ? "pruned by layer" : row.pruning ? `prune ${plain(row.pruning)}` : "not pruned");
+
+/** One line per precision and runtime, one point per candidate: what each buys at the same pruning. */
+function variantsFigure(sweep) {
+  const done = sweep.rows.filter((row) => row.status === "done");
+  if (!done.length) return null;
+  const axis = (name) => sweep.axes.find((item) => item.name === name);
+  const known = sweep.axes.filter((item) => done.some((row) => row[item.name] !== null));
+  const state = { shown: chosenLatency(done) };
   return figure({
-    id: "precision-chart", title: "Means by precision and runtime", provenance: "measured", isFixed: true,
-    draw: () => ({
-      data: panels.map((item, place) => ({
-        type: "bar", orientation: "h", name: item.title, xaxis: place ? `x${place + 1}` : "x", yaxis: "y", y: known.map((row) => `${row.precision}<br>${row.runtime}`), x: known.map((row) => row[item.name]),
-        marker: { color: color(item.tone) }, text: known.map((row) => item.text(row[item.name])), textposition: "auto", textangle: 0, constraintext: "none", hovertemplate: `%{y}: %{text}<extra>${item.title}</extra>`,
-      })),
-      layout: {
-        height: 110 + 42 * known.length, showlegend: false, bargap: 0.35, margin: { l: 90, r: 12, t: 6, b: 44 },
-        xaxis: { domain: [0, 0.31], title: { text: panels[0].title }, fixedrange: true, nticks: 4 },
-        xaxis2: { domain: [0.345, 0.655], title: { text: panels[1].title }, fixedrange: true, tickformat: sweep.metric.is_share ? ".0%" : "", nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
-        xaxis3: { domain: [0.69, 1], title: { text: panels[2].title }, fixedrange: true, nticks: 4, gridcolor: color("line"), automargin: true, anchor: "y" },
-        yaxis: { type: "category", autorange: "reversed", fixedrange: true, tickfont: { color: color("ink") } },
-      },
-      caption: `Fastest on average: ${named(known[0])}, ${plain(known[0].latency_ms)} ms and ${sweep.metric.title === "Accuracy" ? `${percent(known[0].accuracy)} accurate` : `${sweep.metric.title} ${score(known[0].accuracy)}`}. Means over pruning levels that ran.`,
-      rows: { headers: ["Precision", "Runtime", "Candidates", "Accepted", "Failed", sweep.metric.title, "Latency, ms", "Memory, MiB", "Size, MiB", "Energy"], kinds: ["text", "text", "number", "number", "number", sweep.metric.is_share ? "share" : "number", "number", "number", "number", "energy"],
-        rows: sweep.precisions.map((row) => [row.precision, row.runtime, row.candidates, row.accepted, row.failed, row.accuracy, row.latency_ms, row.peak_memory_mb, row.size_mb, row.energy_j]) },
-    }),
+    id: "precision-chart", title: "Candidates by precision and runtime", provenance: "measured", isFixed: true,
+    controls: (chart) => [choice("Figure", known.map((item) => [item.name, item.title]), state.shown, (value) => { state.shown = value; chart.update(); })],
+    draw: () => drawVariants(sweep, done.filter((row) => row[state.shown] !== null), axis(state.shown)),
   });
+}
+
+function drawVariants(sweep, done, axis) {
+  const sign = axis.is_better_high ? -1 : 1;
+  const ranked = [...done].sort((a, b) => sign * (a[axis.name] - b[axis.name]));
+  const named = (row) => `${row.precision}<br>${row.runtime}`;
+  const groups = [...new Set(ranked.map(named))];
+  const levels = [...new Set([...done].sort((a, b) => a.pruning - b.pruning).map(levelOf))];
+  // Of many levels, as random search tries them, only the point itself says which it is.
+  const traces = levels.length > LEVEL_TONES.length ? [["candidates", done]] : levels.map((level) => [level, done.filter((row) => levelOf(row) === level)]);
+  const spread = (rows) => (axis.low ? { type: "data", symmetric: false, array: rows.map((row) => Math.max(0, row[axis.high] - row[axis.name])), arrayminus: rows.map((row) => Math.max(0, row[axis.name] - row[axis.low])), color: color("grey"), thickness: 1.2, width: 3 } : undefined);
+  return {
+    data: traces.map(([level, rows], place) => ({
+      type: "scatter", mode: "markers", name: level, x: rows.map((row) => row[axis.name]), y: rows.map(named), error_x: spread(rows),
+      marker: { size: 11, color: color(LEVEL_TONES[place]), symbol: rows.map((row) => `${LEVEL_SYMBOLS[place]}${row.disturbed ? "-open" : ""}`), line: { width: 1.5, color: color("card") } },
+      text: rows.map((row) => hoverText(row, sweep, [])), hovertemplate: "%{text}<extra></extra>",
+    })),
+    layout: {
+      height: 140 + 50 * groups.length, margin: { l: 96, r: 16, t: 6, b: 44 }, xaxis: { ...figureAxis(axis, done), fixedrange: true },
+      yaxis: { type: "category", categoryarray: groups, categoryorder: "array", range: [groups.length - 0.5, -0.5], fixedrange: true, tickfont: { color: color("ink") } },
+    },
+    caption: `Each point is one candidate; nothing is averaged. ${axis.is_better_high ? "Highest" : "Lowest"}: ${ranked[0].label}, ${figureText(ranked[0], axis)}.${logarithmic([axis])}`,
+    rows: { headers: ["Precision", "Runtime", "Pruning", axis.title, "Low", "High", "Accepted", "Disturbed"], kinds: ["text", "text", "text", "number", "number", "number", "flag", "flag"],
+      rows: ranked.map((row) => [row.precision, row.runtime, levelOf(row), row[axis.name], axis.low ? row[axis.low] : null, axis.high ? row[axis.high] : null, row.accepted, row.disturbed]) },
+  };
 }
 
 function sweepSections(sweep) {
@@ -135,7 +176,7 @@ function sweepSections(sweep) {
     !sweep.rows.length ? hint("The sweep is empty: no candidate was tried.") : null,
     sweep.rows.length && !ran ? hint("Every candidate failed, so there is nothing to plot; the reasons are below.") : null,
     ran ? paretoFigure(sweep) : null, failures(sweep), sweep.rows.length ? candidateTable(sweep).node : null)];
-  const precisions = precisionFigure(sweep);
-  if (precisions) found.push(section("precisions", "Precisions", "What a lower precision buys, and what it costs.", precisions));
+  const variants = variantsFigure(sweep);
+  if (variants) found.push(section("precisions", "Precisions", "What a precision and a runtime buy, and what they cost, at the same pruning.", variants));
   return found;
 }

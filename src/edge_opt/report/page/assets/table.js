@@ -1,7 +1,8 @@
 "use strict";
 // A table that can be sorted, searched, filtered, folded and copied. Values are exact; only cells are rounded.
 
-const ROWS_AT_ONCE = 500;
+// On a phone a row is a card, and the page itself scrolls.
+const ROWS_AT_ONCE = isNarrow() ? 20 : 500;
 const RISKY_CELL = /^[=+\-@\t\r\n]/;
 
 /** One CSV cell; text that a spreadsheet would run is quoted first. */
@@ -15,12 +16,13 @@ function csvCell(value) {
 class DataTable {
   /**
    * columns: [{name, header, kind}]; values: one list per column; visible: names shown at first;
-   * label: the column that names a row; filter: a text column to choose from; depths: for a tree, each row's depth.
+   * onPhone: names shown at first on a narrow screen, where each row is a card; label: the column that names a row;
+   * filter: a text column to choose from; depths: for a tree, each row's depth.
    */
-  constructor({ id, caption, columns, values, visible, label, filter, depths, cells }) {
+  constructor({ id, caption, columns, values, visible, onPhone, label, filter, depths, cells }) {
     Object.assign(this, { id, caption, columns, values, label, filter, depths, cells: cells ?? {} });
     this.rows = values[0]?.length ?? 0;
-    this.visible = new Set(visible.filter((name) => columns.some((column) => column.name === name)));
+    this.visible = new Set((isNarrow() && onPhone ? onPhone : visible).filter((name) => columns.some((column) => column.name === name)));
     this.place = new Map(columns.map((column, place) => [column.name, place]));
     this.sort = null;
     this.query = "";
@@ -70,10 +72,15 @@ class DataTable {
     this.head = el("tr");
     this.body = el("tbody");
     this.more = el("button", { type: "button", class: "more", onclick: () => { this.limit += ROWS_AT_ONCE; this.render(); } });
-    this.node = el("div", { class: "panel", id: this.id },
-      el("div", { class: "toolbar" }, search, filter, folds, this.picker(), copy, this.status),
-      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.caption },
-        el("table", {}, el("caption", { class: "hidden-text" }, this.caption), el("thead", {}, this.head), this.body)),
+    this.sorter = el("select", { class: "sorter", "aria-label": `Sort ${this.caption}`, onchange: () => {
+      const column = this.columns[this.place.get(this.sorter.value)];
+      this.sort = column ? { name: column.name, isDescending: !isText(column) } : null;
+      this.renderHead();
+      this.render();
+    } });
+    this.node = el("div", { class: "panel stack", id: this.id },
+      el("div", { class: "toolbar" }, search, filter, this.sorter, folds, this.picker(), copy, this.status),
+      scrollBox(this.caption, el("table", {}, el("caption", { class: "hidden-text" }, this.caption), el("thead", {}, this.head), this.body)),
       this.more);
     this.renderHead();
     this.render();
@@ -107,6 +114,8 @@ class DataTable {
         "aria-sort": isSorted ? (this.sort.isDescending ? "descending" : "ascending") : "none" },
       el("button", { type: "button", onclick: () => this.sortBy(column) }, column.header));
     }));
+    this.sorter.replaceChildren(el("option", { value: "" }, "In order"), ...this.shownColumns().map((column) =>
+      el("option", { value: column.name, selected: this.sort?.name === column.name }, `By ${column.header}`)));
   }
 
   /** Numbers largest first, text from A; a third press restores the order of execution. */
@@ -175,6 +184,13 @@ class DataTable {
   }
 
   line(row, columns) {
+    const line = this.cellsOf(row, columns);
+    // On a phone, where there are no headings, each cell says what it is.
+    columns.forEach((column, place) => line.cells[place].setAttribute("data-label", column.header));
+    return line;
+  }
+
+  cellsOf(row, columns) {
     const isContainer = this.depths && this.children[row].length > 0;
     return el("tr", { class: isContainer ? "container" : null, "data-row": String(row) }, columns.map((column) => {
       const value = this.value(row, column.name);

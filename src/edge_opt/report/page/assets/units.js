@@ -37,6 +37,9 @@ function percent(share) {
   return share >= 0.9995 && share < 1 ? ">99.9%" : `${fixed(share * 100, 1)}%`;
 }
 
+/** The twin of report/speedup.py's times. */
+const times = (value) => (value >= 2 ? fixed(value, 1) : fixed(value, 2));
+
 const energy = (joules) => stepped(joules, ENERGY_STEPS) ?? (joules ? `${Number(joules.toPrecision(2))} J` : "0 J");
 const plain = (value) => (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4))));
 
@@ -50,10 +53,14 @@ const FORMATS = {
   share: percent,
   time: duration,
   energy,
+  factor: (value) => `${times(value)} ×`,
 };
 
 /** A value for people: scaled, with its unit, a dash where there is none. */
 const shown = (value, kind) => (value === null || value === undefined ? DASH : FORMATS[kind](value));
+
+/** An interval for people; its upper end may be open. */
+const between = (low, high, kind) => (high === null || high === undefined ? `${shown(low, kind)}, open above` : `${shown(low, kind)} to ${shown(high, kind)}`);
 
 /** What to divide by, and the unit, so that an axis has short numbers. */
 function axisScale(largest, kind) {

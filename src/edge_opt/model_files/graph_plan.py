@@ -12,14 +12,19 @@ import torch
 from torch import nn
 
 from edge_opt.errors import InvalidInput, UnreadableModel
-from edge_opt.model_files.graph_scopes import Scope, connect, names_read, scopes_of, spans
-from edge_opt.model_files.onnx_call import MOST_ELEMENTS, real_values, torch_dtype
-from edge_opt.model_files.onnx_file import MOST_KNOWN, OnnxFile, OnnxGraph, OnnxNode, OnnxTensor, OnnxValue
+from edge_opt.model_files.file_records import MOST_KNOWN, FileGraph, FileNode, FileTensor, FileValue, ModelFile
+from edge_opt.model_files.graph_call import MOST_ELEMENTS, real_values, torch_dtype
+from edge_opt.model_files.graph_scopes import Scope, connect, graphs_in, names_read, scopes_of, spans
 from edge_opt.model_files.onnx_quantized import nodes_on_bytes
 
-RANDOM = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial".split())
-BY_SHAPE = frozenset(("Shape", "Size"))
-CONTROL = frozenset(("If", "Loop", "Scan"))
+RANDOM = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial RANDOM_UNIFORM "
+    "RANDOM_STANDARD_NORMAL MULTINOMIAL READ_VARIABLE".split()
+)
+BY_SHAPE = frozenset(("Shape", "Size", "SHAPE", "RANK"))
+CONTROL = frozenset("If Loop Scan IF WHILE CALL CALL_ONCE STABLEHLO_COMPOSITE".split())
+# Domains whose operators of these names are meant.
+KNOWN_DOMAINS = ("", "tflite")
 # Weights that scikit-learn's operators keep among their attributes.
 _KEPT_INSIDE = {"LinearRegressor": ("coefficients", "intercepts"), "LinearClassifier": ("coefficients", "intercepts"),
                 "Scaler": ("offset", "scale")}  # fmt: skip
@@ -27,7 +32,8 @@ _KEPT_INSIDE = {"LinearRegressor": ("coefficients", "intercepts"), "LinearClassi
 _SCALES = {"QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "QLinearConv": (1, 2, 4, 5, 6, 7),
            "QLinearMatMul": (1, 2, 4, 5, 6, 7), "MatMulInteger": (2, 3), "ConvInteger": (2, 3),
            "DynamicQuantizeMatMul": (2, 3), "MatMulIntegerToFloat": (2, 3, 4, 5), "QGemm": (1, 2, 4, 5, 7, 8),
-           "BatchNormalization": (3, 4)}  # fmt: skip
+           "BatchNormalization": (3, 4), "MatMulNBits": (2, 3), "GatherBlockQuantized": (2, 3),
+           "QAttention": (3, 4, 6, 7)}  # fmt: skip
 
 
 def identifier(name: str) -> str:
@@ -38,7 +44,7 @@ def identifier(name: str) -> str:
 class Plan:
     """What is worked out once per file: which node is whose, which are constant, when each value is read last."""
 
-    def __init__(self, file: OnnxFile) -> None:
+    def __init__(self, file: ModelFile) -> None:
         self.file = file
         constants = dict(file.graph.constants)
         self.nodes = tuple(_with_weights(node, place, constants) for place, node in enumerate(file.graph.nodes))
@@ -65,13 +71,28 @@ class Plan:
         self.places = {
             name: place for place, node in enumerate(self.nodes) for name in (*node.outputs, node.name) if name
         }
-        self.read_ops: list[
-            tuple[int, int]
-        ] = []  # of the last trace: first operator of each node, and one past its last
+        # Of the last trace: first operator of each node, and one past its last; bytes of each value that was made.
+        self.read_ops: list[tuple[int, int]] = []
+        self.made_bytes: dict[str, int] = {}
         self.roles = _roles(self.nodes, constants, file.graph.values)
         self.known = {name: value for name, one in constants.items() if (value := real_values(one)) is not None}
         self.tensors = {name: hollow(one, self.roles[name]) for name, one in constants.items()}
         self.names = [value.name for value in file.graph.inputs]
+        self.inner: dict[int, torch.Tensor] = {}  # constants of graphs inside nodes, by the identity of their record
+        for place, node in enumerate(self.nodes):
+            self._add_inner(node, self.paths[place])
+
+    def _add_inner(self, node: FileNode, owner: str) -> None:
+        """Weights of the graphs inside a node are weights of the module that runs it."""
+        for graph in graphs_in(node):
+            roles = _roles(graph.nodes, graph.constants, graph.values)
+            for name, one in graph.constants.items():
+                if id(one) not in self.inner:
+                    key = f"{node.name or node.op}/{len(self.inner)}.{name}"
+                    self.inner[id(one)] = self.tensors[key] = hollow(one, roles[name])
+                    self.roles[key], self.owners[key] = roles[name], owner
+            for inside in graph.nodes:
+                self._add_inner(inside, owner)
 
     def _chains(self, names: frozenset[str]) -> list[tuple[Scope, ...]]:
         """The modules of each node. A constant one stays where the flow is, so that it ends no call; steps between
@@ -105,6 +126,12 @@ class Plan:
                 mains[path] = op if mains.get(path) is None or op in _MAIN else mains[path]
         return {path: kind or mains.get(path, "Module") for path, kind in sorted(kinds.items())}
 
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The type of the inputs: of the first that is of floats, else of the first that is of numbers."""
+        kinds = [torch_dtype(value.dtype) for value in self.file.graph.inputs if value.dtype]
+        return next((kind for kind in kinds if kind.is_floating_point), kinds[0] if kinds else None)
+
     def arguments(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The call's inputs by their names in the file, checked against what the file says of them."""
         values = self.file.graph.inputs
@@ -123,7 +150,7 @@ class Plan:
         return {name: self._typed(value, found[value.name]) for value in values for name in (value.name,)}
 
     @staticmethod
-    def _check_input(value: OnnxValue, tensor: Any) -> None:
+    def _check_input(value: FileValue, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidInput(f"the input {value.name!r} is a {type(tensor).__name__}; the file takes a tensor")
         shape = tuple(tensor.shape)
@@ -136,7 +163,7 @@ class Plan:
             raise InvalidInput(f"the input {value.name!r} is {_shown(shape)}, and the file takes {_shown(dims or ())}")
 
     @staticmethod
-    def _typed(value: OnnxValue, tensor: torch.Tensor) -> torch.Tensor:
+    def _typed(value: FileValue, tensor: torch.Tensor) -> torch.Tensor:
         """An input given by its shape alone has the type of the weights; the file knows better."""
         wanted = None if value.dtype is None else torch_dtype(value.dtype)
         if wanted is None or wanted == tensor.dtype:
@@ -148,30 +175,43 @@ class Plan:
 
 
 _MAIN = frozenset("Conv ConvTranspose Gemm MatMul LSTM GRU RNN QLinearConv QLinearMatMul BatchNormalization "
-                  "LayerNormalization Attention MaxPool AveragePool GlobalAveragePool Gather".split())  # fmt: skip
+                  "LayerNormalization Attention MaxPool AveragePool GlobalAveragePool Gather CONV_2D "
+                  "DEPTHWISE_CONV_2D TRANSPOSE_CONV CONV_3D FULLY_CONNECTED BATCH_MATMUL".split())  # fmt: skip
 
 
 def _shown(shape: Sequence[int | str]) -> str:
     return "x".join(str(dim) or "?" for dim in shape) or "scalar"
 
 
-def _described(values: Sequence[OnnxValue]) -> str:
+def _described(values: Sequence[FileValue]) -> str:
     return ", ".join(f"{value.name} ({_shown(value.shape or ())}, {value.dtype})" for value in values) or "none"
 
 
-def _with_weights(node: OnnxNode, place: int, constants: dict[str, OnnxTensor]) -> OnnxNode:
+def _with_weights(node: FileNode, place: int, constants: dict[str, FileTensor]) -> FileNode:
     """The node with weights that it keeps among its attributes as inputs, like any other weights."""
+    _unpack(node, constants)
     added = []
     for name in _KEPT_INSIDE.get(node.op, ()) if node.domain == "ai.onnx.ml" else ():
         values = node.attributes.get(name, ())
         if values:
             key = f"{node.name or node.op}_{place}.{name}"
-            constants[key] = OnnxTensor(key, (len(values),), 1, None)
+            constants[key] = FileTensor(key, (len(values),), "float32", None)
             added.append(key)
     return replace(node, inputs=(*node.inputs, *added)) if added else node
 
 
-def _check_order(nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], graph: OnnxGraph) -> None:
+def _unpack(node: FileNode, constants: dict[str, FileTensor]) -> None:
+    """Weights of 4 or 2 bits that a product has as bytes are as many as they are, and as narrow."""
+    packed = constants.get(node.inputs[1]) if node.op == "MatMulNBits" and len(node.inputs) > 1 else None
+    bits, rows, columns = (node.attributes.get(name, 0) for name in ("bits", "N", "K"))
+    if packed is None or packed.dtype != "uint8" or bits not in (2, 4, 8):
+        return
+    if rows * columns * bits > prod(packed.shape) * 8:
+        raise UnreadableModel(f"{node.label} has {rows}x{columns} weights of {bits} bits in {prod(packed.shape)} bytes")
+    constants[packed.name] = FileTensor(packed.name, (rows, columns), f"uint{bits}", None)
+
+
+def _check_order(nodes: Sequence[FileNode], constants: Mapping[str, FileTensor], graph: FileGraph) -> None:
     """Each value must be made before it is read: then there is no cycle, either."""
     made = {*constants, *(value.name for value in graph.inputs), ""}
     for node in nodes:
@@ -187,7 +227,7 @@ def _check_order(nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor],
 
 
 def _constant_nodes(
-    nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor]
+    nodes: Sequence[FileNode], constants: Mapping[str, FileTensor]
 ) -> tuple[frozenset[int], frozenset[str]]:
     """Places of the nodes that a runtime works out once, when it loads the file, and the names of their results.
 
@@ -197,14 +237,16 @@ def _constant_nodes(
     places: set[int] = set()
     for place, node in enumerate(nodes):
         is_free = node.op in RANDOM or node.op in ("DequantizeLinear", *CONTROL)
-        if (node.op in BY_SHAPE and not node.domain) or (not is_free and names.issuperset(names_read(node))):
+        if (node.op in BY_SHAPE and node.domain in KNOWN_DOMAINS) or (
+            not is_free and names.issuperset(names_read(node))
+        ):
             places.add(place)
             names.update(node.outputs)
     return frozenset(places), frozenset(names)
 
 
 def _roles(
-    nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], values: Mapping[str, OnnxValue]
+    nodes: Sequence[FileNode], constants: Mapping[str, FileTensor], values: Mapping[str, FileValue]
 ) -> dict[str, str]:
     """What each constant was in the model: "parameter", "buffer", or a "constant" of its code.
 
@@ -212,14 +254,18 @@ def _roles(
     multiplied; statistics of batch norms, scales and zero points are buffers.
     """
     scales = {node.inputs[place] for node in nodes for place in _SCALES.get(node.op, ()) if place < len(node.inputs)}
+    # ONNX Runtime multiplies the scale of an input by that of the weights.
+    found = {node.outputs[1] for node in nodes if node.op == "DynamicQuantizeLinear" and len(node.outputs) > 1}
+    scales |= {name for node in nodes if node.op == "Mul" and found.intersection(node.inputs) for name in node.inputs}
     multiplied = {
         name for node in nodes for name in node.inputs
         if node.op in ("DequantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger", "QGemm",
-                       "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+                       "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "GatherBlockQuantized",
+                       "QAttention")
     }  # fmt: skip
     is_labelled = any(value.role == "PARAMETER" for value in values.values())
 
-    def role(name: str, one: OnnxTensor) -> str:
+    def role(name: str, one: FileTensor) -> str:
         said = values[name].role if name in values else ""
         if said in ("PARAMETER", "BUFFER"):
             return said.lower()
@@ -234,7 +280,7 @@ def _roles(
     return {name: role(name, one) for name, one in constants.items()}
 
 
-def hollow(one: OnnxTensor, role: str) -> torch.Tensor:
+def hollow(one: FileTensor, role: str) -> torch.Tensor:
     if prod(one.shape) > MOST_ELEMENTS:
         raise UnreadableModel(f"the constant {one.name!r} would have the shape {one.shape}")
     empty = torch.empty(one.shape, dtype=torch_dtype(one.dtype), device="meta")

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.errors import TraceFailed
-from edge_opt.model_files.onnx_file import OnnxNode, OnnxTensor
+from edge_opt.model_files.file_records import FileNode, FileTensor
 
 Result = torch.Tensor | None | list[Any] | tuple[Any, ...]
 Handler = Callable[["Call"], Result]
@@ -31,7 +31,7 @@ def operator(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
-def handler_of(node: OnnxNode) -> Handler | None:
+def handler_of(node: FileNode) -> Handler | None:
     return _handlers.get(f"{node.domain}:{node.op}" if node.domain else node.op)
 
 
@@ -41,7 +41,7 @@ class Call:
     __slots__ = ("attributes", "device", "inputs", "known", "node", "opset")
 
     def __init__(
-        self, node: OnnxNode, attributes: dict[str, Any], inputs: list[Any], known: list[torch.Tensor | None],
+        self, node: FileNode, attributes: dict[str, Any], inputs: list[Any], known: list[torch.Tensor | None],
         opset: int, device: str = "meta",
     ) -> None:  # fmt: skip
         self.node = node
@@ -114,10 +114,10 @@ class Call:
             raise self.refusal(f"its result would have the shape {shape}")
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def constant(self, name: str = "value") -> OnnxTensor | None:
+    def constant(self, name: str = "value") -> FileTensor | None:
         """A tensor among the attributes."""
         found = self.get(name)
-        return found if isinstance(found, OnnxTensor) else None
+        return found if isinstance(found, FileTensor) else None
 
 
 def numbers(known: torch.Tensor | None) -> list[Any]:
@@ -135,7 +135,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-def real_values(constant: OnnxTensor) -> torch.Tensor | None:
+def real_values(constant: FileTensor) -> torch.Tensor | None:
     """The values of a small constant as a tensor; None where they were not read."""
     if constant.values is None:
         return None

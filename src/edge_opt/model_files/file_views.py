@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.model_files.onnx_file import OnnxNode
-from edge_opt.model_files.onnx_model import OnnxModel
+from edge_opt.model_files.file_model import FileModel
+from edge_opt.model_files.file_records import FileNode
+from edge_opt.model_files.program_view import program_costs
 from edge_opt.records import ModelProfile, OpCost
 
-SUFFIXES = (".onnx", ".nodes.json")
 # From light to dark, as Model Explorer mixes them.
 _GRADIENT = [{"stop": 0, "bgColor": "white"}, {"stop": 1, "bgColor": "#d9480f"}]
 
 
-def node_costs(model: OnnxModel, profile: ModelProfile) -> Iterator[tuple[int, OnnxNode, OpCost]]:
+def node_costs(model: FileModel, profile: ModelProfile) -> Iterator[tuple[int, FileNode, OpCost]]:
     """Each node of the file that is run, with its place and its cost; together they are the whole model's.
 
     Args:
@@ -38,7 +38,7 @@ def node_costs(model: OnnxModel, profile: ModelProfile) -> Iterator[tuple[int, O
             yield place, model.plan.nodes[place], cost
 
 
-def save_view(model: OnnxModel, profile: ModelProfile, path: str | os.PathLike[str]) -> Path:
+def save_view(model: FileModel, profile: ModelProfile, path: str | os.PathLike[str]) -> Path:
     """Write the costs of the nodes, by suffix: a copy of the file with them as metadata, or data for Model Explorer.
 
     Args:
@@ -61,17 +61,36 @@ def save_view(model: OnnxModel, profile: ModelProfile, path: str | os.PathLike[s
     return write_whole(path, copy.SerializeToString())
 
 
-def node_data(model: OnnxModel, profile: ModelProfile) -> dict[str, Any]:
+def node_data(model: FileModel, profile: ModelProfile) -> dict[str, Any]:
     """FLOPs by the name of the node, as Model Explorer's custom node data.
 
     Args:
         model: The model that was read from the file.
         profile: Its profile.
     """
-    results = {
-        node.name or f"{node.op}_{place}": {"value": cost.flops} for place, node, cost in node_costs(model, profile)
-    }
-    return {"results": results, "gradient": _GRADIENT}
+    return explorer_data({node.name or f"{node.op}_{place}": cost for place, node, cost in node_costs(model, profile)})
+
+
+def explorer_data(costs: Mapping[str, OpCost]) -> dict[str, Any]:
+    """FLOPs of nodes in the form that Model Explorer loads beside a model.
+
+    Args:
+        costs: What each node costs, by its name in the viewer: of an `.onnx` file the node's, of a `.tflite` file that
+            of the tensor it makes, of a `.pt2` file that in its graph.
+    """
+    return {"results": {name: {"value": cost.flops} for name, cost in costs.items()}, "gradient": _GRADIENT}
+
+
+def save_program_view(program: Any, inputs: Any, kwargs: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Write the costs of the nodes of an exported program, for Model Explorer.
+
+    Args:
+        program: What `torch.export.load` reads.
+        inputs: As in `profile`; the shape of one call.
+        kwargs: Arguments of the model by name.
+        path: `NAME.nodes.json`.
+    """
+    return write_whole(path, json.dumps(explorer_data(program_costs(program, inputs, kwargs)), indent=1) + "\n")
 
 
 def _figures(cost: OpCost) -> dict[str, int]:

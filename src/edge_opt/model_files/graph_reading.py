@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -14,17 +14,32 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
-from edge_opt.model_files import onnx_movement, onnx_operators, onnx_quantized
+from edge_opt.model_files import (
+    onnx_fused,
+    onnx_movement,
+    onnx_operators,
+    onnx_quantized,
+    tflite_movement,
+    tflite_operators,
+)
+from edge_opt.model_files.file_records import MOST_KNOWN, FileGraph, FileNode, Function, Reference
+from edge_opt.model_files.graph_call import Call, handler_of, numbers, real_values, torch_dtype
+from edge_opt.model_files.graph_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, Plan
 from edge_opt.model_files.graph_scopes import Span, names_read
-from edge_opt.model_files.onnx_call import Call, handler_of, numbers, real_values, torch_dtype
-from edge_opt.model_files.onnx_file import MOST_KNOWN, Function, OnnxGraph, OnnxNode, Reference
-from edge_opt.model_files.onnx_plan import BY_SHAPE, CONTROL, RANDOM, Plan, hollow
+from edge_opt.trace.lifetimes import nbytes_of
 
-_TABLES = (onnx_movement, onnx_operators, onnx_quantized)  # importing them fills the table of operators
+# Importing them fills the table of operators.
+_TABLES = (onnx_fused, onnx_movement, onnx_operators, onnx_quantized, tflite_movement, tflite_operators)
 # Values, not sizes, of their inputs say how large their results are: their shapes come first.
-_GROWING = frozenset("Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose".split())
+_GROWING = frozenset(
+    "Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose BROADCAST_TO TILE FILL RANGE PAD PADV2 "
+    "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR ONE_HOT TRANSPOSE_CONV SCATTER_ND".split()
+)
+# Their results are never sizes or conditions, and their scales are not at hand.
+_WIDENING = frozenset(("DEQUANTIZE", "QUANTIZE"))
 _MOST_WORK = 1 << 20
 _MOST_STEPS = 50_000
+_MOST_OPEN_STEPS = 5_000  # of a loop that does not say beforehand how often it runs
 _DEEPEST_CALL = 64
 
 
@@ -56,6 +71,8 @@ class Run:
     def whole(self) -> Any:
         """Read every node, and return what the file returns."""
         self.plan.read_ops = [(0, 0)] * len(self.plan.nodes)
+        self.plan.made_bytes = {}
+        self._note(self.plan.names)
         self.inside(self.plan.tree)
         found = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
         return found[0] if len(found) == 1 else found
@@ -86,6 +103,12 @@ class Run:
         self._node(place)
         self.plan.read_ops[place] = (before, self._recorded())
 
+    def _note(self, names: Sequence[str]) -> None:
+        for name in names:
+            value = self.values.get(name)
+            if isinstance(value, torch.Tensor):
+                self.plan.made_bytes[name] = nbytes_of(value)
+
     @staticmethod
     def _recorded() -> int:
         """How many operators the trace has so far; none where nobody records."""
@@ -100,12 +123,13 @@ class Run:
             self._wait(node)
         else:
             self._step(node, place in self.plan.on_bytes)
+        self._note(node.outputs)
         for name in (*names_read(node), *node.outputs):
             if self.plan.last.get(name) == place and name not in self.plan.outputs and name not in self.plan.tensors:
                 self.values.pop(name, None)
                 self.bytes.pop(name, None)
 
-    def _wait(self, node: OnnxNode) -> None:
+    def _wait(self, node: FileNode) -> None:
         """Put floats off until somebody reads them: a runtime that computes on bytes never makes them."""
         self.values[node.outputs[0]] = _Floats(node, {name: self.values[name] for name in node.inputs if name})
 
@@ -113,6 +137,10 @@ class Run:
         """A value by its name; floats of quantised data are made when they are first read."""
         if on_bytes and name in self.bytes:
             return self.bytes[name]
+        if name not in self.values:
+            place = self.plan.places.get(name)
+            maker = "a node" if place is None else self.plan.nodes[place].label
+            raise TraceFailed(f"{maker}: its result {name!r} is not worked out here; leave that part out to profile")
         found = self.values[name]
         if isinstance(found, _Floats):
             inputs = [found.given.get(one) for one in found.node.inputs]
@@ -123,12 +151,12 @@ class Run:
             self.values[name] = found
         return found
 
-    def _fold(self, node: OnnxNode) -> None:
+    def _fold(self, node: FileNode) -> None:
         """A node whose result is known before the run: its values where they are few, else its shape."""
         with _unrecorded():
             real = [self.known.get(name) for name in node.inputs]
             is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
-            is_known = is_known and handler_of(node) is not None and node.op not in BY_SHAPE
+            is_known = is_known and handler_of(node) is not None and node.op not in BY_SHAPE | _WIDENING
             if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
                 self._step(node, False)
                 made = [self.values[name] for name in node.outputs if name]
@@ -144,7 +172,7 @@ class Run:
                 if isinstance(value, torch.Tensor) and not value.is_meta:
                     self.values[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    def _step(self, node: OnnxNode, on_bytes: bool, attributes: dict[str, Any] | None = None) -> None:
+    def _step(self, node: FileNode, on_bytes: bool, attributes: dict[str, Any] | None = None) -> None:
         """Read one node; its results are noted under their names."""
         self.steps += 1
         if self.steps > _MOST_STEPS:
@@ -153,10 +181,11 @@ class Run:
         function = self.plan.file.functions.get((node.domain, node.op))
         inputs = [self.value(name, on_bytes) for name in node.inputs]
         call = Call(node, settings, inputs, [self.known.get(name) for name in node.inputs], self.plan.file.opset)
-        if node.op in CONTROL and not node.domain:
+        if node.op in CONTROL and node.domain in KNOWN_DOMAINS:
             found = _Control(self, call).found()
         elif handler_of(node) is not None:
             found = self._called(call)
+            _check_types(call, found)
         elif function is not None:
             found = self._function(function, call)
         else:
@@ -200,7 +229,7 @@ class Run:
             self.values, self.known = outer_values, outer_known
             self.depth -= 1
 
-    def inner(self, node: OnnxNode) -> None:
+    def inner(self, node: FileNode) -> None:
         """A node inside a function or a body: constant where everything it reads is known."""
         is_known = all(name in self.known for name in names_read(node))
         if node.op in BY_SHAPE or (is_known and node.op not in RANDOM and node.op not in CONTROL):
@@ -226,6 +255,16 @@ class Run:
             sizes = tuple(dim for dim in shape if isinstance(dim, int))
             found.append(call.empty(sizes, torch_dtype(value.dtype)))
         return _unpriced(call, found)
+
+
+def _check_types(call: Call, found: tuple[Any, ...]) -> None:
+    """A file that says the element types of results must get these: other widths would be wrong figures."""
+    for (_, dtype), value in zip(call.get("results", ()), found, strict=False):
+        if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != torch_dtype(dtype):
+            shown = str(value.dtype).removeprefix("torch.")
+            raise call.refusal(
+                f"it would make {shown} of its inputs, and the file says {dtype}; there is no rule for it"
+            )
 
 
 def _learned(call: Call) -> list[torch.Tensor]:
@@ -263,7 +302,7 @@ class _Floats:
 
     __slots__ = ("given", "node")
 
-    def __init__(self, node: OnnxNode, given: dict[str, Any]) -> None:
+    def __init__(self, node: FileNode, given: dict[str, Any]) -> None:
         self.node = node
         self.given = given
 
@@ -279,7 +318,7 @@ class _Control:
         found: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
         return found
 
-    def _body(self, graph: OnnxGraph, inputs: list[Any], known: list[torch.Tensor | None]) -> list[Any]:
+    def _body(self, graph: FileGraph, inputs: list[Any], known: list[torch.Tensor | None]) -> list[Any]:
         """One run of a graph inside; it sees the values around it."""
         run = self.run
         run.depth += 1
@@ -287,7 +326,7 @@ class _Control:
             raise self.call.refusal("its graphs call each other too deep")
         before_values, before_known = run.values, run.known
         names = [value.name for value in graph.inputs]
-        tensors = {name: hollow(one, "buffer") for name, one in graph.constants.items()}
+        tensors = {name: run.plan.inner[id(one)] for name, one in graph.constants.items()}
         run.values = {**before_values, **tensors, **dict(zip(names, inputs, strict=False))}
         run.known = {key: value for key, value in before_known.items() if key not in names}
         run.known |= {name: value for name, one in graph.constants.items() if (value := real_values(one)) is not None}
@@ -302,7 +341,7 @@ class _Control:
             run.values, run.known = before_values, before_known
             run.depth -= 1
 
-    def _check_steps(self, count: int, body: OnnxGraph) -> None:
+    def _check_steps(self, count: int, body: FileGraph) -> None:
         if count * len(body.nodes) > _MOST_STEPS:
             raise self.call.refusal(f"it runs {count:,} times, and more than {_MOST_STEPS:,} steps are not followed")
 
@@ -311,7 +350,34 @@ class _Control:
         if condition is None:
             raise self.call.refusal("which branch runs depends on values that are known only when the model runs")
         branch = self.call.get("then_branch" if numbers(condition)[0] else "else_branch")
-        return tuple(self._body(branch, [], []))
+        return tuple(self._body(branch, self.call.inputs[1:], self.call.known[1:]))
+
+    def _while(self) -> tuple[Any, ...]:
+        call, body = self.call, self.call.get("body")
+        state, known, trips = list(call.inputs), list(call.known), 0
+        while True:
+            self._body(call.get("condition"), state, known)
+            goes_on = self.last_known[0] if self.last_known else None
+            if goes_on is None:
+                raise call.refusal("how often it runs depends on values that are known only when the model runs")
+            if not numbers(goes_on)[0]:
+                return tuple(state)
+            trips += 1
+            if trips * len(body.nodes) > _MOST_OPEN_STEPS:
+                raise call.refusal(f"it still runs after {_MOST_OPEN_STEPS:,} steps; bound it to profile")
+            state, before = self._body(body, state, known), known
+            known = list(self.last_known)
+            if all(one is not None for one in known) and [*map(numbers, known)] == [*map(numbers, before)]:
+                raise call.refusal("it never ends: its values stay what they are")
+
+    def _call(self) -> tuple[Any, ...]:
+        return tuple(self._body(self.call.get("body"), self.call.inputs, self.call.known))
+
+    _stablehlo_composite = _call
+
+    def _call_once(self) -> tuple[Any, ...]:
+        """What fills tables and variables before the first run: no part of a run."""
+        return ()
 
     def _loop(self) -> tuple[Any, ...]:
         call, body = self.call, self.call.get("body")
@@ -358,7 +424,7 @@ class _Control:
         return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, places, strict=True)))
 
 
-def _check_inner(graph: OnnxGraph, around: Mapping[str, Any]) -> None:
+def _check_inner(graph: FileGraph, around: Mapping[str, Any]) -> None:
     made = set(around)
     for node in graph.nodes:
         missing = next((name for name in names_read(node) if name not in made), None)

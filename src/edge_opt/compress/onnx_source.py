@@ -1,0 +1,117 @@
+"""An `.onnx` file to be quantised: run as it is by ONNX Runtime, and copied with the paths of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge_opt._support.files import own_folder
+from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, quiet, require, size_of, subject_of
+from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+from edge_opt.measuring.machine import CPU
+from edge_opt.measuring.session import call_on
+from edge_opt.model_files.file_model import FileModel
+from edge_opt.model_files.graph_plan import identifier
+from edge_opt.model_files.onnx_model import OnnxModel
+from edge_opt.profiling import profile
+from edge_opt.records import Exported
+
+# Per-channel scales and quantised operators that runtimes fuse came with this opset.
+_QUANTIZABLE_OPSET = 13
+_QUANTIZED = frozenset(
+    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger "
+    "MatMulNBits".split()
+)
+_RECURRENT = frozenset(("LSTM", "GRU", "RNN"))
+_ATTENTION = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention"))
+
+
+class _Original(nn.Module):
+    """The file as ONNX Runtime runs it, with its inputs one after the other: what a quantised one is compared with."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        super().__init__()
+        self._source = [model]  # in a list, so that its modules are not modules of this one
+        self._session = [model.session(1)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self._session[0](*tensors)
+
+    def flops(self, tensors: tuple[torch.Tensor, ...]) -> float:
+        """What a call of these shapes costs, by the file."""
+        return float(profile(self._source[0], list(tensors)).totals.flops)
+
+
+def is_file(model: nn.Module) -> bool:
+    return isinstance(model, FileModel)
+
+
+def file_subject(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, precision: str, runtime: str
+) -> tuple[Subject, Exported]:
+    """What a conversion of a file goes by: the file as it runs, and a copy that quantisers can work on."""
+    if not isinstance(model, OnnxModel):
+        raise InvalidInput("only .onnx files are quantised; give the model that the other file was made of")
+    if precision not in ("int8", "int4") or runtime not in ("onnxruntime", "openvino"):
+        raise InvalidInput(
+            f"an .onnx file becomes int8 or int4 for onnxruntime or openvino, not {precision} for {runtime}; "
+            "give the model's source for others"
+        )
+    quantized = next((node.op for node in model.plan.nodes if node.op in _QUANTIZED), None)
+    if quantized is not None:
+        raise InvalidInput(f"{str(model.file)!r} is quantised already: it has {quantized}; give the float file")
+    original = _Original(model)
+    original.__class__ = type(identifier(model.file.stem), (_Original,), {})
+    given = call_on(original, inputs, kwargs, CPU)
+    tensors = model.plan.arguments(given.args, given.kwargs)
+    subject = replace(subject_of(original, list(tensors.values())), names=tuple(model.plan.names))
+    return subject, _labelled(model, own_folder())
+
+
+def file_scheme(model: OnnxModel) -> str:
+    """How a file is quantised unless told: as values come where it is recurrent or mostly attention, else static."""
+    nodes = model.plan.nodes
+    if any(node.op in _RECURRENT for node in nodes):
+        return "dynamic"
+    weighted = {name for node in nodes if node.op == "Softmax" for name in node.outputs}
+    attends = any(
+        node.op in _ATTENTION or (node.op == "MatMul" and weighted.intersection(node.inputs)) for node in nodes
+    )
+    sizes = [(len(tensor.shape), prod(tensor.shape)) for tensor in model.parameters()]
+    matrices = sum(size for rank, size in sizes if rank == 2)
+    return "dynamic" if attends and matrices > sum(size for rank, size in sizes if rank > 2) else "static"
+
+
+def _labelled(model: OnnxModel, folder: Path) -> Exported:
+    """A copy of the file in which each node has a name and says whose it is."""
+    onnx = require("onnx")
+    graph = model.plan.file.graph
+    target = folder / f"source-{model.file.name}"
+    try:
+        with quiet():
+            copy = onnx.load(str(model.file))
+            owners: dict[str, str] = {}
+            for place, node in enumerate(copy.graph.node):
+                node.name = node.name if node.name and node.name not in owners else f"{node.op_type}_{place}"
+                owners[node.name] = model.plan.paths[place]
+            if model.plan.file.opset < _QUANTIZABLE_OPSET:
+                copy = onnx.version_converter.convert_version(copy, _QUANTIZABLE_OPSET)
+            for node in copy.graph.node:
+                del node.metadata_props[:]
+                node.metadata_props.add(key=PATH_KEY, value=owners.get(node.name, ""))
+            is_big = size_of(model.file) > EXTERNAL_DATA_BYTES or copy.ByteSize() > EXTERNAL_DATA_BYTES
+            onnx.save(copy, str(target), save_as_external_data=is_big, location=f"{target.name}.data")
+    except OSError:
+        raise
+    except Exception as error:  # whatever onnx raises of a file that runtimes may still take
+        raise ConversionFailed(f"{str(model.file)!r} cannot be prepared: {first_line(error)}") from error
+    first = graph.inputs[0].shape or () if graph.inputs else ()
+    batch = first[0] if first and isinstance(first[0], int) and first[0] > 0 else None
+    outputs = tuple(value.name for value in graph.outputs)
+    return Exported(str(target), tuple(model.plan.names), outputs, batch, size_of(model.file))

@@ -1,0 +1,135 @@
+"""What a model's file holds, whichever its format: nodes, constants, inputs and outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Constants up to this many elements are read: shapes, axes, scales. Weights beyond it stay on the disk.
+MOST_KNOWN = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """A constant of the file.
+
+    Attributes:
+        name: Its name in the graph.
+        shape: Its dimensions.
+        dtype: Its element type by torch's name; text counts as bytes.
+        values: Its values where they are few enough to be read; None for weights.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    values: np.ndarray[Any, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileValue:
+    """A value that the file describes: an input, an output, or one in between.
+
+    Attributes:
+        name: Its name in the graph.
+        shape: Its dimensions, an unknown one by its name, "" where it has none; None where the rank is unknown.
+        dtype: Its element type by torch's name; None for text, sequences and maps.
+        role: What torch's exporter says it was in the model: "PARAMETER", "BUFFER"; "" where it says nothing.
+    """
+
+    name: str
+    shape: tuple[int | str, ...] | None
+    dtype: str | None
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileNode:
+    """One operator of a graph.
+
+    Attributes:
+        op: Its type, such as "Conv" or "CONV_2D".
+        domain: Where the type is defined; "" for ONNX itself.
+        name: Its name; may be empty.
+        inputs: Names of the values that it reads; "" for one that is left out.
+        outputs: Names of the values that it makes.
+        attributes: Its settings: numbers, texts, lists, tensors and graphs.
+        metadata: What exporters wrote beside it, such as the path of its module.
+    """
+
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+    metadata: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """Type and name, for sentences."""
+        kind = f"{self.domain}:{self.op}" if self.domain else self.op
+        return f"{kind} node {self.name or (self.outputs[0] if self.outputs else '')!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileGraph:
+    """Nodes in the order of execution, and what they start from.
+
+    Attributes:
+        nodes: The operators.
+        constants: The file's constants by name.
+        inputs: What a call must give; names of constants are left out.
+        outputs: What it returns.
+        values: Everything else that the file describes, by name.
+    """
+
+    nodes: tuple[FileNode, ...]
+    constants: dict[str, FileTensor]
+    inputs: tuple[FileValue, ...]
+    outputs: tuple[FileValue, ...]
+    values: dict[str, FileValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Nodes under a name of their own, which other nodes call.
+
+    Attributes:
+        inputs: Names of what it is given.
+        outputs: Names of what it returns.
+        defaults: Values of attributes that a call may leave out.
+        nodes: Its operators.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    defaults: dict[str, Any]
+    nodes: tuple[FileNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """What a file holds.
+
+    Attributes:
+        path: The file.
+        graph: Its graph.
+        opset: Version of ONNX's own operators; 0 for other formats.
+        functions: Nodes that are called by name, by (domain, name).
+    """
+
+    path: Path
+    graph: FileGraph
+    opset: int
+    functions: dict[tuple[str, str], Function]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An attribute inside a function that takes the value of the call's own attribute."""
+
+    name: str

@@ -1,0 +1,208 @@
+"""Operators that ONNX Runtime fuses or adds: attention as a whole, embeddings with a norm, weights of 4 and 2 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from edge_opt.cost.quantized import DEQUANTIZE_OPS
+from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.model_files.graph_call import Call, operator
+from edge_opt.model_files.onnx_quantized import define, integer_product, steps_to_floats
+from edge_opt.records import TensorInfo
+
+# Weights of a few bits
+
+
+_narrow_product = define(
+    "narrow_product(Tensor x, Tensor weight, Tensor scale, Tensor? zero, Tensor? bias) -> Tensor",
+    lambda x, weight, scale, zero, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
+)
+
+
+@cost_rule("onnx_file::narrow_product", kind="matmul")
+def narrow_product_cost(out: TensorInfo, x: TensorInfo, weight: TensorInfo, *others: Any) -> Work:
+    """One MAC per output and inner element; each weight is widened once, where it is multiplied."""
+    has_bias = len(others) > 2 and isinstance(others[2], TensorInfo)
+    return Work(
+        macs=out.elements * x.shape[-1],
+        other_ops=weight.elements * DEQUANTIZE_OPS + (out.elements if has_bias else 0),
+    )
+
+
+@operator("com.microsoft:MatMulNBits")
+def matmul_of_few_bits(call: Call) -> torch.Tensor:
+    x, weight = call.tensor(), call.tensor(1)
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise call.refusal(f"its input {tuple(x.shape)} does not fit {call.get('N')}x{call.get('K')} weights")
+    found: torch.Tensor = _narrow_product(x, weight, call.tensor(2), call.optional(3), call.optional(5))
+    return found
+
+
+@operator("com.microsoft:GatherBlockQuantized")
+def gather_of_few_bits(call: Call) -> torch.Tensor:
+    """Rows of a quantised table, widened; of weights that are packed as bytes, one byte holds several."""
+    table, index, scale = call.tensor(), call.tensor(1), call.tensor(2)
+    axis = int(call.get("gather_axis", 0)) % table.dim()
+    packed = 8 // int(call.get("bits", 4)) if table.dtype == torch.uint8 else 1
+    rows = torch.index_select(table, axis, index.reshape(-1))
+    shape = [*table.shape[:axis], *index.shape, *table.shape[axis + 1 :]]
+    if packed > 1:
+        found: torch.Tensor = _unpacked(rows.reshape(shape), [*shape[:-1], shape[-1] * packed], scale.dtype)
+    else:
+        found = steps_to_floats(rows.reshape(shape), None, None, scale.dtype)
+    return found
+
+
+_unpacked = define(
+    "unpacked(Tensor x, int[] shape, ScalarType dtype) -> Tensor",
+    lambda x, shape, dtype: torch.empty(shape, dtype=dtype, device="meta"),
+)
+
+
+@cost_rule("onnx_file::unpacked", kind="quantization")
+def unpacked_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
+    """Subtract the zero point, multiply by the scale, for each element."""
+    return Work(other_ops=out.elements * DEQUANTIZE_OPS)
+
+
+# Attention
+
+
+def _turned(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Pairs are turned: each element times a cosine, plus its neighbour times a sine. The rest passes as it is."""
+    if not 0 < width < x.shape[-1]:
+        return (x * 1.0).add_(x * 1.0)
+    part = x[..., :width]
+    return torch.cat([(part * 1.0).add_(part * 1.0), x[..., width:]], -1)
+
+
+def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> torch.Tensor:
+    found = F.scaled_dot_product_attention(
+        query, key, value, is_causal=is_causal, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1)
+
+
+def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2)
+
+
+def _joined(call: Call, projected: torch.Tensor, past: int) -> Any:
+    """Attention of queries, keys and values that one product made side by side."""
+    heads = int(call.get("num_heads", 0))
+    sizes = [int(size) for size in call.get("qkv_hidden_sizes", ())] or [projected.shape[-1] // 3] * 3
+    if heads < 1 or sum(sizes) != projected.shape[-1] or any(size % heads for size in sizes):
+        raise call.refusal(f"its {heads} heads do not fit {projected.shape[-1]} columns of queries, keys and values")
+    query, key, value = (_heads(part, heads) for part in torch.split(projected, sizes, -1))
+    if call.has(past):
+        old_key, old_value = call.tensor(past).unbind()
+        key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
+    found = _attended(query, key, value, bool(call.get("unidirectional", 0)) and not call.has(past))
+    return (found, torch.stack([key, value]))[: len(call.node.outputs)]
+
+
+@operator("com.microsoft:Attention")
+def fused_attention(call: Call) -> Any:
+    """One product for queries, keys and values, then attention; the mask is applied inside."""
+    x, weight = call.tensor(), call.tensor(1)
+    projected = torch.matmul(x, weight)
+    return _joined(call, projected + call.tensor(2) if call.has(2) else projected, 4)
+
+
+@operator("com.microsoft:QAttention")
+def quantized_attention(call: Call) -> Any:
+    """The same with a product of bytes; attention itself is of floats."""
+    product = integer_product(call.tensor(), call.tensor(1), torch.int32)
+    projected: torch.Tensor = steps_to_floats(product, None, None, call.tensor(3).dtype)
+    return _joined(call, projected + call.tensor(2) if call.has(2) else projected, 8)
+
+
+@operator("com.microsoft:GroupQueryAttention")
+def grouped_attention(call: Call) -> Any:
+    """Queries share keys and values; what was said before comes from the cache, as long as the inputs say it is."""
+    heads, own = int(call.get("num_heads", 0)), int(call.get("kv_num_heads", 0))
+    if heads < 1 or own < 1:
+        raise call.refusal("it does not say how many heads it has")
+    query = call.tensor()
+    if call.has(1):
+        key, value = call.tensor(1), call.tensor(2)
+    else:
+        width = query.shape[-1] // (heads + 2 * own)
+        query, key, value = torch.split(query, [heads * width, own * width, own * width], -1)
+    query, key, value = _heads(query, heads), _heads(key, own), _heads(value, own)
+    if call.get("do_rotary", 0):
+        query, key = _turned(query, 0), _turned(key, 0)
+    if call.has(3) and call.tensor(3).shape[2]:
+        key, value = torch.cat([call.tensor(3), key], 2), torch.cat([call.tensor(4), value], 2)
+    found = _attended(query, key, value, query.shape[2] == key.shape[2])
+    return (found, key, value)[: len(call.node.outputs)]
+
+
+# Parts of transformers
+
+
+@operator("com.microsoft:RotaryEmbedding", "RotaryEmbedding")
+def rotary_embedding(call: Call) -> torch.Tensor:
+    return _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0)))
+
+
+@operator("com.microsoft:EmbedLayerNormalization")
+def embed_layer_norm(call: Call) -> Any:
+    """Rows of two or three tables, their sum, and a norm over it."""
+    ids = call.tensor()
+    words = F.embedding(ids, call.tensor(2))
+    whole = words + call.tensor(3)[: ids.shape[1]]
+    if call.has(1) and call.has(4):
+        whole = whole + F.embedding(call.tensor(1), call.tensor(4))
+    found = F.layer_norm(whole, [whole.shape[-1]], call.tensor(5), call.tensor(6))
+    return (found, ids.new_empty((ids.shape[0],)), whole)[: len(call.node.outputs)]
+
+
+@operator("com.microsoft:DynamicQuantizeLSTM")
+def dynamic_lstm(call: Call) -> Any:
+    """An LSTM whose two matrices are of bytes; each is multiplied once per row and step."""
+    x, inner, outer = call.tensor(), call.tensor(1), call.tensor(2)
+    hidden = int(call.get("hidden_size", outer.shape[1]))
+    directions = inner.shape[0]
+    weights = [matrix[number] for number in range(directions) for matrix in (inner, outer)]
+    weights += [call.tensor(3)[number] for number in range(directions) if call.has(3)]
+    steps, batch = x.shape[:2]
+    shape = [steps, directions, batch, hidden]
+    cell = "BIDIRECTIONAL_LSTM" if directions == 2 else "LSTM"
+    made: torch.Tensor = torch.ops.onnx_file.recurrent(x, weights, cell, shape)
+    state = [made[-1], made[-1]]
+    return (made, *state)[: len(call.node.outputs)]
+
+
+@operator("com.microsoft:QLinearSoftmax")
+def byte_softmax(call: Call) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.onnx_file.byte_softmax(call.tensor())
+    return found
+
+
+@operator("com.microsoft:QLinearReduceMean")
+def byte_mean(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    axes = [int(axis) for axis in call.get("axes", ())] or list(range(x.dim()))
+    return x.sum(axes, keepdim=bool(call.get("keepdims", 1)), dtype=x.dtype).mul_(1)
+
+
+@operator("com.microsoft:QLinearWhere")
+def byte_where(call: Call) -> torch.Tensor:
+    return torch.where(call.tensor(), call.tensor(1), call.tensor(4))
+
+
+# Blocks of channels, as kernels for wide registers want them
+
+
+@operator("com.microsoft.nchwc:ReorderInput", "com.microsoft.nchwc:ReorderOutput")
+def reordered(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    channels = int(call.get("channels", 0)) or x.shape[1]
+    if call.get("channels_last", 0) and call.node.op == "ReorderInput":
+        x = x.permute(0, 3, 1, 2)
+    found = x[:, :channels].clone()
+    return found.permute(0, 2, 3, 1) if call.get("channels_last", 0) and call.node.op == "ReorderOutput" else found

@@ -1,0 +1,140 @@
+"""The arena of TFLite's interpreter: where its planner places each tensor, by lifetime and size.
+
+The planner of the interpreter goes through the tensors from large to small and gives each the smallest gap that it
+fits between those that live at the same time (Pisarchyk and Lee, 2020, "greedy by size"). Inputs and results live
+from the first operator to the last. Some operators write over their input where nobody else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_opt.model_files.file_records import FileNode
+
+ALIGNMENT = 64
+_FOREVER = 1 << 60
+# Which inputs may share their memory with the result, and whether their values stay what they are.
+_IN_PLACE = {"ADD": (0, 1), "SUB": (0, 1), "MUL": (0, 1), "DIV": (0, 1), "SOFTMAX": (0,), "DYNAMIC_UPDATE_SLICE": (0,)}
+_SAME_VALUES = {"RESHAPE": (0,), "EXPAND_DIMS": (0,), "SQUEEZE": (0,), "BITCAST": (0,)}
+_SCALAR_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Memory that the interpreter takes for tensors between operators; scratch of kernels comes on top.
+
+    Attributes:
+        nbytes: The whole arena in bytes.
+        offsets: Where each tensor begins, by name; tensors that share a place share it in turn.
+        persistent_bytes: Beside it: weights that are widened once, and kept.
+    """
+
+    nbytes: int
+    offsets: Mapping[str, int]
+    persistent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+    def order(self) -> tuple[bool, int, int]:
+        """What lives through the whole run comes first, in the order of the file; then large before small."""
+        is_whole = self.first == 0 and self.last == _FOREVER
+        return (False, 0, 0) if is_whole else (True, -self.nbytes, self.first)
+
+
+def plan_arena(
+    nodes: Sequence[FileNode], inputs: Sequence[str], outputs: Sequence[str], nbytes: Mapping[str, int],
+    persistent: Mapping[str, int],
+) -> Arena:  # fmt: skip
+    """Place every tensor that the nodes make.
+
+    Args:
+        nodes: The operators in the order of execution; constant ones left out.
+        inputs: Names of the model's inputs.
+        outputs: Names of its results.
+        nbytes: Bytes of each tensor that lies in the arena, by name; in the order of the file.
+        persistent: Bytes of tensors that are made once and kept, by name.
+    """
+    shared = _shared(nodes, inputs, outputs, nbytes)
+    lives = _lives(nodes, inputs, outputs, nbytes, shared)
+    placed: list[tuple[int, _Life]] = []
+    for life in sorted(lives, key=_Life.order):
+        placed.append((_gap(life, placed), life))
+        placed.sort(key=lambda entry: entry[0])
+    offsets = {life.name: offset for offset, life in placed}
+    offsets |= {name: offsets[root] for name, root in shared.items() if root in offsets}
+    whole = max((offset + life.nbytes for offset, life in placed), default=0)
+    kept = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in persistent.values())
+    return Arena(whole, offsets, kept)
+
+
+def _gap(life: _Life, placed: Sequence[tuple[int, _Life]]) -> int:
+    """The start of the smallest gap among tensors that live at the same time; behind them where there is none."""
+    best, best_size, end = None, _FOREVER, 0
+    for offset, other in placed:
+        if other.last < life.first or other.first > life.last:
+            continue
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        if start + life.nbytes <= offset and offset - start < best_size:
+            best, best_size = start, offset - start
+        end = max(end, offset + other.nbytes)
+    return -(-end // ALIGNMENT) * ALIGNMENT if best is None else best
+
+
+def _readers(nodes: Sequence[FileNode], ends: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = dict.fromkeys(ends, 1)
+    for node in nodes:
+        for name in node.inputs:
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _shared(
+    nodes: Sequence[FileNode], inputs: Sequence[str], outputs: Sequence[str], nbytes: Mapping[str, int]
+) -> dict[str, str]:
+    """Results that are written over an input, with the tensor whose memory they take."""
+    readers = _readers(nodes, [*inputs, *outputs])
+    found: dict[str, str] = {}
+    for node in nodes:
+        keeps = node.op in _SAME_VALUES
+        places = _SAME_VALUES.get(node.op) or _IN_PLACE.get(node.op, ())
+        result = node.outputs[0] if node.outputs else ""
+        if result in outputs or result not in nbytes:
+            continue
+        for place in places:
+            given = node.inputs[place] if place < len(node.inputs) else ""
+            if given not in nbytes or given in inputs or nbytes[given] != nbytes[result]:
+                continue
+            root = found.get(given, given)
+            is_free = readers.get(given, 0) <= 1 and readers.get(root, 0) <= 1 and nbytes[given] > _SCALAR_BYTES
+            if keeps or is_free:
+                found[result] = root
+                break
+    return found
+
+
+def _lives(
+    nodes: Sequence[FileNode], inputs: Sequence[str], outputs: Sequence[str], nbytes: Mapping[str, int],
+    shared: Mapping[str, str],
+) -> list[_Life]:  # fmt: skip
+    first = dict.fromkeys((name for name in inputs if name in nbytes), 0)
+    last: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        for name in node.outputs:
+            first.setdefault(name, number)
+        for name in node.inputs:
+            last[shared.get(name, name)] = number
+    # What nobody reads is never given back, as inputs and results are not.
+    for name in (*inputs, *outputs):
+        last[shared.get(name, name)] = _FOREVER
+    return [
+        _Life(name, size, first[name], last.get(name, _FOREVER))
+        for name, size in nbytes.items()
+        if name in first and name not in shared and size
+    ]

@@ -1,0 +1,388 @@
+"""Operators of TFLite that move, shape, quantise and make tensors, in torch's words."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.model_files.graph_call import Call, torch_dtype
+from edge_opt.model_files.onnx_quantized import define, requantized, steps_to_floats
+from edge_opt.model_files.tflite_operators import (
+    activated,
+    channels_last,
+    channels_second,
+    rank,
+    result_dtype,
+    tflite,
+)
+from edge_opt.records import TensorInfo
+
+_rearranged = define(
+    "rearranged(Tensor x, int[] shape) -> Tensor",
+    lambda x, shape: torch.empty(shape, dtype=x.dtype, device="meta"),
+)
+
+
+@cost_rule("onnx_file::rearranged", kind="movement")
+def rearranged_cost(out: TensorInfo, x: TensorInfo, shape: Any) -> Work:
+    """Elements are copied to other places; as many are read as are written, at most."""
+    return Work(bytes_read=min(x.nbytes, out.nbytes))
+
+
+def whole(call: Call, place: int) -> list[int]:
+    return [int(value) for value in call.values(place)]
+
+
+def _axis(call: Call, given: int, size: int) -> int:
+    if not -size <= given < max(size, 1):
+        raise call.refusal(f"its axis is {given}, and its input has {size} dimensions")
+    return given % size if size else 0
+
+
+# Steps between floats and integers
+
+
+@tflite("QUANTIZE")
+def quantize(call: Call) -> torch.Tensor:
+    return requantized(call.tensor(), result_dtype(call))
+
+
+@tflite("DEQUANTIZE")
+def dequantize(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    if x.is_floating_point():  # halves that are widened
+        return x.to(result_dtype(call))
+    found: torch.Tensor = steps_to_floats(x, None, None, result_dtype(call))
+    return found
+
+
+@tflite("FAKE_QUANT")
+def fake_quant(call: Call) -> torch.Tensor:
+    return torch.fake_quantize_per_tensor_affine(call.tensor(), 1.0, 0, 0, 255)
+
+
+@tflite("CAST", "BITCAST")
+def cast(call: Call) -> torch.Tensor:
+    return call.tensor().to(result_dtype(call))
+
+
+# Shapes
+
+
+@tflite("SHAPE")
+def shape(call: Call) -> torch.Tensor:
+    return torch.tensor(list(call.tensor().shape), dtype=result_dtype(call))
+
+
+@tflite("RANK")
+def rank_of(call: Call) -> torch.Tensor:
+    return torch.tensor(call.tensor().dim(), dtype=torch.int32)
+
+
+@tflite("RESHAPE")
+def reshape(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    is_known = len(call.known) > 1 and call.known[1] is not None
+    sizes = whole(call, 1) if is_known else list(call.get("new_shape", ()))
+    if not sizes and (call.has(1) or x.numel() != 1):
+        sizes = list(call.get("results")[0][0])
+    return x.reshape(sizes)
+
+
+@tflite("SQUEEZE")
+def squeeze(call: Call) -> torch.Tensor:
+    axes = [int(axis) for axis in call.get("axes", ())]
+    return call.tensor().squeeze(axes) if axes else call.tensor().squeeze()
+
+
+@tflite("EXPAND_DIMS")
+def expand_dims(call: Call) -> torch.Tensor:
+    return call.tensor().unsqueeze(whole(call, 1)[0])
+
+
+@tflite("TRANSPOSE")
+def transpose(call: Call) -> torch.Tensor:
+    return call.tensor().permute(whole(call, 1))
+
+
+@tflite("BROADCAST_TO")
+def broadcast(call: Call) -> torch.Tensor:
+    sizes = whole(call, 1)
+    call.empty(tuple(sizes), torch.uint8)
+    return call.tensor().expand(sizes)
+
+
+# Parts and wholes
+
+
+@tflite("CONCATENATION")
+def concatenation(call: Call) -> torch.Tensor:
+    return activated(call, torch.cat(call.inputs, int(call.get("axis", 0))))
+
+
+@tflite("PACK")
+def pack(call: Call) -> torch.Tensor:
+    return torch.stack(call.inputs, int(call.get("axis", 0)))
+
+
+@tflite("UNPACK")
+def unpack(call: Call) -> Any:
+    return call.tensor().unbind(int(call.get("axis", 0)))
+
+
+@tflite("SPLIT")
+def split(call: Call) -> Any:
+    x, pieces = call.tensor(1), len(call.node.outputs)
+    axis = _axis(call, whole(call, 0)[0], x.dim())
+    if not pieces or x.shape[axis] % pieces:
+        raise call.refusal(f"its input {tuple(x.shape)} cannot be cut into {pieces}")
+    return torch.split(x, x.shape[axis] // pieces, axis)
+
+
+@tflite("SPLIT_V")
+def split_by_sizes(call: Call) -> Any:
+    x, sizes = call.tensor(), whole(call, 1)
+    axis = _axis(call, whole(call, 2)[0], x.dim())
+    rest = x.shape[axis] - sum(size for size in sizes if size >= 0)
+    return torch.split(x, [rest if size < 0 else size for size in sizes], axis)
+
+
+@tflite("SLICE")
+def part(call: Call) -> torch.Tensor:
+    """A box of the input; where it begins may depend on values, how large it is may not."""
+    x = call.tensor()
+    begins = whole(call, 1) if call.known[1] is not None else [0] * x.dim()
+    for axis, (begin, size) in enumerate(zip(begins, whole(call, 2), strict=True)):
+        x = x.narrow(axis, begin, x.shape[axis] - begin if size < 0 else size)
+    return x
+
+
+@tflite("STRIDED_SLICE")
+def strided_slice(call: Call) -> torch.Tensor:
+    x = call.tensor()
+    begins, ends, steps = (whole(call, place) for place in (1, 2, 3))
+    masks = {name: int(call.get(f"{name}_mask", 0)) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    new = sum(bool(masks["new_axis"] >> place & 1) for place in range(len(begins)))
+    index: list[Any] = []
+    for place, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
+        bit = 1 << place
+        if masks["ellipsis"] & bit:
+            index.append(Ellipsis)
+        elif masks["new_axis"] & bit:
+            index.append(None)
+        elif masks["shrink_axis"] & bit:
+            index.append(begin)
+        else:
+            end = begin + end if call.get("offset") else end
+            index.append(slice(None if masks["begin"] & bit else begin, None if masks["end"] & bit else end, step))
+    if len(index) - new > x.dim():
+        raise call.refusal(f"it cuts {len(index)} dimensions of {tuple(x.shape)}")
+    backwards = any(isinstance(one, slice) and one.step < 0 for one in index)
+    if not backwards:
+        return x[tuple(index)]
+    with _disable_current_modes():  # torch has no steps back; the shape follows from Python's own rule
+        sizes = list(x.shape)
+        for place, one in enumerate(index):
+            if isinstance(one, slice) and not masks["ellipsis"]:
+                sizes[place] = len(range(x.shape[place])[one])
+    found: torch.Tensor = _rearranged(x, sizes)
+    return found
+
+
+@tflite("GATHER")
+def gather(call: Call) -> torch.Tensor:
+    x, index = call.tensor(), call.tensor(1)
+    if call.get("batch_dims"):
+        found: torch.Tensor = _rearranged(x, list(call.get("results")[0][0]))
+        return found
+    axis = _axis(call, int(call.get("axis", 0)), x.dim())
+    picked = torch.index_select(x, axis, index.reshape(-1).to(torch.int64) if index.dtype != torch.int32
+                                else index.reshape(-1))  # fmt: skip
+    return picked if index.dim() == 1 else picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+
+
+@tflite("EMBEDDING_LOOKUP")
+def embedding(call: Call) -> torch.Tensor:
+    """One row of the table for each number; of a narrow table the rows are widened."""
+    ids, table = call.tensor(), call.tensor(1)
+    wanted = result_dtype(call)
+    rows = torch.index_select(table, 0, ids.reshape(-1)).reshape(*ids.shape, *table.shape[1:])
+    if rows.dtype == wanted:
+        return rows
+    found: torch.Tensor = steps_to_floats(rows, None, None, wanted)
+    return found
+
+
+@tflite("GATHER_ND")
+def gather_nd(call: Call) -> torch.Tensor:
+    x, index = call.tensor(), call.tensor(1)
+    depth = index.shape[-1]
+    if depth > x.dim():
+        raise call.refusal(f"it looks {depth} dimensions into {tuple(x.shape)}")
+    found: torch.Tensor = _rearranged(x, [*index.shape[:-1], *x.shape[depth:]])
+    return found
+
+
+@tflite("SCATTER_ND")
+def scatter_nd(call: Call) -> torch.Tensor:
+    sizes = tuple(whole(call, 2))
+    call.empty(sizes, torch.uint8)
+    found: torch.Tensor = _rearranged(call.tensor(1), sizes)
+    return found
+
+
+@tflite("DYNAMIC_UPDATE_SLICE")
+def update_slice(call: Call) -> torch.Tensor:
+    """The input with a part of it replaced, where it is not changed in place."""
+    found: torch.Tensor = _rearranged(call.tensor(), list(call.tensor().shape))
+    return found
+
+
+@tflite("SELECT", "SELECT_V2", "WHERE")
+def select(call: Call) -> torch.Tensor:
+    if not call.has(1):
+        raise call.refusal("how many places it finds depends on values that are known only when the model runs")
+    condition, first, second = call.tensor(), call.tensor(1), call.tensor(2)
+    if condition.dim() < first.dim() and call.node.op == "SELECT":
+        condition = condition.reshape(-1, *[1] * (first.dim() - 1))
+    return torch.where(condition, first, second)
+
+
+@tflite("TILE")
+def tile(call: Call) -> torch.Tensor:
+    x, times = call.tensor(), whole(call, 1)
+    call.empty(tuple(size * time for size, time in zip(x.shape, times, strict=True)), torch.uint8)
+    return x.repeat(times)
+
+
+@tflite("REVERSE_V2")
+def reverse(call: Call) -> torch.Tensor:
+    return call.tensor().flip(whole(call, 1))
+
+
+@tflite("REVERSE_SEQUENCE")
+def reverse_sequence(call: Call) -> torch.Tensor:
+    found: torch.Tensor = _rearranged(call.tensor(), list(call.tensor().shape))
+    return found
+
+
+@tflite("PAD", "PADV2", "MIRROR_PAD")
+def pad(call: Call) -> torch.Tensor:
+    x, sizes = call.tensor(), whole(call, 1)
+    if len(sizes) != 2 * x.dim():
+        raise call.refusal(f"it has {len(sizes)} sizes for {x.dim()} dimensions")
+    pairs = list(zip(sizes[::2], sizes[1::2], strict=True))
+    grown = tuple(size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True))
+    call.empty(grown, torch.uint8)
+    if call.node.op == "MIRROR_PAD":
+        found: torch.Tensor = _rearranged(x, list(grown))
+        return found
+    return F.pad(x, [size for pair in reversed(pairs) for size in pair])
+
+
+@tflite("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
+def blocks(call: Call) -> torch.Tensor:
+    x, block = channels_second(rank(call, call.tensor(), 4)), int(call.get("block", 1))
+    function = F.pixel_unshuffle if call.node.op == "SPACE_TO_DEPTH" else F.pixel_shuffle
+    return channels_last(function(x, block))
+
+
+@tflite("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
+def batches(call: Call) -> torch.Tensor:
+    """Blocks of a picture become samples, padded before; or samples become blocks, cropped afterwards."""
+    x, block, edges = call.tensor(), whole(call, 1), whole(call, 2)
+    count = len(block)
+    if len(edges) != 2 * count or x.dim() < count + 1 or min(block, default=1) < 1:
+        raise call.refusal(f"its blocks {block} do not fit its input {tuple(x.shape)}")
+    spare = [edges[2 * place] + edges[2 * place + 1] for place in range(count)]
+    times = 1
+    for size in block:
+        times *= size
+    if call.node.op == "SPACE_TO_BATCH_ND":
+        sizes = [(x.shape[1 + place] + spare[place]) // block[place] for place in range(count)]
+        sizes = [x.shape[0] * times, *sizes, *x.shape[1 + count :]]
+    else:
+        sizes = [x.shape[1 + place] * block[place] - spare[place] for place in range(count)]
+        sizes = [x.shape[0] // times, *sizes, *x.shape[1 + count :]]
+    call.empty(tuple(sizes), torch.uint8)
+    found: torch.Tensor = _rearranged(x, sizes)
+    return found
+
+
+@tflite("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+def resize(call: Call) -> torch.Tensor:
+    x, sizes = channels_second(rank(call, call.tensor(), 4)), whole(call, 1)
+    call.empty((*x.shape[:2], *sizes), torch.uint8)
+    if call.node.op == "RESIZE_BILINEAR" and x.is_floating_point():
+        return channels_last(F.interpolate(x, size=sizes, mode="bilinear"))
+    # Integers between integers: torch has no rule on shapes for them but that of the nearest.
+    return channels_last(F.interpolate(x.to(torch.float32) if not x.is_floating_point() else x, size=sizes).to(x.dtype))
+
+
+# Made from nothing
+
+
+@tflite("FILL")
+def fill(call: Call) -> torch.Tensor:
+    made = call.empty(tuple(whole(call, 0)), call.tensor(1).dtype)
+    if call.device == "cpu":
+        made.fill_(call.values(1)[0])
+    return made
+
+
+@tflite("ZEROS_LIKE")
+def zeros_like(call: Call) -> torch.Tensor:
+    return torch.zeros_like(call.tensor())
+
+
+@tflite("RANGE")
+def number_range(call: Call) -> torch.Tensor:
+    start, limit, step = (call.values(place)[0] for place in range(3))
+    count = max(ceil((limit - start) / step), 0) if step else 0
+    if call.device == "meta":
+        return call.empty((count,), call.tensor().dtype)
+    found: torch.Tensor = (torch.arange(count) * step + start).to(call.tensor().dtype)
+    return found
+
+
+@tflite("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")
+def random(call: Call) -> torch.Tensor:
+    sizes = tuple(whole(call, 0))
+    call.empty(sizes, torch.float32)
+    return torch.rand(sizes, device=call.device)
+
+
+@tflite("ONE_HOT")
+def one_hot(call: Call) -> torch.Tensor:
+    """Which class each element is: compared with every class, then one of two values."""
+    index, depth = call.tensor(), whole(call, 1)[0]
+    axis = int(call.get("axis", -1)) % (index.dim() + 1)
+    call.empty((*index.shape, depth), torch.uint8)
+    classes = torch.arange(depth, dtype=index.dtype, device=call.device)
+    equal = index.unsqueeze(axis) == classes.reshape([-1 if place == axis else 1 for place in range(index.dim() + 1)])
+    return torch.where(equal, call.tensor(2), call.tensor(3))
+
+
+# Variables that are kept between runs, under a handle
+
+
+@tflite("VAR_HANDLE")
+def handle(call: Call) -> torch.Tensor:
+    with _disable_current_modes():
+        return torch.empty((), dtype=torch.uint8, device="meta")
+
+
+@tflite("READ_VARIABLE")
+def read_variable(call: Call) -> torch.Tensor:
+    sizes, dtype = call.get("results")[0]
+    return call.empty(tuple(sizes), torch_dtype(dtype or "uint8"))
+
+
+@tflite("ASSIGN_VARIABLE")
+def assign_variable(call: Call) -> Any:
+    return ()
