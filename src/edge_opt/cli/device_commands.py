@@ -197,6 +197,8 @@ def _lines(done: Calibration) -> Iterator[str]:
         f"operators sampled    {len(done.samples)}, {in_place} of them inside {len(done.references)} runs of reference "
         f"models, in {done.cpu_seconds:.0f} s of CPU time"
     )
+    for remark in done.remarks:
+        yield f"disturbed            {remark}"
 
 
 Row = tuple[str, str]

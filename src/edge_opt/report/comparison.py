@@ -191,6 +191,7 @@ _TABLE_STYLE = """
 .edge-opt th.name, .edge-opt td.name { text-align: left; }
 .edge-opt td.name > div { width: max-content; max-width: 26em; white-space: normal; overflow-wrap: anywhere;
   unicode-bidi: isolate; }
+.edge-opt td.fact > div { max-width: 56em; }
 .edge-opt li { white-space: pre-wrap; overflow-wrap: anywhere; }
 .edge-opt .more { color: #b3261e; } .edge-opt .less { color: #1a7f37; } .edge-opt .quiet { opacity: .6; }
 @media (prefers-color-scheme: dark) { .edge-opt .more { color: #ff8a80; } .edge-opt .less { color: #6fdd8b; } }

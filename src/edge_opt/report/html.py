@@ -9,7 +9,7 @@ from edge_opt.records import ModelComparison, ModelProfile, SweepResult
 from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, totals_table
 from edge_opt.report.sheets import facts_html, strips_html
 from edge_opt.report.summary import summary_lines
-from edge_opt.report.table import Node, Row, deepest_that_fits, heading, module_tree, walk
+from edge_opt.report.table import Node, Row, deepest_that_fits, heading, module_tree
 from edge_opt.report.trial_tables import ranked, scatter_svg, trial_strips
 from edge_opt.text import html
 
@@ -74,19 +74,22 @@ for (const table of document.querySelectorAll(".edge-opt table.tree:not([data-re
 
 def profile_html(profile: ModelProfile) -> str:
     """The summary of a profile over the tree of its modules, which can be folded and sorted."""
-    return fragment(f"<strong>{html(profile.name)}</strong>", facts_html(tuple(summary_lines(profile))), _tree(profile))
+    short = [line for line in summary_lines(profile, is_verbose=False) if line[0] != "More"]
+    rest = [line for line in summary_lines(profile) if line not in short]
+    more = f"<details><summary>Remarks and sources</summary>{facts_html(tuple(rest))}</details>" if rest else ""
+    return fragment(f"<strong>{html(profile.name)}</strong>", facts_html(tuple(short)), _tree(profile), more)
 
 
 def _tree(profile: ModelProfile) -> str:
     tree = module_tree(profile)
-    nodes = list(walk(tree))
+    nodes = list(_below(tree, ""))
     opened = deepest_that_fits(tree, _OPEN_ROWS)
     whole = profile.totals.macs
     has_times = profile.measurement is not None and profile.measurement.layers is not None
     rows = "\n".join(
         f'<tr data-depth="{node.row.depth}"{" hidden" * (node.row.depth > opened)}>'
-        f"{''.join(_tree_cells(node, profile, whole, has_times, opened))}</tr>"
-        for node in nodes[:_MOST_ROWS]
+        f"{''.join(_tree_cells(node, name or profile.name, whole, has_times, node.row.depth < opened))}</tr>"
+        for node, name in nodes[:_MOST_ROWS]
     )
     columns = ["params", "macs", "bytes_moved", "peak_live_bytes", *(["measured_s"] if has_times else [])]
     titles = [*map(heading, columns), "MACs %"]
@@ -100,13 +103,19 @@ def _tree(profile: ModelProfile) -> str:
     )
 
 
-def _tree_cells(node: Node, profile: ModelProfile, whole: int, has_times: bool, opened: int) -> Iterator[str]:
+def _below(node: Node, above: str) -> Iterator[tuple[Node, str]]:
+    """The node and all below it, parents first, each with its name inside its parent."""
+    path = node.row.path
+    yield node, path.removeprefix(f"{above}.") if above else path
+    for child in node.children:
+        yield from _below(child, path)
+
+
+def _tree_cells(node: Node, name: str, whole: int, has_times: bool, is_open: bool) -> Iterator[str]:
     row = node.row
-    above = row.path.rpartition(".")[0]
-    name = html((row.path.removeprefix(f"{above}.") if above else row.path) or profile.name)
     calls = f" ({units.TIMES}{row.calls})" if row.calls > 1 else ""
-    sign = "▾ " if row.depth < opened else "▸ "
-    shown = f'<button type="button"><span>{sign}</span>{name}</button>' if node.children else name
+    sign = "▾ " if is_open else "▸ "
+    shown = f'<button type="button"><span>{sign}</span>{html(name)}</button>' if node.children else html(name)
     indent = f"padding-left:{0.7 + 1.2 * row.depth:.1f}em"
     yield f'<td class="fold" style="{indent}" title="{html(row.path)}">{shown}{calls}</td>'
     yield cell(row.type, "name")

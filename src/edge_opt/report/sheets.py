@@ -114,7 +114,9 @@ def strips_html(strips: Sequence[Strip]) -> str:
 
 def facts_html(facts: tuple[Fact, ...]) -> str:
     """Labels with their sentences, as a table."""
-    rows = [[cell(label, "name"), cell(sentence, "name")] for label, sentence in facts]
+    rows = [
+        [cell(label, "name"), f'<td class="name fact"><div>{html(sentence)}</div></td>'] for label, sentence in facts
+    ]
     return table(["", ""], rows) if rows else ""
 
 
