@@ -135,8 +135,11 @@ def _theirs(path: Path) -> Made:
 
 def onnxruntime_dynamic(source: Path, target: Path, found: Data) -> Made:
     from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    quantize_dynamic(source, target)
+    prepared = target.with_name(f"prepared-{target.name}")
+    quant_pre_process(str(source), str(prepared))
+    quantize_dynamic(prepared, target)
     return _theirs(target)
 
 

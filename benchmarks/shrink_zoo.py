@@ -190,11 +190,15 @@ def line(found: Mapping[str, Any]) -> str:
     places = [each for each in found["int8"] if each["verified"]]
     refused = [each for each in found["int8"] if not each["verified"]]
     layers = "; ".join(f"{each['runtime']} {each['int8_layers']}/{each['layers']}" for each in places)
-    layers += "".join(f"; not {each['runtime']}: {each['reason'][:70]}" for each in refused)
+    layers += "".join(f"; not {each['runtime']}: {_why(each)}" for each in refused)
     worst = ", ".join(f"{each['difference']:.1%}{' WRONG' if each['is_wrong'] else ''}" for each in places)
     file = "yes" if export.get("exported") else f"no: {export['reason'][:90]}"
     text = f"| {found['model']} | {share} | {file} | {layers.lstrip('; ')} | {worst} |"
     return text if found.get("left_as_it_was") else f"{text} CHANGED OR NOT DONE"
+
+
+def _why(refused: Mapping[str, Any]) -> str:
+    return "it disagrees" if refused["disagrees"] else str(refused["reason"]).partition(": ")[0][:60]
 
 
 if __name__ == "__main__":
