@@ -34,13 +34,21 @@ from edge_opt.records import (
     Trace,
 )
 from edge_opt.trace import trace
-from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, real_tensor
+from edge_opt.trace.inputs import (
+    CallArguments,
+    FileModule,
+    InputSpec,
+    call_arguments,
+    default_dtype,
+    materialize,
+    real_tensor,
+)
 from edge_opt.trace.modules import module_paths
 
 
 def on_device(model: nn.Module, device: Device) -> nn.Module:
     """The model itself if all of it is there already, else a copy that is."""
-    if hasattr(model, "session") and hasattr(model, "file"):
+    if isinstance(model, FileModule):
         raise InvalidInput(
             f"{str(model.file)!r} was read for its costs, and this needs a model that runs; give its source"
         )
@@ -55,8 +63,7 @@ def on_device(model: nn.Module, device: Device) -> nn.Module:
 
 def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device) -> CallArguments:
     """The arguments of one call, with tensors of their own on the device; described ones are filled at random."""
-    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    dtype = getattr(model, "input_dtype", None) or next(floating, torch.get_default_dtype())
+    dtype = default_dtype(model)
     place = torch.device(device.torch_name)
     # What torch.compile wraps keeps the signature that says which arguments have names.
     original = model._modules.get("_orig_mod")

@@ -14,6 +14,7 @@ from edge_opt.model_files.graph_call import MOST_ELEMENTS, torch_dtype
 from edge_opt.model_files.graph_plan import Plan, identifier
 from edge_opt.model_files.graph_reading import Run
 from edge_opt.model_files.graph_scopes import Span, root_kind
+from edge_opt.trace.inputs import FileModule
 
 _MOST_FUSED = 4
 
@@ -25,15 +26,12 @@ class ScopeModule(nn.Module):
         return run.inside(span)
 
 
-class FileModel(nn.Module):
+class FileModel(FileModule):
     """A model read from a file: its weights have shapes and no values, and a call of it is a reading.
 
     Attributes:
         file: The file that it was read from.
-        reads_values: Whether a call looks at the values of its inputs; it looks at their shapes.
     """
-
-    reads_values = False
 
     def __init__(self, file: ModelFile) -> None:
         super().__init__()

@@ -39,6 +39,35 @@ class InputSpec:
             raise InvalidInput(f"unknown dtype {self.dtype!r}; use a torch name such as float32, float16 or int64")
 
 
+class FileModule(nn.Module):
+    """Base of modules that were read from a file: a call reads its graph, looks at shapes, and computes nothing.
+
+    Only these are asked: a user's model may have attributes of the same names, which mean something else.
+
+    Attributes:
+        file: The file that it was read from.
+    """
+
+    file: Any
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The type of an input that is given by its shape alone; None where the file does not say."""
+        return None
+
+    def trace_notes(self) -> tuple[str, ...]:
+        """What a reader of a profile should know beside its figures."""
+        return ()
+
+
+def default_dtype(model: nn.Module) -> torch.dtype:
+    """The type of an input that is given by its shape alone: that of the weights, or as a file says it."""
+    if isinstance(model, FileModule) and model.input_dtype is not None:
+        return model.input_dtype
+    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return next(floating, torch.get_default_dtype())
+
+
 @dataclass(frozen=True, slots=True)
 class CallArguments:
     """The arguments of `model(*args, **kwargs)`; described tensors are still `InputSpec`."""
@@ -149,7 +178,7 @@ SMALL = 1 << 22
 def meta_tensor(value: Any, dtype: torch.dtype, keeps_small: bool = True) -> torch.Tensor:
     """An input of the caller's shape, apart from the caller's own: without data, unless it is small and of integers.
 
-    Those keep their values, which a model may look at; `keeps_small` is False for one that never does.
+    Those keep their values, which a model may look at; `keeps_small` is False for a file, which never does.
     """
     if isinstance(value, InputSpec):
         wanted = _torch_dtype(value, dtype)

@@ -18,7 +18,16 @@ from edge_opt._support.state import as_found, random_numbers_kept, without_fast_
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records import Role, StorageInfo, Trace
 from edge_opt.trace.handoffs import Handoffs, watched
-from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize, meta_tensor, real_tensor
+from edge_opt.trace.inputs import (
+    CallArguments,
+    FileModule,
+    InputSpec,
+    call_arguments,
+    default_dtype,
+    materialize,
+    meta_tensor,
+    real_tensor,
+)
 from edge_opt.trace.leftovers import Aftermath, forget_frames
 from edge_opt.trace.lifetimes import Lifetimes, is_sparse, nbytes_of
 from edge_opt.trace.modules import Frame, ModuleStack, exported_module, module_paths, owned_parameters
@@ -227,8 +236,10 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         input_bytes=input_bytes,
         used_real_tensors=is_real,
         spelled=tuple(tape.spelled),
-        notes=tuple(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text)
-        + tuple(getattr(subject.model, "trace_notes", tuple)()),
+        notes=(
+            *(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
+            *(subject.model.trace_notes() if isinstance(subject.model, FileModule) else ()),
+        ),
         resident=_moved_bytes(subject.model),
     )
 
@@ -327,14 +338,11 @@ def _made(
     made: list[torch.Tensor] = []
     invented: list[InputSpec] = []
     device = next((tensor.device for tensor, _ in subject.tensors), torch.device("cpu"))
-    floating = (tensor.dtype for tensor, role in subject.tensors if role == "parameter" and tensor.is_floating_point())
-    # A file says which type it takes; its weights may be narrower. Of its inputs it reads shapes only.
-    dtype = getattr(subject.model, "input_dtype", None) or next(floating, torch.get_default_dtype())
-
-    reads_values = getattr(subject.model, "reads_values", True)
+    dtype = default_dtype(subject.model)
+    keeps_small = not isinstance(subject.model, FileModule)
 
     def make(value: Any) -> torch.Tensor:
-        made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype, reads_values))
+        made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype, keeps_small))
         if isinstance(value, InputSpec) and not made[-1].is_meta:
             invented.append(value)
         return made[-1]
