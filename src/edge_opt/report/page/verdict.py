@@ -98,7 +98,7 @@ def advice(
     if sweep is not None and sweep.recommendation:
         found.append(("Recommendation", sweep.recommendation))
     if profile is not None:
-        found += [*_largest(profile), *_on_device(roofs), *_memory(profile)]
+        found += [*_largest(profile), *_on_device(profile, roofs), *_memory(profile)]
     if sensitivities is not None and sensitivities.layers:
         found.append(("Spare what hurts", sensitivities.caption))
     return [*found, *_mind(profile)] if profile else found
@@ -124,17 +124,24 @@ def _largest(profile: ModelProfile) -> Iterable[Advice]:
     yield "Largest layers", f"{named}: {units.percent(share)} of all MACs. Pruning and precision pay there first."
 
 
-def _on_device(roofs: Sequence[DeviceRoofs]) -> Iterable[Advice]:
+def _on_device(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[Advice]:
     if not roofs:
         return
     device, roof = roofs[0], roofs[0].main
     whole, fused = roof.total.seconds, roof.fused_total.seconds
-    if whole and roof.total.bound in _CURES:
-        share = sum(layer.seconds or 0.0 for layer in roof.layers if layer.bound == roof.total.bound) / whole
+    # The page names what bounds the prediction, so the advice follows it; the roofline answers where there is none.
+    told = next((item for item in profile.predictions if item.target == device.spec.name and item.seconds), None)
+    bound, seconds, layers = (
+        (roof.total.bound, whole, [(item.bound, item.seconds) for item in roof.layers])
+        if told is None
+        else (told.bound, told.seconds, [(item.bound, item.seconds) for item in told.layers])
+    )
+    if seconds and bound in _CURES:
+        share = sum(part or 0.0 for kind, part in layers if kind == bound) / seconds
+        spent = "time at best" if told is None or told.basis == "roofline" else "predicted time"
         yield (
             f"On {device.spec.title}",
-            f"{units.percent(share)} of the time at best goes to {roof.total.bound}-bound layers. "
-            f"{_CURES[roof.total.bound]}",
+            f"{units.percent(share)} of the {spent} goes to {bound}-bound layers. {_CURES[bound]}",
         )
     if whole and fused is not None and 1 - fused / whole > _WORTH_SAYING:
         yield (
