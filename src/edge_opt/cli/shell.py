@@ -106,8 +106,10 @@ def run_to_the_end(command: Callable[[], object]) -> None:
         code = _INTERRUPTED
         talk("interrupted; files that were finished are whole")
     except OSError as error:
-        code = _PIPE_CLOSED if error.errno == errno.EPIPE else EdgeOptError.exit_code
-        if code != _PIPE_CLOSED:
+        if error.errno == errno.EPIPE:
+            code = _PIPE_CLOSED
+        elif not code:  # else the command has said so already
+            code = EdgeOptError.exit_code
             talk(f"error: cannot print the result: {error.strerror}; send it to another place")
         _give_up_stdout()
     raise SystemExit(code)
