@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "pyproject.toml").write_text("")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")  # names in full
     assert run("profile", "net.py:net", "-i", "1x3x8x8", "-o", "old.json").exit_code == 0
     return tmp_path
 
