@@ -123,3 +123,16 @@ def test_one_sentence_where_both_ways_fail() -> None:
     with pytest.raises(ExportFailed, match="cannot be exported: ValueError: no way .*Breaking") as raised:
         compress.convert(Breaking(), (1, 4), "fp32")
     assert "\n" not in str(raised.value)
+
+
+class Joined(nn.Module):
+    """Calls its input as torch calls what it makes of it."""
+
+    def forward(self, x: torch.Tensor, cat: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, cat], 1).relu()
+
+
+def test_an_input_may_have_the_name_of_an_operator(tmp_path: Path) -> None:
+    file = compress.export_onnx(Joined(), [torch.ones(2, 3), torch.ones(2, 1)], tmp_path / "joined.onnx").path
+    with compress.open_runner(file, "onnxruntime") as runner:
+        assert runner(torch.ones(2, 3), torch.ones(2, 1))[0].shape == (2, 4)

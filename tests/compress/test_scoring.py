@@ -87,6 +87,7 @@ def test_pairs_are_compared_on_the_same_resamples() -> None:
         (torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64), "set metric to auroc"),
         (torch.zeros(4), torch.zeros(4), "set metric to mae"),
         (torch.zeros(4, 3), torch.zeros(4, 2, dtype=torch.int64), "Set metric to what fits them"),
+        (torch.zeros(4, 3), torch.eye(4, 3), "set metric to auroc, for one-hot labels pass their argmax"),
         (torch.zeros(4, 3), torch.full((4,), 3), "a label is 3, and the outputs have 3 classes"),
     ],
 )

@@ -48,6 +48,9 @@ def test_numbers_are_not_scored_by_accuracy(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match="do not fit accuracy.*set metric to mae, rmse or r2"):
         regression()
+    # a loss that does not fit is told before anything is built, not in the row of each pruned candidate
+    with pytest.raises(InvalidInput, match="do not fit a classifier"):
+        regression(metric="mae", loss="cross_entropy")
     assert not (tmp_path / "unused").exists()
 
 

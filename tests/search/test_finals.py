@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from torch import nn
 
 from edge_opt.measuring.statistics import quiet_logs
-from edge_opt.records import Candidate
+from edge_opt.records import Candidate, SweepResult, Trial
+from edge_opt.run.contest import Referee
+from edge_opt.run.job import Bench, PipelineJob, Reference, Subject
+from edge_opt.run.scores import Figure
 from edge_opt.search.finals import Session, by_speed, finals_of, merged, speedup_of
+from edge_opt.search.process import Limits, Outcome
+from edge_opt.search.store import Built, Store
+from sweep_jobs import figures
 
 BASELINE, WINNER = Candidate(0.0, "fp32", "torch"), Candidate(0.5, "fp32", "onnxruntime")
 
@@ -64,3 +75,41 @@ def test_a_variant_that_one_process_could_not_time_is_left_out_by_name() -> None
 def test_one_process_stays_as_it_is() -> None:
     alone = process(10.0, 1.0)
     assert merged([alone]) is alone
+
+
+class Compared:
+    """Stands in for the processes that compare: counts them, and lets each tell what it is given."""
+
+    def __init__(self, told: Session) -> None:
+        self.told, self.count = told, 0
+
+    def run(self, *_: Any) -> Outcome:
+        self.count += 1
+        return Outcome(asdict(self.told), None, "", 0.1)
+
+
+@pytest.mark.usefixtures("own_machine")
+def test_finals_are_kept_for_the_same_builds_and_taken_again_after_new_ones_or_noise(tmp_path: Path) -> None:
+    job = PipelineJob(
+        Subject(nn.ReLU(), {}), Reference(Figure(0.9, 0.9, 0.9, 9), 1, 1), tmp_path, bench=Bench(min_time_s=0.1)
+    )
+    referee = Referee(job, tmp_path, Limits(None, None), lambda _: None)
+    rows = tuple(Trial(entry, "done", figures(entry), None, "", (), 1.0, 1) for entry in (BASELINE, WINNER))
+    result = SweepResult("net", rows[0], rows, (), (), WINNER.key, "")
+    processes = Compared(process(10.0, 1.0))
+
+    def compared() -> int:
+        """Processes that it takes to know the finals now."""
+        before, found = processes.count, referee(result, cast("Any", processes), store)
+        assert found is not None and found.of(WINNER) is not None
+        return processes.count - before
+
+    with closing(Store.open(tmp_path, {})) as store:
+        store.save_build(WINNER, Built({"file": "net.onnx"}, 1.0))
+        assert (compared(), compared()) == (1, 0)
+        # built again, of other code: the same candidate, and another variant
+        store.save_build(WINNER, Built({"file": "net.onnx"}, 1.5))
+        assert (compared(), compared()) == (1, 0)
+        store.save_build(WINNER, Built({"file": "net.onnx"}, 2.0))
+        processes.told = replace(process(10.0, 1.0), is_disturbed=True)
+        assert (compared(), compared()) == (1, 1)

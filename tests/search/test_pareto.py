@@ -201,6 +201,16 @@ def test_a_pruned_variant_slower_than_its_parent_in_turns_is_not_offered() -> No
     assert recommend(held_to_parents(without, finals), finals)[0] == rows[0].candidate.key
 
 
+def test_the_finals_clear_only_the_times_that_they_took() -> None:
+    taken = ("latency_ms", "deploy_latency_ms", "single_latency_ms")
+    row = trial(0.0, batch_size=32, is_disturbed=True, disturbed_times=taken)
+    # batches of 32 were timed alone and stay disturbed; calls of one sample were timed again, in turns
+    for is_disturbed, left in ((False, taken[:1]), (True, taken)):
+        found = retimed(row, Finals(1, 1, "wall", 4, is_disturbed, (), (finalist(row, [-7.0, -7.1]),))).metrics
+        assert found is not None
+        assert (found.is_disturbed, found.disturbed_times) == (is_disturbed, left)
+
+
 def test_times_taken_alone_must_be_apart_to_show_that_pruning_made_it_slower() -> None:
     def alone(level: float, seconds: float, runtime: str = "onnxruntime") -> Trial:
         ends = {"latency_low_s": 0.9 * seconds, "latency_high_s": 1.1 * seconds}

@@ -432,6 +432,7 @@ def _by_torch_export(adapter: Callable[[], Flat], subject: Subject, path: Path) 
     graph = program.model.graph
     for value, name in zip(graph.outputs, _output_names(len(graph.outputs)), strict=True):
         value.name = name
+    _part_names(graph)
     _label_nodes(graph)
     program.save(str(path), external_data=_weight_bytes(subject.model) > EXTERNAL_DATA_BYTES)
     return batch
@@ -483,6 +484,15 @@ def _weight_bytes(model: nn.Module) -> int:
 
 def _output_names(count: int) -> tuple[str, ...]:
     return ("output",) if count == 1 else tuple(f"output_{number}" for number in range(count))
+
+
+def _part_names(graph: Any) -> None:
+    """Rename what an operator makes where an input or an output has that name: a forward may call its input `cat`."""
+    ports = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    taken = {value.name for value in (*graph.inputs, *graph.outputs)}
+    for value in (value for node in graph.all_nodes() for value in node.outputs):
+        if value.name in taken and id(value) not in ports:
+            value.name = f"{value.name}_made"
 
 
 def _label_nodes(graph: Any) -> None:

@@ -271,6 +271,8 @@ def class_scores(name: str, scores: torch.Tensor, labels: torch.Tensor) -> tuple
 
 def _way_out(scores: torch.Tensor, labels: torch.Tensor) -> str:
     own = "or a function of your own: file.py:f"
+    if scores.shape == labels.shape and scores.dim() == 2 and bool(((labels == 0) | (labels == 1)).all()):
+        return f"For several labels per sample set metric to auroc, for one-hot labels pass their argmax, {own}"
     if labels.is_floating_point():
         return f"For numbers set metric to mae, rmse or r2, {own}"
     if scores.dim() < 2 or (scores.dim() == 2 and scores.shape[1] == 1):

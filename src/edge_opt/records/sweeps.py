@@ -101,7 +101,9 @@ class TrialMetrics(Shown):
             batches run, model included.
         train_flops: FLOPs of one step of fine-tuning its float model on a batch, traced; forward and backward.
         train_peak_memory_bytes: Bytes at the fullest moment of that step, from shapes; weights and batch included.
-        is_disturbed: Other programs, or noise, disturbed its timing, also when it was tried again.
+        is_disturbed: Other programs, or noise, disturbed the time it is ranked by, also when it was tried again.
+        disturbed_times: Every time that was disturbed so, by its column: `latency_ms` (with it throughput and the proxy
+            of energy), `deploy_latency_ms`, `single_latency_ms`.
         answers: Which validation samples it answers right, in order: bits, packed and in base 64. "" where the
             figure is no share of right answers.
         replicates: Its score on samples drawn again and again, the same draws for every candidate; empty where
@@ -148,6 +150,7 @@ class TrialMetrics(Shown):
     train_flops: int | None = None
     train_peak_memory_bytes: int | None = None
     is_disturbed: bool = False
+    disturbed_times: tuple[str, ...] = ()
     answers: str = ""
     replicates: tuple[float, ...] = ()
     metric: str = "accuracy"

@@ -43,8 +43,10 @@ def bought(found: Speedup) -> str | None:
 def conditions(found: Speedup) -> str:
     """How it was timed, and whether that was disturbed."""
     clock = "" if found.clock == "wall" else " in CPU time"
-    mark = "; DISTURBED by other programs or noise, also when tried again" if found.is_disturbed else ""
-    return f"timed in turns at quiet moments, {calls(found.batch_size)}{clock}{mark}"
+    if found.is_disturbed:
+        mark = "; DISTURBED by other programs or noise, also when tried again"
+        return f"timed in turns, {calls(found.batch_size)}{clock}{mark}"
+    return f"timed in turns at quiet moments, {calls(found.batch_size)}{clock}"
 
 
 def calls(batch_size: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -137,17 +139,21 @@ class Referee:
         if session is not None:
             found = finals_of(session, entries, bench.deploy_batch, bench.used_threads, count)
         if found is not None:
-            store.keep_fact(_FACT, {"entries": [entry.key for entry in entries], "finals": to_plain(found)})
+            builds = {entry.key: _build_mark(store, entry) for entry in entries}
+            store.keep_fact(_FACT, {"builds": builds, "finals": to_plain(found)})
         return found
 
     def _kept(self, store: Store, entries: Sequence[Candidate]) -> Finals | None:
+        """The comparison of an earlier run, if it was of these very builds and nothing disturbed it."""
         fact = store.fact(_FACT) or {}
-        if not {entry.key for entry in entries} <= set(fact.get("entries", ())):
+        builds = fact.get("builds", {})
+        if any(builds.get(entry.key) != _build_mark(store, entry) for entry in entries):
             return None
         try:
-            return from_plain(Finals, fact["finals"])
+            found = from_plain(Finals, fact["finals"])
         except (UnreadableProfile, KeyError):
             return None
+        return None if found.is_disturbed else found
 
     def _session(self, entries: Sequence[Candidate], isolation: Isolation, store: Store) -> tuple[Session | None, int]:
         """What several processes say together, and how many they were; one after the other, for all use one clock."""
@@ -202,6 +208,13 @@ class Referee:
     def _entry(self, root: Path, store: Store, candidate: Candidate) -> Entry:
         built, folder = store.build_of(candidate), candidate_folder(root, candidate)
         return (candidate, None, {}) if built is None or not folder.is_dir() else (candidate, folder, built.value)
+
+
+def _build_mark(store: Store, candidate: Candidate) -> str:
+    """The same for the same build: what it told, and the seconds that it took. A variant may be none of the builds."""
+    built = store.build_of(candidate)
+    content = None if built is None else [dict(built.value), built.seconds]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _processes(bench: Bench) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -106,6 +107,8 @@ def hand_over(found: Findings, job: PipelineJob, splits: Splits, root: Path) -> 
     """Write everything: tables, plots, summary, page, and the winner as it was measured."""
     files = write_artifacts(found, root)
     if found.result.best is None:
+        # An earlier run's winner, under other constraints: nothing here says that it may be shipped.
+        shutil.rmtree(root / "best", ignore_errors=True)
         return files
     candidate = found.result.trial(found.result.best).candidate
     with closing(Store.look(root)) as store:

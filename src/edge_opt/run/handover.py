@@ -341,7 +341,8 @@ def _memory(metrics: TrialMetrics) -> str:
 def _energy(metrics: TrialMetrics) -> str:
     if metrics.energy_j is None:
         return "not known"
-    return f"{units.energy(metrics.energy_j)} per batch of {metrics.batch_size} ({metrics.energy_source})"
+    mark = "; **disturbed**" if "latency_ms" in metrics.disturbed_times else ""
+    return f"{units.energy(metrics.energy_j)} per batch of {metrics.batch_size} ({metrics.energy_source}){mark}"
 
 
 def _tried(trial: Trial, is_chosen: bool) -> str:

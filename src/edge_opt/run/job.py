@@ -436,6 +436,7 @@ class PipelineJob:
         """What is known of a candidate: from its build, and from its times at each batch."""
         deploy_batch = self.bench.deploy_batch
         batch, deployed = times[batch_size], times[deploy_batch]
+        sizes = {"latency_ms": batch_size, "deploy_latency_ms": deploy_batch, "single_latency_ms": 1}
         scored, reference = Figure(**built["score"]), self.reference
         drop = paired_drop(reference.accuracy, scored)
         return TrialMetrics(
@@ -476,7 +477,8 @@ class PipelineJob:
             deploy_latency_s=deployed.median_s,
             deploy_latency_low_s=deployed.median_interval_s.low,
             deploy_latency_high_s=deployed.median_interval_s.high,
-            is_disturbed=any(is_disturbed(found) for found in (batch, deployed)),
+            is_disturbed=is_disturbed(deployed),
+            disturbed_times=tuple(name for name, size in sizes.items() if is_disturbed(times[size])),
             answers=scored.answers,
             remarks=(*built["remarks"], *dict.fromkeys((*batch.remarks, *deployed.remarks))),
         )

@@ -162,6 +162,7 @@ def run(
         timed = {**settings, **timed_by(board)}
         Store.open(root, timed, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
         key = digest({**training_settings(config), "sources": plain(sources)})
+        depends_on = digest({**settings, "sources": plain(sources)})
         options = job_options(config)
         with computing_with(options["build_threads"]):
             trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
@@ -172,10 +173,10 @@ def run(
         job = PipelineJob(
             subject,
             Reference(trained.accuracy, profile.totals.macs, profile.totals.params),
-            (root / "pruned" / digest({**settings, "sources": plain(sources)})).resolve(),
+            (root / "pruned" / depends_on).resolve(),
             **options,
         )
-        space = space_of(config, job, splits, root, digest(settings), lambda text: on_event(Notice(text)))
+        space = space_of(config, job, splits, root, depends_on, lambda text: on_event(Notice(text)))
         result = sweep_space(
             job,
             space,

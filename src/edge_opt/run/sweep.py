@@ -352,18 +352,22 @@ def sweep(
     subject = subject.holding(original)
     call = subject.call(splits, original)
     _check_shape(example_inputs, first_shape(call))
-    scored = figure_of(subject.task.build().score(original, splits.validation))
+    task = subject.task.build()
+    scored = figure_of(task.score(original, splits.validation))
+    if _trains(config):
+        task.check(original, splits.train)
     profiled = profile(original, call_inputs(call))
     depends_on = _depends_on(config, model if isinstance(model, str) else profiled.name, first_shape(call)[0])
     code = partial(_code, config, model if isinstance(model, str) else None, original)
     sources = {**code(), "weights": weights_source(original), **_data_of(config, splits)}
+    key = digest({**depends_on, "sources": plain(sources)})
     job = PipelineJob(
         subject,
         Reference(scored, profiled.totals.macs, profiled.totals.params),
-        (root / "pruned" / digest({**depends_on, "sources": plain(sources)})).resolve(),
+        (root / "pruned" / key).resolve(),
         **job_options(config),
     )
-    space = space_of(config, job, splits, root, digest(depends_on), lambda text: on_event(Notice(text)))
+    space = space_of(config, job, splits, root, key, lambda text: on_event(Notice(text)))
     result = sweep_space(
         job,
         space,
@@ -380,6 +384,13 @@ def sweep(
     told = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": depends_on["model"]}
     hand_over(findings(config, splits, profiled, result, space, command_line(), told), job, splits, root)
     return result
+
+
+def _trains(config: RunConfig) -> bool:
+    """Whether some candidate is trained: then a loss that does not fit is told now, not in each of their rows."""
+    levels = config.pruning_levels
+    is_cut = levels == "auto" or any(levels) or bool(config.layer_pruning)
+    return config.fine_tune_epochs > 0 and (is_cut or config.train_for_int8)
 
 
 def _depends_on(config: RunConfig, model: str, batch_size: int) -> dict[str, Any]:

@@ -261,10 +261,21 @@ def retimed(trial: Trial, finals: Finals) -> Trial:
         deploy_latency_low_s=found.low,
         deploy_latency_high_s=found.high,
         is_disturbed=finals.is_disturbed,
+        disturbed_times=_disturbed(trial.metrics, finals),
     )
     if finals.batch_size == 1:
         metrics = replace(metrics, single_latency_s=found.seconds)
     return replace(trial, metrics=_same_batch(metrics, found) if finals.batch_size == metrics.batch_size else metrics)
+
+
+def _disturbed(metrics: TrialMetrics, finals: Finals) -> tuple[str, ...]:
+    """The times that are disturbed once those of the finals stand in for others of the same batch."""
+    sizes = {"latency_ms": metrics.batch_size, "deploy_latency_ms": finals.batch_size, "single_latency_ms": 1}
+    return tuple(
+        name
+        for name, size in sizes.items()
+        if (finals.is_disturbed if size == finals.batch_size else name in metrics.disturbed_times)
+    )
 
 
 def _same_batch(metrics: TrialMetrics, found: Finalist) -> TrialMetrics:

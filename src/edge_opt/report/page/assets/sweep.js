@@ -91,7 +91,7 @@ function drawPareto(sweep, x, y) {
 
 const CANDIDATE_COLUMNS = [
   ["label", "Candidate", "text"], ["state", "Verdict", "text"], ["accuracy", "Accuracy", "share"], ["accuracy_drop", "Lost", "share"], ["test_accuracy", "On test", "share"],
-  ["deploy_latency_ms", "Latency as deployed, ms", "number"], ["deploy_batch", "Deployed batch", "number"], ["speedup", "Times as fast", "number"], ["disturbed", "Disturbed", "flag"], ["latency_ms", "Latency, ms", "number"], ["batch_size", "Batch", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, estimated, MiB", "number"], ["measured_memory_mb", "Memory, measured, MiB", "number"], ["train_flops", "FLOPs of a fine-tuning step", "number"], ["train_peak_memory_mb", "Peak of a fine-tuning step, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
+  ["deploy_latency_ms", "Latency as deployed, ms", "number"], ["deploy_batch", "Deployed batch", "number"], ["speedup", "Times as fast", "number"], ["disturbed", "Disturbed", "flag"], ["disturbed_times", "Disturbed times", "text"], ["latency_ms", "Latency, ms", "number"], ["batch_size", "Batch", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, estimated, MiB", "number"], ["measured_memory_mb", "Memory, measured, MiB", "number"], ["train_flops", "FLOPs of a fine-tuning step", "number"], ["train_peak_memory_mb", "Peak of a fine-tuning step, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
   ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "energy"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
   ["effective_precision", "Runs as", "text"], ["violations", "Breaks", "text"], ["remarks", "Remarks", "text"], ["key", "Key", "text"],
 ];
@@ -106,7 +106,7 @@ function candidateTable(sweep) {
     visible: ["state", "accuracy", "deploy_latency_ms", "speedup", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
     onPhone: ["state", "accuracy", "deploy_latency_ms", "speedup", "size_mb", "violations"],
     cells: {
-      state: (state, place) => el("td", { title: state }, el("span", {}, badge(state), rows[place].disturbed ? [" ", badge("disturbed")] : null)),
+      state: (state, place) => el("td", { title: [state, rows[place].disturbed_times].filter(Boolean).join("; disturbed: ") }, el("span", {}, badge(state), rows[place].disturbed || rows[place].disturbed_times ? [" ", badge("disturbed")] : null)),
       speedup: (value, place) => factorCell(value, rows[place].speedup_ci95_low, rows[place].speedup_ci95_high),
     },
   });
