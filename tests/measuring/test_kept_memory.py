@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge_opt.measuring.allocator import ResidentGrowth, forget_peak, kept_memory, resident_now, resident_peak
-from edge_opt.measuring.latency import Clock, wait_for_quiet
+from edge_opt.measuring.latency import Clock, fresh_latency_s, wait_for_quiet
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 MIB = 1 << 20
@@ -33,6 +33,14 @@ def test_memory_that_is_freed_is_not_fetched_again() -> None:
         faults_of(2, 64 * MIB)
         # another place for the block may be new once or twice; given back each time, all ten would be
         assert faults_of(10, 64 * MIB) <= 2 * pages
+
+
+@linux
+def test_a_call_with_new_memory_fetches_all_of_it_each_time() -> None:
+    # Faults stand in for seconds. A huge page is fetched at once: 16 MiB are 8 of them at least, and up to 4096 pages.
+    faults = Clock(wall=lambda: float(resource.getrusage(resource.RUSAGE_SELF).ru_minflt))
+    found = fresh_latency_s(lambda: torch.ones(16 * MIB, dtype=torch.uint8), 1e9, faults)
+    assert found is None or found >= 8
 
 
 @linux

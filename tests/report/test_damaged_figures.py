@@ -114,6 +114,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("epochs: 1000000000000\n", "epochs is 1000000000000; it must be at most 100000"),
         ("learning_rate: .inf\n", "learning_rate is inf; it must be a finite number"),
         ("learning_rate: .nan\n", "learning_rate is nan; it must be"),
+        ("threads: 100000\n", "threads is 100000; it must be at most 1024"),
         ("batch_size: -1\n", "batch_size is -1; it must be at least 1"),
     ],
 )

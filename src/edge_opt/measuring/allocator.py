@@ -65,9 +65,15 @@ def kept_memory() -> Iterator[bool]:
 def give_back() -> None:
     """Collect garbage, and hand free memory back to the system where the C library can."""
     gc.collect()
+    trim()
+
+
+def trim() -> bool:
+    """Hand free memory back to the system; False where the C library cannot be told so."""
     library = _libc()
     if library is not None:
         library.malloc_trim(0)
+    return library is not None
 
 
 _PROC = Path("/proc/self")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
-from edge_opt.measuring.allocator import kept_memory
+from edge_opt.measuring.allocator import kept_memory, trim
 from edge_opt.measuring.machine import CPU, Device, machine_cpu_s, usable_cores
 from edge_opt.measuring.statistics import CONTENDED_CORES, latency_of, median, relative_half_width
 from edge_opt.records import Environment, Latency
@@ -252,6 +252,30 @@ def measure_latency(
         environment=environment,
         progress=progress,
     )[""]
+
+
+_FRESH_CALLS = 5
+
+
+def fresh_latency_s(
+    run: Callable[[], object] | Runner, most_s: float = 1.0, clock: Clock | None = None
+) -> float | None:
+    """Median seconds of a call that must map its memory first; None where the C library cannot be told to give it back.
+
+    Every other time here is of kept memory. Outside of a measurement a process may be anywhere between the two.
+
+    Args:
+        run: What to time; called without arguments.
+        most_s: Seconds after which no further call is begun.
+        clock: Where time comes from; the machine's own clocks unless given.
+    """
+    runner, stopwatch = run if isinstance(run, Runner) else Runner(run), Stopwatch(clock or Clock(), CPU)
+    found: list[float] = []
+    while len(found) < _FRESH_CALLS and (not found or sum(found) < most_s):
+        if not trim():
+            return None
+        found.append(stopwatch.block(runner, 1)[0])
+    return median(found)
 
 
 def interleaved(

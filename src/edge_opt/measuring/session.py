@@ -19,7 +19,15 @@ from edge_opt.cost.rules import price
 from edge_opt.cost.totals import layer_costs
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.backward_pass import measured_step
-from edge_opt.measuring.latency import Progress, Runner, Tally, check_repeats, interleaved, longest_time_s
+from edge_opt.measuring.latency import (
+    Progress,
+    Runner,
+    Tally,
+    check_repeats,
+    fresh_latency_s,
+    interleaved,
+    longest_time_s,
+)
 from edge_opt.measuring.layers import Recorder, clock_of, layer_latencies, recording_cost
 from edge_opt.measuring.machine import Device, find_device, read_environment
 from edge_opt.records import (
@@ -228,6 +236,8 @@ def measure(
             environment=environment, progress=progress, repeats=repeats, warmup=warmup,
         )  # fmt: skip
         latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
+        is_asked = place.torch_name == "cpu" and repeats is None
+        fresh_s = fresh_latency_s(plain, min_time_s / 2) if is_asked else None
         has_step = mode == "train" and recorder is not None and place.torch_name == "cpu"
         step = measured_step(subject, plain.once, min_time_s, limit_s, target_precision) if has_step else None
         joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)
@@ -235,7 +245,7 @@ def measure(
         latency=latency,
         layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
         memory=_memory(subject, arguments, traced, place, mode) if memory and not runtime else None,
-        energy=joules, energy_refusals=refusals, environment=environment, training=step,
+        energy=joules, energy_refusals=refusals, environment=environment, training=step, fresh_latency_s=fresh_s,
     )  # fmt: skip
 
 

@@ -288,6 +288,8 @@ class Measurement(Shown):
         energy_refusals: Meters that could not be used, and why.
         environment: The machine and the process.
         training: Forward and backward by layer, in mode "train" on the CPU; None where nothing has a gradient.
+        fresh_latency_s: Median seconds of a forward that must map its memory first; `latency` is of kept memory. None
+            where the C library cannot be told, off the CPU, and where the number of repeats was given.
     """
 
     latency: Latency
@@ -297,6 +299,16 @@ class Measurement(Shown):
     energy_refusals: tuple[Refusal, ...]
     environment: Environment
     training: MeasuredStep | None = None
+    fresh_latency_s: float | None = None
+
+    @property
+    def is_slower_fresh(self) -> bool:
+        """Whether a forward that must map its memory first takes clearly longer than one with kept memory."""
+        return self.fresh_latency_s is not None and self.fresh_latency_s > _CLEARLY * self.latency.p95_s
+
+
+# A handful of single calls is known to about this factor.
+_CLEARLY = 1.1
 
 
 @dataclass(frozen=True, slots=True)

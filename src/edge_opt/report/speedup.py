@@ -42,7 +42,7 @@ def bought(found: Speedup) -> str | None:
 
 def conditions(found: Speedup) -> str:
     """How it was timed, and whether that was disturbed."""
-    clock = "" if found.clock == "wall" else " in CPU time"
+    clock = "" if found.clock == "wall" else ", in CPU time"
     if found.is_disturbed:
         mark = "; DISTURBED by other programs or noise, also when tried again"
         return f"timed in turns, {calls(found.batch_size)}{clock}{mark}"

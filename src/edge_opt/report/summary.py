@@ -28,6 +28,11 @@ def measured_lines(found: Measurement) -> list[tuple[str, str]]:
     lines = [("Latency", _latency(found.latency))]
     if found.layers is not None:
         lines.append(("Layers", _layers(found.layers)))
+    if found.is_slower_fresh and found.fresh_latency_s is not None:
+        fresh = units.duration(found.fresh_latency_s)
+        lines.append(
+            ("New memory", f"{fresh} where a forward must map its memory first; the latency is of kept memory")
+        )
     if found.training is not None:
         step = found.training
         backward, forward = units.duration(step.backward_s), units.duration(step.forward_s)

@@ -37,6 +37,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 # Beyond this a number of passes is a slip of the keyboard.
 Epochs = Annotated[int, Field(le=100_000)]
+# Beyond this a machine would be busy with starting them.
+Threads = Annotated[int, Field(ge=1, le=1024)]
 
 SMALL_CNN = "edge_opt.model:SmallCNN"
 
@@ -79,7 +81,9 @@ class RunConfig(BaseModel):
     dataloader_seed: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Decides the order of training samples; null is seed."
     )
-    num_workers: Annotated[int, Field(ge=0)] = Field(0, description="Processes that load data; 0 is none beside ours.")
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = Field(
+        0, description="Processes that load data; 0 is none beside ours."
+    )
 
     metric: Any = Field(
         "accuracy",
@@ -108,7 +112,7 @@ class RunConfig(BaseModel):
         json_schema_extra={"group": "Training"},
     )
     device: str = Field("cpu", description="Where training runs: cpu, cuda, cuda:1 or mps. Variants run on the CPU.")
-    build_threads: Count | None = Field(
+    build_threads: Threads | None = Field(
         1, description="Threads of training and building; small networks are fastest with one. null is all cores."
     )
     epochs: Annotated[Epochs, Field(ge=1)] = Field(12, description="Passes over the training part for the baseline.")
@@ -175,7 +179,7 @@ class RunConfig(BaseModel):
     deploy_batch: Count = Field(
         1, description="Samples in one call of the deployed model; by its time variants are ranked and compared."
     )
-    threads: Count | None = Field(1, description="Threads of a variant while it is timed; null is all cores.")
+    threads: Threads | None = Field(1, description="Threads of a variant while it is timed; null is all cores.")
     benchmark_repeats: Count = Field(5, description="Accepted from older files and not used: min_time_s decides.")
     benchmark_trials: Count = Field(3, description="Accepted from older files and not used: min_time_s decides.")
     benchmark_warmup: Annotated[int, Field(ge=0)] = Field(

@@ -352,7 +352,8 @@ def _tried(trial: Trial, is_chosen: bool) -> str:
         return f"| {trial.candidate.label} | | | | failed: {reason} |"
     broken = ", ".join(item.constraint for item in trial.violations)
     state = "**ships**" if is_chosen else "accepted" if trial.is_accepted else f"rejected by {broken}"
+    mark = " (disturbed)" if metrics.is_disturbed else ""
     return (
-        f"| {trial.candidate.label} | {metrics.accuracy:.4f} | {per_call(metrics)} | {units.size(metrics.size_bytes)} "
-        f"| {state} |"
+        f"| {trial.candidate.label} | {metrics.accuracy:.4f} | {per_call(metrics)}{mark} "
+        f"| {units.size(metrics.size_bytes)} | {state} |"
     )

@@ -105,6 +105,9 @@ def _measured(found: Measurement) -> Iterable[Card]:
         high=latency.median_interval_s.high,
         is_disturbed=disturbed,
     )
+    if found.is_slower_fresh and found.fresh_latency_s is not None:
+        first = "a forward that must map its memory first"
+        yield Card(_HERE, "Latency, new memory", found.fresh_latency_s, "time", "measured", first)
     each = "samples per second, at the median"
     yield Card(_HERE, "Throughput", latency.throughput, "number", "measured", each, is_disturbed=disturbed)
     if found.memory is not None:
