@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from edge_opt.compress import finetune, sensitivity
+from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.runtimes import TorchRunner
 from edge_opt.compress.task import StandIn, task_of
 from edge_opt.errors import InvalidInput
@@ -50,6 +53,43 @@ def test_a_stand_in_answers_in_the_model_s_structure() -> None:
 
     shuffled = dict(reversed(list(BATCH.items())))
     assert task.score(StandIn(run, model, call), [shuffled]).value == task.score(model, [BATCH]).value
+
+
+class Answer(dict[str, torch.Tensor]):
+    """A mapping that torch does not know, as many models return."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        return self[name]
+
+
+@dataclass(frozen=True)
+class Framed:
+    hidden: torch.Tensor
+    found: Answer
+
+
+class Own(Named):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        found = super().forward(input_ids, attention_mask)
+        return Framed(found["hidden"], Answer(hidden=found["hidden"], logits=found["logits"]))
+
+
+def right(outputs: Framed, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.found.logits.argmax(1) == targets).float().mean()
+
+
+def test_answers_of_one_s_own_classes_stay_what_they_are_for_a_metric_over_all_batches() -> None:
+    model, task = Own().eval(), task_of(right, metric_direction="higher")
+    call = task.call(model, BATCH)
+    names = list(call.kwargs)
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # as an exported file answers: hidden twice and the scores, one after the other
+        return tuple(flat_tensors(model(**dict(zip(names, tensors, strict=True)))))
+
+    by_model, by_file = (task.score(each, [BATCH, BATCH]) for each in (model, StandIn(run, model, call)))
+    assert by_model.value == by_file.value and by_model.samples == 8
+    assert np.array_equal(by_model.resamples, by_file.resamples) and len(set(by_model.resamples)) > 1
 
 
 def test_inputs_in_a_tuple_are_spread_where_forward_takes_so_many() -> None:

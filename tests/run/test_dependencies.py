@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from edge_opt.data import Splits
+from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 from edge_opt.records import Candidate
 from edge_opt.run.dependencies import code_sources, data_sources, first_weights
@@ -163,6 +164,12 @@ def test_training_data_that_differ_at_each_pass_do_not_look_changed() -> None:
 
     first, second = (data_sources(splits(Noise()), 0, train="all") for _ in range(2))
     assert first == second
+
+
+def test_validation_data_in_another_order_at_each_pass_are_refused() -> None:
+    shuffled = Splits("mine", [], [], loader(0.0, seed=1), None)
+    with pytest.raises(InvalidInput, match="another order, at each pass.*shuffle=False"):
+        data_sources(shuffled, 0, train="all")
 
 
 def test_tensors_of_a_dataset_are_read_without_a_pass() -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from edge_opt._support.checks import check_whole
 from edge_opt._support.extras import optional
 from edge_opt._support.files import publish, staging
 from edge_opt._support.state import as_found, without_fast_path
+from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.exporter_start import translations_kept
 from edge_opt.errors import ExportFailed, InvalidInput, message_of
 from edge_opt.measuring.machine import CPU
@@ -73,13 +74,6 @@ class Flat(nn.Module):
 
 
 _TENSOR = object()
-
-
-def flat_tensors(result: Any) -> list[torch.Tensor]:
-    """Every tensor of a model's result, in order; of a dataclass its fields."""
-    if is_dataclass(result) and not isinstance(result, (type, Mapping)):
-        result = [getattr(result, name) for name in result.__dataclass_fields__]
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from edge_opt.compress.agreement import trouble_of
-from edge_opt.compress.export import Subject, Tensors, flat_tensors, undisturbed
+from edge_opt.compress.answers import flat_tensors
+from edge_opt.compress.export import Subject, Tensors, undisturbed
 from edge_opt.compress.sensitivity import at_precision, watching
 from edge_opt.errors import ConversionFailed
 from edge_opt.records import Agreement, SparedPoint

@@ -17,7 +17,8 @@ from torch import nn
 from typing_extensions import Self
 
 from edge_opt._support.checks import check_whole
-from edge_opt.compress.export import flat_tensors, require
+from edge_opt.compress.answers import flat_tensors
+from edge_opt.compress.export import require
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.latency import Runner as Repeats
 from edge_opt.measuring.latency import interleaved

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
+from edge_opt.compress.answers import flat_tensors, map_tensors
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
 from edge_opt.loading import parse_reference
 from edge_opt.measuring.statistics import wilson
@@ -94,7 +95,7 @@ class Metric:
 
     def _gathered(self, outputs: Any, targets: Any, number: int) -> Table:
         assert self.gather is not None
-        if any(_is_odd(leaf) for leaf in tree_leaves(outputs)):
+        if any(_is_odd(leaf) for leaf in flat_tensors(outputs)):
             raise MeasurementFailed(f"outputs of batch {number} are NaN; {self.name} has no meaning")
         return self.gather(outputs, targets)
 
@@ -122,7 +123,7 @@ class Metric:
 
         def again(weights: Weights) -> float:
             chosen = torch.from_numpy(np.repeat(np.arange(samples), weights.astype(np.int64)))
-            pick = [tree_map(lambda leaf: _picked(leaf, chosen, samples), each) for each in (outputs, targets)]
+            pick = [map_tensors(lambda leaf: _picked(leaf, chosen, samples), each) for each in (outputs, targets)]
             return float(_plain(whole(*pick)))
 
         return Score(self, self._finite(_plain(first)), samples, _resampled(samples, resamples, again), None)
@@ -216,7 +217,7 @@ def first_tensor(output: Any) -> torch.Tensor:
     if isinstance(found, Mapping):
         found = found.get("logits", next(iter(found.values()), None))
     elif not isinstance(found, (torch.Tensor, np.ndarray)):
-        found = getattr(found, "logits", None)
+        found = getattr(found, "logits", next(iter(flat_tensors(found)), None))
     if isinstance(found, np.ndarray):
         found = torch.from_numpy(found)
     if not isinstance(found, torch.Tensor):
@@ -534,7 +535,7 @@ def _updated(given: Any) -> Callable[[Any, Any], Any]:
 
     def whole(outputs: Any, targets: Any) -> Any:
         given.reset()
-        given.update(outputs if tree_leaves(outputs) == [outputs] else first_tensor(outputs), targets)
+        given.update(first_tensor(outputs), targets)
         return given.compute()
 
     return whole
@@ -575,8 +576,8 @@ def _shapes(value: Any) -> str:
     return ", ".join(found) or type(value).__name__
 
 
-def _is_odd(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and bool(leaf.isnan().any())
+def _is_odd(leaf: torch.Tensor) -> bool:
+    return leaf.is_floating_point() and bool(leaf.isnan().any())
 
 
 def count_samples(targets: Any) -> int:
@@ -589,26 +590,21 @@ def count_samples(targets: Any) -> int:
 
 def _joined(parts: list[Any], name: str) -> Any:
     """Batches as one, leaf by leaf."""
-    leaves = [tree_flatten(part) for part in parts]
     try:
-        columns = zip(*(found for found, _ in leaves), strict=True)
-        whole = [_end_to_end(column) for column in columns]
-    except (RuntimeError, ValueError) as error:
+        return map_tensors(_end_to_end, *parts)
+    except (RuntimeError, ValueError, KeyError) as error:
         raise InvalidInput(
             f"metric {name} sees all batches at once, and they cannot be put end to end ({first_line(error)}); pad "
             "them to one length"
         ) from error
-    return tree_unflatten(whole, leaves[0][1])
 
 
-def _end_to_end(column: tuple[Any, ...]) -> Any:
-    if isinstance(column[0], torch.Tensor):
-        return torch.cat([leaf.detach().cpu() if leaf.dim() else leaf[None].detach().cpu() for leaf in column])
-    return column[0]
+def _end_to_end(*column: torch.Tensor) -> torch.Tensor:
+    return torch.cat([leaf.detach().cpu() if leaf.dim() else leaf[None].detach().cpu() for leaf in column])
 
 
-def _picked(leaf: Any, chosen: torch.Tensor, samples: int) -> Any:
-    return leaf[chosen] if isinstance(leaf, torch.Tensor) and len(leaf) == samples else leaf
+def _picked(leaf: torch.Tensor, chosen: torch.Tensor, samples: int) -> torch.Tensor:
+    return leaf[chosen] if leaf.dim() and len(leaf) == samples else leaf
 
 
 def _plain(value: Any) -> Any:

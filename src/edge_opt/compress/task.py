@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from edge_opt.compress.export import flat_tensors
+from edge_opt.compress.answers import flat_tensors, map_tensors
 from edge_opt.compress.scoring import RESAMPLES, Metric, Score, class_scores, first_tensor, metric_of, reference_name
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, ModelNotFound, first_line
 from edge_opt.loading import find_object, parse_reference
@@ -388,7 +387,11 @@ class StandIn:
         call = _in_one_way(self._model, args, kwargs)
         given = _as_in((self._example.args, self._example.kwargs), (call.args, call.kwargs))
         found = self._run(*(leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)))
-        return _shaped(self._answer, flat_tensors(found))
+        tensors = flat_tensors(found)
+        if len(tensors) != len(flat_tensors(self._answer)):
+            return tuple(tensors)
+        waiting = iter(tensors)
+        return map_tensors(lambda _: next(waiting), self._answer)
 
 
 def _as_in(example: Any, value: Any) -> Any:
@@ -401,18 +404,6 @@ def _as_in(example: Any, value: Any) -> Any:
     if isinstance(example, (tuple, list)) and isinstance(value, (tuple, list)) and len(example) == len(value):
         return [_as_in(*pair) for pair in zip(example, value, strict=True)]
     return value
-
-
-def _shaped(like: Any, tensors: list[torch.Tensor]) -> Any:
-    """Flat tensors in the structure of an answer."""
-    if is_dataclass(like) and not isinstance(like, (type, Mapping)):
-        fields = {name: getattr(like, name) for name in like.__dataclass_fields__}
-        return SimpleNamespace(**_shaped(fields, tensors))
-    leaves, spec = tree_flatten(like)
-    if sum(map(_is_tensor, leaves)) != len(tensors):
-        return tuple(tensors)
-    waiting = iter(tensors)
-    return tree_unflatten([next(waiting) if _is_tensor(leaf) else leaf for leaf in leaves], spec)
 
 
 def example_inputs(call: CallArguments) -> Any:

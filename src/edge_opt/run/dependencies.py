@@ -25,7 +25,7 @@ from torch import nn
 from edge_opt.data import Splits
 from edge_opt.data.datasets import seeded
 from edge_opt.data.sources import fingerprint
-from edge_opt.errors import ModelNotFound
+from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.loading import load_model, parse_reference
 from edge_opt.search.store import Scope, Source
 
@@ -81,6 +81,7 @@ def data_sources(splits: Splits, seed: int, *, train: Scope, ranking: bool = Fal
     """
     if splits.checksums:
         return {f"data: {name}": Source(digest) for name, digest in splits.checksums}
+    _check_steady(splits.validation)
     validation = Source(fingerprint(splits.validation))
     calibration = _content(splits.calibration, seed)
     return {
@@ -89,6 +90,16 @@ def data_sources(splits: Splits, seed: int, *, train: Scope, ranking: bool = Fal
         "calibration data": Source(calibration, "int8"),
         **({"calibration data, by which channels are ranked": Source(calibration, "pruned")} if ranking else {}),
     }
+
+
+def _check_steady(validation: Iterable[Any]) -> None:
+    """Refuse validation samples that come in another order, or are others, at each pass: candidates are paired."""
+    first, again = (fingerprint(list(islice(iter(validation), 2))) for _ in range(2))
+    if first != again:
+        raise InvalidInput(
+            "the validation part gives other samples, or another order, at each pass; candidates are compared sample "
+            "by sample, so read it with shuffle=False and draw nothing at random in it"
+        )
 
 
 def _content(loader: Iterable[Any], seed: int) -> str:
