@@ -56,6 +56,19 @@ def test_at_another_precision_the_same_tensors_are_left_out() -> None:
     assert (only.bytes_read, only.bytes_written) == (X + W, Y)
 
 
+def test_a_head_whose_result_nobody_reads_is_a_pass_of_its_own() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.one(x), self.two(x)
+
+    # 1 x 4 inputs, weights with biases, outputs
+    assert moved(eo.profile(TwoHeads(), (1, 4))) == [(4 + 10, 2), (4 + 15, 3)]
+
+
 def test_a_result_that_somebody_else_reads_is_still_written() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:

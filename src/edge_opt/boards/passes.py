@@ -73,7 +73,7 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[Pass, ...
     for call in calls:
         result = None if tail is None else _result(tail)
         single = _single(profile, call, sizes[call.signature])
-        if tail is not None and result is not None and _continues(profile, tail, call, result, readers[result]):
+        if tail is not None and result is not None and _continues(profile, tail, call, result, readers.get(result, [])):
             handed_over = sum(
                 size
                 for size, storage in zip(sizes[call.signature].inputs, call.reads, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -13,7 +13,7 @@ from edge_opt import units
 from edge_opt._support.extras import optional
 from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, in_batches_of, quiet
 from edge_opt.compress.quantize import Job, Made, precision
-from edge_opt.compress.runtimes import Closing
+from edge_opt.compress.runtimes import Closing, in_pieces
 from edge_opt.errors import ConversionFailed, EdgeOptError, ExportFailed, InvalidInput, first_line
 from edge_opt.records import LayerPrecision
 
@@ -46,7 +46,10 @@ def _threads(wanted: int) -> int:
 
 
 class ExecuTorchRunner(Closing):
-    """A .pte file in ExecuTorch. Its threads are the process's: those of the first of several open at a time."""
+    """A .pte file in ExecuTorch. Its threads are the process's: those of the first of several open at a time.
+
+    Where the file's batch is fixed, a batch of several times as many samples takes several calls.
+    """
 
     runtime = "executorch"
 
@@ -62,14 +65,27 @@ class ExecuTorchRunner(Closing):
             raise ConversionFailed(f"ExecuTorch cannot load {path.name}: {first_line(error)}") from error
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        pieces = self._pieces(inputs)
+        if len(pieces) > 1:
+            found = [self(*piece) for piece in pieces]
+            return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
         try:
             return tuple(output.clone() for output in self.bind(*inputs)())  # type: ignore[attr-defined]
         except RuntimeError as error:
             raise InvalidInput(f"ExecuTorch refused the inputs: {first_line(error)}") from error
 
-    def bind(self, *inputs: Any) -> Callable[[], object]:
+    def _pieces(self, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
         if self._method is None:
             raise InvalidInput("this runner is closed; open it again")
+        # Where the batch is free, the largest stands here.
+        meta = self._method.metadata
+        return in_pieces(inputs, [meta.input_tensor_meta(index).sizes() for index in range(meta.num_inputs())])
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        pieces = self._pieces(inputs)
+        if len(pieces) > 1:
+            calls = [self.bind(*piece) for piece in pieces]
+            return lambda: [call() for call in calls]
         method, tensors = self._method, [torch.as_tensor(value).detach().cpu().contiguous() for value in inputs]
         return lambda: method.execute(tensors)
 

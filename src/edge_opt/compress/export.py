@@ -128,7 +128,10 @@ class Subject:
     def outputs(self, tensors: Tensors) -> Tensors:
         """What the original returns, as flat tensors."""
         with undisturbed(self.model):
-            return tuple(tensor.detach().cpu().clone() for tensor in self.flat()(*(t.clone() for t in tensors)))
+            found = tuple(tensor.detach().cpu().clone() for tensor in self.flat()(*(t.clone() for t in tensors)))
+        if not found:
+            raise InvalidInput(f"{self.name} answers with no tensor; return tensors, or structures that hold some")
+        return found
 
 
 def subject_of(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Subject:

@@ -12,7 +12,7 @@ import torch
 from edge_opt._support.extras import optional
 from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, in_batches_of, quiet
 from edge_opt.compress.quantize import Job, Made, precision
-from edge_opt.compress.runtimes import Closing
+from edge_opt.compress.runtimes import Closing, in_pieces
 from edge_opt.errors import ConversionFailed, ExportFailed, InvalidInput, first_line
 from edge_opt.records import LayerPrecision
 
@@ -80,17 +80,7 @@ class LiteRtRunner(Closing):
         return ((value.astype(np.float32) - zero) * np.float32(scale)) if scale else value.copy()
 
     def _pieces(self, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The inputs in batches of the only size that the file takes; as they are where it takes any, or none fits."""
-        signatures = [port["shape_signature"] for port in self._ports("input")]
-        tensors = [torch.as_tensor(value) for value in inputs]
-        fixed = {int(signature[0]) for signature in signatures if len(signature)}
-        counts = {len(tensor) for tensor in tensors if tensor.dim()}
-        if len(fixed) != 1 or len(counts) != 1 or min(fixed) < 1 or len(tensors) != len(signatures):
-            return [tuple(inputs)]
-        size, count = min(fixed), min(counts)
-        if count <= size or count % size:
-            return [tuple(inputs)]
-        return [tuple(tensor[start : start + size] for tensor in tensors) for start in range(0, count, size)]
+        return in_pieces(inputs, [port["shape_signature"] for port in self._ports("input")])
 
     def bind(self, *inputs: Any) -> Callable[[], object]:
         pieces = self._pieces(inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -150,6 +150,23 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def in_pieces(inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[tuple[Any, ...]]:
+    """The inputs in batches of the only size that a file takes; as they are where it takes any, or none fits.
+
+    >>> [[tuple(value.shape) for value in piece] for piece in in_pieces([torch.zeros(4, 3)], [(2, 3)])]
+    [[(2, 3)], [(2, 3)]]
+    """
+    tensors = [torch.as_tensor(value) for value in inputs]
+    fixed = {int(shape[0]) for shape in shapes if len(shape)}
+    counts = {len(tensor) for tensor in tensors if tensor.dim()}
+    if len(fixed) != 1 or len(counts) != 1 or min(fixed) < 1 or len(tensors) != len(shapes):
+        return [tuple(inputs)]
+    size, count = min(fixed), min(counts)
+    if count <= size or count % size:
+        return [tuple(inputs)]
+    return [tuple(tensor[start : start + size] for tensor in tensors) for start in range(0, count, size)]
 
 
 class TorchRunner(Closing):

@@ -81,7 +81,7 @@ class Contest:
         with tempfile.TemporaryDirectory() as aside:
             converted = convert(
                 model,
-                self.job.subject.example(splits, model),
+                self.job.converted_with(candidate, self.job.subject.call(splits, model)),
                 candidate.precision,
                 candidate.runtime,
                 calibration=self.job.subject.calls(splits, model) if candidate.precision == "int8" else None,

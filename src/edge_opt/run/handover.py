@@ -92,7 +92,13 @@ scores = np.concatenate(found)
 """),
     "executorch": ("executorch", "import torch\nfrom executorch.runtime import Runtime", """
 method = Runtime.get().load_program(FOLDER / "model.pte").load_method("forward")
-scores = method.execute([torch.from_numpy(value) for value in inputs])[0].float().numpy()
+# A file that takes one batch only is called for one after the other.
+size = min(method.metadata.input_tensor_meta(0).sizes()[0], len(inputs[0]))
+found = []
+for start in range(0, len(inputs[0]) - size + 1, size):
+    batch = [torch.from_numpy(value[start : start + size]) for value in inputs]
+    found.append(method.execute(batch)[0].float().numpy().copy())
+scores = np.concatenate(found)
 """),
     "torch": ("torch", "import torch", _TORCH.format(model=_LOADED)),
     "torch-compile": ("torch", "import torch", _TORCH.format(model=f"torch.compile({_LOADED})")),

@@ -353,11 +353,9 @@ class PipelineJob:
         call = self.subject.call(splits, variant.model)
         inputs = example_inputs(call)
         keep_call(folder / INPUTS, call)
-        # Files of edge runtimes may have one batch only; then it is that of the deployment.
-        is_edge = candidate.runtime in ("litert", "executorch")
         converted = convert(
             variant.model,
-            example_inputs(sized_call(call, self.bench.deploy_batch)) if is_edge else inputs,
+            self.converted_with(candidate, call),
             candidate.precision,
             candidate.runtime,
             calibration=self.subject.calls(splits, variant.model) if candidate.precision == "int8" else None,
@@ -388,6 +386,12 @@ class PipelineJob:
             "file": Path(converted.path).name,
             "remarks": [*variant.remarks, *converted.remarks],
         }
+
+    def converted_with(self, candidate: Candidate, call: CallArguments) -> Any:
+        """The inputs that a candidate is converted for."""
+        # Files of edge runtimes may have one batch only; then it is that of the deployment.
+        is_edge = candidate.runtime in ("litert", "executorch")
+        return example_inputs(sized_call(call, self.bench.deploy_batch) if is_edge else call)
 
     def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
         """Time what was built, in batches, in the batch that is deployed and in single samples; see what it holds."""
