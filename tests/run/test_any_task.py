@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import edge_opt as eo
+from edge_opt.compress.agreement import sized
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.records import SweepResult
 from edge_opt.run.config import read_config
@@ -52,6 +54,20 @@ def test_numbers_are_not_scored_by_accuracy(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InvalidInput, match="do not fit a classifier"):
         regression(metric="mae", loss="cross_entropy")
     assert not (tmp_path / "unused").exists()
+
+
+class Shared(nn.Module):
+    """Classes and a temperature come with the call, and have no samples."""
+
+    def forward(self, x: torch.Tensor, classes: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        return x @ classes.T / temperature
+
+
+def test_inputs_that_hold_no_samples_are_never_cut() -> None:
+    batch = (torch.ones(16, 8), torch.ones(5, 8), torch.tensor(2.0), torch.arange(16) % 5)
+    inputs, labels = Subject(Shared(), {}).samples([batch], Shared(), 4)
+    assert [tuple(value.shape) for value in (*inputs, *labels)] == [(4, 8), (5, 8), (), (4,)]
+    assert [tuple(value.shape) for value in sized([tuple(inputs)], 1)] == [(1, 8), (5, 8), ()]
 
 
 FACTORY = """

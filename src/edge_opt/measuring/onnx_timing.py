@@ -145,7 +145,7 @@ def time_files(folder: Path, order: TimingOrder, given: Sequence[Array] = ()) ->
     held: int | None = None
     timings: list[Timing] = []
     for index, size in enumerate(order.sizes):
-        batch = [sized(value, size) for value in given] if given else drawn(first, size, dict(order.shapes))
+        batch = sized(given, size) if given else drawn(first, size, dict(order.shapes))
         runs = {name: _runner(name, session, batch, order.rehearses) for name, session in sessions.items()}
         if not index:
             held = growth.peak_while(runs[order.files[0]].once)
@@ -160,14 +160,18 @@ def time_files(folder: Path, order: TimingOrder, given: Sequence[Array] = ()) ->
     return TimingResult(this_machine(), tuple(timings), held)
 
 
-def sized(value: Array, size: int) -> Array:
-    """A batch of so many samples: the first ones, or all of them again and again.
+def sized(values: Sequence[Array], size: int) -> list[Array]:
+    """A call with so many samples: the first ones, or all of them again and again. What has no samples stays as it is.
 
-    >>> sized(np.array([1, 2, 3]), 5).tolist()
-    [1, 2, 3, 1, 2]
+    >>> [value.tolist() for value in sized([np.array([1, 2, 3]), np.array([7, 8])], 5)]
+    [[1, 2, 3, 1, 2], [7, 8]]
     """
-    repeats = -(-size // len(value))
-    return np.ascontiguousarray(np.concatenate([value] * repeats)[:size])
+    count = len(values[0])
+    repeats = -(-size // count)
+    return [
+        np.ascontiguousarray(np.concatenate([value] * repeats)[:size]) if value.ndim and len(value) == count else value
+        for value in values
+    ]
 
 
 def drawn(session: Any, size: int, shapes: Mapping[str, tuple[int, ...]]) -> list[Array]:

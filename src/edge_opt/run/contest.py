@@ -15,13 +15,14 @@ import numpy as np
 
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.compress import Runner, convert, measure_runners, open_runner
+from edge_opt.compress.agreement import sized
 from edge_opt.errors import InvalidInput, UnreadableProfile, first_line
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder
 from edge_opt.measuring.statistics import quiet_logs
 from edge_opt.records import Candidate, Finals, Latency, SweepResult
-from edge_opt.run.job import INPUTS, QUIET_WITHIN, Bench, PipelineJob, built_file, is_disturbed, kept_inputs, sized
+from edge_opt.run.job import INPUTS, QUIET_WITHIN, Bench, PipelineJob, built_file, is_disturbed, kept_inputs
 from edge_opt.search.board_worker import Board, packed_inputs
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.finals import Session, by_speed, entries_of, finals_of, merged, session_of
@@ -55,16 +56,19 @@ class Contest:
         A variant that was not built has no folder; it is made here if it can be.
         """
         bench, lost = self.job.bench, []
+        call = sized([tuple(kept_inputs(inputs))], bench.deploy_batch)
         with ExitStack() as stack:
             runners: dict[str, Runner] = {}
             for candidate, folder, built in entries:
                 try:
-                    runners[candidate.key] = stack.enter_context(self._opened(candidate, folder, built))
+                    runner = stack.enter_context(self._opened(candidate, folder, built))
+                    runner(*call)
+                    runners[candidate.key] = runner
                 except Exception as error:  # a variant that only explains the winner must not cost the comparison
                     lost.append(f"{candidate.label} could not be timed: {first_line(error)}")
             found = measure_runners(
                 runners,
-                *(sized(value, bench.deploy_batch) for value in kept_inputs(inputs)),
+                *call,
                 min_time_s=_share_of(bench),
                 max_time_s=2 * _share_of(bench),
                 rehearses=True,

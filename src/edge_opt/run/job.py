@@ -11,7 +11,7 @@ import pickle
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,8 @@ from edge_opt._support.files import write_whole
 from edge_opt.backward.step_report import training_step
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune
+from edge_opt.compress.agreement import sized
+from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.recipe import fingerprint, save_cut
 from edge_opt.compress.runtimes import IN_TORCH, PACKAGES
 from edge_opt.compress.task import (
@@ -141,9 +143,10 @@ class Subject:
         task = self.task.build()
         raw = next(iter(part))
         call, batch = task.call(model, raw), next(task.batches(model, [raw]))
-        inputs, labels = tree_leaves((call.args, call.kwargs)), tree_leaves(batch.labels)
-        cut = [[leaf[:most] for leaf in leaves if isinstance(leaf, torch.Tensor)] for leaves in (inputs, labels)]
-        return cut[0], cut[1]
+        count = min(most, samples_of(call))
+        first = sized_call(call, count)
+        inputs = [leaf for leaf in tree_leaves((first.args, first.kwargs)) if isinstance(leaf, torch.Tensor)]
+        return inputs, [leaf[:count] if leaf.dim() else leaf for leaf in flat_tensors(batch.labels)]
 
     def calls(self, splits: Splits, model: nn.Module) -> FlatCalls:
         """The calibration part as flat tensors, in the order of the model's inputs."""
@@ -402,7 +405,7 @@ class PipelineJob:
         with self.runner(candidate, folder, built) as runner:
             held = growth.peak_while(lambda: runner(*inputs))
             times = {
-                size: self._timed(runner, [sized(value, size) for value in inputs])
+                size: self._timed(runner, sized([tuple(inputs)], size))
                 for size in dict.fromkeys((batch_size, deploy_batch, 1))
             }
             energy = self._energy(lambda: runner(*inputs), times[batch_size])
@@ -487,7 +490,7 @@ class PipelineJob:
             remarks=(*built["remarks"], *dict.fromkeys((*batch.remarks, *deployed.remarks))),
         )
 
-    def _timed(self, runner: Runner, inputs: list[torch.Tensor]) -> Latency:
+    def _timed(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Latency:
         """The latency of these inputs; a disturbed one is measured again when the machine is quieter."""
         options = {"min_time_s": self.bench.min_time_s, "max_time_s": 2 * self.bench.min_time_s}
         found = measure_runner(runner, *inputs, **options)
@@ -558,12 +561,6 @@ QUIET_WITHIN = 5.0
 def is_disturbed(latency: Latency) -> bool:
     """Whether other programs or noise were in the way of a measurement."""
     return latency.is_contended or latency.is_noisy
-
-
-def sized(value: torch.Tensor, size: int) -> torch.Tensor:
-    """A batch of so many samples: the first ones, or all of them again and again."""
-    repeats = -(-size // len(value))
-    return (torch.cat([value] * repeats) if repeats > 1 else value)[:size].contiguous()
 
 
 STRUCTURE = "inputs.json"

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, open_runner
+from edge_opt.compress.agreement import sized
 from edge_opt.compress.prune import pruned_levels
 from edge_opt.compress.runtimes import measure_runners
 from edge_opt.data import Splits
@@ -30,7 +31,7 @@ from edge_opt.errors import EdgeOptError
 from edge_opt.records import Candidate
 from edge_opt.records.sweeps import SHARES
 from edge_opt.run.config import RunConfig
-from edge_opt.run.job import PipelineJob, computing_with, sized, variant_of
+from edge_opt.run.job import PipelineJob, computing_with, variant_of
 from edge_opt.search.space import IMPOSSIBLE, Exclusion, Pair, Space
 
 FILE = "screening.json"
@@ -245,7 +246,7 @@ def _times(job: PipelineJob, splits: Splits, variants: Mapping[Name, tuple[nn.Mo
         if not runners:
             return {}
         tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
-        call = [sized(value, job.bench.deploy_batch) for value in tensors]
+        call = sized([tuple(tensors)], job.bench.deploy_batch)
         found = measure_runners(runners, *call, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
     return {name: found[str(name)].median_s for name in variants if str(name) in found}
 
