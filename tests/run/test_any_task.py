@@ -50,9 +50,19 @@ def test_numbers_are_not_scored_by_accuracy(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match="do not fit accuracy.*set metric to mae, rmse or r2"):
         regression()
-    # a loss that does not fit is told before anything is built, not in the row of each pruned candidate
+    assert not (tmp_path / "unused").exists()
+
+
+def test_a_loss_that_does_not_fit_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    batches = [(torch.ones(4, 3), torch.ones(4))]
     with pytest.raises(InvalidInput, match="do not fit a classifier"):
-        regression(metric="mae", loss="cross_entropy")
+        eo.sweep(
+            nn.Linear(3, 1),
+            {"train": batches, "validation": batches},
+            folder=tmp_path / "unused",
+            metric="mae",
+            loss="cross_entropy",
+        )
     assert not (tmp_path / "unused").exists()
 
 
