@@ -33,13 +33,14 @@ $(SYSTEM_READY): $(DEV_READY)
 demo: $(RUN_READY)
 	$(BIN)/edge-opt run configs/default.yaml --output out/demo
 
+# Three processes on two cores: many tests wait for others that they started.
 ## test: style, types and the whole suite
 test: check $(SYSTEM_READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 ## quick: the suite without the slow tests
 quick: $(SYSTEM_READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 ## check: ruff and mypy
 check: $(DEV_READY)
