@@ -19,6 +19,7 @@ from edge_opt.errors import EdgeOptError
 from edge_opt.search.build import Event, PhaseEnded, PhaseStarted
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import candidate_folder, run_sweep
+from edge_opt.search.workers import started
 from sweep_control import end, finished, lines, start, table, wait_for_lines
 from sweep_jobs import Arithmetic, WorkerKiller
 from sweep_process import CONSTRAINTS, SPACE
@@ -158,3 +159,18 @@ def test_a_scheduler_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("edge_opt.search.workers.PATIENCE_S", 0.5)
     with pytest.raises(EdgeOptError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
         run_sweep(Arithmetic(tmp_path / "log"), SPACE, folder=tmp_path, scheduler="tcp://127.0.0.1:9")
+
+
+def test_workers_that_are_lost_while_they_start_are_started_again() -> None:
+    tries: list[int] = []
+
+    def start(failures: int) -> str:
+        tries.append(1)
+        if len(tries) <= failures:
+            raise RuntimeError("Nanny failed to start.")
+        return "cluster"
+
+    assert started(lambda: start(2)) == "cluster" and len(tries) == 3
+    tries.clear()
+    with pytest.raises(EdgeOptError, match="cannot be started .*Nanny failed to start.*run again to go on"):
+        started(lambda: start(9))

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from edge_opt import __version__
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
-from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput, first_line
 from edge_opt.records import Candidate
 from edge_opt.search.build import WAITING, Listener, Notice, Order, emptied
 from edge_opt.search.certificates import make_certificates, security_from
@@ -193,17 +193,21 @@ class DaskBuilders:
                 "preload": [_IGNORE_CTRL_C],
             },
         }
+
+        def start() -> Any:
+            return distributed.SpecCluster(
+                scheduler={"cls": Scheduler, "options": {**here, "port": 0}},
+                workers=dict.fromkeys(range(self._cluster.workers), worker),
+                security=security,
+                # Workers report heartbeats that fail while they are being closed.
+                silence_logs=logging.CRITICAL,
+            )
+
         try:
             # A lost worker costs its attempt; Dask itself gives the work to another, so many times.
             with (
                 dask.config.set({"distributed.scheduler.allowed-failures": self._order.patience}),
-                distributed.SpecCluster(
-                    scheduler={"cls": Scheduler, "options": {**here, "port": 0}},
-                    workers=dict.fromkeys(range(self._cluster.workers), worker),
-                    security=security,
-                    # Workers report heartbeats that fail while they are being closed.
-                    silence_logs=logging.CRITICAL,
-                ) as cluster,
+                started(start) as cluster,
             ):
                 yield cluster
         finally:
@@ -235,6 +239,27 @@ class DaskBuilders:
         for name, content in files.items():
             write_whole(folder / name, content)
         return cast(Outcome, outcome)
+
+
+_STARTS = 3
+
+
+def started(start: Callable[[], Any]) -> Any:
+    """What `start` makes. A worker that is lost while it starts ends the whole start, so that is tried again.
+
+    >>> started(lambda: "cluster")
+    'cluster'
+    """
+    for _ in range(_STARTS - 1):
+        with suppress(RuntimeError, OSError):
+            return start()
+    try:
+        return start()
+    except (RuntimeError, OSError) as error:
+        raise EdgeOptError(
+            f"the workers of this sweep cannot be started ({first_line(error)}); run again to go on: what was finished "
+            "is kept"
+        ) from error
 
 
 @contextmanager
