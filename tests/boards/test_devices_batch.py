@@ -134,7 +134,7 @@ def test_the_model_is_left_as_found() -> None:
         ({"memory_limit_mb": "64"}, "memory_limit_mb is '64'"),
         ({"memory_limit_mb": True}, "memory_limit_mb is True"),
         ({"memory_limit_mb": 1, "most": 0}, "most is 0"),
-        ({"target": "apple-m1"}, "the RAM of apple-m1 is not known; pass memory_limit_mb="),
+        ({"target": "apple-a16"}, "the RAM of apple-a16 is not known; pass memory_limit_mb="),
     ],
 )
 def test_wrong_limits_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -30,6 +30,7 @@ from edge_opt.boards.estimate import (
     estimate,
     estimate_roofline,
 )
+from edge_opt.boards.passes import passes
 from edge_opt.boards.platform_file import fitted_platforms
 from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.errors import InvalidInput
@@ -187,6 +188,21 @@ def test_a_missing_bandwidth_is_named_and_what_to_type_in(device: str) -> None:
     assert (found.seconds, found.bound) == (None, "unknown")
     (remark,) = [text for text in found.remarks if text.startswith(f"the bandwidth of {device} is unknown")]
     assert "edge-opt board my-board --time" in remark
+
+
+def test_a_device_without_a_time_says_in_which_precision_it_has_one() -> None:
+    found = estimate(eo.profile(SmallCNN(), (1, 1, 28, 28)), "stm32h747")
+    assert found.seconds is None
+    assert found.remarks[0].endswith("times with st-edge-ai are known in int8: ask for precision='int8'")
+
+
+def test_every_step_of_a_recurrent_layer_is_a_launch_on_a_gpu_and_a_loop_on_a_cpu() -> None:
+    profile = eo.profile(nn.LSTM(8, 16, num_layers=2, bidirectional=True), (50, 3, 8))
+    (item,) = [item for item in passes(profile, "fp32") if item.macs]
+    assert item.steps == 50 * 2 * 2
+    gpu, cpu = (estimate(profile, device) for device in ("jetson-nano", without(board(), overhead_s=None)))
+    assert gpu.seconds is not None and cpu.seconds is not None
+    assert gpu.seconds >= 200 * LAUNCH_S > cpu.seconds
 
 
 def test_a_call_takes_what_is_usual_where_the_device_has_no_figure() -> None:

@@ -121,6 +121,15 @@ def test_attention_on_ncnn_was_never_held_out_and_is_wide() -> None:
     assert found.high / found.seconds >= 2.5 * 0.999
 
 
+def test_a_recurrent_net_was_never_timed_and_is_wide_unless_little_of_the_time_is_its() -> None:
+    platform = find_platform("raspberry-pi-5", runtime="ncnn", threads=4)
+    found = estimate_fitted(eo.profile(nn.LSTM(40, 128, 2), (100, 1, 40)), platform)
+    assert found.outside == ("recurrent layers",)
+    assert found.high / found.seconds >= 7.0 * 0.999
+    little = nn.Sequential(nn.Conv1d(256, 256, 9), nn.GRU(28, 4))
+    assert estimate_fitted(eo.profile(little, (256, 36)), platform).outside == ()
+
+
 def test_a_device_without_fit_names_the_closest() -> None:
     with pytest.raises(UnknownDevice, match="raspberry-pi-4"):
         find_platform("raspberry-pi-44")

@@ -325,8 +325,8 @@ def test_llama_cpp_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         llm(small_llama(), context=64, prompt=8, measure=str(file))
 
 
-def test_measuring_runs_the_loop_here() -> None:
-    found = llm(small_llama(), weights="fp32", context=64, prompt=8, measure=True)
+def test_measuring_runs_the_loop_here_and_its_prompt_counts() -> None:
+    found = llm(small_llama(), weights="fp32", context=64, prompt=60, measure=True)
     assert found.measured is not None
     assert found.measured.decode_tokens_per_s > 0 and found.measured.tokens >= 5
     assert found.measured.peak_bytes == found.memory.total_bytes

@@ -278,15 +278,27 @@ def device(name: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
     found = _by_name(devices())
     wanted = normalized(name)
     if wanted not in found:
-        close = get_close_matches(wanted, found, n=3, cutoff=0.5)
-        names = (
-            list(dict.fromkeys(found[match].name for match in close)) or sorted({s.name for s in found.values()})[:5]
-        )
-        raise UnknownDevice(
-            f"no device named {name!r}; {'closest' if close else 'there is'}: {', '.join(names)}. `edge-opt devices` "
-            f"lists all; to add one, put a TOML file in {user_folder()}, or pass its path"
-        )
+        raise unknown_device(name)
     return found[wanted]
+
+
+def unknown_device(name: str, others: Collection[str] = ()) -> UnknownDevice:
+    """The error for a name that no device has; it names the closest ones.
+
+    Args:
+        name: What was asked for.
+        others: Names that are known beside the catalogue's.
+
+    >>> str(unknown_device("orange-pi-zero2", ["orange-pi-zero-2"])).partition(".")[0]
+    "no device named 'orange-pi-zero2'; closest: orange-pi-zero-2"
+    """
+    found = {alias: spec.name for alias, spec in _by_name(devices()).items()} | {other: other for other in others}
+    close = get_close_matches(normalized(name), found, n=3, cutoff=0.5)
+    names = list(dict.fromkeys(found[match] for match in close)) or sorted(set(found.values()))[:5]
+    return UnknownDevice(
+        f"no device named {name!r}; {'closest' if close else 'there is'}: {', '.join(names)}. `edge-opt devices` "
+        f"lists all; to add one, put a TOML file in {user_folder()}, or pass its path"
+    )
 
 
 def load_device(path: str | os.PathLike[str]) -> DeviceSpec:

@@ -96,7 +96,7 @@ class Work:
 
     `module` is the number of the module call it belongs to, or its position where there are no modules. `reads` and
     `writes` are elements of activations; `kernel` is empty for what is no convolution; `rows` is how many vectors a
-    linear layer is applied to. `is_attention` marks products of two activations.
+    linear layer is applied to. `is_attention` marks products of two activations, `is_recurrent` what goes step by step.
     """
 
     kind: WorkKind
@@ -112,6 +112,7 @@ class Work:
     places: tuple[int, ...] = ()
     rows: int = 1
     is_attention: bool = False
+    is_recurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,7 @@ class _Reader:
             if storages[storage].role == "parameter" and len(tensor.shape) >= 2
         )
         if kind == "recurrent":  # step by step: every weight is read again for each
-            return replace(base, kind="linear", weights=base.macs, rows=1)
+            return replace(base, kind="linear", weights=base.macs, rows=1, is_recurrent=True)
         if kind == "attention" or not weights:
             return replace(base, kind="product", is_attention=True)
         rows = max(1, base.macs // weights)

@@ -378,7 +378,9 @@ class _Overheads:
         # A runtime with tuned kernels calls what is fused once.
         self.calls: dict[int, int] = {}
         for item in fused_passes(profile, roof.precision) if self.usual_s is not None else ():
-            self.calls[item.module] = self.calls.get(item.module, 0) + 1
+            # On a GPU every step of a recurrent layer is a launch of its own; a CPU loops inside one call.
+            count = item.steps if roof.engine == "gpu" else 1
+            self.calls[item.module] = self.calls.get(item.module, 0) + count
 
     def seconds(self, items: Sequence[Pass]) -> float | None:
         """Of these passes; None where it is not known."""
@@ -452,15 +454,20 @@ def _divided(seconds: float | None, share: float) -> float | None:
     return None if seconds is None else seconds / share
 
 
+def _cure(spec: DeviceSpec, precision: str) -> str:
+    """What to do where a device's figures give no time: ask for a precision that was timed, or type in times."""
+    timed = next((platform for platform in published(spec) if platform.precision != precision), None)
+    if timed is not None:
+        return f"times with {timed.runtime} are known in {timed.precision}: ask for precision={timed.precision!r}"
+    return "type in a few that you measured: `edge-opt board my-board --time NET=MS`"
+
+
 def _remarks(
     profile: ModelProfile, spec: DeviceSpec, roof: Roof, seconds: float | None, overheads: _Overheads, is_open: bool
 ) -> Iterator[str]:
     if roof.bandwidth is None:
         why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
-        yield (
-            f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; type in a few that you measured: "
-            f"`edge-opt board my-board --time resnet18=MS`"
-        )
+        yield f"the bandwidth of {spec.name} is unknown ({why}), so there is no time; {_cure(spec, roof.precision)}"
     elif roof.peak is None:
         yield (
             f"the peak of {spec.name} in {roof.precision} ({roof.engine}) is unknown: this is what memory takes alone, "

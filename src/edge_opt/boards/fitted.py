@@ -20,7 +20,7 @@ from edge_opt.boards.catalog import device as device_named
 from edge_opt.boards.catalog import normalized
 from edge_opt.boards.class_costs import CLASSES, Vector, Workload, workload
 from edge_opt.boards.class_fit import OUTSIDE_SHARE, Spread
-from edge_opt.boards.platform_file import Kind, Platform, fitted_platforms, kinds, load_platform
+from edge_opt.boards.platform_file import Kind, Platform, fitted_platforms, kinds, load_platform, timed_devices
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records import Bound, DeviceSpec, ModelProfile
 from edge_opt.records.shown import Record
@@ -29,6 +29,8 @@ from edge_opt.records.shown import Record
 OUTSIDE_FACTOR = 7.0
 # A class that one family alone has, as ncnn's table has attention, was fitted but never held out.
 UNTESTED_FACTOR = 2.5
+# How layers such as an LSTM are named among what lies outside.
+RECURRENT = "recurrent layers"
 _NAME = re.compile(r"[a-z0-9.-]+")
 # What the cost of a class stands for: arithmetic, tensors and weights that are read, or the call itself.
 _GOES_TO: tuple[Bound, ...] = tuple(
@@ -89,7 +91,7 @@ def find_platform(
     if exact:
         return exact[0]
     if not known or rest:
-        close = get_close_matches(device, sorted({platform.device for platform in fitted_platforms()}), n=3)
+        close = get_close_matches(device, timed_devices(), n=3)
         raise UnknownDevice(
             f"no platform of {device!r} is fitted; closest: {', '.join(close) or 'none'}. Type in a few times with "
             "fit_platform, or use the device's roofline"
@@ -258,11 +260,21 @@ def interval(work: Workload, platform: Platform) -> tuple[float, tuple[str, ...]
     width = spread.width(platform.costs.variance(row), platform.noise_ratio)
     shares, seen = platform.costs.shares(row), _families(platform, kind)
     names = tuple(name for name, share, count in zip(CLASSES, shares, seen, strict=True) if share > 0.05 and count < 2)
+    if _recurrent_share(work, platform, kind) >= OUTSIDE_SHARE:  # nobody has published a time of such a net
+        return max(width, math.log(OUTSIDE_FACTOR)), (*work.outside, RECURRENT, *names)
     if work.outside or float(shares[seen == 0].sum()) >= OUTSIDE_SHARE:
         return max(width, math.log(OUTSIDE_FACTOR)), (*work.outside, *names)
     if float(shares[seen < 2].sum()) >= OUTSIDE_SHARE:
         return max(width, math.log(UNTESTED_FACTOR)), names
     return width, ()
+
+
+def _recurrent_share(work: Workload, platform: Platform, kind: Kind) -> float:
+    """The part of the time that goes to recurrent layers, whose weights are read again in every step."""
+    if not any(item.is_recurrent for item in work.works):
+        return 0.0
+    spent = (work.layer_quantities(kind.habits) * np.exp(platform.costs.mean)).sum(axis=1)
+    return float(spent[[item.is_recurrent for item in work.works]].sum() / spent.sum())
 
 
 def _families(platform: Platform, kind: Kind) -> Vector:

@@ -23,7 +23,8 @@ Grouping = Literal["none", "grouped", "depthwise"]
 class Pass:
     """One pass: everything between reading and writing that memory does not see. `includes` are fused modules.
 
-    `grouping` is of a convolution: in groups of several channels, or depthwise, of one or two.
+    `grouping` is of a convolution: in groups of several channels, or depthwise, of one or two. `steps` follow each
+    other in a recurrent layer, each for every layer of it and direction.
     """
 
     module: int
@@ -35,6 +36,7 @@ class Pass:
     arithmetic: Arithmetic
     grouping: Grouping
     is_unpriced: bool
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,17 @@ def _single(profile: ModelProfile, call: OpCall, size: _Scaled) -> Pass:
         arithmetic=_arithmetic(signature, price.cost.macs),
         grouping=_grouping(signature) if price.kind == "conv" else "none",
         is_unpriced=price.status == "unpriced",
+        steps=_steps(signature, price.cost.macs) if price.kind == "recurrent" else 1,
     )
+
+
+def _steps(signature: OpSignature, macs: int) -> int:
+    """Steps of a recurrent layer, from what it multiplies: every matrix once per step and sequence."""
+    matrices = [tensor for tensor in signature.inputs if len(tensor.shape) == 2]
+    states = [tensor for tensor in signature.inputs[1:] if len(tensor.shape) == 3]
+    batch = states[0].shape[1] if states else 1
+    once = batch * sum(tensor.elements for tensor in matrices)
+    return max(1, macs // once) * max(1, len(matrices) // 2) if once else 1
 
 
 def _grouping(signature: OpSignature) -> Grouping:

@@ -102,6 +102,15 @@ def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
     return tuple(sorted(found, key=lambda platform: platform.name))
 
 
+def timed_devices() -> tuple[str, ...]:
+    """Names of the devices that some shipped platform is of, by the names of the files: none of them is read.
+
+    >>> "orange-pi-zero-2" in timed_devices()
+    True
+    """
+    return tuple(sorted({path.name.partition("_")[0] for path in FOLDER.glob("*_*.toml")}))
+
+
 @cache
 def kinds() -> Mapping[str, Kind]:
     """What platforms of each kind have in common, by the kind's name."""

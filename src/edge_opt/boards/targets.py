@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.boards.calibration_file import calibrated_device, load_calibration
+from edge_opt.boards.catalog import SUFFIXES, is_platform_file, is_shipped, normalized, unknown_device
 from edge_opt.boards.catalog import device as find_device
-from edge_opt.boards.catalog import is_platform_file, is_shipped, normalized
 from edge_opt.boards.fitted import platforms_named
-from edge_opt.boards.platform_file import Platform, load_platform
+from edge_opt.boards.platform_file import Platform, load_platform, timed_devices
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records import Calibration, DeviceSpec
 
@@ -54,9 +54,11 @@ def find_target(target: Target) -> Found:
     try:
         return find_device(target)
     except UnknownDevice:
-        known = platforms_named(normalized(target)) if isinstance(target, str) else ()
-        if not known:
+        if not isinstance(target, str) or Path(target).suffix.lower() in SUFFIXES:
             raise
+        known = platforms_named(normalized(target))
+        if not known:
+            raise unknown_device(target, timed_devices()) from None
     exact = [platform for platform in known if platform.name == normalized(str(target))]
     return exact[0] if exact else _without_figures(known[0])
 

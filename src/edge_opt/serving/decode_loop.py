@@ -81,6 +81,9 @@ def measured_torch(model: nn.Module, serving: Serving) -> MeasuredServing:
             cache = handed_out(_called(model, one, cache))
             steps.append(time.perf_counter() - start)
         peak = decode_peak_bytes(model, cache, one, serving.context)
+        if peak is not None:
+            del cache
+            peak = max(peak, prompt_peak_bytes(model, ids))
     return MeasuredServing(
         runtime=f"torch {torch.__version__}",
         weights=serving.form.name,
@@ -105,6 +108,16 @@ def _called(model: nn.Module, ids: torch.Tensor, cache: Any) -> Any:
 
 def _parameters(model: nn.Module) -> Any:
     return inspect.signature(type(model).forward).parameters
+
+
+def prompt_peak_bytes(model: nn.Module, ids: torch.Tensor) -> int:
+    """Most bytes of tensors alive at once while a prompt is read, the cache that it fills included."""
+    with torch.inference_mode(False), torch.no_grad():
+        watch = TensorWatch()
+        watch.add_all([*model.parameters(), *model.buffers(), ids])
+        with watch:
+            _called(model, ids, None)
+    return watch.peak_bytes
 
 
 def decode_peak_bytes(model: nn.Module, template: Any, ids: torch.Tensor, context: int) -> int | None:
