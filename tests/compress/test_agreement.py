@@ -13,6 +13,7 @@ from convertible import Residual
 from edge_opt import compress
 from edge_opt.compress.agreement import agreement, bound_of, is_suspicious, strange_kernels, trouble_of
 from edge_opt.compress.export import subject_of
+from edge_opt.compress.quantize import sample_remarks
 from edge_opt.compress.runtimes import TorchRunner
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
@@ -43,6 +44,13 @@ def test_one_sample_the_batches_given_and_a_large_batch_are_compared() -> None:
     done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=PICTURES)
     assert [entry.samples for entry in done.agreement.by_batch] == [1, 16, 512]
     assert all(entry.output == 0 and not entry.refused for entry in done.agreement.by_batch)
+
+
+def test_ranges_of_few_samples_are_remarked_upon() -> None:
+    assert sample_remarks([(torch.zeros(16, 3),), (torch.zeros(16, 3),)]) == ()
+    assert sample_remarks([(torch.zeros(2, 3),), (torch.zeros(2, 3),)]) == (
+        "ranges come from 4 samples: others may leave them; calibrate on 32 or more",
+    )
 
 
 class WrongBeyond(nn.Module):

@@ -96,6 +96,8 @@ def test_as_few_layers_as_suffice_stay_in_float() -> None:
     spared, curve = spare_until_it_agrees(ranked, lambda s: found(0.2 if len(s) < 5 else 0.05), 0.1)
     assert spared == tuple(ranked[:5])
     assert [len(point.spared) for point in curve] == [0, 1, 2, 4, 5, 6, 8]
+    # eighteen of twenty: 16 is the last power of two, and 19 leaves one in int8
+    assert spare_until_it_agrees(ranked, lambda s: found(0.2 if len(s) < 18 else 0.05), 0.1)[0] == tuple(ranked[:18])
     with pytest.raises(ConversionFailed, match="while any layer is in int8"):
         spare_until_it_agrees(ranked, lambda s: found(0.2), 0.1)
 

@@ -20,8 +20,9 @@ from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidIn
 from edge_opt.records import Agreement, BatchAgreement
 
 # The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
-# works mostly stays below a tenth; a ruined one is near or beyond 1.
-BOUNDS = MappingProxyType({"fp32": 0.01, "fp16": 0.05, "bf16": 0.1, "int8": 0.3, "int4": 0.5})
+# works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration
+# samples do: a third of the mean, where two in five samples got another answer (timm's fastvit_t8).
+BOUNDS = MappingProxyType({"fp32": 0.01, "fp16": 0.05, "bf16": 0.1, "int8": 0.2, "int4": 0.5})
 # Of the samples with a clear answer, so many may get another one; and so much accuracy may go, beyond chance.
 FLIPS_ALLOWED = 0.1
 DROP_ALLOWED = 0.05

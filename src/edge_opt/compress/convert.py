@@ -58,6 +58,7 @@ from edge_opt.compress.quantize import (
     precision,
     quantize,
     range_remarks,
+    sample_remarks,
 )
 from edge_opt.compress.runtimes import IN_TORCH, SUFFIXES, CompiledRunner, Runner, TorchRunner, is_fast, open_file
 from edge_opt.errors import ConversionFailed, InvalidInput
@@ -114,7 +115,7 @@ def convert(
         filename: Name of the file; made from the model and the precision unless given.
         must_run: Whether to raise where no layer runs in what was asked; turn it off for a file of another machine.
         allow: Largest mean difference of an output, as a share of its mean, before `Disagrees` is raised; None is the
-            bound of the precision (fp32 0.01, fp16 0.05, bf16 0.1, int8 0.3, int4 0.5), True takes anything.
+            bound of the precision (fp32 0.01, fp16 0.05, bf16 0.1, int8 0.2, int4 0.5), True takes anything.
         scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
             input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
         group_size: Weights that share a scale where only weights are quantised: 32 is closer, 128 is smaller.
@@ -477,7 +478,7 @@ def _int8(job: Job) -> Made:
         quantize_weights(source.path, path, job.spare, 8, job.group_size, is_big)
     else:
         _static(job, source, path)
-        remarks = range_remarks(job.reduce_range)
+        remarks = (*range_remarks(job.reduce_range), *sample_remarks(job.calibration or []))
     prepared = path.with_name(f"prepared-{path.name}")
     return Made(path, source.outputs, (*source.remarks, *remarks), reference=prepared, batch=source.batch)
 

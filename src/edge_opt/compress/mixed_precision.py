@@ -15,7 +15,7 @@ from edge_opt.compress.sensitivity import at_precision, watching
 from edge_opt.errors import ConversionFailed
 from edge_opt.records import Agreement, SparedPoint
 
-# Without a bound of the caller's: a third of what int8 may differ by.
+# Without a bound of the caller's: half of what int8 may differ by.
 AUTO_BOUND = 0.1
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -70,7 +70,10 @@ def spare_until_it_agrees(
 
 
 def _doubling(layers: int) -> Iterator[int]:
+    """Numbers of layers to spare: none, one, two, four, ..., all but one."""
     count = 0
-    while count < layers:
+    while count < layers - 1:
         yield count
         count = 2 * count or 1
+    if layers:
+        yield layers - 1

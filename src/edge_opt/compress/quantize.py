@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -188,6 +188,18 @@ def range_remarks(reduce_range: bool | None) -> tuple[str, ...]:
         return ()
     why = "this CPU has no VNNI, and 8 would saturate" if reduce_range is None else "as asked"
     return (f"weights have 7 bits: {why}",)
+
+
+# With fewer samples than this, ranges are those of the samples rather than of the model's inputs.
+ENOUGH_SAMPLES = 32
+
+
+def sample_remarks(calibration: Sequence[Tensors]) -> tuple[str, ...]:
+    """That ranges come from few samples, where they do; agreement is then found on the very samples that set them."""
+    count = sum(len(batch[0]) if batch[0].dim() else 1 for batch in calibration)
+    if count >= ENOUGH_SAMPLES:
+        return ()
+    return (f"ranges come from {count} samples: others may leave them; calibrate on {ENOUGH_SAMPLES} or more",)
 
 
 def _write_static(
