@@ -1,19 +1,20 @@
 """Accuracy, microseconds at batch 1 and kilobytes of small trained nets, in every runtime, precision and scheme.
 
-    python benchmarks/runtimes.py [NET ...]
+    python benchmarks/runtimes.py [NET ...] [--without PART ...]
 
 Nets are trained briefly on Fashion-MNIST; the weights are kept for the next run. One thread; everything of a net is
-timed in turns in one process. Accuracy is of 5000 images that no training and no calibration saw, and its change is
-paired, with Newcombe's interval. Beside ours stand what ONNX Runtime's own quantisers make with their defaults, and
-NNCF's where it is installed, from the same float file, with the same batches. What a runtime refuses is a row with
-its reason. Prints Markdown and writes results/runtimes.json.
+timed in turns in one process with a pinned allocator, and the least CPU time of the blocks counts. Accuracy is of 5000
+images that no training and no calibration saw, and its change is paired, with Newcombe's interval. Beside ours stand
+what others make with the same calibration batches: ONNX Runtime's own quantisers with their defaults, LiteRT's tools
+for a batch of one, and NNCF's, where it is installed (`pip install --no-deps nncf`, in an environment of its own).
+What a runtime refuses is a row with its reason. Prints Markdown and writes results/runtimes.json.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,17 +124,21 @@ class Made:
     runs_in: str
 
 
+# A float .onnx file, where to write, the data, and the model.
+Peer = Callable[[Path, Path, Data, nn.Module], Made]
+
+
 def ours(model: nn.Module, found: Data, precision: str, runtime: str, scheme: str) -> Made:
     options: dict[str, Any] = {"scheme": scheme, "calibration": found.calibration} if precision != "fp32" else {}
     done = compress.convert(model, (1, 1, 28, 28), precision, runtime, **options)
-    return Made(compress.open_runner(done), done.size_bytes, done.effective_precision)
+    return Made(compress.open_runner(done, threads=1), done.size_bytes, done.effective_precision)
 
 
-def _theirs(path: Path) -> Made:
-    return Made(compress.open_runner(path, "onnxruntime"), path.stat().st_size, "not asked")
+def _theirs(path: Path, runtime: str = "onnxruntime") -> Made:
+    return Made(compress.open_runner(path, runtime, threads=1), path.stat().st_size, "not asked")
 
 
-def onnxruntime_dynamic(source: Path, target: Path, found: Data) -> Made:
+def onnxruntime_dynamic(source: Path, target: Path, found: Data, model: nn.Module) -> Made:
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -143,7 +148,7 @@ def onnxruntime_dynamic(source: Path, target: Path, found: Data) -> Made:
     return _theirs(target)
 
 
-def onnxruntime_static(source: Path, target: Path, found: Data) -> Made:
+def onnxruntime_static(source: Path, target: Path, found: Data, model: nn.Module) -> Made:
     from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -157,9 +162,35 @@ def onnxruntime_static(source: Path, target: Path, found: Data) -> Made:
     return _theirs(target)
 
 
-def nncf_static(source: Path, target: Path, found: Data) -> Made:
-    import nncf
+def litert(recipe: str) -> Peer:
+    """LiteRT's converter and quantiser as their pages call them: one sample, a recipe by name, "" for float."""
+
+    def make(source: Path, target: Path, found: Data, model: nn.Module) -> Made:
+        import litert_torch
+        from ai_edge_quantizer import quantizer
+        from ai_edge_quantizer import recipe as recipes
+
+        plain, made = target.with_suffix(".float.tflite"), target.with_suffix(".tflite")
+        litert_torch.convert(model, (found.score[0][:1],)).export(str(plain))
+        if not recipe:
+            return _theirs(plain, "litert")
+        tool = quantizer.Quantizer(str(plain))
+        tool.load_quantization_recipe(getattr(recipes, recipe)())
+        samples = [{"args_0": one.numpy()} for batch in found.calibration for one in batch.split(1)]
+        ranges = tool.calibrate({"serving_default": samples}) if recipe.startswith("static") else None
+        tool.quantize(ranges).export_model(str(made), overwrite=True)
+        return _theirs(made, "litert")
+
+    return make
+
+
+def nncf_static(source: Path, target: Path, found: Data, model: nn.Module) -> Made:
     import onnx
+
+    try:
+        import nncf
+    except ImportError as error:
+        raise ImportError("not installed: pip install --no-deps nncf, in an environment of its own") from error
 
     name = _input(source)
     batches = nncf.Dataset([batch.numpy() for batch in found.calibration], lambda batch: {name: batch})
@@ -168,10 +199,13 @@ def nncf_static(source: Path, target: Path, found: Data) -> Made:
     return _theirs(target)
 
 
-PEERS: dict[str, Callable[[Path, Path, Data], Made]] = {
+PEERS: dict[str, Peer] = {
     "ONNX Runtime's own dynamic int8": onnxruntime_dynamic,
     "ONNX Runtime's own static int8": onnxruntime_static,
     "NNCF's static int8, in onnxruntime": nncf_static,
+    "LiteRT's own fp32": litert(""),
+    "LiteRT's own static int8": litert("static_wi8_ai8"),
+    "LiteRT's own dynamic int8": litert("dynamic_wi8_afp32"),
 }
 
 
@@ -181,13 +215,15 @@ def _input(path: Path) -> str:
     return str(onnx.load(str(path), load_external_data=False).graph.input[0].name)
 
 
-def rows_of(name: str, found: Data) -> list[dict[str, Any]]:
-    """Everything that can be made of one net, made, scored, and timed in turns."""
+def rows_of(name: str, found: Data, without: Sequence[str]) -> list[dict[str, Any]]:
+    """Everything that can be made of one net but what is named by a part of its row, scored, and timed in turns."""
     model = trained(name, found)
     rows: list[dict[str, Any]] = []
     made: dict[str, Made] = {}
 
     def attempt(what: str, make: Callable[[], Made]) -> None:
+        if any(part in what for part in without):
+            return
         try:
             made[what] = make()
             made[what].runner(found.score[0][:1])
@@ -205,7 +241,7 @@ def rows_of(name: str, found: Data) -> list[dict[str, Any]]:
             attempt(what, lambda a=precision, b=runtime, c=scheme: ours(model, found, a, b, c))  # type: ignore[misc]
         source = Path(compress.export_onnx(model, (1, 1, 28, 28), folder / "float.onnx").path)
         for number, (what, make) in enumerate(PEERS.items()):
-            attempt(what, lambda f=make, n=number: f(source, folder / f"{name}-{n}.onnx", found))  # type: ignore[misc]
+            attempt(what, lambda f=make, n=number: f(source, folder / f"{name}-{n}.onnx", found, model))  # type: ignore[misc]
         for each in made.values():
             stack.enter_context(each.runner)
         times = compress.measure_runners({w: m.runner for w, m in made.items()}, found.score[0][:1], min_time_s=0.5)
@@ -214,7 +250,7 @@ def rows_of(name: str, found: Data) -> list[dict[str, Any]]:
         change = paired_shares(right[what], right[BASE])
         rows.append(
             {
-                "net": name, "what": what, "runs_in": each.runs_in, "us": times[what].median_s * 1e6,
+                "net": name, "what": what, "runs_in": each.runs_in, "us": min(times[what].cpu_samples_s) * 1e6,
                 "kb": each.size_bytes / 1000, "accuracy": float(right[what].mean()), "points": change.value * 100,
                 "points_low": change.low * 100, "points_high": change.high * 100,
             }
@@ -233,12 +269,16 @@ def is_right(runner: compress.Runner, found: Data) -> np.ndarray:
     return np.asarray(scores.argmax(1) == y)
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("nets", nargs="*")
+    parser.add_argument("--without", nargs="*", default=[], help="rows to leave out, by a part of their name")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     found, rows = data(), []
     print("| net | made by | runs in | µs | KB | accuracy | change, points (95 %) |\n|---|---|---|---|---|---|---|")
-    for name in names or list(NETS):
-        for row in rows_of(name, found):
+    for name in asked.nets or list(NETS):
+        for row in rows_of(name, found, asked.without):
             rows.append(row)
             start = f"| {name} | {row['what']} |"
             if "refused" in row:
@@ -249,9 +289,9 @@ def main(names: list[str]) -> None:
                 f"{start} {row['runs_in']} | {row['us']:.0f} | {row['kb']:.0f} | {row['accuracy']:.4f} | {change} |",
                 flush=True,
             )
-    if not names:
+    if not asked.nets and not asked.without:
         print(f"saved {save('runtimes', rows, trained_on=TRAINED_ON, epochs=EPOCHS, scored_on=SCORED_ON).name}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
