@@ -85,6 +85,7 @@ def winner(found: dict[str, Entry], us: dict[str, float]) -> str:
 def compared(net: str, seed: int) -> list[dict[str, Any]]:
     """One row for the grid, one for levels of its own choice."""
     splits = load_splits("fashion-mnist", seed=seed, **DATA)  # type: ignore[arg-type]
+    assert splits.test is not None
     model = trained(ALL_NETS[net], list(splits.train), seed)
     subject = Subject(model, splits)
     totals = profile(model, (1, 1, 28, 28)).totals

@@ -388,10 +388,12 @@ def pruned_levels(
     round_to: RoundTo,
     loader: Iterable[Any],
     seed: int,
+    is_last: Callable[[float, nn.Module], bool] = lambda ratio, model: False,
 ) -> dict[float, Pruned]:
     """As `prune` at every ratio, without those whose widths an earlier one has; channels are followed and ranked once.
 
-    Fitted to the batches of `loader`, and proved, each by itself.
+    Fitted to the batches of `loader`, and proved, each by itself. After a ratio of which `is_last` says so, no other is
+    tried.
     """
     data = list(loader)
     request = PruneRequest(
@@ -408,6 +410,8 @@ def pruned_levels(
                 pruned = _carried_out(model, plan, replace(request, ratio=ratio), None)
                 _heal(model, plan, pruned, data, reestimate=True, reconstruct=True)
                 found[removed.tobytes()] = ratio, pruned
+                if is_last(ratio, pruned.model):
+                    break
     return dict(found.values())
 
 

@@ -50,6 +50,9 @@ ALLOWED = 0.005
 KEPT_PAIRS = 2
 _WINDOW_S = 0.3
 SAME = "of the same widths as another"
+BEYOND = "beyond those that lost too much"
+# After so many levels in a row that lost too much, no bolder one is cut.
+HOPELESS = 2
 Name = TypeVar("Name")
 
 
@@ -165,16 +168,28 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], levels: Sequ
     times = _times(job, splits, alone) if len(pairs) > 1 else {}
     precision, runtime = pair = min(times, key=lambda each: times[each], default=pairs[0])
     left_out = slower_pairs(times, pairs)
+    scale = 1.0 if task.metric.name in SHARES else abs(whole)
+    scores: dict[float, float] = {}
+
+    def is_hopeless(share: float, model: nn.Module) -> bool:
+        scores[share] = score(model.eval())
+        return gone(list(scores.values()), whole, RECOVERABLE * scale)
+
     try:
         cut = pruned_levels(
             parent, inputs, levels, importance=tuning.importance, round_to=tuning.round_to, seed=tuning.seed,
-            loader=task.batches(parent, splits.calibration),
+            loader=task.batches(parent, splits.calibration), is_last=is_hopeless,
         )  # fmt: skip
     except EdgeOptError as error:
         return Screening(precision, runtime, whole, (Level(max(levels), None, None, f"not pruned: {error}"),), left_out)
-    scale = 1.0 if task.metric.name in SHARES else abs(whole)
+    is_cut_short = gone(list(scores.values()), whole, RECOVERABLE * scale)
     found = [
-        Level(share, score(cut[share].model.eval()), None, "") if share in cut else Level(share, None, None, SAME)
+        Level(
+            share,
+            scores.get(share),
+            None,
+            "" if share in cut else BEYOND if is_cut_short and share > max(cut) else SAME,
+        )
         for share in levels
     ]
     hopeful = promising(found, whole, RECOVERABLE * scale)
@@ -183,6 +198,15 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], levels: Sequ
     timed = [replace(level, latency_ratio=ratios.get(level.share)) for level in found]
     verdicts = judged(timed, whole, trained, most_lost=RECOVERABLE * scale, allowed=ALLOWED * scale)
     return Screening(precision, runtime, whole, verdicts, left_out)
+
+
+def gone(scores: Sequence[float], whole: float, most_lost: float) -> bool:
+    """Whether the last levels, ever bolder, have all lost more than fine-tuning brings back.
+
+    >>> gone([0.9, 0.7], 0.92, 0.1), gone([0.9, 0.7, 0.6], 0.92, 0.1)
+    (False, True)
+    """
+    return len(scores) >= HOPELESS and all(whole - score > most_lost for score in scores[-HOPELESS:])
 
 
 def slower_pairs(times: Mapping[Pair, float], pairs: Sequence[Pair]) -> tuple[Exclusion, ...]:
