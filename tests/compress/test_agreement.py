@@ -46,6 +46,24 @@ def test_one_sample_the_batches_given_and_a_large_batch_are_compared() -> None:
     assert all(entry.output == 0 and not entry.refused for entry in done.agreement.by_batch)
 
 
+class Off(nn.Module):
+    """A little off everywhere, which is much where outputs are near zero."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x + 0.005,)
+
+
+def test_small_calls_are_judged_together() -> None:
+    x = torch.ones(16, 4)
+    x[0] = 0.01
+    model = nn.Identity()
+    batches = [(sample,) for sample in x.split(1)]
+    found = agreement(subject_of(model, (1, 4)), TorchRunner(Off(), 1), batches, "a test", fixed_batch=1)
+    # 0.005 over a mean of (15 + 0.01) / 16; of the first sample alone it would be 0.5
+    assert [entry.samples for entry in found.by_batch] == [1]
+    assert found.by_batch[0].difference == pytest.approx(0.005 / (15.01 / 16), rel=1e-3)
+
+
 def test_ranges_of_few_samples_are_remarked_upon() -> None:
     assert sample_remarks([(torch.zeros(16, 3),), (torch.zeros(16, 3),)]) == ()
     assert sample_remarks([(torch.zeros(2, 3),), (torch.zeros(2, 3),)]) == (

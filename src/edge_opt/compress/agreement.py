@@ -28,6 +28,8 @@ FLIPS_ALLOWED = 0.1
 DROP_ALLOWED = 0.05
 # A large batch is where runtimes change their kernels. It may cost this many FLOPs, for it is run twice.
 _LARGE_BATCH = 512
+# The mean of one sample's outputs says little: calls of fewer samples than this are judged together.
+_SMALL_BATCH = 16
 _LARGE_FLOPS = 3e10
 
 
@@ -88,14 +90,28 @@ def agreement(
     """
     sums = _Sums()
     sizes: list[BatchAgreement] = []
+    small: dict[int, list[tuple[Tensors, Tensors]]] = {}
+
+    def note(batch: Tensors, expected: Tensors, found: Tensors) -> None:
+        if _count(batch) < _SMALL_BATCH:
+            small.setdefault(_count(batch), []).append((expected, found))
+        else:
+            sizes.append(_batch_agreement(_count(batch), expected, found))
+
     for batch, answers in zip(batches, labels or [None] * len(batches), strict=True):
         expected, found = subject.outputs(batch), runner(*batch)
         _check(expected, found, runner)
         sums.add(expected, found, answers)
-        sizes.append(_batch_agreement(batch, expected, found))
+        note(batch, expected, found)
     if fixed_batch is None:
         for batch in _other_sizes(subject, batches):
-            sizes.extend(_at_another_size(subject, runner, batch))
+            both = _at_another_size(subject, runner, batch)
+            if isinstance(both, BatchAgreement):
+                sizes.append(both)
+            elif both is not None:
+                note(batch, *both)
+    for count, pairs in small.items():
+        sizes.append(_batch_agreement(count, *(_joined(outputs) for outputs in zip(*pairs, strict=True))))
     return Agreement(
         max_difference=sums.largest,
         mean_difference=sums.total / max(1, sums.elements),
@@ -129,12 +145,22 @@ def _magnitude(output: torch.Tensor) -> float:
     return float(values[torch.isfinite(values)].sum())
 
 
-def _batch_agreement(batch: Tensors, expected: Tensors, found: Tensors) -> BatchAgreement:
-    """The output that differs most, and how many clear answers became others."""
+def _joined(outputs: Sequence[Tensors]) -> Tensors:
+    """The outputs of several calls as those of one; flat where they are not of one shape behind the first dimension."""
+    parts = list(zip(*outputs, strict=True))
+    is_even = [all(part.dim() and part.shape[1:] == each[0].shape[1:] for part in each) for each in parts]
+    return tuple(
+        torch.cat([part if even else part.flatten() for part in each])
+        for each, even in zip(parts, is_even, strict=True)
+    )
+
+
+def _batch_agreement(count: int, expected: Tensors, found: Tensors) -> BatchAgreement:
+    """The output that differs most, and how many clear answers became others, in calls of so many samples."""
     shares = [_share(ours, theirs) for ours, theirs in zip(expected, found, strict=True)]
     worst = max(range(len(shares)), key=lambda place: shares[place])
     flips = _clear_flips(expected[0], found[0]) if _is_scores(expected[0]) else None
-    return BatchAgreement(_count(batch), shares[worst], worst, flips)
+    return BatchAgreement(count, shares[worst], worst, flips)
 
 
 def _share(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -162,17 +188,17 @@ def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
 
 
 def _other_sizes(subject: Subject, batches: Sequence[Tensors]) -> Iterator[Tensors]:
-    """One sample, and as many as are affordable up to 512."""
+    """Samples one by one, and as many at once as are affordable up to 512."""
     first, count = batches[0], _count(batches[0])
     seen = {_count(batch) for batch in batches}
     if not first[0].dim() or not count:
         return
-    if 1 not in seen:
-        yield sized(batches, 1)
     flops = _flops(subject, first)
+    affordable = 1 if flops is None else int(_LARGE_FLOPS / max(flops / count, 1.0))
+    if 1 not in seen:
+        yield from singles(batches, min(_SMALL_BATCH, max(1, affordable)))
     if flops is None:
         return
-    affordable = int(_LARGE_FLOPS / max(flops / count, 1.0))
     target = min(_LARGE_BATCH, affordable)
     if target > max(seen):
         yield sized(batches, target)
@@ -190,6 +216,20 @@ def sized(batches: Sequence[Tensors], target: int) -> Tensors:
     )
 
 
+def singles(batches: Sequence[Tensors], most: int) -> list[Tensors]:
+    """The first samples, at most so many, each as a batch of its own."""
+    count = min(most, sum(_count(batch) for batch in batches))
+    several, one = sized(batches, count), sized(batches, 1)
+    is_batched = [tensor.dim() > 0 and tensor.shape[:1] == (count,) for tensor in several]
+    return [
+        tuple(
+            tensor[place : place + 1] if batched else alone
+            for tensor, alone, batched in zip(several, one, is_batched, strict=True)
+        )
+        for place in range(count)
+    ]
+
+
 def _flops(subject: Subject, batch: Tensors) -> float | None:
     known = getattr(subject.model, "flops", None)  # a file knows, and its runtime cannot be asked
     if callable(known):
@@ -203,21 +243,22 @@ def _flops(subject: Subject, batch: Tensors) -> float | None:
     return float(counter.get_total_flops())
 
 
-def _at_another_size(subject: Subject, runner: Runner, batch: Tensors) -> Iterator[BatchAgreement]:
-    """Nothing where the original refuses this many; a refusal of the runtime is said, for it is no wrong output."""
+def _at_another_size(
+    subject: Subject, runner: Runner, batch: Tensors
+) -> tuple[Tensors, Tensors] | BatchAgreement | None:
+    """What both return; None where the original refuses this many. A refusal of the runtime is no wrong output."""
     try:
         expected = subject.outputs(batch)
     except Exception:  # whatever the model's own code raises
-        return
+        return None
     if not expected:
-        return
+        return None
     try:
         found = runner(*batch)
     except EdgeOptError as error:
-        yield BatchAgreement(_count(batch), None, None, None, refused=first_line(error))
-        return
+        return BatchAgreement(_count(batch), None, None, None, refused=first_line(error))
     _check(expected, found, runner)
-    yield _batch_agreement(batch, expected, found)
+    return expected, found
 
 
 def _merged(found: list[BatchAgreement]) -> Iterator[BatchAgreement]:
