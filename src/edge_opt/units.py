@@ -45,6 +45,23 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def sizes(several: Sequence[float], last: str = " or ") -> str:
+    """Sizes to choose from, the unit said once where they share it.
+
+    >>> sizes([2**30, 2**31, 2**33]), sizes([2**29, 2**30]), sizes([2**34, 2**35], DASH)
+    ('1, 2 or 8 GiB', '512 MiB or 1 GiB', '16–32 GiB')
+    """
+    texts = [size(nbytes).partition(" ") for nbytes in several]
+    numbers = [f"{float(number):g}" for number, _, _ in texts]
+    suffixes = [suffix for _, _, suffix in texts]
+    is_shared = len(set(suffixes)) == 1
+    named = [
+        number if is_shared and place < len(numbers) - 1 else f"{number} {suffix}"
+        for place, (number, suffix) in enumerate(zip(numbers, suffixes, strict=True))
+    ]
+    return last.join([part for part in (", ".join(named[:-1]), *named[-1:]) if part])
+
+
 _TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from rich.console import Console
 import edge_opt as eo
 from edge_opt.report import checks, comparison, results
 from edge_opt.report.device_tables import device_strips
-from edge_opt.report.legends import CHECK, COMPARISON, DEVICES, PROFILE, SERVING, TARGETS, TRAINING
+from edge_opt.report.legends import CHECK, COMPARISON, DEVICES, PROFILE, SERVING, TARGETS, TRAINING, print_legend
 from edge_opt.report.serving_tables import serving_text
 from edge_opt.report.sheets import record_text
 from edge_opt.report.short_names import shortened, told_apart
-from edge_opt.report.terminal import Strip, grid, print_table, render, rendered
+from edge_opt.report.table import module_tree
+from edge_opt.report.terminal import Strip, grid, print_table, render, rendered, wrapped
 from edge_opt.report.training_tables import training_text
 from shown import profiled, records, served
 
@@ -115,6 +117,52 @@ def test_several_targets_have_at_most_three_lines_of_notes_at_80_columns() -> No
     assert len(notes.splitlines()) <= 3
     everything = results.render(records()["targets"], width=80, is_verbose=True)
     assert all(note.split()[-1] in everything for note in records()["targets"].notes)
+
+
+def test_the_catalogue_and_targets_spell_out_every_name_at_60_columns() -> None:
+    names = {spec.name for spec in eo.devices()}
+    assert names <= {line.split()[0] for line in OWN["devices"](60).splitlines() if line}
+    targets = {fit.prediction.target for fit in records()["targets"].targets}
+    assert targets <= {line.split()[0] for line in results.render(records()["targets"], width=60).splitlines() if line}
+
+
+def test_the_whole_is_bound_by_what_the_sentence_below_says() -> None:
+    profile = profiled(target="raspberry-pi-4")
+    assert profile.prediction is not None
+    root = module_tree(profile).row.predicted
+    assert root is not None and (root.bound, root.seconds) == (profile.prediction.bound, profile.prediction.seconds)
+
+
+def test_a_check_keeps_its_limit_and_growth_where_there_is_little_room() -> None:
+    check = eo.check(
+        profiled(32, target="raspberry-pi-4"), "predicted_ms <= 50", baseline=profiled(),
+        max_increase={"macs": "5%", "latency": "2%"},
+    )  # fmt: skip
+    for width, heads in ((60, ("Value", "Limit", "Growth")), (80, ("Value", "Limit", "Growth"))):
+        text = checks.render(check, width)
+        assert all(head in text.splitlines()[0] for head in heads), width
+        # A baseline without a latency has no limit that follows from it.
+        assert "<= 0 s" not in text
+
+
+def test_a_long_training_step_shows_its_largest_layers_and_says_so() -> None:
+    step = records()["training step"]
+    many = replace(step, layers=tuple(replace(step.layers[0], path=f"layers.{n}") for n in range(80)))
+    text = training_text(many, 80)
+    assert text.count("layers.") < 60 and "30 layers with fewer FLOPs; --top 80 shows all" in text
+    # No column is empty from top to bottom: nothing of this step is computed again.
+    assert "Again" not in text
+
+
+def test_a_figure_and_its_unit_stay_on_one_line() -> None:
+    assert wrapped("planner bound 144 KiB", 17) == ["planner bound", "144 KiB"]
+
+
+def test_a_legend_says_no_meaning_twice() -> None:
+    for legend in (PROFILE, TARGETS, COMPARISON, CHECK, TRAINING, SERVING, DEVICES):
+        said = rendered(lambda console, legend=legend: print_legend(console, legend), width=400).splitlines()
+        meanings = [line.split("  ", 1)[1].strip() for line in said if line.strip()]
+        assert len(meanings) == len(set(meanings))
 
 
 def test_a_legend_explains_every_heading() -> None:

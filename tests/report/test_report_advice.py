@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 import edge_opt as eo
 from edge_opt.model import SmallCNN
 from edge_opt.report.figures import device_roofs
@@ -26,3 +28,16 @@ def test_where_nothing_is_predicted_the_advice_is_on_the_roofline() -> None:
     roofs = device_roofs(profile, ["raspberry-pi-4"])
     said = dict(advice(profile, None, roofs, None))["On Raspberry Pi 4 Model B"]
     assert f"of the time at best goes to {roofs[0].main.total.bound}-bound layers" in said
+
+
+def test_beside_a_fitted_prediction_no_other_time_of_the_same_precision_is_told() -> None:
+    profile = eo.profile(SmallCNN(), (1, 1, 28, 28), target="raspberry-pi-4")
+    assert profile.predictions[0].basis == "fitted"
+    assert not [title for title, _ in advice(profile, None, device_roofs(profile), None) if title.startswith("Try ")]
+
+
+def test_layers_that_are_all_alike_are_not_called_the_largest() -> None:
+    profile = eo.profile(nn.Sequential(*(nn.Linear(4, 4) for _ in range(40))), (1, 4))
+    said = dict(advice(profile, None, (), None))
+    # three of forty equal layers: 3 / 40
+    assert "7.5%" in said["No layer stands out"] and "Largest layers" not in said

@@ -270,7 +270,7 @@ def test_columns_give_way_from_the_right_and_the_dispensable_go_first() -> None:
     ("width", "target", "precision", "sentence"),
     [
         # 8x8 weights of one byte and 8 biases of four, 8 inputs of four, 8 outputs of one.
-        (8, "stm32h747", "int8", "yes: 136 B in int8 (weights, input, activations), and stm32h747 has 1.00 MiB"),
+        (8, "stm32h747", "int8", "yes: 136 B in int8 (weights, input, activations), and stm32h747 has 1 MiB"),
         # 1024x1024 weights of four bytes alone are 4 MiB.
         (1024, "rp2040", "fp32", "no: 4.01 MiB in fp32 (weights, input, activations), and rp2040 has 264 KiB"),
     ],

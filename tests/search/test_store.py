@@ -203,4 +203,7 @@ def test_the_status_counts_what_a_run_that_goes_on_counts(tmp_path: Path) -> Non
     store.keep_fact("verdict", {"best": space[1].key, "recommendation": "it won the last comparison"})
     found = status(tmp_path)
     assert (found.left, found.best, found.recommendation) == (0, space[1].key, "it won the last comparison")
+    # What that comparison rejected is not counted as accepted, as the end of the run does not.
+    store.keep_fact("verdict", {"best": space[1].key, "recommendation": "", "accepted": [space[1].key]})
+    assert (status(tmp_path).done, status(tmp_path).accepted) == (2, 1)
     store.close()

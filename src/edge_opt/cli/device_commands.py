@@ -83,7 +83,7 @@ def _platforms(spec: DeviceSpec) -> Sheet:
         column("Day", lambda item: (item.day or "") if item.rows else "", 4),
         column("Source", lambda item: marks[item.source]),
     )
-    how = "Platforms; estimates take the first that fits what is asked for. Off: median error where held out"
+    how = "Platforms: an estimate takes the first one that answers. Off: median error on nets left out of the fit"
     return Sheet(how, (strips,) if found else (), tuple((mark, source) for source, mark in marks.items()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import json as json_text
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, say, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS
 
@@ -158,14 +158,23 @@ def _conclude(done: list[RunResult], root: Path) -> None:
     for item in done:
         if len(done) > 1:
             typer.echo(f"{item.folder}:")
-        for line in conclusion(item.result):
-            typer.echo(line)
+        _say_lines(conclusion(item.result), behind=10)
         typer.echo(f"report    {item.report}")
         _ships(item.folder, item.result)
     if len(done) > 1:
         typer.echo(f"together  {root / 'aggregate.csv'}")
     if not all(item.result.accepted for item in done):
         talk("nothing satisfies the constraints; loosen one, or widen the space")
+
+
+def _say_lines(lines: Iterable[str], behind: int) -> None:
+    """Print lines as wide as the terminal; what does not fit goes on below, behind so many blanks."""
+    from edge_opt.report.terminal import wrapped
+
+    for line in lines:
+        head, rest = line[:behind], line[behind:]
+        for place, part in enumerate(wrapped(rest, result_width() - behind) or [""]):
+            say(f"{head if place == 0 else ' ' * behind}{part}".rstrip())
 
 
 def _ships(folder: Path, result: SweepResult) -> None:
@@ -270,8 +279,7 @@ def _print_sweep(result: SweepResult, output: Path, json: bool) -> None:
     if json:
         typer.echo(sweep_document(result), nl=False)
         return
-    for line in conclusion(result):
-        typer.echo(line)
+    _say_lines(conclusion(result), behind=10)
     typer.echo(f"tables    {output}")
     typer.echo(f"report    {output / 'report.html'}")
     _ships(output, result)
@@ -318,8 +326,7 @@ def status(
     if json:
         typer.echo(json_text.dumps({**asdict(found), "left": found.left, "is_running": found.is_running}, indent=1))
         return
-    for line in status_lines(found):
-        say(line)
+    _say_lines(status_lines(found), behind=0)
 
 
 def report(

@@ -22,26 +22,11 @@ from edge_opt.compress.runtimes import needs_reduced_range
 from edge_opt.compress.scoring import first_tensor
 from edge_opt.compress.task import Task, task_of
 from edge_opt.errors import InvalidInput, TrainingFailed
-from edge_opt.records import EpochRecord
+from edge_opt.records import EpochRecord, FineTuned
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.trace.modules import module_paths
 
 Validate = Callable[[nn.Module], float]
-
-
-@dataclass(frozen=True, slots=True)
-class FineTuned:
-    """A trained copy with the weights of its best epoch.
-
-    Attributes:
-        model: The trained copy.
-        history: Loss and score of each epoch; epoch 0 is the model as it came.
-        best_epoch: Number of the epoch whose weights it has.
-    """
-
-    model: nn.Module
-    history: tuple[EpochRecord, ...]
-    best_epoch: int
 
 
 def finetune(

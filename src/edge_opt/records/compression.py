@@ -275,6 +275,26 @@ class EpochRecord(Record):
     score: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class FineTuned(Shown):
+    """A trained copy with the weights of its best epoch.
+
+    Attributes:
+        model: The trained copy.
+        history: Loss and score of each epoch; epoch 0 is the model as it came.
+        best_epoch: Number of the epoch whose weights it has.
+    """
+
+    model: nn.Module
+    history: tuple[EpochRecord, ...]
+    best_epoch: int
+
+    def _brief(self) -> str:
+        best = next((it for it in self.history if it.epoch == self.best_epoch), None)
+        score = "" if best is None or best.score is None else f", score {best.score:.4g}"
+        return f"{type(self.model).__name__}: epoch {self.best_epoch} of {len(self.history) - 1} is the best{score}"
+
+
 Bottleneck = Literal["overhead", "memory", "compute", "unknown"]
 Topic = Literal[
     "time", "conversions", "float layers", "slow precision", "overhead", "memory", "unchanged layers", "vector width",

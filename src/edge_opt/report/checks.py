@@ -77,14 +77,14 @@ def verdict(result: CheckResult) -> str:
     return f"{result.name}: within {count}{open_ones}"
 
 
-def _figure(found: CheckedBudget) -> str:
+def _figure(found: CheckedBudget, *, has_interval: bool = True) -> str:
     metric, value, limit = found.budget.metric, found.value, found.budget.limit
     if value is None:
         return "not known"
     shown = amount(metric, value)
     if shown == amount(metric, limit) and value != limit:
         shown = number(value)
-    if found.low is not None and found.high is not None:
+    if has_interval and found.low is not None and found.high is not None:
         if found.high < float("inf"):
             return f"{shown} ({amount(metric, found.low)} to {amount(metric, found.high)})"
         shown += " or more" if found.low == value else f" ({amount(metric, found.low)} or more)"
@@ -93,6 +93,8 @@ def _figure(found: CheckedBudget) -> str:
 
 def _limit(found: CheckedBudget) -> str:
     metric, limit = found.budget.metric, found.budget.limit
+    if found.baseline is None and found.budget.text.startswith("max increase "):
+        return units.DASH  # there is nothing that it could be an increase of
     shown = amount(metric, limit)
     is_exact = found.value is not None and found.value != limit and shown == amount(metric, found.value)
     return f"{found.budget.relation} {number(limit) if is_exact else shown}"
@@ -118,15 +120,20 @@ def _mark(result: CheckResult, found: CheckedBudget) -> str:
 
 _HEADERS = ("", "Budget", "Value", "Limit", "Over", "Baseline", "Growth")
 # What goes first where a terminal is narrow; without a baseline its two columns are not there.
-_RANKS = (0, 0, 0, 0, 1, 3, 2)
+_RANKS = (0, 0, 0, 0, 2, 3, 1)
 
 
-def _columns(result: CheckResult) -> Columns:
+# Narrower, a table has no room for intervals: what a value is held against matters more.
+_LEAST_WITH_INTERVALS = 72
+
+
+def _columns(result: CheckResult, width: int = _LEAST_WITH_INTERVALS) -> Columns:
     """Each column of the budgets with its texts."""
+    has_interval = width >= _LEAST_WITH_INTERVALS
     rows = [
         (
-            _mark(result, found), found.budget.text, _figure(found), _limit(found), _over(found),
-            amount(found.budget.metric, found.baseline), _growth(found),
+            _mark(result, found), found.budget.text, _figure(found, has_interval=has_interval), _limit(found),
+            _over(found), amount(found.budget.metric, found.baseline), _growth(found),
         )
         for found in result.budgets
     ]  # fmt: skip
@@ -202,7 +209,7 @@ def render(result: CheckResult, width: int | None = None) -> str:
     """The result as text: one line per budget, why some do not hold, and the layers to blame, each once."""
 
     def draw(console: Console) -> None:
-        print_table(console, _strips(_columns(result), 1, _RANKS))
+        print_table(console, _strips(_columns(result, console.width), 1, _RANKS))
         for title, columns in _blamed(result):
             console.print(Text(f"{title}:"))
             print_table(console, _strips(columns, 0, tuple(range(len(columns)))))

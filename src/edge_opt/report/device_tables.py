@@ -27,7 +27,7 @@ def device_strips(specs: Sequence[DeviceSpec]) -> Iterator[Strip]:
         bandwidth = used_bandwidth(spec, spec.engine)
         return _UNKNOWN if bandwidth is None else _rate(bandwidth.bytes_per_s)
 
-    yield Strip("Device", tuple(Cell(printable(spec.name)) for spec in specs), "left", floor=14)
+    yield Strip("Device", tuple(Cell(printable(spec.name)) for spec in specs), "left", floor=22)
     yield column("Runs on", lambda spec: spec.engine, rank=4)
     yield column("RAM", _ram)
     yield column("On paper", lambda spec: _text(spec.bandwidth("datasheet"), _rate), rank=5)
@@ -97,7 +97,7 @@ def figures(spec: DeviceSpec) -> Iterator[tuple[str, str, Figure]]:
 
 def _ram(spec: DeviceSpec) -> str:
     sizes = list(dict.fromkeys((spec.ram_bytes[0].value, spec.ram_bytes[-1].value))) if spec.ram_bytes else []
-    return units.DASH.join(map(units.size, sizes)) or _UNKNOWN
+    return units.sizes(sizes, units.DASH) or _UNKNOWN
 
 
 def _power(spec: DeviceSpec) -> str:

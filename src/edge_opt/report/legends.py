@@ -9,7 +9,7 @@ from rich.console import Console
 from edge_opt.report.terminal import print_sentences
 
 _MOVED = "bytes read plus bytes written by its operators"
-_SHARE = "its part of the whole model"
+_SHARE = "its part of the whole model; so are other columns with %"
 
 PROFILE: Mapping[str, str] = {
     "Module": "path of the module in the model; the tree is that of the modules",
@@ -119,6 +119,10 @@ DEVICES: Mapping[str, str] = {
 
 
 def print_legend(console: Console, legend: Mapping[str, str]) -> None:
-    """Print what each heading means."""
+    """Print what each heading means; headings with the same meaning, such as shares, stand once."""
+    first: dict[str, str] = {}
+    for heading, meaning in legend.items():
+        first.setdefault(meaning, heading)
     console.print()
-    print_sentences(console, list(legend.items()), label_width=max(map(len, legend)) + 2)
+    lines = [(heading, meaning) for meaning, heading in first.items()]
+    print_sentences(console, lines, label_width=max(len(heading) for heading, _ in lines) + 2)

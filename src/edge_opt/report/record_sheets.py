@@ -17,6 +17,7 @@ from edge_opt.records import (
     DeviceSpec,
     Diagnosis,
     Explanation,
+    FineTuned,
     Latency,
     LayerLatencies,
     Measurement,
@@ -293,6 +294,20 @@ def _converted(done: Converted) -> Sheet:
 @sheet(Pruned)
 def _pruned(pruned: Pruned) -> Sheet:
     return results.pruned_sheet(pruned)
+
+
+@sheet(FineTuned)
+def _fine_tuned(tuned: FineTuned) -> Sheet:
+    def text(value: float | None) -> str:
+        return units.DASH if value is None else f"{value:.4g}"
+
+    strips = (
+        column("Epoch", (str(it.epoch) for it in tuned.history)),
+        column("Loss", (text(it.loss) for it in tuned.history)),
+        column("Score", (text(it.score) for it in tuned.history)),
+    )
+    title = f"{type(tuned.model).__name__}, with the weights of epoch {tuned.best_epoch}; 0 is before training"
+    return Sheet(title, (strips,) if tuned.history else ())
 
 
 @sheet(Sensitivity)

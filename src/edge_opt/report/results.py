@@ -63,8 +63,9 @@ def agreement_text(found: Agreement) -> str:
     relative = (
         "" if found.relative_difference is None else f" ({units.percent(found.relative_difference)} of the mean output)"
     )
+    samples = f"{found.samples} sample{'s' * (found.samples != 1)}"
     return (
-        f"agreement on {found.samples} samples of {found.source}: {top1}largest difference {found.max_difference:.3g}, "
+        f"agreement on {samples} of {found.source}: {top1}largest difference {found.max_difference:.3g}, "
         f"mean {found.mean_difference:.3g}{relative}"
     )
 
@@ -249,9 +250,7 @@ def _print(found: TargetComparison, console: Console, is_verbose: bool) -> None:
     if is_verbose:
         print_sentences(console, list(target_facts(found)))
         return
-    print_sentences(console, [("Model", model_sentence(found)), ("Memory", _memory(found))], is_cut=True)
-    if more := _more(found):
-        print_sentences(console, [("Note", more)], is_cut=True)
+    print_sentences(console, list(_first_facts(found)), is_cut=True)
 
 
 def target_strips(found: TargetComparison) -> Iterator[Strip]:
@@ -260,7 +259,7 @@ def target_strips(found: TargetComparison) -> Iterator[Strip]:
     def column(header: str, text: Callable[[TargetFit], str], rank: int = 0) -> Strip:
         return Strip(header, tuple(Cell(text(fit)) for fit in found.targets), rank=rank)
 
-    yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left", floor=14)
+    yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left", floor=22)
     yield column("Fits", _fits)
     yield column("Time", _time)
     yield column("90 % interval", _interval, rank=1)
@@ -322,19 +321,23 @@ def model_sentence(found: TargetComparison) -> str:
     return f"{found.model} on {', '.join(map(units.shape, found.inputs))} in {found.precision}"
 
 
-def _memory(found: TargetComparison) -> str:
+def _first_facts(found: TargetComparison) -> Iterator[tuple[str, str]]:
+    """Three lines: the model, its memory, and how much more there is to know; before that, why a time is missing."""
+    yield "Model", model_sentence(found)
     need = found.memory
-    return f"{units.size(need.total_bytes)}, {units.size(need.weight_bytes)} of it weights; kernels' scratch on top"
-
-
-def _more(found: TargetComparison) -> str:
-    """How much more there is to know; why a time is not known stands here."""
+    yield (
+        "Memory",
+        f"{units.size(need.total_bytes)}, {units.size(need.weight_bytes)} of it weights; kernels' scratch on top",
+    )
     count = len(found.notes)
     if not count:
-        return ""
-    more = f"{count} remark{'s' * (count != 1)} and sources: -v, or .notes in Python"
-    unknown = next((fit for fit in found.targets if fit.prediction.seconds is None and fit.prediction.remarks), None)
-    return more if unknown is None else f"{more}; {unknown.prediction.target}: {unknown.prediction.remarks[0]}"
+        return
+    unknown = next((fit.prediction for fit in found.targets if fit.prediction.seconds is None), None)
+    if unknown is None or not unknown.remarks:
+        yield "Note", f"{count} remark{'s' * (count != 1)} and sources: -v, or .notes in Python"
+        return
+    why = unknown.remarks[0].partition(" (")[0].partition(", so ")[0].replace(f" of {unknown.target}", "")
+    yield "Note", f"{unknown.target}: {why}; {count} remarks: -v, or .notes"
 
 
 def dataframe(found: TargetComparison) -> pd.DataFrame:

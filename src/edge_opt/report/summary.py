@@ -192,7 +192,7 @@ def _fits_sentence(found: Prediction, needed: int, sizes: Sequence[int]) -> str:
     answer = "yes" if len(holding) == len(sizes) else f"only in {units.size(holding[0])}" if holding else "no"
     return (
         f"{answer}: {units.size(needed)} in {found.precision} (weights, input, activations), and {found.target} has "
-        f"{' or '.join(map(units.size, sizes))}"
+        f"{units.sizes(sizes)}"
     )
 
 

@@ -327,7 +327,11 @@ def module_tree(profile: ModelProfile) -> Node:
     for path in calls:
         if path != root:
             children[_nearest_above(path, children)].append(path)
-    return _node(root, 0, calls, children)
+    tree = _node(root, 0, calls, children)
+    if profile.prediction is None:
+        return tree
+    # The whole has an interval and a bound of its own, which the rows below need not add up to.
+    return replace(tree, row=replace(tree.row, predicted=predicted_whole(profile.prediction)))
 
 
 def _nearest_above(path: str, called: dict[str, list[str]]) -> str:

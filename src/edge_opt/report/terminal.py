@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +132,7 @@ def _joined(cells: list[Text]) -> Text:
     return Text(" " * _GAP).join(cells)
 
 
-_ROWS_AT_MOST = 50
+ROWS_AT_MOST = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ def _own(row: Row, work: dict[str, str]) -> Row:
 
 def _tree_view(tree: Node, name: str, depth: int | None, work: dict[str, str]) -> View:
     deepest = max(node.row.depth for node in walk(tree))
-    shown = deepest_that_fits(tree, _ROWS_AT_MOST) if depth is None else depth
+    shown = deepest_that_fits(tree, ROWS_AT_MOST) if depth is None else depth
     remark = None
     if shown < deepest:
         remark = f"Folded at depth {shown} of {deepest}; depth {deepest} shows every module."
@@ -338,6 +339,17 @@ def print_table(console: Console, strips: Sequence[Strip]) -> None:
     console.print()
 
 
+# A number and its unit stay on one line.
+_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|ns|µs|ms|s|nJ|µJ|mJ|J|W|GB/s)\b)")
+_BOUND = "\N{NO-BREAK SPACE}"
+
+
+def wrapped(sentence: str, width: int) -> list[str]:
+    """The sentence in lines of at most this width; a figure is not parted from its unit."""
+    lines = textwrap.wrap(_UNIT.sub(_BOUND, sentence), width, break_on_hyphens=False)
+    return [line.replace(_BOUND, " ") for line in lines]
+
+
 def print_sentences(
     console: Console, lines: Sequence[tuple[str, str]], *, is_cut: bool = False, label_width: int = _LABEL_WIDTH
 ) -> None:
@@ -346,7 +358,7 @@ def print_sentences(
     for label, sentence in lines:
         style = "yellow" if label in ("Unpriced", "Note") else ""
         shown = printable(sentence)
-        parts = [cut_behind(shown, room)] if is_cut else textwrap.wrap(shown, room, break_on_hyphens=False)
+        parts = [cut_behind(shown, room)] if is_cut else wrapped(shown, room)
         for position, part in enumerate(parts):
             head = (label if position == 0 else "").ljust(label_width)
             console.print(Text.assemble((head, "bold"), (part, style)), soft_wrap=True)

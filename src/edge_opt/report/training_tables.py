@@ -14,7 +14,7 @@ from edge_opt._support.files import by_suffix, write_whole
 from edge_opt._support.json import to_plain
 from edge_opt.records import MemoryPoint, TrainingLayer, TrainingStep
 from edge_opt.report.comparison import cell, page, table
-from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
+from edge_opt.report.terminal import ROWS_AT_MOST, Cell, Strip, print_sentences, print_table, rendered
 from edge_opt.text import html, markdown
 
 FORMAT, VERSION = "edge_opt.training_step", 1
@@ -27,10 +27,14 @@ _COLORS = {
 
 def show_training(step: TrainingStep, console: Console, top: int | None = None) -> None:
     """Print the layers, then what there is to say of the whole."""
+    if top is None and len(step.layers) > ROWS_AT_MOST:
+        top = ROWS_AT_MOST
     layers = sorted(step.layers, key=lambda layer: -layer.flops)[:top] if top else step.layers
     if layers:
         print_table(console, layer_strips(layers))
     print_sentences(console, list(sentences(step)))
+    if hidden := len(step.layers) - len(layers):
+        print_sentences(console, [("More", f"{hidden} layers with fewer FLOPs; --top {len(step.layers)} shows all")])
 
 
 def layer_strips(layers: Sequence[TrainingLayer]) -> list[Strip]:
@@ -39,6 +43,7 @@ def layer_strips(layers: Sequence[TrainingLayer]) -> list[Strip]:
     return [
         Strip(header, tuple(map(Cell, cells)), "left" if place == 0 else "right", 16 if place == 0 else None, place)
         for place, (header, cells) in enumerate(zip(_HEADERS, columns, strict=True))
+        if place == 0 or any(cells)
     ]
 
 

@@ -132,6 +132,9 @@ def status(folder: str | Path) -> SweepStatus:
         verdict = store.fact("verdict")
     trials = held_to_parents(judged)
     best, sentence = recommend(trials) if verdict is None else (verdict["best"], verdict["recommendation"])
+    accepted = {trial.candidate.key for trial in trials if trial.is_accepted}
+    if verdict is not None:  # the last comparison may have rejected what was accepted by the times before it
+        accepted = set(verdict.get("accepted", accepted))
     running = owner(root)
     return SweepStatus(
         folder=str(root),
@@ -139,7 +142,7 @@ def status(folder: str | Path) -> SweepStatus:
         total=plan["total"],
         done=_count(trials, "done"),
         failed=_count(trials, "failed"),
-        accepted=sum(trial.is_accepted for trial in trials),
+        accepted=len(accepted),
         pid=None if running is None else running.pid,
         host=None if running is None else running.host,
         unfinished=unfinished,
@@ -206,7 +209,7 @@ def as_json(event: Event) -> dict[str, Any]:
 def fate(trial: Trial) -> str:
     """What became of a candidate, in a line."""
     if trial.metrics is None:
-        return f"{trial.failure}: {trial.reason}"
+        return f"{trial.failure}: {trial.reason.replace('edge_opt.errors.', '')}"
     taken = units.per_call(trial.metrics.ranked_latency_s, trial.metrics.ranked_batch)
     figures = f"{trial.metrics.metric} {trial.metrics.accuracy:.4f}, {taken}"
     broken = ", ".join(item.constraint for item in trial.violations)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Candidate, Precision
+from edge_opt.records.shown import Record
 
 Pair = tuple[Precision, str]
 # What models can be converted to; int4 is of weights on paper, and no runtime here takes it.
@@ -40,7 +41,7 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
-class Space:
+class Space(Record):
     """Every candidate that levels of pruning, precisions and runtimes make, counted without being listed.
 
     Attributes:

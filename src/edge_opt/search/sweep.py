@@ -284,7 +284,9 @@ class _Sweep:
             baseline, *rows = (self.judged(retimed(trial, finals)) for trial in (baseline, *rows))
         kept = held_to_parents(rows, finals)
         found = _result(result.name, baseline, kept, self._budgets, use_ci, finals)
-        self._store.keep_fact("verdict", {"best": found.best, "recommendation": found.recommendation})
+        accepted = [trial.candidate.key for trial in found.accepted]
+        said = {"best": found.best, "recommendation": found.recommendation, "accepted": accepted}
+        self._store.keep_fact("verdict", said)
         return found
 
     def take(self, baseline: Trial | Candidate | None) -> None:

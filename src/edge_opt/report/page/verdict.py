@@ -13,6 +13,7 @@ from edge_opt.report.table import leaf_rows
 Advice = tuple[str, str]
 _NAMED = 3
 _WORTH_SAYING = 0.05
+_STANDS_OUT = 0.1
 _CURES = {
     "memory": "Prune channels, move fewer bytes with fp16 or int8, and fuse layers so that data is used more often.",
     "compute": "Prune channels where MACs are, or use a precision or an engine that computes faster.",
@@ -112,7 +113,7 @@ def _mind(profile: ModelProfile) -> Iterable[Advice]:
     if profile.measurement is not None:
         remarks = "; ".join(profile.measurement.latency.remarks)
         if remarks:
-            yield "Mind the measurement", f"{remarks[0].upper()}{remarks[1:]}."
+            yield "About the measurement", f"{remarks[0].upper()}{remarks[1:]}."
 
 
 def _largest(profile: ModelProfile) -> Iterable[Advice]:
@@ -121,6 +122,9 @@ def _largest(profile: ModelProfile) -> Iterable[Advice]:
     rows = sorted(leaf_rows(profile), key=lambda row: -(row.cost.macs if row.cost else 0))[:_NAMED]
     share = sum(row.cost.macs for row in rows if row.cost) / profile.totals.macs
     named = ", ".join(short(layer_name(row, profile), 48) for row in rows if row.cost and row.cost.macs)
+    if share < _STANDS_OUT:
+        yield "No layer stands out", f"The largest ({named}) have {units.percent(share)} of all MACs together."
+        return
     yield "Largest layers", f"{named}: {units.percent(share)} of all MACs. Pruning and precision pay there first."
 
 
@@ -149,6 +153,9 @@ def _on_device(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable[
             "Batch norms and activations in the same pass as their convolution save "
             f"{units.percent(1 - fused / whole)} of the time at best there; runtimes such as ONNX Runtime do so.",
         )
+    # A page has one time for a precision: beside a prediction, the roofline's best would contradict it.
+    if told is not None and (told.bound == "overhead" or told.basis != "roofline"):
+        return
     for other in device.roofs[1:]:
         if whole and other.total.seconds:
             yield (

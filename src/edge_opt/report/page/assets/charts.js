@@ -79,6 +79,7 @@ function agreementFigure(found, place) {
     draw() {
       const all = [...found.layer_measured_s, ...found.layer_predicted_s].filter((value) => value > 0);
       const ends = all.length ? [Math.min(...all) / 1.5, Math.max(...all) * 1.5] : [1e-6, 1e-3];
+      const timeAxis = (values) => wideAxis(values, (value) => duration(value).replace(/\.0+ /, " "));
       const spread = (bound, sign) => found.layer_predicted_s.map((value, row) => (found[bound][row] === null ? 0 : Math.max(0, sign * (found[bound][row] - value))));
       return {
         data: [
@@ -89,7 +90,7 @@ function agreementFigure(found, place) {
             text: found.names.map((name, row) => `<b>${chartText(name, 80)}</b><br>measured ${duration(found.layer_measured_s[row])}<br>predicted ${duration(found.layer_predicted_s[row])}`),
             hovertemplate: "%{text}<extra></extra>" },
         ],
-        layout: { height: 420, xaxis: { type: "log", title: { text: "measured, s" }, tickformat: "~s", dtick: 1 }, yaxis: { type: "log", title: { text: "predicted, s" }, tickformat: "~s", dtick: 1 } },
+        layout: { height: 420, xaxis: { title: { text: "measured" }, ...timeAxis(ends) }, yaxis: { title: { text: "predicted" }, ...timeAxis(ends) } },
         caption: `The whole model: predicted ${duration(found.predicted_s)}${found.low_s === null ? "" : ` (${duration(found.low_s)} to ${found.high_s === null ? "unknown" : duration(found.high_s)})`}, measured here ${duration(found.measured_s)}, a ratio of ${ratio(found.ratio)}. On the dotted line both are equal; a target that is another machine need not come near it.`,
         rows: { headers: ["Layer", "Measured", "Predicted", "Low", "High"], kinds: ["text", "time", "time", "time", "time"],
           rows: found.names.map((name, row) => [name, found.layer_measured_s[row], found.layer_predicted_s[row], found.layer_low_s[row], found.layer_high_s[row]]) },

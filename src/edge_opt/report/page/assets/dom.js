@@ -39,12 +39,21 @@ function shortPaths(paths, most) {
   };
   const found = paths.map(tail);
   const twins = (text) => paths.flatMap((path, place) => (found[place] === text ? [path.split(".")] : []));
-  return found.map((text, place) => {
+  const apart = found.map((text, place) => {
     const group = twins(text);
     if (group.length < 2) return text;
+    const rest = text.replace(/^…/, "");
     const own = paths[place].split(".");
-    const telling = own.filter((part, at) => at < own.length - 1 && group.some((parts) => parts[at] !== part));
-    return telling.length ? short(`…${telling.join("…")}…${own.at(-1)}`, most) : text;
+    const before = own.slice(0, own.length - rest.split(".").length);
+    const telling = before.filter((part, at) => group.some((parts) => parts[at] !== part));
+    const head = telling.length ? `…${telling.join("…")}…` : "…";
+    return head.length + 6 > most ? short(`${head}${rest}`, most) : `${head}${short(rest, most - head.length)}`;
+  });
+  // The last resort, where there is no room for what differs: a number.
+  return apart.map((text, place) => {
+    const same = paths.filter((_, at) => apart[at] === text);
+    const number = [...new Set(same)].indexOf(paths[place]) + 1;
+    return new Set(same).size < 2 ? text : `${short(text, most - 3)}~${number}`;
   });
 }
 
