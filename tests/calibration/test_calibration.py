@@ -206,6 +206,13 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         save_calibration(imaginary(count=20), tmp_path / "file" / "a.json")
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_two_minutes_of_measuring(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="cannot write"):
+        eo.calibrate(path=tmp_path / "file" / "a.json", seconds=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_calibrated_machine_is_a_device() -> None:
     calibration = imaginary()
     spec = eo.calibrated_device(calibration)

@@ -41,6 +41,17 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     return Path(path)
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that cannot be written, before work that takes long; nothing is left there."""
+    try:
+        folder = Path(os.path.realpath(path)).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def staging(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """A folder beside the target, on the same disk, that is gone afterwards, whatever happened."""

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from edge_opt._support.checks import check_whole, is_number
+from edge_opt._support.files import check_writable
 from edge_opt._support.waiting import stderr_console
 from edge_opt.boards.calibration_file import host_file, save_calibration
 from edge_opt.calibration.in_situ import Visit, closed, measured_overheads, operator_samples, visit_reference
@@ -197,6 +198,7 @@ def calibrate(
     if threads is not None:
         check_whole("threads", threads)
     target = Path(path) if path is not None else host_file()
+    check_writable(target)
     busy = busy_remark()
     if busy is not None:
         warnings.warn(f"{busy}; the times will be too long, and the file says so", stacklevel=2)

@@ -136,7 +136,7 @@ def _calibrated_there(
 ) -> Calibration:
     """A board's calibration, written here."""
     from edge_opt._support.checks import check_whole
-    from edge_opt._support.files import write_whole
+    from edge_opt._support.files import check_writable, write_whole
     from edge_opt.boards.calibration_file import load_calibration
     from edge_opt.search.board_worker import find_board
 
@@ -144,6 +144,7 @@ def _calibrated_there(
         raise InvalidInput("a board's calibration is not this host's own; name its file, as in -o board.json")
     if threads is not None:
         check_whole("--threads", threads)
+    check_writable(output)
     board = find_board(address, tls_dir, insecure)
     talk(f"calibrating {board.machine}; it takes about {seconds:g} s, and nothing else should run there")
     found = board.calibrate(threads, seconds, tell=lambda event: talk(str(getattr(event, "text", ""))))
