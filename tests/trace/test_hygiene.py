@@ -134,3 +134,23 @@ def test_hooks_that_forward_adds_itself_are_taken_back() -> None:
     assert not model.layer._forward_pre_hooks
     x = torch.zeros(2, 4)
     assert torch.equal(model(x), model.layer.bias.expand(2, 4) + 1)
+
+
+class _Slices(nn.Module):
+    """Slices alike at two places, an operator that returns its input, and one that works in place on a view."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = x[2:4][1:], x[4:6][1:]
+        if high.storage_offset() - low.storage_offset() != 2 * x.stride(0) or high.contiguous() is not high:
+            raise ValueError("a remembered view is not where it belongs")
+        first, second = (part.split(2, dim=1)[1] for part in (low, high))
+        if second.storage_offset() - first.storage_offset() != 2 * x.stride(0):
+            raise ValueError("a remembered split is not where it belongs")
+        return high.view(4).relu_() + low.view(4).relu_()
+
+
+def test_a_view_that_was_met_before_lies_at_its_own_place_in_its_own_storage() -> None:
+    _Slices()(torch.ones(6, 4))
+    trace = eo.profile(_Slices(), (6, 4)).trace
+    assert sum(bool(call.creates) for call in trace.ops) == 1  # the sum; all else lies in the input
+    assert {number for call in trace.ops[:-1] for number in call.reads} == {0}

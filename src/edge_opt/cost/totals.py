@@ -12,6 +12,7 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
     """One row per module call with the work it does itself; the rows add up to the whole."""
     count = len(trace.modules)
     sums = [[0, 0, 0, 0, 0, 0, 0, 0] for _ in range(count)]
+    storages = trace.storages
     for call in trace.ops:
         verdict = prices[call.signature]
         cost = verdict.cost
@@ -20,8 +21,10 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
         row[1] += cost.other_ops
         row[2] += cost.bytes_read
         row[3] += cost.bytes_written
-        row[4] += sum(trace.storages[number].nbytes for number in call.creates)
-        row[5] = max(row[5], call.live_bytes)
+        for number in call.creates:
+            row[4] += storages[number].nbytes
+        if call.live_bytes > row[5]:
+            row[5] = call.live_bytes
         row[6] += 1
         row[7] += verdict.status == "unpriced"
     return tuple(LayerCost(module, OpCost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True))

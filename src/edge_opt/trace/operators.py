@@ -126,14 +126,25 @@ def operator_name(func: Any) -> str:
 _LIMIT = 100_000
 
 
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
 class Entry:
-    """What is remembered of an operator: its signature, and how to make its outputs (None: run it again)."""
+    """What is remembered of an operator: its signature, and how to make its outputs without running it again.
 
-    __slots__ = ("is_list", "signature", "specs")
+    `specs` are those of new tensors. `views` are shapes, strides and offsets into its first argument; none at all where
+    it returns that argument itself. Where both are None, the operator is run again.
+    """
 
-    def __init__(self, signature: OpSignature, specs: tuple[Spec, ...] | None, is_list: bool) -> None:
+    __slots__ = ("is_list", "signature", "specs", "views")
+
+    def __init__(
+        self, signature: OpSignature, specs: tuple[Spec, ...] | None = None, views: tuple[View, ...] | None = None,
+        is_list: bool = False,
+    ) -> None:  # fmt: skip
         self.signature = signature
         self.specs = specs
+        self.views = views
         self.is_list = is_list
 
 

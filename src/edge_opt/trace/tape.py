@@ -17,6 +17,7 @@ from edge_opt.trace.operators import (
     INDEX,
     Behavior,
     Entry,
+    View,
     behavior,
     known_behavior,
     operator_name,
@@ -36,12 +37,23 @@ _Tensor = torch.Tensor
 _STRIDED = torch.strided
 _PLAIN = frozenset((type(None), bool, int, float, torch.dtype))
 _empty_strided = torch.empty_strided
+_as_strided = torch.as_strided
 _MASKS = (torch.bool, torch.uint8)
 _lift_fresh = torch.ops.aten.lift_fresh.default
 
 # Tensors made inside forward (masks, position ids) stay real up to SMALL: code may look at their values, and caches
 # that outlive the trace hold what they would hold anyway.
 _CONSTANT_WORK_LIMIT = 1 << 24
+
+
+# Tensors' own methods, by the identity of operators that they call with the same arguments, in a third of the time.
+_METHODS: dict[int, Any] = {
+    id(getattr(getattr(torch.ops.aten, name), overload)): getattr(_Tensor, name)
+    for name, overload in (
+        ("view", "default"), ("reshape", "default"), ("permute", "default"), ("transpose", "int"), ("select", "int"),
+        ("expand", "default"), ("unsqueeze", "default"), ("squeeze", "dim"), ("t", "default"),
+    )
+}  # fmt: skip
 
 
 class NeedsData(BaseException):
@@ -144,9 +156,19 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._run(func, args, kwargs, words, operands)
         key = tuple(words)
         entry = recall(key)
-        if entry is None or entry.specs is None:
-            return self._replay(func, kind, args, kwargs, key, entry, operands)
-        outputs = [_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in entry.specs]
+        if entry is None:
+            return self._replay(func, kind, args, kwargs, key, operands)
+        if entry.specs is not None:
+            outputs = [_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in entry.specs]
+        elif entry.views is None or not args[0].is_meta:
+            return self._replay(func, kind, args, kwargs, key, operands, entry)
+        elif entry.views:
+            start = args[0].storage_offset()
+            outputs = [_as_strided(args[0], size, step, start + offset) for size, step, offset in entry.views]
+        else:
+            outputs = [args[0]]
+            if kind is Behavior.IN_PLACE:
+                self._written.add(operands.reads[0])
         self._record(entry.signature, outputs, operands.reads)
         if entry.is_list:
             return outputs
@@ -215,7 +237,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _replay(
         self, func: Any, kind: Behavior, args: Any, kwargs: dict[str, Any], key: tuple[Any, ...],
-        entry: Entry | None, operands: _Operands,
+        operands: _Operands, entry: Entry | None = None,
     ) -> Any:  # fmt: skip
         """Outputs of an operator on meta tensors that memory alone cannot give: by a shape rule, or from torch."""
         if entry is None and operator_name(func) in _FAST_PATHS and torch.backends.mha.get_fastpath_enabled():
@@ -295,7 +317,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         try:
-            result = func(*args, **kwargs)
+            result = (func if kwargs else _METHODS.get(id(func), func))(*args, **kwargs)
         except Exception as error:
             if is_understood(func):
                 self.shape_error = error
@@ -316,11 +338,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scratch = scratch_bytes(func, args, kwargs, outputs) if is_usual else 0
         signature = signature_of(func, args, kwargs, outputs, is_aliased and not is_mutating, scratch)
         whole = result if isinstance(result, (tuple, list)) else (result,)
-        is_fresh = kind in (Behavior.PURE, Behavior.RUN) and not (is_aliased or is_mutating or is_run)
-        if not is_fresh or not outputs or not all(isinstance(item, _Tensor) for item in whole):
-            return Entry(signature, None, False)
-        specs = tuple((tuple(t.size()), t.stride(), t.dtype) for t in outputs)
-        return Entry(signature, specs, isinstance(result, list))
+        if is_run or not outputs or not all(isinstance(item, _Tensor) for item in whole):
+            return Entry(signature)
+        is_list = isinstance(result, list)
+        if is_aliased or is_mutating:
+            return Entry(signature, None, _views(kind, is_mutating, args[0] if args else None, outputs), is_list)
+        specs = tuple([(tuple(t.size()), t.stride(), t.dtype) for t in outputs])
+        return Entry(signature, specs if kind in (Behavior.PURE, Behavior.RUN) else None, None, is_list)
 
     def _record(self, signature: OpSignature, outputs: list[torch.Tensor], reads: list[int]) -> None:
         lifetimes = self.lifetimes
@@ -350,6 +374,19 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self.lifetimes.roles[number] != "activation" and number not in self._written:
                     self._written.add(number)
                     self.saved.append((value, value.detach().clone()))
+
+
+def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Tensor]) -> tuple[View, ...] | None:
+    """Where the outputs of an operator lie in its first argument; None where they may lie elsewhere."""
+    if len(outputs) == 1 and outputs[0] is base and (kind is Behavior.IN_PLACE or not is_mutating):
+        return ()
+    # Of a complex number a view may be the conjugate, or a part.
+    if is_mutating or not isinstance(base, _Tensor) or not base.is_meta or base.is_complex():
+        return None
+    address, start = base.untyped_storage()._cdata, base.storage_offset()
+    if any(view.dtype is not base.dtype or view.untyped_storage()._cdata != address for view in outputs):
+        return None
+    return tuple([(tuple(view.size()), view.stride(), int(view.storage_offset() - start)) for view in outputs])
 
 
 def _is_small(func: Any, kind: Behavior, args: Any, operands: _Operands) -> bool:
