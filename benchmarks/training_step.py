@@ -8,6 +8,7 @@ the trace also runs the optimizer.
 
 from __future__ import annotations
 
+import functools
 import resource
 import sys
 import time
@@ -17,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import edge_opt as eo
+from edge_opt.backward.remedies import repeated_blocks
 from edge_opt.backward.step_trace import summed
 from edge_opt.measuring.memory import record_events, replay
 
@@ -30,21 +33,61 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+WAYS = ("plain", "frozen", "checkpointed")
+
+
 def byte_table(names: list[str], architectures: dict[str, Any]) -> None:
     """Static and measured peak of the first step, without weights, buffers and batch."""
     for name in names:
-        make, make_input = architectures[name]
         for optimizer, build in OPTIMIZERS.items():
-            torch.manual_seed(0)
-            model, x = make().train(), make_input()
-            step = eo.training_step(model, x, optimizer=optimizer)
-            before = step.peak.memory.weights + step.peak.memory.buffers + step.peak.memory.inputs
-            static = step.first_peak_bytes - before
-            real = real_peak(model, x, build(model.parameters()))
-            print(f"{name:20} {optimizer:6} static {static:>13,} real {real:>13,} difference {static - real:>6,}")
+            for way in WAYS:
+                print(
+                    f"{name:20} {optimizer:6} {way:13} {byte_row(*architectures[name], optimizer, build, way)}",
+                    flush=True,
+                )
+
+
+def byte_row(
+    make: Callable[[], nn.Module], make_input: Callable[[], torch.Tensor], optimizer: str,
+    build: Callable[..., torch.optim.Optimizer], way: str,
+) -> str:  # fmt: skip
+    """One line: the peak by the trace and by the allocator, and how far apart they are."""
+    torch.manual_seed(0)
+    model, x = make().train(), make_input()
+    frozen = first_children(model) if way == "frozen" else ()
+    blocks = blocks_of(model) if way == "checkpointed" else ()
+    try:
+        step = eo.training_step(model, x, optimizer=optimizer, frozen=frozen, checkpoint=blocks)
+    except eo.errors.EdgeOptError as error:
+        return f"refused: {error}"
+    before = step.peak.memory.weights + step.peak.memory.buffers + step.peak.memory.inputs
+    static = step.first_peak_bytes - before
+    for path in frozen:
+        model.get_submodule(path).requires_grad_(False)
+    for path in blocks:
+        module = model.get_submodule(path)
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    real = real_peak(model, x, build(model.parameters()))
+    return f"real {real:>13,} static apart by {static - real:+,} ({(static - real) / real:+.4%})"
+
+
+def first_children(model: nn.Module) -> tuple[str, ...]:
+    """The first half of a model's children that have parameters; the first part of the only one."""
+    path, owning = "", [(n, c) for n, c in model.named_children() if any(True for _ in c.parameters())]
+    while len(owning) == 1:
+        path, inner = f"{path}{owning[0][0]}.", owning[0][1]
+        owning = [(n, c) for n, c in inner.named_children() if any(True for _ in c.parameters())]
+    return tuple(f"{path}{name}" for name, _ in owning[: max(len(owning) // 2, 1)])
+
+
+def blocks_of(model: nn.Module) -> tuple[str, ...]:
+    """The blocks that `remedies=True` would checkpoint; every child where there are none."""
+    return repeated_blocks(model) or tuple(name for name, _ in model.named_children())
 
 
 def real_peak(model: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> int:
+    """The allocator's peak of the tensors of a first step."""
+
     def step() -> None:
         optimizer.zero_grad()
         loss = summed(model(x))

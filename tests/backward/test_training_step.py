@@ -31,6 +31,7 @@ class ConvNet(nn.Module):
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
         self.blocks = nn.Sequential(*(self.block() for _ in range(3)))
         self.head = nn.Linear(8, 4)
+        self.unused = nn.Flatten()
 
     @staticmethod
     def block() -> nn.Module:
@@ -129,6 +130,44 @@ def test_a_fused_optimizer_makes_no_temporaries(optimizer: str) -> None:
     assert made_in_step(step) == real
 
 
+class Checkpointed(nn.Module):
+    """Blocks that checkpoint themselves, in either of torch's two ways."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.stem = nn.Linear(16, 16)
+        block = functools.partial(nn.Sequential, nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16))
+        self.blocks = nn.ModuleList(block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_of_the_model_itself_hold_states_of_random_numbers(use_reentrant: bool) -> None:
+    model, x = Checkpointed(use_reentrant), torch.randn(8, 16)
+    step = eo.training_step(model, x, optimizer="sgd")
+    assert made_in_step(step) == real_peaks(model, x, OPTIMIZERS["sgd"](model.parameters()))
+
+
+def test_groups_of_a_given_optimizer_keep_their_settings() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(4, 2))
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "momentum": 0.9}]
+    step = eo.training_step(model, (2, 8), optimizer=torch.optim.SGD(groups, lr=0.1))
+    # momentum of the second group alone; the last layer has gradients, and the optimizer does not know it
+    assert [layer.state_bytes for layer in step.layers[:3]] == [0, F32 * (16 * 4 + 4), 0]
+
+
+def test_gradients_that_are_sparse_are_followed() -> None:
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 2))
+    step = eo.training_step(model, torch.zeros(2, 5, dtype=torch.int64), optimizer="sgd")
+    assert step.used_real_tensors and step.trained_params == 50 * 8 + 8 * 2 + 2
+
+
 def test_a_linear_layer_from_its_dimensions() -> None:
     # 2 rows x 8 x 4 MACs forward; as many for the weights' gradient; the input needs none
     step = eo.training_step(nn.Linear(8, 4), (2, 8), optimizer="adam")
@@ -221,8 +260,11 @@ class Overwrites(nn.Module):
         ({"frozen": ["stem", "blocks", "head"]}, "no parameter of the model is trained"),
         ({"frozen": ["stam"]}, "closest: stem"),
         ({"checkpoint": ["block.0"]}, "closest: blocks.0"),
+        ({"checkpoint": ["unused"]}, "the forward never calls"),
         ({"optimizer": "adamm"}, "closest: adam"),
         ({"optimizer": 3}, "optimizer must be a name"),
+        ({"optimizer": lambda parameters: None}, "it made a NoneType"),
+        ({"optimizer": torch.optim.Muon}, "cannot be made: Muon only supports 2D"),
         ({"optimizer": "adafactor", "fused": True}, "no fused adafactor"),
         ({"autocast": "int8"}, "autocast must be one of"),
         ({"accumulate": 0}, "accumulate"),

@@ -97,8 +97,9 @@ def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tup
     if isinstance(wanted, str):
         key = wanted.lower().replace("_", "-")
         if key not in _BY_NAME:
-            close = difflib.get_close_matches(key, NAMES, n=2, cutoff=0.4) or NAMES
-            raise InvalidInput(f"no optimizer named {wanted!r}; closest: {', '.join(close)}. Known: {', '.join(NAMES)}")
+            close = difflib.get_close_matches(key, NAMES, n=2, cutoff=0.4)
+            closest = f"; closest: {', '.join(close)}" if close else ""
+            raise InvalidInput(f"no optimizer named {wanted!r}{closest}. Known: {', '.join(NAMES)}")
         if key.endswith("8bit"):
             return key, _BY_NAME[key]
         if options.pop("fused", False):
@@ -109,6 +110,9 @@ def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tup
     if isinstance(wanted, torch.optim.Optimizer):
         accepted = type(wanted).__init__.__code__.co_varnames
         settings = {name: value for name, value in wanted.defaults.items() if name in accepted}
+        key = "momentum" if settings.get("momentum") else type(wanted).__name__.lower()
+        if (settings | options).get("fused") and key in _FUSED:
+            return type(wanted).__name__, _FUSED[key]
         return type(wanted).__name__, partial(type(wanted), **(settings | options))
     if isinstance(wanted, type) and issubclass(wanted, torch.optim.Optimizer):
         return wanted.__name__, partial(wanted, **options)  # type: ignore[arg-type]
@@ -116,4 +120,14 @@ def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tup
         return getattr(wanted, "__name__", type(wanted).__name__), wanted
     raise InvalidInput(
         f"optimizer must be a name ({', '.join(NAMES)}), a torch optimizer or a function; got {wanted!r}"
+    )
+
+
+def groups_of(wanted: Any) -> tuple[tuple[tuple[int, ...], dict[str, Any]], ...]:
+    """Groups of a given optimizer: ids of their parameters, and their settings; none of one that is yet to be made."""
+    if not isinstance(wanted, torch.optim.Optimizer):
+        return ()
+    return tuple(
+        (tuple(map(id, group["params"])), {name: value for name, value in group.items() if name != "params"})
+        for group in wanted.param_groups
     )

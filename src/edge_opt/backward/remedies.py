@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate as accumulate_sums
 from typing import Any
 
+import torch
 from torch import nn
 
 from edge_opt._support.checks import check_positive
 from edge_opt._support.waiting import doing
 from edge_opt.backward.optimizers import find_optimizer
-from edge_opt.backward.step_report import checked_model, peak_of, plan_of
+from edge_opt.backward.step_report import checked_model, memory_and_flops, peak_of, plan_of
 from edge_opt.backward.step_trace import StepPlan
 from edge_opt.errors import EdgeOptError
 from edge_opt.records import CheckpointChoice, Remedy, TrainingStep
@@ -47,8 +49,11 @@ def _tries(
     for name in ("sgd", "adafactor", "adamw-8bit"):
         make = find_optimizer(name, None, None)[1]
         yield f'optimizer="{name}"', replace(plan, optimizer=make), arguments, accumulate
+    if plan.autocast is None:
+        yield 'autocast="bf16"', replace(plan, autocast=torch.bfloat16), arguments, accumulate
     half = _halved(arguments)
     if half is not None:
+        yield "half the batch", plan, half, accumulate
         yield (
             "half the batch, accumulate twice as often",
             replace(plan, has_second_batch=True, adds_up=True),
@@ -57,7 +62,7 @@ def _tries(
         )
     last = _last_layers(model)
     if last:
-        trains = {id(p): name.startswith(last) and plan.trains[id(p)] for name, p in model.named_parameters()}
+        trains = {id(p): name.startswith(f"{last}.") and plan.trains[id(p)] for name, p in model.named_parameters()}
         if any(trains.values()):
             yield f"frozen: all but {last!r}", replace(plan, trains=trains), arguments, accumulate
 
@@ -97,15 +102,16 @@ def fewest_checkpoints(
 ) -> CheckpointChoice:
     """The fewest blocks of a model to checkpoint so that a training step fits a budget, and what that costs.
 
-    Blocks are added one by one, in each round the one that lowers the peak most; a round that lowers nothing takes the
-    block that keeps most. Every peak is that of a trace of the whole step.
+    In each round, the blocks that hold most at the peak are added, as few as could be enough; a trace of the whole step
+    then says where its peak is. What blocks hold at the first peak bounds what any set of them can save, so the answer
+    says whether it is known to be the smallest.
 
     Args:
         model: The model.
         inputs: As in `training_step`.
         budget_mb: Most MiB of the peak, weights and batch included.
         kwargs: Arguments of the model by name.
-        options: `loss`, `optimizer`, `frozen`, `autocast` and `accumulate`, as in `training_step`.
+        options: `loss`, `optimizer`, `frozen`, `autocast`, `accumulate` and `set_to_none`, as in `training_step`.
 
     >>> block = lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     >>> net = nn.Sequential(*(block() for _ in range(4)))
@@ -116,17 +122,75 @@ def fewest_checkpoints(
     check_positive("budget_mb", budget_mb)
     budget_bytes = int(budget_mb * 2**20)
     model, arguments = checked_model(model, inputs, kwargs)
-    accumulate = options.get("accumulate", 1)
     plan = plan_of(model, **options)
-    before_bytes, flops_before = peak_bytes, flops = peak_of(model, arguments, plan, accumulate)
-    chosen: tuple[str, ...] = ()
-    left = list(repeated_blocks(model))[:_MOST_CANDIDATES]
-    while peak_bytes > budget_bytes and left:
-        doing(f"checkpoints: {len(chosen)} chosen, {len(left)} blocks left to try")
-        tried = {
-            path: peak_of(model, arguments, replace(plan, checkpoint=(*chosen, path)), accumulate) for path in left
-        }
-        best = min(left, key=lambda path: tried[path])
-        chosen, (peak_bytes, flops) = (*chosen, best), tried[best]
-        left.remove(best)
-    return CheckpointChoice(chosen, peak_bytes, before_bytes, flops, flops_before, budget_bytes)
+    search = _Search(model, arguments, plan, options.get("accumulate", 1), budget_bytes)
+    before_bytes, flops_before = search.peak_bytes, search.flops
+    blocks = repeated_blocks(model)
+    fewest = _enough(search.held(blocks), before_bytes - budget_bytes) if before_bytes > budget_bytes else 0
+    if fewest is None:
+        search.take(blocks)  # not enough, and the least there is
+    while search.excess > 0 and (held := search.held([path for path in blocks if path not in search.chosen])):
+        largest = sorted(held, key=lambda path: -held[path])
+        search.take((*search.chosen, *largest[: _enough(held, search.excess)]))
+    if search.excess > 0 and fewest is not None:
+        search.one_by_one(blocks[:_MOST_CANDIDATES])
+    for path in search.chosen if search.excess <= 0 and len(search.chosen) > (fewest or 0) + 1 else ():
+        search.drop(path)
+    is_smallest = search.excess <= 0 and len(search.chosen) == fewest
+    return CheckpointChoice(
+        search.chosen, search.peak_bytes, before_bytes, search.flops, flops_before, budget_bytes, is_smallest
+    )
+
+
+class _Search:
+    """A set of blocks to checkpoint, with the memory of a step that does so."""
+
+    def __init__(
+        self, model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int, budget_bytes: int
+    ) -> None:
+        self._subject = model, arguments, plan, accumulate
+        self._budget_bytes = budget_bytes
+        self.take(())
+
+    def take(self, chosen: tuple[str, ...]) -> None:
+        """Checkpoint these."""
+        model, arguments, plan, accumulate = self._subject
+        doing(f"checkpoints: {len(chosen)} chosen")
+        self.chosen = chosen
+        self._memory, self.flops = memory_and_flops(model, arguments, replace(plan, checkpoint=chosen), accumulate)
+        self.peak_bytes = self._memory.peak().memory.total
+
+    def drop(self, path: str) -> None:
+        """Do without a block, where the budget is kept without it."""
+        before = self.chosen
+        self.take(tuple(other for other in before if other != path))
+        if self.excess > 0:
+            self.take(before)
+
+    def one_by_one(self, blocks: Sequence[str]) -> None:
+        """Begin anew, and add in each round the block that lowers the peak most.
+
+        For budgets where what holds most at the peak is computed again at another moment that is too full.
+        """
+        self.take(())
+        while self.excess > 0 and (left := [path for path in blocks if path not in self.chosen]):
+            chosen, peaks = self.chosen, {}
+            for path in left:
+                self.take((*chosen, path))
+                peaks[path] = self.peak_bytes
+            self.take((*chosen, min(left, key=peaks.__getitem__)))
+
+    @property
+    def excess(self) -> int:
+        """Bytes above the budget."""
+        return self.peak_bytes - self._budget_bytes
+
+    def held(self, paths: Sequence[str]) -> dict[str, int]:
+        """Those of the blocks that hold something at the peak, with its bytes."""
+        return {path: nbytes for path, nbytes in self._memory.held_at_peak(paths).items() if nbytes}
+
+
+def _enough(held: Mapping[str, int], excess: int) -> int | None:
+    """How many of the largest hold as much as there is too much; None where all together do not."""
+    sums = accumulate_sums(sorted(held.values(), reverse=True))
+    return next((count for count, total in enumerate(sums, 1) if total >= excess), None)

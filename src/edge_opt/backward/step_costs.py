@@ -33,28 +33,36 @@ class StepCosts:
         self.trace, self.batches = trace, batches
         self._to_weights = _weight_gradients(trace)
         self._read = {number for op in trace.ops for number in op.reads}
-        self.by_phase: dict[str, OpCost] = defaultdict(OpCost)
-        self.by_layer: dict[tuple[str, str], OpCost] = defaultdict(OpCost)
         self.torch_flops = 0
         self.unpriced: Counter[str] = Counter()
+        self._sums: dict[tuple[str, str], list[int]] = {}
         for segment in trace.segments:
             if segment.name.startswith("batch:") or segment.name == "optimizer step":
                 times = batches if segment.name.startswith("batch") else 1
                 for index in range(segment.first, segment.last):
                     self._add(index, trace.ops[index], times)
+        self.by_layer = {key: OpCost(*parts) for key, parts in self._sums.items() if key[1] != "update"}
+        self.by_phase: dict[str, OpCost] = defaultdict(OpCost)
+        for (_, column), parts in self._sums.items():
+            self.by_phase[column] += OpCost(*parts)
 
     def _add(self, index: int, op: StepOp, times: int) -> None:
         verdict = price(op.signature)
         if verdict.status == "unpriced":
             self.unpriced[op.signature.op] += 1
-        cost = _times(verdict.cost, times)
-        path = None if op.place is None else self.trace.modules[op.place].path
-        if op.phase is not Phase.OPTIMIZER:
-            self.torch_flops += times * (_torch_flops(op.signature, verdict.cost) - self._unneeded(op))
+        cost = verdict.cost
+        path = LOSS if op.place is None else self.trace.modules[op.place].path
+        if cost.macs and op.phase is not Phase.OPTIMIZER:
+            self.torch_flops += times * (_torch_flops(op.signature, cost) - self._unneeded(op))
         for column, part in self._columns(index, op, cost):
-            self.by_phase[column] += part
-            if op.phase is not Phase.OPTIMIZER:
-                self.by_layer[LOSS if path is None else path, column] += part
+            # Sums of plain numbers: a record for each of thousands of additions would be felt.
+            sums = self._sums.get((path, column))
+            if sums is None:
+                sums = self._sums[path, column] = [0, 0, 0, 0]
+            sums[0] += times * part.macs
+            sums[1] += times * part.other_ops
+            sums[2] += times * part.bytes_read
+            sums[3] += times * part.bytes_written
 
     def _columns(self, index: int, op: StepOp, cost: OpCost) -> Iterable[tuple[str, OpCost]]:
         if op.phase is Phase.OPTIMIZER:
@@ -118,12 +126,6 @@ class StepCosts:
 
 
 LOSS = "\0loss"  # no module has this path
-
-
-def _times(cost: OpCost, times: int) -> OpCost:
-    if times == 1:
-        return cost
-    return OpCost(cost.macs * times, cost.other_ops * times, cost.bytes_read * times, cost.bytes_written * times)
 
 
 def _torch_flops(signature: OpSignature, cost: OpCost) -> int:
@@ -208,6 +210,11 @@ class StepMemory:
         self._lines = {kind: list(accumulate(changes)) for kind, changes in self._changes().items()}
         named = {segment.name: segment for segment in trace.segments}
         self._state_bytes = sum(trace.storages[number].nbytes for number in trace.states)
+        live = [op.live_bytes for op in trace.ops]
+        states = self._lines["optimizer_state"]
+        # In the long run, state is there that was not yet born when an operator was traced.
+        later = [nbytes + self._state_bytes - born for nbytes, born in zip(live, states, strict=False)]
+        self._totals = {False: live, True: later}
         fresh = [named["batch: forward"], named["batch: backward"]]
         again = [named[name] for name in ("next batch: forward", "next batch: backward") if name in named]
         self._first = [*fresh, *(again if batches > 1 else []), named["first optimizer step"]]
@@ -246,28 +253,43 @@ class StepMemory:
         """The fullest moment of any later step."""
         return self._highest(self._usual, True)
 
+    def held_at_peak(self, paths: Sequence[str]) -> dict[str, int]:
+        """Bytes at the fullest moment that the forward of each module made: a checkpoint of it saves no more."""
+        trace, indices = self.trace, self._indices(self._usual)
+        peak = max(indices, key=self._totals[True].__getitem__)
+        forwards = [segment for segment in trace.segments if segment.name.endswith("forward")]
+        path_of = {call.index: call.path for call in trace.modules}
+        held = dict.fromkeys(paths, 0)
+        for segment in forwards:
+            for op in trace.ops[segment.first : segment.last]:
+                inside = path_of.get(op.place, "") if op.place is not None and op.creates else ""
+                block = next((path for path in paths if inside == path or inside.startswith(f"{path}.")), None)
+                if block is not None:
+                    held[block] += sum(self._nbytes_at(number, peak) for number in op.creates)
+        return held
+
+    def _nbytes_at(self, number: int, index: int) -> int:
+        storage = self.trace.storages[number]
+        is_alive = storage.born is not None and storage.born <= index and (storage.died is None or index < storage.died)
+        return storage.nbytes if is_alive else 0
+
     def curve(self) -> tuple[MemoryPoint, ...]:
         """A later step from beginning to end; of long ones the highest moment of each stretch."""
-        places = [(index, position) for position, index in enumerate(self._indices(self._usual))]
-        width = -(-len(places) // _MOST_POINTS)
-        stretches = (places[first : first + width] for first in range(0, len(places), width))
-        highest = (max(stretch, key=lambda place: self._total(place[0], True)) for stretch in stretches)
-        return tuple(self._point(index, position, True) for index, position in highest)
+        indices, totals = self._indices(self._usual), self._totals[True]
+        width = -(-len(indices) // _MOST_POINTS)
+        stretches = (range(first, min(first + width, len(indices))) for first in range(0, len(indices), width))
+        highest = (max(stretch, key=lambda place: totals[indices[place]]) for stretch in stretches)
+        places = range(len(indices)) if width == 1 else highest
+        return tuple(self._point(indices[place], place, True) for place in places)
 
     def _indices(self, segments: Sequence[Segment]) -> list[int]:
         return [index for segment in segments for index in range(segment.first, segment.last)]
 
     def _highest(self, segments: Sequence[Segment], has_states: bool) -> MemoryPoint:
-        indices = self._indices(segments)
-        position = max(range(len(indices)), key=lambda place: self._total(indices[place], has_states))
+        indices, totals = self._indices(segments), self._totals[has_states]
+        along = [totals[index] for index in indices]
+        position = along.index(max(along))
         return self._point(indices[position], position, has_states)
-
-    def _missing_states(self, index: int, has_states: bool) -> int:
-        """State that is there in the long run, and was not yet born when this operator was traced."""
-        return self._state_bytes - self._lines["optimizer_state"][index] if has_states else 0
-
-    def _total(self, index: int, has_states: bool) -> int:
-        return self.trace.ops[index].live_bytes + self._missing_states(index, has_states)
 
     def _point(self, index: int, position: int, has_states: bool) -> MemoryPoint:
         op = self.trace.ops[index]
@@ -275,7 +297,7 @@ class StepMemory:
         memory = MemoryByKind(
             *self._fixed,
             gradients=gradients,
-            optimizer_state=states + self._missing_states(index, has_states),
+            optimizer_state=self._state_bytes if has_states else states,
             activations=activations,
             # What operators hold inside is part of what was alive.
             temporaries=op.live_bytes - gradients - states - activations,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edge_opt._support.checks import check_whole
-from edge_opt.backward.optimizers import find_optimizer
+from edge_opt.backward.optimizers import find_optimizer, groups_of
 from edge_opt.backward.step_costs import StepCosts, StepMemory
 from edge_opt.backward.step_trace import StepPlan, StepTrace, trace_step
 from edge_opt.errors import InvalidInput
@@ -86,7 +86,9 @@ def training_step(
         accumulate=accumulate, set_to_none=set_to_none, foreach=foreach, fused=fused,
     )  # fmt: skip
     shown = name or type(model).__name__
-    step = _report(_traced(model, arguments, plan), shown, called_optimizer, accumulate, set_to_none, model)
+    trace = _traced(model, arguments, plan)
+    _check_recomputed(plan.checkpoint, trace)
+    step = _report(trace, shown, called_optimizer, accumulate, set_to_none, model)
     if autocast is not None:
         step = replace(step, remarks=(*step.remarks, _AUTOCAST_REMARK))
     if remedies:
@@ -122,6 +124,8 @@ def plan_of(
         _precision(autocast),
         has_second_batch=accumulate > 1 or not set_to_none,
         adds_up=accumulate > 1,
+        set_to_none=set_to_none,
+        groups=groups_of(optimizer),
     )
 
 
@@ -163,10 +167,18 @@ def _report(
 
 def peak_of(model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int = 1) -> tuple[int, int]:
     """Peak of a step in the long run, and its FLOPs."""
+    memory, flops = memory_and_flops(model, arguments, plan, accumulate)
+    return memory.peak().memory.total, flops
+
+
+def memory_and_flops(
+    model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
+) -> tuple[StepMemory, int]:
+    """Memory along a step, and its FLOPs."""
     trace = _traced(model, arguments, plan)
     work = StepCosts(trace, accumulate).by_phase
     macs = sum(work[part].macs for part in ("forward", "input_gradient", "weight_gradient", "recomputation"))
-    return StepMemory(trace, accumulate).peak().memory.total, 2 * macs
+    return StepMemory(trace, accumulate, plan.set_to_none), 2 * macs
 
 
 def _listed(paths: str | Iterable[str]) -> tuple[str, ...]:
@@ -198,12 +210,22 @@ def _checkpoints(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
             raise InvalidInput(
                 f"checkpoint names {path!r}, and the model has no such module{_close(path, list(modules))}"
             )
-        if isinstance(modules[path], (nn.ModuleList, nn.ModuleDict)):
+        if type(modules[path]).forward is nn.Module.forward:  # as of a ModuleList; a subclass may have one
             raise InvalidInput(
                 f"checkpoint names {path!r}, a {type(modules[path]).__name__}, which is never called and cannot be "
                 f"recomputed; name its modules, such as {path}.0"
             )
     return paths
+
+
+def _check_recomputed(paths: tuple[str, ...], trace: StepTrace) -> None:
+    called_paths = {call.path for call in trace.modules}
+    never = [path for path in paths if path not in called_paths]
+    if never:
+        raise InvalidInput(
+            f"checkpoint names {', '.join(map(repr, never))}, which the forward never calls: nothing of it can be "
+            "recomputed; where a parent uses its parameters itself, name the parent"
+        )
 
 
 def _close(path: str, known: list[str]) -> str:

@@ -14,11 +14,12 @@ from torch.utils.checkpoint import _StopRecomputationError
 from edge_opt.records import OpSignature, Role
 from edge_opt.trace.lifetimes import Lifetimes
 from edge_opt.trace.modules import Frame, ModuleStack
-from edge_opt.trace.operators import Behavior, behavior
+from edge_opt.trace.operators import Behavior, behavior, known_behavior
 from edge_opt.trace.tape import Tape
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _META = torch.device("meta")
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 # Operators that keep a number for their gradient as a tensor of one element.
@@ -114,26 +115,20 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         self._owners = owners
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._must_be_meta(func, kwargs):
+        if self.phase is Phase.OPTIMIZER and func.namespace == "profiler":
+            return func(*args, **(kwargs or {}))  # a mark that torch's optimizers leave for a profiler
+        is_inside_node = self.phase is Phase.BACKWARD and self.stack.current is None
+        if (is_inside_node or self.floats_on_meta) and not self.is_real and _makes_floats(func, kwargs):
             # A gradient must be on the device of what it is the gradient of, and that is on meta.
             kwargs = {**(kwargs or {}), "device": _META}
             result = func(*args, **kwargs)
             self._record(self._signature(func, args, kwargs, result), [result], [])
             return result
-        if func is _ADD and self.phase is Phase.BACKWARD and self.stack.current is None and _adds_in_place(args):
+        if is_inside_node and func is _ADD and _adds_in_place(args):
             # Under a dispatch mode the engine makes a new tensor of each sum; without one it adds to the first.
             super().__torch_dispatch__(_ADD_IN_PLACE, types, args, kwargs)
             return args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _must_be_meta(self, func: Any, kwargs: Any) -> bool:
-        if self.is_real or behavior(func) is not Behavior.FACTORY or not _takes_device(func):
-            return False
-        is_inside_node = self.phase is Phase.BACKWARD and self.stack.current is None
-        if not (is_inside_node or self.floats_on_meta):
-            return False
-        dtype = (kwargs or {}).get("dtype") or torch.get_default_dtype()
-        return bool(dtype.is_floating_point)
 
     def _signature(self, func: Any, args: Any, kwargs: dict[str, Any], result: torch.Tensor) -> OpSignature:
         return self._entry(func, Behavior.FACTORY, args, kwargs, result, [result], []).signature
@@ -150,7 +145,9 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         made_nodes = _sequence_number()
         if made_nodes > self._made_nodes:
             # Where the schema asks for a number, none was made into a tensor, and there is no scratch.
-            if scratch and signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float):
+            # A checkpoint drops what nodes would keep, and nodes of its recomputation never run.
+            is_number = scratch and signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float)
+            if is_number and _saved_tensors_hooks(False) is None:
                 self._keep_number(made_nodes - 1)
                 scratch = 0  # that number
             self._made_nodes = made_nodes
@@ -158,6 +155,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
             if frame is None:
                 frame = self._frame_of_node()
             else:
+                self._frame_of_node()  # the node before this one has let go of what it kept
                 phase = Phase.RECOMPUTATION
         elif phase is Phase.FORWARD and frame is None:
             phase = Phase.LOSS
@@ -194,6 +192,15 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         if number is not None:
             self.lifetimes.live_bytes -= _NUMBER_BYTES
             self.lifetimes.died(number)
+
+
+def _makes_floats(func: Any, kwargs: Any) -> bool:
+    """Whether it makes a floating tensor on a device that is asked for, of nothing but numbers."""
+    known = known_behavior(id(func))
+    if (known[0] if known is not None else behavior(func)) is not Behavior.FACTORY or not _takes_device(func):
+        return False
+    dtype = (kwargs or {}).get("dtype") or torch.get_default_dtype()
+    return bool(dtype.is_floating_point)
 
 
 @cache

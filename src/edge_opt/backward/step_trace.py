@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from edge_opt._support.state import random_numbers_kept, without_fast_path
@@ -19,13 +20,13 @@ from edge_opt.measuring.backward_pass import summed
 from edge_opt.records import ModuleCall, Role, StorageInfo
 from edge_opt.trace.inputs import CallArguments, InputSpec, materialize, meta_tensor, real_tensor
 from edge_opt.trace.leftovers import Aftermath, forget_frames
-from edge_opt.trace.lifetimes import Lifetimes, nbytes_of
+from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.modules import module_paths, owned_parameters
 from edge_opt.trace.shadow import shadow_of
 from edge_opt.trace.tape import FastPathTaken, NeedsData
 
 Loss = Callable[[Any], torch.Tensor]
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, or of groups of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,9 @@ class StepPlan:
     autocast: torch.dtype | None = None
     has_second_batch: bool = False
     adds_up: bool = False  # the second batch belongs to the same step
+    set_to_none: bool = True  # gradients are dropped between steps
+    # Groups of an optimizer that was given: ids of the user's parameters, and settings of their own.
+    groups: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def _run(
     step: _Step | None = None
     try:
         with random_numbers_kept():
-            step = _Step(modules, tape, plan, _call(model, arguments, is_real), list(twins.by_id.values()))
+            step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
             traced = step.run()
         calls = stack.calls(found)
         names = {id(p): paths[owners[id(p)]] for p in twins.by_id.values() if id(p) in owners}
@@ -198,11 +202,14 @@ class _Step:
 
     def __init__(
         self, modules: list[nn.Module], tape: StepTape, plan: StepPlan, call: tuple[CallArguments, list[torch.Tensor]],
-        parameters: list[nn.Parameter],
+        twins: Mapping[int, nn.Parameter],
     ) -> None:  # fmt: skip
         self.model, self.modules, self.tape, self.plan = modules[0], list(modules), tape, plan
         self.call, self.inputs = call
-        self.parameters = parameters
+        self.parameters = list(twins.values())
+        self._groups = [
+            {**settings, "params": [twins[found] for found in ids if found in twins]} for ids, settings in plan.groups
+        ]
         self.segments: list[Segment] = []
         self.optimizer: torch.optim.Optimizer | None = None
         self.loss: torch.Tensor | None = None
@@ -222,18 +229,28 @@ class _Step:
                 module.__dict__["training"] = True
         tape.stack.watch(self.modules)
         self._checkpoint()
-        with torch.enable_grad(), as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext(), tape:
+        on_cpu = as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext()
+        with torch.enable_grad(), on_cpu, _random_states_counted(tape), tape:
             self._batch("batch")
             if self.plan.has_second_batch:
                 self.loss = self.loss if self.plan.adds_up else None
                 self._batch("next batch")
             self._gradients = self._numbers(self._gradient_tensors())
-            self.optimizer = self.plan.optimizer(self.parameters)
+            self.optimizer = self._made_optimizer()
             self._optimize("first optimizer step")
             self._states = self._numbers(self._state_tensors())
             if not self._has_born_states_first():
                 self._optimize("optimizer step")
         return lifetimes.finish()
+
+    def _made_optimizer(self) -> torch.optim.Optimizer:
+        try:
+            made = self.plan.optimizer(self._groups or self.parameters)
+        except Exception as error:
+            raise InvalidInput(f"the optimizer cannot be made: {message_of(error)}") from error
+        if not isinstance(made, torch.optim.Optimizer):
+            raise InvalidInput(f"optimizer must make a torch optimizer, and it made a {type(made).__name__}")
+        return made
 
     def _checkpoint(self) -> None:
         """Let the named modules drop what they keep, and compute it again in the backward."""
@@ -249,7 +266,7 @@ class _Step:
         if self.optimizer is not None:
             self.optimizer.state.clear()
             self.optimizer.param_groups.clear()
-        for held in (self.parameters, self.inputs, self.modules, self._gradients, self._states):
+        for held in (self._groups, self.parameters, self.inputs, self.modules, self._gradients, self._states):
             held.clear()
         del self.model
         self.loss = None
@@ -306,6 +323,10 @@ class _Step:
         self.tape.phase = Phase.OPTIMIZER
         try:
             self.optimizer.step()
+        except (NeedsData, FastPathTaken, EdgeOptError):
+            raise
+        except Exception as error:
+            raise TraceFailed(f"the optimizer failed: {message_of(error)}") from error
         finally:
             self.tape.phase = Phase.FORWARD
         self._segment(name, first)
@@ -344,7 +365,7 @@ class _Step:
     def _numbers(self, tensors: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
         """Storages by number, with the parameter they belong to."""
         known = self.tape.lifetimes.numbers
-        found = ((known.get(tensor.untyped_storage()._cdata), parameter) for tensor, parameter in tensors)
+        found = ((known.get(storage_of(tensor)._cdata), parameter) for tensor, parameter in tensors)
         return {number: parameter for number, parameter in found if number is not None}
 
     def result(
@@ -374,37 +395,40 @@ class _Step:
         )
 
 
-_RANDOM_STATE_BYTES = torch.default_generator.get_state().numel()
+@contextmanager
+def _random_states_counted(tape: StepTape) -> Iterator[None]:
+    """Count the states of random numbers that checkpoints hold: one from the forward on, and one while they recompute.
 
-
-class _Recomputation:
-    """The states of random numbers that a checkpoint holds: one from the forward on, and one while it recomputes.
-
-    They come from the generator, past the tape; tensors of their size stand for them, and live as long.
+    Generators hand them out past the tape. Where it is not switched on, as in other threads, they are had as ever.
     """
+    plain, plain_fork = torch.get_rng_state, torch.random.fork_rng
 
-    def __init__(self) -> None:
-        self._at_forward = self._state()
-        self._at_backward: torch.Tensor | None = None
+    def counted() -> torch.Tensor:
+        state = plain()
+        if tape in _get_current_dispatch_mode_stack():
+            tape.lifetimes.born(state)
+        return state
 
-    @staticmethod
-    def _state() -> torch.Tensor:
-        return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8, device="meta")
+    @contextmanager
+    def forked(*args: Any, **options: Any) -> Iterator[None]:
+        # On meta, torch has nothing to put back; on the CPU it holds the state meanwhile.
+        is_held = options.get("device_type") == "meta" and options.get("enabled", True)
+        held = counted() if is_held else None
+        with plain_fork(*args, **options):
+            yield
+        del held
 
-    def __enter__(self) -> None:
-        self._at_backward = self._state()
-
-    def __exit__(self, *_: object) -> None:
-        self._at_backward = None
+    torch.get_rng_state, torch.random.fork_rng = counted, forked
+    try:
+        yield
+    finally:
+        torch.get_rng_state, torch.random.fork_rng = plain, plain_fork
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A forward under torch's checkpoint."""
 
-    def contexts() -> tuple[Any, Any]:
-        return nullcontext(), _Recomputation()
-
     def call(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     return call

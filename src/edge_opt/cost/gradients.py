@@ -78,7 +78,8 @@ def norm_backward(out: Any, grad: TensorInfo, *_: Any, **__: Any) -> Work:
 
 @cost_rule(
     aten.slice_backward, aten.select_backward, aten.diagonal_backward, aten.embedding_dense_backward,
-    aten.value_selecting_reduction_backward, kind="movement",
+    aten.value_selecting_reduction_backward, aten._embedding_bag_backward, aten._embedding_bag_dense_backward,
+    kind="movement",
 )  # fmt: skip
 def scattered(out: Any, grad: TensorInfo, *_: Any, **__: Any) -> Work:
     """A gradient put where it belongs in a tensor of zeros: one addition for each of its elements."""
@@ -89,5 +90,7 @@ for _name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg
     cost_rule(f"aten::{_name}_backward", kind="pool")(per_output(_name, 2))
 for _name in ("hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "glu", "nll_loss", "nll_loss2d", "mse_loss",
               "smooth_l1_loss", "huber_loss", "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d",
-              "mish", "binary_cross_entropy"):  # fmt: skip
+              "mish", "binary_cross_entropy", "softplus", "softshrink", "hardshrink", "log_sigmoid", "logit",
+              "rrelu_with_noise", "_prelu_kernel", "_weight_norm_interface", "soft_margin_loss", "upsample_nearest3d",
+              "upsample_linear1d", "upsample_trilinear3d", "upsample_bicubic2d"):  # fmt: skip
     cost_rule(f"aten::{_name}_backward", kind="elementwise")(per_output(_name, 2))

@@ -122,6 +122,7 @@ class CheckpointChoice(Shown):
         flops: FLOPs of the step with them, recomputation included.
         flops_before: FLOPs without any.
         budget_bytes: The budget.
+        is_smallest: Whether no smaller set of blocks can keep the budget: fewer of them do not hold enough at the peak.
     """
 
     paths: tuple[str, ...]
@@ -130,6 +131,7 @@ class CheckpointChoice(Shown):
     flops: int
     flops_before: int
     budget_bytes: int
+    is_smallest: bool = False
 
     @property
     def fits(self) -> bool:
