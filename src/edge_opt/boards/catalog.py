@@ -289,7 +289,7 @@ def unknown_device(name: str, others: Collection[str] = ()) -> UnknownDevice:
         name: What was asked for.
         others: Names that are known beside the catalogue's.
 
-    >>> str(unknown_device("orange-pi-zero2", ["orange-pi-zero-2"])).partition(".")[0]
+    >>> str(unknown_device("orange-pi-zero2", ["orange-pi-zero-2"])).partition(",")[0]
     "no device named 'orange-pi-zero2'; closest: orange-pi-zero-2"
     """
     found = {alias: spec.name for alias, spec in _by_name(devices()).items()} | {other: other for other in others}
