@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,7 +161,7 @@ def test_a_figure_and_its_unit_stay_on_one_line() -> None:
 
 def test_a_legend_says_no_meaning_twice() -> None:
     for legend in (PROFILE, TARGETS, COMPARISON, CHECK, TRAINING, SERVING, DEVICES):
-        said = rendered(lambda console, legend=legend: print_legend(console, legend), width=400).splitlines()
+        said = rendered(partial(print_legend, legend=legend), width=400).splitlines()
         meanings = [line.split("  ", 1)[1].strip() for line in said if line.strip()]
         assert len(meanings) == len(set(meanings))
 
