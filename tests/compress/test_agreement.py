@@ -57,7 +57,7 @@ def test_small_calls_are_judged_together() -> None:
     x = torch.ones(16, 4)
     x[0] = 0.01
     model = nn.Identity()
-    batches = [(sample,) for sample in x.split(1)]
+    batches = [(x[place : place + 1],) for place in range(16)]
     found = agreement(subject_of(model, (1, 4)), TorchRunner(Off(), 1), batches, "a test", fixed_batch=1)
     # 0.005 over a mean of (15 + 0.01) / 16; of the first sample alone it would be 0.5
     assert [entry.samples for entry in found.by_batch] == [1]
