@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
@@ -186,6 +187,22 @@ def test_both_gradients_of_a_convolution_in_groups() -> None:
     macs = 2 * 64 * 8 * 4 * 9
     assert (layer.path, layer.forward.macs) == ("1", macs)
     assert (layer.input_gradient.macs, layer.weight_gradient.macs) == (macs, macs)
+
+
+@pytest.mark.parametrize(
+    "first", [nn.Linear(16, 32), nn.LayerNorm(32), nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU())]
+)
+def test_what_a_linear_layer_hands_on_is_the_gradient_of_its_input(first: nn.Module) -> None:
+    # forward, gradient of inputs and gradient of weights: 4 rows x 32 x 8 MACs each, whatever comes before
+    width = 32 if isinstance(first, nn.LayerNorm) else 16
+    [layer] = [layer for layer in eo.training_step(nn.Sequential(first, nn.Linear(32, 8)), (4, width)).layers
+               if layer.path == "1"]  # fmt: skip
+    assert [part.macs for part in (layer.forward, layer.input_gradient, layer.weight_gradient)] == 3 * [4 * 32 * 8]
+
+
+def test_weights_that_are_computed_have_a_gradient_too() -> None:
+    [layer] = [layer for layer in eo.training_step(weight_norm(nn.Linear(16, 8)), (4, 16)).layers if layer.forward.macs]
+    assert (layer.input_gradient.macs, layer.weight_gradient.macs) == (0, 4 * 16 * 8)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -149,12 +149,14 @@ def _input_share(signature: OpSignature) -> float | None:
 
 
 def _weight_gradients(trace: StepTrace) -> set[int]:
-    """Operators of the backward whose results end in gradients of parameters, and nowhere else.
+    """Operators of the backward whose results end in gradients of their own layer's parameters, and nowhere else.
 
-    Followed from the end: a storage goes to weights where it is a gradient, or is read only by such operators.
+    Followed from the end: a storage goes to weights where it is a gradient, or is only summed or shaped to one by the
+    layer that made it. What another layer reads, or another product, is the gradient of an input.
     """
     found: set[int] = set()
     goes: dict[int, bool] = {}
+    makers = {number: op.place for op in trace.ops for number in op.creates}
     for segment in trace.segments:
         if not segment.name.endswith("backward"):
             continue
@@ -166,9 +168,19 @@ def _weight_gradients(trace: StepTrace) -> set[int]:
             verdict = all(goes.get(number, number in trace.gradients) for number in written)
             if verdict:
                 found.add(index)
+            is_passed_on = verdict and not price(op.signature).cost.macs
             for number in op.reads:
-                goes[number] = goes.get(number, True) and verdict
+                is_its_own = is_passed_on and _belongs(trace, op.place, makers.get(number))
+                goes[number] = goes.get(number, True) and is_its_own
     return found
+
+
+def _belongs(trace: StepTrace, place: int | None, maker: int | None) -> bool:
+    """Whether a call is the maker's own, or computes the maker's weights as a parametrization does."""
+    if place == maker or place is None or maker is None:
+        return place == maker
+    path, owner = trace.modules[place].path, trace.modules[maker].path
+    return path == owner or path.startswith(f"{owner}.parametrizations." if owner else "parametrizations.")
 
 
 def kept_by_layer(trace: StepTrace) -> dict[str, int]:
