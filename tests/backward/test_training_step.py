@@ -157,7 +157,10 @@ def test_checkpoints_of_the_model_itself_hold_states_of_random_numbers(use_reent
 
 def test_groups_of_a_given_optimizer_keep_their_settings() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(4, 2))
-    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "momentum": 0.9}]
+    groups: list[dict[str, Any]] = [
+        {"params": model[0].parameters()},
+        {"params": model[1].parameters(), "momentum": 0.9},
+    ]
     step = eo.training_step(model, (2, 8), optimizer=torch.optim.SGD(groups, lr=0.1))
     # momentum of the second group alone; the last layer has gradients, and the optimizer does not know it
     assert [layer.state_bytes for layer in step.layers[:3]] == [0, F32 * (16 * 4 + 4), 0]
