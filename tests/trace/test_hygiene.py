@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 
 import pytest
@@ -154,3 +155,20 @@ def test_a_view_that_was_met_before_lies_at_its_own_place_in_its_own_storage() -
     trace = eo.profile(_Slices(), (6, 4)).trace
     assert sum(bool(call.creates) for call in trace.ops) == 1  # the sum; all else lies in the input
     assert {number for call in trace.ops[:-1] for number in call.reads} == {0}
+
+
+_last: contextvars.ContextVar[torch.Tensor | None] = contextvars.ContextVar("last", default=None)
+
+
+class _InContext(nn.Linear):
+    """Keeps its result in a variable of the context."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        _last.set(result)
+        return result
+
+
+def test_a_context_variable_holds_what_it_held() -> None:
+    assert eo.profile(_InContext(4, 4), (3, 4)).totals.macs == 3 * 16
+    assert _last.get() is None

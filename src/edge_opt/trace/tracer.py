@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import os
 import sys
@@ -262,8 +263,8 @@ def _forward(
         handoffs = Handoffs()
         try:
             with watched() as handoffs, tape:
-                result = twins[0](*call.args, **call.kwargs)
-                _finish(result)
+                # In a copy of the context: what forward puts into a ContextVar is gone with it.
+                result = contextvars.copy_context().run(_complete, twins[0], call)
             if tape.strangers and reach.names.isdisjoint(_MAKERS) and handoffs.others_worked():
                 handoffs.reasons.append("uses tensors that another thread computed")
             handoffs.check()
@@ -290,6 +291,13 @@ _MAKERS = frozenset(
 
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _complete(model: nn.Module, call: CallArguments) -> Any:
+    """What the model returns, with all of its work done."""
+    result = model(*call.args, **call.kwargs)
+    _finish(result)
+    return result
 
 
 def _finish(result: Any, most: int = 100_000) -> None:
