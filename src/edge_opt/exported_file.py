@@ -24,7 +24,11 @@ _PLAIN = re.compile(
     r"(archive_format|archive_version|byteorder|version|\.data/.*|\.format_version|extra/.*|extra_files/.*"
     r"|models/[^/]+\.json|data/(weights|constants|sample_inputs)/[^/]*|serialized_\w+\.(json|pt))"
 )
-_OPERATOR = re.compile(r"torch\.ops\.(?!load_library|import_module|loaded_libraries)[a-zA-Z]\w*(\.[a-zA-Z_]\w*){1,2}")
+# Of names with two underscores, those of operators alone; and none that opens a file.
+_OPERATOR = re.compile(
+    r"torch\.ops\.(?!load_library|import_module|loaded_libraries|image\.|debugprims\.|aten\.(save|from_file)\b)"
+    r"[a-zA-Z]\w*\.((?!__)\w+|__i?(and|or|xor|lshift|rshift)__)(\.(?!__)[a-zA-Z_]\w*)?"
+)
 _FUNCTION = re.compile(
     r"(_operator\.(getitem|add|iadd|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|le|lt|ge|gt|eq|ne|and_|or_|xor|not_"
     r"|lshift|rshift|inv|invert)"
@@ -46,6 +50,9 @@ _NODES = (
     ast.unaryop, ast.boolop, ast.cmpop, ast.Subscript, ast.Tuple, ast.List, ast.keyword, ast.IfExp, ast.Call,
     ast.Attribute,
 )  # fmt: skip
+# What a mapping with a default may be filled with: torch imports the module that the file names.
+_FACTORIES = {"builtins": ("list", "dict", "set", "int", "float", "str", "bool", "tuple"),
+              "collections": ("OrderedDict", "defaultdict", "deque")}  # fmt: skip
 # A file of weights does not shrink; one that claims to hold much more than it weighs is made to exhaust memory.
 _LARGEST_RATIO = 200
 
@@ -62,7 +69,7 @@ def check_exported(path: Path) -> None:
         ) from error
     pickled = {found for name, content in members.items() for found in _pickled_names(name, content)}
     for name, content in members.items():
-        reason = _reason(name, content, name in pickled)
+        reason = _reason(name, content, _looked_up(name) in pickled)
         if reason is not None:
             raise InvalidInput(
                 f"{str(path)!r} was not opened: {reason}, which could run any code here; if you know where the file "
@@ -79,19 +86,27 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
         claimed = sum(info.file_size for info in archive.infolist())
         if claimed > _LARGEST_RATIO * size:
             raise ValueError(f"it claims to hold {claimed} bytes in a file of {size}")
-        if len(set(archive.namelist())) < len(archive.namelist()):
+        if len(set(map(_looked_up, archive.namelist()))) < len(archive.namelist()):
             raise ValueError("it holds two members of one name")
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
         first = {name: archive.read(name) for name in names}
-    if "version" in first:
-        # The layout of older versions has no folder around it, and is read by this reader alone.
+    try:
+        reader = torch._C.PyTorchFileReader(str(path))
+    except RuntimeError:
+        # The layout of older versions has no folder around it, and is read by the first reader alone.
+        if "version" not in first:
+            raise
         yield from first.items()
         return
-    reader = torch._C.PyTorchFileReader(str(path))
     second = {name: bytes(reader.get_record(name)) for name in reader.get_all_records()}
     if {name.partition("/")[2]: content for name, content in first.items()} != second:
         raise ValueError("its table of contents is ambiguous")
     yield from second.items()
+
+
+def _looked_up(name: str) -> str:
+    """A name as torch's reader compares it: up to a zero byte, and capitals are small letters."""
+    return name.partition("\0")[0].lower()
 
 
 def _pickled_names(name: str, content: bytes) -> Iterator[str]:
@@ -104,25 +119,28 @@ def _pickled_names(name: str, content: bytes) -> Iterator[str]:
         return
     for _, value in entries:
         if isinstance(value, dict) and value.get("use_pickle"):
-            yield f"{name.rpartition('/')[0]}/{value.get('path_name')}"
+            yield _looked_up(f"{name.rpartition('/')[0]}/{value.get('path_name')}")
 
 
 def _reason(name: str, content: bytes, is_pickled: bool) -> str | None:
     """Why a member may not be loaded; None where it may."""
     if not _PLAIN.fullmatch(name):
         return f"it holds {name!r}, a compiled library or something unknown"
-    if name.endswith(".json"):
-        return _json_reason(name, content)
-    if re.search(r"(custom_obj|opaque_obj)", name):
+    known = _looked_up(name)
+    if re.search(r"(custom_obj|opaque_obj)", known):
         return f"it carries an object of a class of its own ({name!r})"
-    return _pickle_reason(name, content) if content and (is_pickled or name.endswith(".pt")) else None
+    # Example inputs are always unpickled, whatever their member is called.
+    if content and (is_pickled or known.endswith(".pt") or known.startswith("data/sample_inputs/")):
+        return _pickle_reason(name, content)
+    return _json_reason(name, content) if known.endswith(".json") else None
 
 
 def _pickle_reason(name: str, content: bytes) -> str | None:
     import torch
 
     try:
-        torch.load(io.BytesIO(content), map_location="meta", weights_only=True)
+        # As torch opens it first: where that fails, torch goes on without a restriction.
+        torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
         return f"{name!r} is a pickle that builds more than tensors ({first_line(error)[:80]})"
     return None
@@ -143,7 +161,36 @@ def _json_reason(name: str, content: bytes) -> str | None:
             return "its guards are no formulas"
         elif key == "range_constraints" and not all(map(is_plain_expression, value or ())):
             return "its ranges are of no symbols"
+        elif key in ("in_spec", "out_spec") and (module := _imported(value)) is not None:
+            return f"the structure of its inputs or outputs imports {module[:60]!r}"
     return None
+
+
+def _imported(structure: Any) -> str | None:
+    """A module that the text of a structure makes torch import; None where it names types of torch's own table."""
+    for text in (structure, *_texts_inside(structure)):
+        for key, value in _entries(_parsed(text)):
+            if key == "__enum__":
+                return "the class of an enumeration"
+            if isinstance(value, dict) and "default_factory_module" in value:
+                module, name = str(value["default_factory_module"]), value.get("default_factory_name")
+                if name not in _FACTORIES.get(module, ()):
+                    return module
+    return None
+
+
+def _texts_inside(structure: Any) -> Iterator[str]:
+    """Texts inside a text of JSON: contexts of types are JSON again."""
+    for _, value in _entries(_parsed(structure)):
+        if isinstance(value, str):
+            yield value
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _entries(data: Any) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +98,42 @@ def opaque_constant(mark: Path) -> Change:
     return change
 
 
+def under_capitals(old: str, new: str) -> Callable[[Path], Change]:
+    """The same bombs under names that torch's reader finds, for it does not tell capitals from small letters."""
+
+    def made(mark: Path) -> Change:
+        def change(members: dict[str, bytes]) -> None:
+            (pickled_inputs if "sample_inputs" in old else opaque_constant)(mark)(members)
+            members[f"net/data/{new}"] = members.pop(f"net/data/{old}")
+
+        return change
+
+    return made
+
+
+def weight_by_another_name(spelled: str) -> Callable[[Path], Change]:
+    def made(mark: Path) -> Change:
+        def change(members: dict[str, bytes]) -> None:
+            pickled_weight(mark)(members)
+            name = "net/data/weights/model_weights_config.json"
+            members[name] = members[name].replace(b'"weight_0"', spelled.encode())
+
+        return change
+
+    return made
+
+
+def imports_a_neighbour(mark: Path) -> Change:
+    def change(members: dict[str, bytes]) -> None:
+        program = json.loads(members["net/models/model.json"])
+        context = {"default_factory_module": "neighbour", "default_factory_name": "x", "dict_context": []}
+        node = {"type": "collections.defaultdict", "context": context, "children_spec": []}
+        program["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] = json.dumps([1, node])
+        members["net/models/model.json"] = json.dumps(program).encode()
+
+    return change
+
+
 def in_graph(old: str, new: str) -> Callable[[Path], Change]:
     def made(mark: Path) -> Change:
         def change(members: dict[str, bytes]) -> None:
@@ -121,7 +159,13 @@ def library(mark: Path) -> Change:
         (in_graph("torch.ops.aten.linear.default", "torch.os.system"), "it calls 'torch.os.system'"),
         (in_graph("torch.ops.aten.linear.default", "torch.ops.load_library"), "it calls 'torch.ops.load_library'"),
         (in_graph("Symbol('s77'", "__import__('pathlib').Path('{mark}').touch('"), "is no formula"),
+        (in_graph("torch.ops.aten.linear.default", "torch.ops.aten.save.default"), "it calls 'torch.ops.aten.save"),
         (library, "a compiled library or something unknown"),
+        (under_capitals("sample_inputs/model.pt", "sample_inputs/model.PT"), "builds more than tensors"),
+        (under_capitals("constants/opaque_obj_0", "constants/OPAQUE_obj_0"), "an object of a class of its own"),
+        (weight_by_another_name('"WEIGHT_0"'), "builds more than tensors"),
+        (weight_by_another_name('"weight_0\\u0000x"'), "builds more than tensors"),
+        (imports_a_neighbour, "imports 'neighbour'"),
     ],
 )
 def test_a_file_that_could_run_code_is_refused_and_nothing_has_run(
@@ -132,6 +176,25 @@ def test_a_file_that_could_run_code_is_refused_and_nothing_has_run(
     with pytest.raises(InvalidInput, match=said) as caught:
         load_model(str(path))
     assert "add --trust" in str(caught.value)
+    assert not mark.exists()
+
+
+def test_a_file_with_two_tables_of_contents_is_refused(honest: Path, tmp_path: Path) -> None:
+    """One reader finds the table by its offset, the other by what stands in front of the end: here two differ."""
+    mark = tmp_path / "it-ran"
+    hidden = changed(honest, tmp_path / "hidden.pt2", pickled_inputs(mark)).read_bytes()
+    count, _, size, offset = struct.unpack("<HHII", hidden[-14:-2])
+    local = struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, zlib.crc32(b"8.14"), 4, 4, 7, 0) + b"version8.14"
+    # A comment makes the second table as long as the first, so that one length fits both.
+    start = offset - len(local)  # counted from where the second table would be, were it the first
+    entry = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 0, zlib.crc32(b"8.14"), 4, 4, 7, 0, size - 53, 0, 0,
+                        0, start) + b"version".ljust(size - 46)  # fmt: skip
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, size, offset, 0)
+    crafted = hidden[: offset + size] + local + entry + end
+    path = tmp_path / "net.pt2"
+    path.write_bytes(crafted)
+    with pytest.raises((InvalidInput, ModelNotFound), match="not opened|cannot be read"):
+        load_model(str(path))
     assert not mark.exists()
 
 
