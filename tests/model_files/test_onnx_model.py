@@ -101,6 +101,34 @@ def test_a_loop_is_counted_as_often_as_it_runs(tmp_path: Path) -> None:
     assert profiled(path, (2, 4)).totals.macs == 5 * 2 * 4 * 4
 
 
+def test_the_first_round_of_a_loop_counts_also_where_its_state_is_known(tmp_path: Path) -> None:
+    body = _body("i:7 c:9 s", "d:9 t", node("Identity", "c", "d"), node("MatMul", "s w", "m"), node("Add", "m x", "t"))
+    path = write(tmp_path / "m.onnx", [node("Loop", "n - z", "y", body=body)], {"x": (2, 4)}, ["y"],
+                 {"n": np.array(5), "w": (4, 4), "z": np.zeros((2, 4), np.float32)})  # fmt: skip
+    found = profiled(path, (2, 4)).totals
+    assert (found.macs, found.flops) == (5 * 2 * 4 * 4, 5 * (2 * 32 + 8))
+
+
+def test_loops_in_a_loop_are_refused_after_one_round_that_says_how_long_they_take(tmp_path: Path) -> None:
+    inner = _body("j:7 e:9 u", "f:9 v", node("Identity", "e", "f"), node("Relu", "u", "v"))
+    outer = _body("i:7 c:9 s", "d:9 t", node("Identity", "c", "d"), node("Loop", "n - s", "t", body=inner))
+    path = write(tmp_path / "m.onnx", [node("Loop", "n - x", "y", body=outer)], {"x": (2, 4)}, ["y"],
+                 {"n": np.array(300)})  # fmt: skip
+    with pytest.raises(TraceFailed, match="it runs 300 times, and more than 50,000 steps are not followed"):
+        profiled(path, (2, 4))
+
+
+@pytest.mark.parametrize("made", [
+    node("Split", "x", "y", num_outputs=10**12),  # a list of as many pieces would fill the memory
+    node("Two", "x", "y"),
+])  # fmt: skip
+def test_what_a_node_says_of_itself_is_not_believed(tmp_path: Path, made: Any) -> None:
+    made.op_type = made.op_type.replace("Two", "Two\nlines")
+    with pytest.raises(TraceFailed) as caught:
+        profiled(write(tmp_path / "m.onnx", [made], {"x": (4,)}, ["y"]), (4,))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_scan_is_counted_row_by_row(tmp_path: Path) -> None:
     body = _body("s r", "t o", node("Add", "s r", "t"), node("MatMul", "t w", "o"))
     path = write(tmp_path / "m.onnx", [node("Scan", "z x", "e y", body=body, num_scan_inputs=1)],

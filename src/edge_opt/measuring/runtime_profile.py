@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,9 +201,11 @@ def lay(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = N
             type of the kernel; None for a model that has no such file.
         source: Name of the file, for the remark.
     """
-    places = (
-        _torch_places(profile, measured) if measured.runtime == "torch.profiler" else _places(profile, measured, find)
-    )
+    if measured.runtime == "torch.profiler":
+        kernels, places = _torch_kernels(profile, measured.kernels)
+        measured = replace(measured, kernels=kernels)
+    else:
+        places = _places(profile, measured, find)
     seconds: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     lost: list[Kernel] = []
     for kernel, place in zip(measured.kernels, places, strict=True):
@@ -278,15 +280,45 @@ def _paths(kernel: Kernel, find: Finder | None, calls: Mapping[str, int]) -> Ite
                 dotted = dotted.rpartition(".")[0]
 
 
-def _torch_places(profile: ModelProfile, measured: RuntimeProfile) -> list[int | None]:
-    """The module call of each operator: of those with one name, the n-th in a forward is the n-th of the trace."""
-    order: dict[str, list[int]] = defaultdict(list)
-    for call in profile.trace.ops:
-        order[profile.trace.signatures[call.signature].op].append(call.module)
+# Kernels that eager torch calls for a whole module in evaluation, where the trace has the operators inside.
+_WHOLE_MODULES = {"aten._native_multi_head_attention": "MultiheadAttention",
+                  "aten._transformer_encoder_layer_fwd": "TransformerEncoderLayer"}  # fmt: skip
+
+
+def _torch_kernels(
+    profile: ModelProfile, kernels: Sequence[Kernel]
+) -> tuple[tuple[Kernel, ...], tuple[int | None, ...]]:
+    """The operators of one forward with their seconds in each, and the module call of each.
+
+    Of operators with one name, the n-th in a forward is the n-th of the trace.
+    """
+    counts = Counter(kernel.name for kernel in kernels)
+    order = _torch_order(profile, counts)
+    runs = Counter(max(count // len(order[name]), 1) for name, count in counts.items() if order[name])
+    usual = max(runs, key=lambda run: (runs[run], run), default=1)
+    samples: dict[tuple[str, int], list[float]] = defaultdict(list)
     seen: dict[str, int] = defaultdict(int)
-    found: list[int | None] = []
-    for kernel in measured.kernels:
-        calls = order.get(kernel.name)
-        found.append(calls[seen[kernel.name] % len(calls)] if calls else None)
+    for kernel in kernels:
+        each = len(order[kernel.name]) or -(-counts[kernel.name] // usual)
+        samples[kernel.name, seen[kernel.name] % each].extend(kernel.samples_s)
         seen[kernel.name] += 1
-    return found
+    return (
+        tuple(Kernel(name, tuple(values)) for (name, _), values in samples.items()),
+        tuple(order[name][place] if order[name] else None for name, place in samples),
+    )
+
+
+def _torch_order(profile: ModelProfile, names: Mapping[str, int]) -> dict[str, list[int]]:
+    """The module calls of each operator by its name, in order; a module that ran as one kernel has no others."""
+    kinds = {kind: name for name, kind in _WHOLE_MODULES.items() if name in names}
+    order: dict[str, list[int]] = defaultdict(list)
+    whole: set[int] = set()
+    for module in profile.trace.modules:
+        if module.parent in whole or module.kind in kinds:
+            if module.parent not in whole:
+                order[kinds[module.kind]].append(module.index)
+            whole.add(module.index)
+    for call in profile.trace.ops:
+        if call.module not in whole:
+            order[profile.trace.signatures[call.signature].op].append(call.module)
+    return order

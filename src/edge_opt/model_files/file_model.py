@@ -37,8 +37,9 @@ class FileModel(FileModule):
         super().__init__()
         self.file = file.path
         self.plan = Plan(file)
+        known: dict[str, nn.Module] = {"": self}
         for path, kind in self.plan.modules.items():
-            _attach(self, path, kind)
+            _attach(known, path, kind)
         owners = dict(self.named_modules(remove_duplicate=False))
         for name, tensor in self.plan.tensors.items():
             role = self.plan.roles[name]
@@ -114,15 +115,14 @@ def _free_key(name: str, owner: nn.Module) -> str:
     return key if key not in taken else f"{key}_{len(taken)}"
 
 
-def _attach(root: nn.Module, path: str, kind: str) -> None:
-    """Hang a module into the tree under the nearest one that is there."""
-    known = dict(root.named_modules()) if root._modules else {"": root}
+def _attach(known: dict[str, nn.Module], path: str, kind: str) -> None:
+    """Hang a module into the tree under the nearest one that is there, and note it by its path."""
     parent = path
     while parent and (parent == path or parent not in known):
         parent = parent.rpartition(".")[0]
     module = ScopeModule()
     _show_class(module, kind)
-    known[parent]._modules[path.removeprefix(parent).removeprefix(".")] = module
+    known[parent]._modules[path.removeprefix(parent).removeprefix(".")] = known[path] = module
 
 
 def _show_class(module: nn.Module, kind: str) -> None:

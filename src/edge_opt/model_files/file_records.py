@@ -71,7 +71,7 @@ class FileNode:
     @property
     def label(self) -> str:
         """Type and name, for sentences."""
-        kind = f"{self.domain}:{self.op}" if self.domain else self.op
+        kind = " ".join((f"{self.domain}:{self.op}" if self.domain else self.op).split())
         return f"{kind} node {self.name or (self.outputs[0] if self.outputs else '')!r}"
 
 

@@ -59,6 +59,7 @@ class Run:
         self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
         self.known: dict[str, torch.Tensor] = dict(plan.known)
         self.bytes: dict[str, torch.Tensor] = {}  # what a DequantizeLinear was given, by the name of its result
+        self.varying: frozenset[str] = frozenset()  # what a loop gives its body, and what is made of it
         self.steps = 0
         self.depth = 0
         self.dims = {
@@ -231,11 +232,27 @@ class Run:
 
     def inner(self, node: FileNode) -> None:
         """A node inside a function or a body: constant where everything it reads is known."""
-        is_known = all(name in self.known for name in names_read(node))
-        if node.op in BY_SHAPE or (is_known and node.op not in RANDOM and node.op not in CONTROL):
+        read = names_read(node)
+        is_known = all(name in self.known for name in read)
+        if node.op not in BY_SHAPE and (not is_known or node.op in RANDOM or node.op in CONTROL):
+            self._step(node, False)
+        elif self.varying.isdisjoint(read) or node.op in BY_SHAPE:
             self._fold(node)
         else:
+            self._repeated(node)
+
+    def _repeated(self, node: FileNode) -> None:
+        """A node of a loop's body whose values are known in this round: a runtime works them out in each round.
+
+        Counting whole numbers is left out: it is the loop's own work.
+        """
+        self.varying |= set(node.outputs)
+        made: dict[str, Any] = {}
+        if any(self.known[name].is_floating_point() for name in names_read(node) if name):
             self._step(node, False)
+            made = {name: self.values[name] for name in node.outputs if name in self.values}
+        self._fold(node)
+        self.values.update(made)
 
     def _size(self, dim: int | str) -> int | str:
         return self.dims.get(dim, dim) if isinstance(dim, str) else dim
@@ -318,14 +335,17 @@ class _Control:
         found: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
         return found
 
-    def _body(self, graph: FileGraph, inputs: list[Any], known: list[torch.Tensor | None]) -> list[Any]:
-        """One run of a graph inside; it sees the values around it."""
+    def _body(
+        self, graph: FileGraph, inputs: list[Any], known: list[torch.Tensor | None], is_round: bool = False
+    ) -> list[Any]:
+        """One run of a graph inside, or one round of a loop's; it sees the values around it."""
         run = self.run
         run.depth += 1
         if run.depth > _DEEPEST_CALL:
             raise self.call.refusal("its graphs call each other too deep")
-        before_values, before_known = run.values, run.known
+        before_values, before_known, before_varying = run.values, run.known, run.varying
         names = [value.name for value in graph.inputs]
+        run.varying = run.varying.union(names) if is_round else run.varying
         tensors = {name: run.plan.inner[id(one)] for name, one in graph.constants.items()}
         run.values = {**before_values, **tensors, **dict(zip(names, inputs, strict=False))}
         run.known = {key: value for key, value in before_known.items() if key not in names}
@@ -338,11 +358,11 @@ class _Control:
             self.last_known = [run.known.get(value.name) for value in graph.outputs]
             return [run.value(value.name) for value in graph.outputs]
         finally:
-            run.values, run.known = before_values, before_known
+            run.values, run.known, run.varying = before_values, before_known, before_varying
             run.depth -= 1
 
-    def _check_steps(self, count: int, body: FileGraph) -> None:
-        if count * len(body.nodes) > _MOST_STEPS:
+    def _check_steps(self, count: int, each: int) -> None:
+        if count * each > _MOST_STEPS:
             raise self.call.refusal(f"it runs {count:,} times, and more than {_MOST_STEPS:,} steps are not followed")
 
     def _if(self) -> tuple[Any, ...]:
@@ -365,7 +385,7 @@ class _Control:
             trips += 1
             if trips * len(body.nodes) > _MOST_OPEN_STEPS:
                 raise call.refusal(f"it still runs after {_MOST_OPEN_STEPS:,} steps; bound it to profile")
-            state, before = self._body(body, state, known), known
+            state, before = self._body(body, state, known, True), known
             known = list(self.last_known)
             if all(one is not None for one in known) and [*map(numbers, known)] == [*map(numbers, before)]:
                 raise call.refusal("it never ends: its values stay what they are")
@@ -388,12 +408,15 @@ class _Control:
         trips = int(numbers(count)[0]) if goes_on is None or numbers(goes_on)[0] else 0
         state, known = list(call.inputs[2:]), list(call.known[2:])
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
-        self._check_steps(trips, body)
+        self._check_steps(trips, len(body.nodes))
         for number in range(trips):
             with _unrecorded():
                 given = [torch.tensor(number), torch.tensor(True)]
                 shown = [value.to("meta") for value in given]
-            made = self._body(body, [*shown, *state], [*given, *known])
+            before = self.run.steps
+            made = self._body(body, [*shown, *state], [*given, *known], True)
+            if not number:
+                self._check_steps(trips, self.run.steps - before)
             again = self.last_known[0]
             if again is None and body.outputs[0].name != body.inputs[1].name:
                 raise call.refusal("when it ends depends on values that are known only when the model runs")
@@ -413,7 +436,7 @@ class _Control:
         rows = call.inputs[len(state) :]
         axes = list(call.get("scan_input_axes", ())) or [0] * inputs
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
-        self._check_steps(rows[0].shape[axes[0]], body)
+        self._check_steps(rows[0].shape[axes[0]], len(body.nodes))
         for number in range(rows[0].shape[axes[0]]):
             step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
             made = self._body(body, [*state, *step], [None] * (len(state) + inputs))

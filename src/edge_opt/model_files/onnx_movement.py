@@ -139,6 +139,8 @@ def split(call: Call) -> Any:
     sizes = call.setting("split", 1)
     if sizes is None:
         count = int(call.get("num_outputs", len(call.node.outputs)))
+        if count != len(call.node.outputs):
+            raise call.refusal(f"it should make {count} pieces, and has {len(call.node.outputs)} results")
         piece = -(-x.shape[axis] // max(count, 1))
         sizes = [min(piece, max(x.shape[axis] - place * piece, 0)) for place in range(count)]
     return tuple(torch.split(x, [int(size) for size in sizes], axis))
