@@ -205,7 +205,7 @@ def lay(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = N
         kernels, places = _torch_kernels(profile, measured.kernels)
         measured = replace(measured, kernels=kernels)
     else:
-        places = _places(profile, measured, find)
+        places = tuple(_places(profile, measured, find))
     seconds: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     lost: list[Kernel] = []
     for kernel, place in zip(measured.kernels, places, strict=True):
