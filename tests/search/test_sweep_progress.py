@@ -60,7 +60,8 @@ def test_json_lines_for_machines(tmp_path: Path) -> None:
     assert events[-1]["best"] is None
 
 
-def test_the_live_view_shows_counts_what_runs_and_the_best(tmp_path: Path) -> None:
+def test_the_live_view_shows_counts_what_runs_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal gets lines
     said = shown("auto", tmp_path, Terminal())
     assert "running: build prune 0.1 fp32 onnxruntime" in said
     assert "3 of 3 done, 0 accepted, 2 failed" in said
