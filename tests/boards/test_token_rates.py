@@ -17,6 +17,8 @@ from edge_opt.boards.token_rates import (
     OVERHEAD_S,
     ROW_SHARE,
     SHARE,
+    SPREAD,
+    UNKNOWN_SPREAD,
     UNPACK_OPERATIONS,
     UNPACKED_SHARE,
     WIDE_BYTES_PER_S,
@@ -137,6 +139,12 @@ def test_a_device_with_a_bandwidth_answers_and_one_without_is_refused() -> None:
         else:
             with pytest.raises(InvalidInput, match=f"the bandwidth of {spec.name} is unknown"):
                 read_rate(spec)
+
+
+def test_an_engine_that_nothing_is_known_of_has_a_wide_interval() -> None:
+    gpu, cpu = (read_rate(device("raspberry-pi-5"), engine) for engine in ("gpu", "cpu"))
+    assert (gpu.spread, gpu.above) == (UNKNOWN_SPREAD, UNKNOWN_SPREAD) and cpu.spread == SPREAD["cpu"]
+    assert gpu.reading.endswith("nothing is known of its gpu")
 
 
 def test_a_figure_of_another_engine_is_a_lower_bound() -> None:

@@ -128,6 +128,8 @@ WIDE_SPREAD = 1.5
 # What a published run streamed on the device itself, and what is derived from runs on its kin.
 DECODED_SPREAD = 1.25
 DERIVED_SPREAD = 1.5
+# An engine of which the catalogue knows nothing may be of another kind than those that were timed.
+UNKNOWN_SPREAD = 2.0
 # A read that was measured under load leaves the model's own kernels as the only unknown.
 MEASURED_SPREAD = 1.15
 # A copy reads and writes, one thread alone does not fill the memory: what streaming reaches over twice a one-thread
@@ -219,6 +221,8 @@ def read_rate(
         if figure is not None:
             share, spread = sheet_share(wanted, figure.value, bits)
             reading = f"{share:g} of {figure.value / 1e9:g} GB/s on paper ({figure.source})"
+            if wanted != spec.engine and all(item.engine != wanted for item in (*spec.peaks, *spec.bandwidths)):
+                return ReadRate(share * figure.value, f"{reading}; nothing is known of its {wanted}", UNKNOWN_SPREAD)
             return ReadRate(share * figure.value, reading, spread, most_above=MOST_ABOVE.get(wanted))
     return _from_copies(spec, wanted)
 
