@@ -221,7 +221,8 @@ def read_rate(
         if figure is not None:
             share, spread = sheet_share(wanted, figure.value, bits)
             reading = f"{share:g} of {figure.value / 1e9:g} GB/s on paper ({figure.source})"
-            if wanted != spec.engine and all(item.engine != wanted for item in (*spec.peaks, *spec.bandwidths)):
+            known = {spec.engine, *(peak.engine for peak in spec.peaks), *(item.engine for item in spec.bandwidths)}
+            if wanted not in known:
                 return ReadRate(share * figure.value, f"{reading}; nothing is known of its {wanted}", UNKNOWN_SPREAD)
             return ReadRate(share * figure.value, reading, spread, most_above=MOST_ABOVE.get(wanted))
     return _from_copies(spec, wanted)
