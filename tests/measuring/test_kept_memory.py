@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from edge_opt.measuring.allocator import ResidentGrowth, forget_peak, kept_memory, resident_now, resident_peak
+from edge_opt.measuring.allocator import forget_peak, kept_memory, resident_now, resident_peak
 from edge_opt.measuring.latency import Clock, fresh_latency_s, wait_for_quiet
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -43,15 +44,23 @@ def test_a_call_with_new_memory_fetches_all_of_it_each_time() -> None:
     assert found is None or found >= 8
 
 
+# In a process of its own, as sweeps use it: in one that has run for minutes, each block may land on other free pages.
+GROWTH_OF_48_MIB = """
+import torch
+from edge_opt.measuring.allocator import ResidentGrowth
+
+torch.ones(1)
+growth = ResidentGrowth()
+weights = torch.ones(32 << 20, dtype=torch.uint8)
+print(growth.peak_while(lambda: torch.ones(16 << 20, dtype=torch.uint8)))
+"""
+
+
 @linux
 def test_growth_is_what_runs_hold_above_the_idle_process() -> None:
-    growth = ResidentGrowth()
-    weights = torch.ones(32 * MIB, dtype=torch.uint8)
-    held = growth.peak_while(lambda: torch.ones(16 * MIB, dtype=torch.uint8))
-    assert held is not None
+    told = subprocess.run([sys.executable, "-c", GROWTH_OF_48_MIB], check=True, capture_output=True, text=True)
     # 32 MiB that stay and 16 MiB while it runs; a few MiB are the allocator's own
-    assert 48 * MIB * 0.95 < held < 72 * MIB
-    assert weights.numel() == 32 * MIB
+    assert 48 * MIB * 0.95 < int(told.stdout) < 72 * MIB
 
 
 def test_a_system_that_tells_nothing_is_not_guessed(tmp_path: Path) -> None:
