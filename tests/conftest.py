@@ -35,6 +35,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started.close()
 
 
+@pytest.fixture(scope="module")
+def one_nursery() -> Iterator[None]:
+    """Sweeps of this module fork from one and the same process."""
+    from kept_nursery import kept_nursery
+
+    with kept_nursery():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def a_young_process() -> None:
     """What earlier modules imported and left is not searched for garbage again and again.
@@ -56,6 +65,9 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Some virtual machines announce AMX and refuse it, which ends a process that multiplies in bfloat16. oneDNN reads this
 # before its first kernel, here and in processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+# Threads of several tests share the cores: one that waits must not spin, or everything takes several times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A slow machine is no reason for other output.
 os.environ.setdefault("EDGE_OPT_QUIET", "1")

@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_nursery")
 @pytest.mark.parametrize(
     ("name", "metric"),
     [("regression", "mae"), ("segmentation", "miou"), ("text_classifier", "f1"), ("keyword_spotting", "missed")],

@@ -28,7 +28,7 @@ from edge_opt.run.outputs import conclusion
 from edge_opt.run.run import RunResult, run, run_seeds
 from edge_opt.search.build import Event, TrialFinished
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_nursery")]
 
 SMALL = [
     "epochs=6", "fine_tune_epochs=2", "train_subset=600", "pruning_levels=[0.0, 0.5]", "min_time_s=0.02",
@@ -51,7 +51,7 @@ def config() -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def done(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+def done(config: RunConfig, one_nursery: None, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return run(config, tmp_path_factory.mktemp("run"), command=["edge-opt", "run"])
 
 

@@ -125,6 +125,7 @@ def test_a_board_that_goes_away_costs_that_attempt_and_is_waited_for(
     assert found.timings[0].latency.median_s > 0
 
 
+@pytest.mark.usefixtures("one_nursery")
 def test_variants_are_built_here_and_timed_on_the_board(bench: Bench, start: Any, tmp_path: Path) -> None:
     start()
     torch.manual_seed(0)

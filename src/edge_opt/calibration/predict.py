@@ -137,8 +137,8 @@ def time_operators(profile: ModelProfile, *, threads: int | None = None) -> Pred
     trace = profile.trace
     with undisturbed(threads):
         machine = read_environment()
-        scale, operator_s = _in_place(machine.threads)
         alone_s = _signature_seconds(trace)
+        scale, operator_s = _in_place(machine.threads)
     distances = read_distances(trace)
     described = [describe(trace.signatures[call.signature], distances[call.index], NOMINAL) for call in trace.ops]
     seconds = scale * np.array([alone_s[call.signature] for call in trace.ops])
