@@ -11,6 +11,7 @@ from torch import nn
 
 from edge_opt.records import ModuleCall, Shape
 from edge_opt.trace.lifetimes import packed_bytes, shape_of
+from edge_opt.trace.plain_layers import Recorder, straight
 
 _Tensor = torch.Tensor
 
@@ -69,10 +70,16 @@ class ModuleStack:
             self.refused, self._refusal = frame, error
         self.current = frame.parent
 
-    def watch(self, modules: list[nn.Module]) -> None:
-        """Put a recorder in front of each module's `forward`: the modules are the trace's own twins."""
+    def watch(self, modules: list[nn.Module], tape: Recorder | None = None) -> None:
+        """Put a recorder in front of each module's `forward`: the modules are the trace's own twins.
+
+        Where a `tape` is given, plain layers tell it their operator at once.
+        """
         for module in modules:
-            module.__dict__["forward"] = self._watched(module, _plain_forward(module))
+            forward = _plain_forward(module)
+            if tape is not None:
+                forward = straight(module, forward, tape)
+            module.__dict__["forward"] = self._watched(module, forward)
 
     def end(self) -> None:
         """Let go of every module."""

@@ -36,6 +36,8 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _Tensor = torch.Tensor
 _STRIDED = torch.strided
 _PLAIN = frozenset((type(None), bool, int, float, torch.dtype))
+_pop = torch._C._pop_torch_dispatch_stack
+_push = torch._C._push_on_torch_dispatch_stack
 _empty_strided = torch.empty_strided
 _as_strided = torch.as_strided
 _MASKS = (torch.bool, torch.uint8)
@@ -109,6 +111,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._right: set[int] = set()  # real, and computed from no input: what an eager run would hold
         self._tainted: set[int] = set()  # real, but computed from an input
         self._signature_index: dict[int, int] = {}
+        self._name = ""  # of the function that a plain layer calls
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -173,6 +176,17 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if entry.is_list:
             return outputs
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def told(self, func: Any, args: tuple[Any, ...], name: str) -> Any:
+        """Record the operator of a plain layer, which calls the function of that `name`."""
+        # What is made here is not to be recorded in turn: torch, too, sets the mode aside meanwhile.
+        mode = _pop(None)
+        self._name = name
+        try:
+            return self.__torch_dispatch__(func, (), args)
+        finally:
+            self._name = ""
+            _push(mode)
 
     def _describe(self, values: Any, words: list[Any], operands: _Operands) -> None:
         """Add the arguments to a key (tensors by layout and dtype), and note what they are."""
@@ -362,7 +376,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         frame = self.stack.current
         live = lifetimes.live_bytes + signature.scratch_bytes
         if signature.op in SPELLED:
-            self.spelled.append((index, spelling(__file__)))
+            self.spelled.append((index, f"F.{self._name}" if self._name else spelling(__file__)))
         ops.append(OpCall(index, frame.index if frame else 0, position, tuple(reads), creates, live))
         lifetimes.time = index + 1
 

@@ -259,7 +259,7 @@ def _forward(
         buffers = [(tensor, tensor.clone()) for tensor, role in subject.tensors if is_real and role == "buffer"]
         for module in twins:
             module.__dict__["training"] = subject.training
-        stack.watch(twins)
+        stack.watch(twins, None if is_real else tape)
         handoffs = Handoffs()
         try:
             with watched() as handoffs, tape:
