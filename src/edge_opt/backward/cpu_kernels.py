@@ -1,4 +1,4 @@
-"""Kernels that the CPU runs as one piece while the meta device takes them apart: attention, LSTM, some gradients.
+"""Kernels that the CPU runs otherwise than the meta device: attention, recurrent layers, some gradients.
 
 For the length of a trace, torch's dispatcher sends those operators on meta tensors to the same operators that it would
 send them to on the CPU. Tensors on other devices, and other threads, are not concerned.
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from edge_opt.backward.recurrent_layers import recurrent_kernels
 from edge_opt.trace.shapes import is_fused_attention
 
 aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _active = threading.local()
-_LSTM_MODE = 2  # of torch's ldnn_rnn modes
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def as_on_cpu(autocast: torch.dtype | None = None) -> Iterator[None]:
     """Let these operators on meta tensors call what they would call on the CPU, in this thread."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")  # type: ignore[no-untyped-call]
-    library.impl("lstm.input", _lstm, "AutogradMeta")  # type: ignore[no-untyped-call]
+    for name, layers in recurrent_kernels(_is_on).items():
+        library.impl(name, layers, "AutogradMeta")  # type: ignore[no-untyped-call]
     for operator in _WITH_CPU_KERNEL:
         name = operator._schema.name.removeprefix("aten::")
         library.impl(name, _whole(operator), "AutogradMeta")  # type: ignore[no-untyped-call]
@@ -119,49 +120,3 @@ def _attention(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
     return fused
-
-
-def _lstm(
-    x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
-    is_projected = hx[0].shape[2] != hx[1].shape[2]
-    is_usual = x.dtype in (torch.float32, torch.bfloat16) and torch._C._has_mkldnn and not is_projected
-    if not _is_on() or not is_usual:
-        whole = aten.lstm.input
-        return whole._op_dk(
-            _COMPOSITE, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
-    return _fused_lstm(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-
-
-def _fused_lstm(
-    x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
-    """One oneDNN call per layer and direction, in the order of torch's mkldnn/RNN.cpp."""
-    directions, width = 2 if bidirectional else 1, 4 if has_biases else 2
-    inputs = (x.transpose(0, 1) if batch_first else x).contiguous()
-    hidden, cell = hx[0].contiguous(), hx[1].contiguous()
-    outputs: list[Any] = [None] * directions
-    last_hidden: list[torch.Tensor] = []
-    last_cell: list[torch.Tensor] = []
-    for layer in range(num_layers):
-        for direction in range(directions):
-            index = layer * directions + direction
-            weights = params[index * width : (index + 1) * width]
-            if not has_biases:
-                weights = [*weights, *(torch.zeros_like(weight) for weight in weights)]
-            result = aten.mkldnn_rnn_layer.default(
-                inputs, *weights, hidden[index], cell[index], direction > 0, [], _LSTM_MODE, hidden.shape[2],
-                num_layers, has_biases, bidirectional, batch_first, train,
-            )  # fmt: skip
-            outputs[direction] = result[0]
-            last_hidden.append(result[1])
-            last_cell.append(result[2])
-            del weights, result
-        inputs = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-        if dropout and train and layer < num_layers - 1:
-            inputs = torch.dropout(inputs, dropout, True)
-    stacked = torch.stack(last_hidden, 0), torch.stack(last_cell, 0)
-    return (inputs.transpose(0, 1) if batch_first else inputs), *stacked

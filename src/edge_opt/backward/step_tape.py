@@ -111,6 +111,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         self.floats_on_meta = False
         self._made_nodes = 0
         self._kept_numbers: dict[int, int] = {}  # number of a storage by the node that keeps it
+        self._recomputed_numbers: list[int] = []
         self._last_node = -1
         self._owners = owners
 
@@ -145,14 +146,14 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         made_nodes = _sequence_number()
         if made_nodes > self._made_nodes:
             # Where the schema asks for a number, none was made into a tensor, and there is no scratch.
-            # A checkpoint drops what nodes would keep, and nodes of its recomputation never run.
-            is_number = scratch and signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float)
-            if is_number and _saved_tensors_hooks(False) is None:
+            # Nodes keep numbers in a checkpoint too: torch hands them to no hook.
+            if scratch and signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float):
                 self._keep_number(made_nodes - 1)
                 scratch = 0  # that number
             self._made_nodes = made_nodes
         if phase is Phase.BACKWARD:
             if frame is None:
+                self._drop_recomputed()
                 frame = self._frame_of_node()
             else:
                 self._frame_of_node()  # the node before this one has let go of what it kept
@@ -184,14 +185,26 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
     def _keep_number(self, node: int) -> None:
         """A Python number in the place of a tensor became a tensor, past the tape, and a node keeps it."""
         lifetimes = self.lifetimes
-        self._kept_numbers[node] = lifetimes.number(_NUMBER_BYTES, "activation", lifetimes.time)
+        number = lifetimes.number(_NUMBER_BYTES, "activation", lifetimes.time)
+        if self.phase is Phase.BACKWARD and _saved_tensors_hooks(False) is not None:
+            self._recomputed_numbers.append(number)  # its node never runs, and is dropped with the recomputation
+        else:
+            self._kept_numbers[node] = number
         lifetimes.live_bytes += _NUMBER_BYTES
 
     def _drop_number(self, node: int) -> None:
         number = self._kept_numbers.pop(node, None)
         if number is not None:
-            self.lifetimes.live_bytes -= _NUMBER_BYTES
-            self.lifetimes.died(number)
+            self._end_number(number)
+
+    def _drop_recomputed(self) -> None:
+        for number in self._recomputed_numbers:
+            self._end_number(number)
+        self._recomputed_numbers.clear()
+
+    def _end_number(self, number: int) -> None:
+        self.lifetimes.live_bytes -= _NUMBER_BYTES
+        self.lifetimes.died(number)
 
 
 def _makes_floats(func: Any, kwargs: Any) -> bool:

@@ -321,6 +321,16 @@ def _embedding_bag(
     return _dense((bags, weight.shape[1]), weight.dtype), *(_dense(shape, indices.dtype) for shape in shapes)
 
 
+@_rule(aten._embedding_bag.default)
+def _kept_embedding_bag(*args: Any) -> tuple[Spec, ...] | None:
+    """The same where its gradient will be asked for. The kernel counts bags from one element before the first."""
+    specs = _embedding_bag(*args)
+    if specs is None or not specs[1][0][0]:
+        return specs
+    counted = (specs[1][0][0] + 1,)
+    return specs[0], (counted, (1,), specs[1][2]), *specs[2:]
+
+
 @_rule(aten.scaled_dot_product_attention.default)
 def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
     if not is_fused_attention(query, *args, **kwargs):
@@ -391,8 +401,13 @@ def _onednn_layer(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
 
 @_rule(aten.mkldnn_rnn_layer_backward.default)
 def _onednn_layer_backward(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
-    """Gradients of the input, of both weights and biases, and of both states."""
-    return tuple(_dense(tuple(tensor.shape), x.dtype) for tensor in (x, *args[:6]))
+    """Gradients of the input, of both weights and biases, and of both states.
+
+    Where a layer has no biases, zeros in the shapes of its weights stand for them; their gradients are as biases are.
+    """
+    weights, gates, states = args[:2], args[0].shape[:1], args[4:6]
+    shapes = (x.shape, *(weight.shape for weight in weights), gates, gates, *(state.shape for state in states))
+    return tuple(_dense(tuple(shape), x.dtype) for shape in shapes)
 
 
 def onednn_workspace(steps: int, batch: int, inputs: int, width: int, itemsize: int) -> int:

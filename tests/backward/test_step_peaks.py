@@ -1,0 +1,89 @@
+"""Peaks of training steps against real steps, byte for byte: layers whose CPU kernels keep something of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import edge_opt as eo
+from edge_opt.backward.step_trace import summed
+from edge_opt.measuring.memory import record_events, replay
+
+
+def static_peak(model: nn.Module, inputs: Any, **options: Any) -> int:
+    """What the trace says of the first step, without what is there before: weights, buffers, batch."""
+    step = eo.training_step(model, inputs, **options)
+    assert not step.used_real_tensors
+    return step.first_peak_bytes - sum(step.peak_by_kind[kind] for kind in ("weights", "buffers", "inputs"))
+
+
+def real_peak(model: nn.Module, inputs: Any, make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD) -> int:
+    """What the allocator says of the same step."""
+    optimizer = make(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = summed(model(**inputs) if isinstance(inputs, dict) else model(inputs))
+        loss.backward()
+        optimizer.step()
+
+    return replay(record_events(step, torch.device("cpu"))).tensor_peak_bytes
+
+
+class Reads(nn.Module):
+    """A recurrent layer between a table and a head."""
+
+    def __init__(self, layer: nn.Module, width: int) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(20, 12), layer, nn.Linear(width, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.table(words))[0])
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "GRU": lambda: Reads(nn.GRU(12, 10, 2, dropout=0.2), 10),
+    "GRU, both ways": lambda: Reads(nn.GRU(12, 10, 2, batch_first=True, bidirectional=True), 20),
+    "RNN": lambda: Reads(nn.RNN(12, 10, batch_first=True, bias=False), 10),
+    "RNN of ReLUs, both ways": lambda: Reads(nn.RNN(12, 10, nonlinearity="relu", bidirectional=True), 20),
+    "LSTM without biases": lambda: Reads(nn.LSTM(12, 10, bias=False), 10),
+    "LSTM of small states": lambda: Reads(nn.LSTM(12, 10, 2, proj_size=5, batch_first=True, bidirectional=True), 10),
+    "LSTM in double": lambda: Reads(nn.LSTM(12, 10), 10).double(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_keep_what_the_cpu_keeps(name: str) -> None:
+    model, words = RECURRENT[name]().train(), torch.randint(0, 20, (5, 7))
+    assert static_peak(model, words, optimizer="sgd") == real_peak(model, words)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_keep_their_indices(mode: str) -> None:
+    model, words = nn.EmbeddingBag(20, 4, mode=mode).train(), torch.randint(0, 20, (5, 3))
+    assert static_peak(model, words, optimizer="sgd") == real_peak(model, words)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.sin(self.first(x) * 0.5)) / 3.0
+
+
+@pytest.mark.parametrize("path", ["0", "2"])
+def test_a_checkpoint_keeps_the_numbers_of_its_products(path: str) -> None:
+    model, x = nn.Sequential(Scaled(), nn.Linear(4, 4), Scaled()), torch.randn(3, 4)
+    static = static_peak(model, x, optimizer="sgd", checkpoint=[path])
+    block: Any = model.get_submodule(path)
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    assert static == real_peak(model, x)
