@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -17,6 +17,11 @@ _PHASES = {
     Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.BACKWARD: "backward", Phase.RECOMPUTATION: "recomputation",
     Phase.OPTIMIZER: "optimizer",
 }  # fmt: skip
+# Where the work of a phase is shown; that of the backward is divided.
+_COLUMNS = {
+    Phase.FORWARD: "forward", Phase.LOSS: "forward", Phase.RECOMPUTATION: "recomputation", Phase.OPTIMIZER: "update",
+}  # fmt: skip
+_OPTIMIZER = Phase.OPTIMIZER
 _MOST_POINTS = 600
 # Operators that torch's FlopCounterMode has formulas for, where they are met on the meta device.
 _TORCH_COUNTS = frozenset((
@@ -52,36 +57,27 @@ class StepCosts:
             self.unpriced[op.signature.op] += 1
         cost = verdict.cost
         path = LOSS if op.place is None else self.trace.modules[op.place].path
-        if cost.macs and op.phase is not Phase.OPTIMIZER:
+        phase = op.phase
+        if cost.macs and phase is not _OPTIMIZER:
             self.torch_flops += times * (_torch_flops(op.signature, cost) - self._unneeded(op))
-        for column, part in self._columns(index, op, cost):
-            # Sums of plain numbers: a record for each of thousands of additions would be felt.
-            sums = self._sums.get((path, column))
-            if sums is None:
-                sums = self._sums[path, column] = [0, 0, 0, 0]
-            sums[0] += times * part.macs
-            sums[1] += times * part.other_ops
-            sums[2] += times * part.bytes_read
-            sums[3] += times * part.bytes_written
+        column = _COLUMNS.get(phase)
+        if column is None:
+            share = _input_share(op.signature)
+            if share is not None:
+                first, cost = _split(cost, share)
+                self._add_to((path, "input_gradient"), first, times)
+            column = "weight_gradient" if share is not None or index in self._to_weights else "input_gradient"
+        self._add_to((path, column), cost, times)
 
-    def _columns(self, index: int, op: StepOp, cost: OpCost) -> Iterable[tuple[str, OpCost]]:
-        if op.phase is Phase.OPTIMIZER:
-            return (("update", cost),)
-        if op.phase is Phase.RECOMPUTATION:
-            return (("recomputation", cost),)
-        if op.phase is not Phase.BACKWARD:
-            return (("forward", cost),)
-        share = _input_share(op.signature)
-        if share is None:
-            return (("weight_gradient" if index in self._to_weights else "input_gradient", cost),)
-        first = OpCost(
-            *(round(part * share) for part in (cost.macs, cost.other_ops, cost.bytes_read, cost.bytes_written))
-        )
-        second = OpCost(
-            cost.macs - first.macs, cost.other_ops - first.other_ops, cost.bytes_read - first.bytes_read,
-            cost.bytes_written - first.bytes_written,
-        )  # fmt: skip
-        return (("input_gradient", first), ("weight_gradient", second))
+    def _add_to(self, row: tuple[str, str], cost: OpCost, times: int) -> None:
+        # Sums of plain numbers: a record for each of thousands of additions would be felt.
+        sums = self._sums.get(row)
+        if sums is None:
+            sums = self._sums[row] = [0, 0, 0, 0]
+        sums[0] += times * cost.macs
+        sums[1] += times * cost.other_ops
+        sums[2] += times * cost.bytes_read
+        sums[3] += times * cost.bytes_written
 
     def _unneeded(self, op: StepOp) -> int:
         """FLOPs that the kernel of an LSTM spends on gradients nobody asked for, and separate products would not."""
@@ -146,6 +142,13 @@ def _input_share(signature: OpSignature) -> float | None:
         mask = signature.args[10]
         return mask[0] / (mask[0] + mask[1]) if mask[0] or mask[1] else None
     return 0.5 if signature.op == "aten.mkldnn_rnn_layer_backward" else None
+
+
+def _split(cost: OpCost, share: float) -> tuple[OpCost, OpCost]:
+    """A share of a cost, and the rest."""
+    parts = (cost.macs, cost.other_ops, cost.bytes_read, cost.bytes_written)
+    first = [round(part * share) for part in parts]
+    return OpCost(*first), OpCost(*(part - taken for part, taken in zip(parts, first, strict=True)))
 
 
 def _weight_gradients(trace: StepTrace) -> set[int]:
@@ -304,15 +307,13 @@ class StepMemory:
         return self._point(indices[position], position, has_states)
 
     def _point(self, index: int, position: int, has_states: bool) -> MemoryPoint:
-        op = self.trace.ops[index]
-        gradients, states, activations = (self._lines[kind][index] for kind in _KINDS[:3])
+        op, lines = self.trace.ops[index], self._lines
+        gradients, states = lines["gradients"][index], lines["optimizer_state"][index]
+        activations = lines["activations"][index]
+        # By position, as there are hundreds. What operators hold inside is part of what was alive.
         memory = MemoryByKind(
-            *self._fixed,
-            gradients=gradients,
-            optimizer_state=self._state_bytes if has_states else states,
-            activations=activations,
-            # What operators hold inside is part of what was alive.
-            temporaries=op.live_bytes - gradients - states - activations,
-        )
+            *self._fixed, gradients, self._state_bytes if has_states else states, activations,
+            op.live_bytes - gradients - states - activations,
+        )  # fmt: skip
         layer = "" if op.place is None else self.trace.modules[op.place].path
         return MemoryPoint(position, _PHASES[op.phase], layer, memory)

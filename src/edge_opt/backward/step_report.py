@@ -188,7 +188,7 @@ def _listed(paths: str | Iterable[str]) -> tuple[str, ...]:
 def _trained(model: nn.Module, frozen: tuple[str, ...]) -> dict[int, bool]:
     """Whether each parameter gets a gradient, by its id."""
     named = dict(model.named_parameters(remove_duplicate=False))
-    modules = [path for path, _ in model.named_modules() if path]
+    modules = [path for path, _ in model.named_modules() if path] if frozen else []
     for path in frozen:
         if path not in named and path not in modules:
             raise InvalidInput(
@@ -204,7 +204,7 @@ def _trained(model: nn.Module, frozen: tuple[str, ...]) -> dict[int, bool]:
 
 
 def _checkpoints(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules()) if paths else {}
     for path in paths:
         if path not in modules:
             raise InvalidInput(
@@ -219,7 +219,7 @@ def _checkpoints(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_recomputed(paths: tuple[str, ...], trace: StepTrace) -> None:
-    called_paths = {call.path for call in trace.modules}
+    called_paths = {call.path for call in trace.modules} if paths else set()
     never = [path for path in paths if path not in called_paths]
     if never:
         raise InvalidInput(

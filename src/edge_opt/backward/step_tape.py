@@ -22,6 +22,7 @@ _current_node = torch._C._current_autograd_node
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _META = torch.device("meta")
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+_INDEX_PUT, _INDEX_PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
 # Operators that keep a number for their gradient as a tensor of one element.
 _KEEP_NUMBERS = frozenset(("aten.mul", "aten.mul_", "aten.div", "aten.div_"))
 _NUMBER_BYTES = 8
@@ -38,6 +39,10 @@ class Phase(IntEnum):
     BACKWARD = 2
     RECOMPUTATION = 3
     OPTIMIZER = 4
+
+
+# Names of their own: the tape asks for them at every operator, and a member of an enum is slow to get at.
+_FORWARD, _BACKWARD, _OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 
 
 class StepOp(NamedTuple):
@@ -116,9 +121,10 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         self._owners = owners
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.phase is Phase.OPTIMIZER and func.namespace == "profiler":
+        phase = self.phase
+        if phase is _OPTIMIZER and func.namespace == "profiler":
             return func(*args, **(kwargs or {}))  # a mark that torch's optimizers leave for a profiler
-        is_inside_node = self.phase is Phase.BACKWARD and self.stack.current is None
+        is_inside_node = phase is _BACKWARD and self.stack.current is None
         if (is_inside_node or self.floats_on_meta) and not self.is_real and _makes_floats(func, kwargs):
             # A gradient must be on the device of what it is the gradient of, and that is on meta.
             kwargs = {**(kwargs or {}), "device": _META}
@@ -128,6 +134,10 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         if is_inside_node and func is _ADD and _adds_in_place(args):
             # Under a dispatch mode the engine makes a new tensor of each sum; without one it adds to the first.
             super().__torch_dispatch__(_ADD_IN_PLACE, types, args, kwargs)
+            return args[0]
+        if is_inside_node and func is _INDEX_PUT and _is_gradient_of_indexing():
+            # Likewise: without a mode, the gradient is written into the zeros that were made for it.
+            super().__torch_dispatch__(_INDEX_PUT_IN_PLACE, types, args, kwargs)
             return args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -151,14 +161,14 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
                 self._keep_number(made_nodes - 1)
                 scratch = 0  # that number
             self._made_nodes = made_nodes
-        if phase is Phase.BACKWARD:
+        if phase is _BACKWARD:
             if frame is None:
                 self._drop_recomputed()
                 frame = self._frame_of_node()
             else:
                 self._frame_of_node()  # the node before this one has let go of what it kept
                 phase = Phase.RECOMPUTATION
-        elif phase is Phase.FORWARD and frame is None:
+        elif phase is _FORWARD and frame is None:
             phase = Phase.LOSS
         place = None if frame is None else frame.index
         live = lifetimes.live_bytes + scratch
@@ -186,7 +196,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         """A Python number in the place of a tensor became a tensor, past the tape, and a node keeps it."""
         lifetimes = self.lifetimes
         number = lifetimes.number(_NUMBER_BYTES, "activation", lifetimes.time)
-        if self.phase is Phase.BACKWARD and _saved_tensors_hooks(False) is not None:
+        if self.phase is _BACKWARD and _saved_tensors_hooks(False) is not None:
             self._recomputed_numbers.append(number)  # its node never runs, and is dropped with the recomputation
         else:
             self._kept_numbers[node] = number
@@ -220,6 +230,11 @@ def _makes_floats(func: Any, kwargs: Any) -> bool:
 def _takes_device(func: Any) -> bool:
     """Whether it makes tensors on a device that is asked for; what marks a stretch for a profiler makes none."""
     return any(argument.name == "device" for argument in func._schema.arguments)
+
+
+def _is_gradient_of_indexing() -> bool:
+    node = _current_node()
+    return node is not None and node.name() == "IndexBackward0"
 
 
 def _adds_in_place(args: Any) -> bool:

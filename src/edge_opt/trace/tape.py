@@ -42,6 +42,7 @@ _empty_strided = torch.empty_strided
 _as_strided = torch.as_strided
 _MASKS = (torch.bool, torch.uint8)
 _lift_fresh = torch.ops.aten.lift_fresh.default
+_detach = torch.ops.aten.detach.default
 
 # Tensors made inside forward (masks, position ids) stay real up to SMALL: code may look at their values, and caches
 # that outlive the trace hold what they would hold anyway.
@@ -165,6 +166,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outputs = [_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in entry.specs]
         elif entry.views is None or not args[0].is_meta:
             return self._replay(func, kind, args, kwargs, key, operands, entry)
+        elif func is _detach:
+            # Autograd also asks for it where its own keys are on, for outputs that their own node keeps: a view would
+            # have a node that leads back to that one, and neither would ever go.
+            outputs = [args[0].detach()]
         elif entry.views:
             start = args[0].storage_offset()
             outputs = [_as_strided(args[0], size, step, start + offset) for size, step, offset in entry.views]
