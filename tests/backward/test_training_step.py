@@ -288,11 +288,20 @@ class Overwrites(nn.Module):
         ({"optimizer": "adafactor", "fused": True}, "no fused adafactor"),
         ({"autocast": "int8"}, "autocast must be one of"),
         ({"accumulate": 0}, "accumulate"),
+        ({"loss": "mse"}, "loss must be a function"),
+        ({"frozen": 3}, "frozen must be paths of modules"),
+        ({"checkpoint": [nn.ReLU()]}, "checkpoint must be paths of modules"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters())}, "no parameter of this model"),
     ],
 )
 def test_a_mistake_is_one_sentence(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         eo.training_step(ConvNet(), (2, 3, 8, 8), **options)
+
+
+def test_a_model_without_parameters_cannot_be_trained() -> None:
+    with pytest.raises(InvalidInput, match="the model has no parameters"):
+        eo.training_step(nn.ReLU(), (2, 4))
 
 
 def test_what_autograd_refuses_is_told() -> None:

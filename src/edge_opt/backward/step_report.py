@@ -116,16 +116,22 @@ def plan_of(
 ) -> StepPlan:  # fmt: skip
     """What a step is made of; see `training_step` for each."""
     check_whole("accumulate", accumulate)
+    if loss is not None and not callable(loss):
+        raise InvalidInput(f"loss must be a function of the model's output that returns one number; got {loss!r}")
+    groups = groups_of(optimizer)
+    own = {id(parameter) for parameter in model.parameters()}
+    if groups and own.isdisjoint(known for ids, _ in groups for known in ids):
+        raise InvalidInput("the optimizer has no parameter of this model; make it of model.parameters()")
     return StepPlan(
         loss,
         find_optimizer(optimizer, foreach, fused)[1],
-        _trained(model, _listed(frozen)),
-        _checkpoints(model, _listed(checkpoint)),
+        _trained(model, _listed("frozen", frozen)),
+        _checkpoints(model, _listed("checkpoint", checkpoint)),
         _precision(autocast),
         has_second_batch=accumulate > 1 or not set_to_none,
         adds_up=accumulate > 1,
         set_to_none=set_to_none,
-        groups=groups_of(optimizer),
+        groups=groups,
     )
 
 
@@ -181,8 +187,13 @@ def memory_and_flops(
     return StepMemory(trace, accumulate, plan.set_to_none), 2 * macs
 
 
-def _listed(paths: str | Iterable[str]) -> tuple[str, ...]:
-    return tuple(part.strip() for part in paths.split(",") if part.strip()) if isinstance(paths, str) else tuple(paths)
+def _listed(name: str, paths: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(paths, str):
+        return tuple(part.strip() for part in paths.split(",") if part.strip())
+    listed = tuple(paths) if isinstance(paths, Iterable) else (paths,)
+    if not all(isinstance(path, str) for path in listed):
+        raise InvalidInput(f"{name} must be paths of modules, such as ['layer1']; got {paths!r}")
+    return listed
 
 
 def _trained(model: nn.Module, frozen: tuple[str, ...]) -> dict[int, bool]:
@@ -198,6 +209,8 @@ def _trained(model: nn.Module, frozen: tuple[str, ...]) -> dict[int, bool]:
     for name, parameter in named.items():
         is_frozen = any(name == path or name.startswith(f"{path}.") for path in frozen)
         trains[id(parameter)] = parameter.requires_grad and not is_frozen and trains.get(id(parameter), True)
+    if not trains:
+        raise InvalidInput("the model has no parameters, so there is nothing to train")
     if not any(trains.values()):
         raise InvalidInput("no parameter of the model is trained: all are frozen; set requires_grad_(True) on some")
     return trains
