@@ -61,9 +61,14 @@ class DataNotFound(EdgeOptError):
     """Data that is not where it was looked for, is damaged, or is something else; names the file and the cure."""
 
 
+_LONGEST_LINE = 500
+
+
 def message_of(error: BaseException) -> str:
     """The first line of an error's message; its type where there is none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    found = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    # torch lists a million sizes where a file asks for them.
+    return found if len(found) <= _LONGEST_LINE else f"{found[:_LONGEST_LINE]}..."
 
 
 def first_line(error: BaseException) -> str:

@@ -6,11 +6,13 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -184,14 +186,32 @@ def open_program(path: Path) -> Any:
         check_exported(path)
     import torch
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _log_of("torch.export") as written:
         warnings.simplefilter("ignore", FutureWarning)
         try:
             return torch.export.load(path)
         except Exception as error:  # zip, JSON and torch errors alike: none of them is documented
             raise ModelNotFound(
-                f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
+                f"{str(path)!r} cannot be read by torch {torch.__version__}: "
+                f"{written[-1] if written else first_line(error)}; export it again"
             ) from error
+
+
+@contextmanager
+def _log_of(name: str) -> Iterator[list[str]]:
+    """The lines that torch would log: the traceback of a damaged file, whose last line says what is wrong."""
+    lines: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        lines.extend(line.strip()[:500] for line in logging.Formatter().format(record).splitlines() if line.strip())
+        return False
+
+    logger = logging.getLogger(name)
+    logger.addFilter(keep)
+    try:
+        yield lines
+    finally:
+        logger.removeFilter(keep)
 
 
 class Loaded(NamedTuple):

@@ -218,6 +218,24 @@ def test_a_file_that_is_larger_inside_than_outside_is_refused(honest: Path, tmp_
         load_model(str(path))
 
 
+def test_a_small_power_is_a_formula() -> None:
+    assert is_plain_expression("s0**2 + Pow(s1, -1) * 2**10")
+
+
+def test_a_damaged_program_is_one_sentence_and_no_traceback(
+    honest: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = changed(honest, tmp_path / "net.pt2", lambda members: members.pop("net/archive_version") and None)
+    with pytest.raises(ModelNotFound, match="archive_version"):
+        load_model(str(path))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text", ["9**9**9**9", "Pow(9, Pow(9, 9))", "((9**64)**64)**64", "1 << 10**9", "2**s0"])
+def test_a_power_without_a_bound_is_no_formula(text: str) -> None:
+    assert not is_plain_expression(text)
+
+
 @pytest.mark.parametrize(
     "text", ["lambdify(x)", "x.__class__", "(lambda: 1)()", "[i for i in x]", "open('a')", "x.sum()"]
 )

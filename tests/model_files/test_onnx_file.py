@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto, helper, load, save
 from onnx.external_data_helper import convert_model_to_external_data
 
@@ -89,6 +91,86 @@ def test_weights_that_are_too_short_are_refused(gemm: str, tmp_path: Path) -> No
     (tmp_path / "weights.bin").write_bytes(b"x")
     with pytest.raises(UnreadableModel, match=r"has 1$"):
         load_onnx(gemm)
+
+
+@pytest.mark.parametrize("offset", ["-4", "9" * 5000, "\N{ARABIC-INDIC DIGIT THREE}", "x"])
+def test_weights_at_no_place_are_refused(gemm: str, offset: str) -> None:
+    model = load(gemm)
+    convert_model_to_external_data(model, location="weights.bin", size_threshold=0)
+    save(model, gemm)
+    entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "offset"]
+    for entry in entries:
+        entry.value = offset
+    Path(gemm).write_bytes(model.SerializeToString())
+    with pytest.raises(UnreadableModel, match="bytes from") as caught:
+        load_onnx(gemm)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_link_out_of_the_folder_is_refused(gemm: str, tmp_path: Path) -> None:
+    model = load(gemm)
+    convert_model_to_external_data(model, location="weights.bin", size_threshold=0)
+    save(model, gemm)
+    (tmp_path / "weights.bin").unlink()
+    (tmp_path / "weights.bin").symlink_to("/etc/passwd")
+    with pytest.raises(UnreadableModel, match="outside the folder"):
+        load_onnx(gemm)
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    os.mkfifo(path)
+    with pytest.raises(UnreadableModel, match="a pipe or a device"):
+        load_onnx(path)
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of bytes as it stands in a protocol buffer."""
+    length, size = len(content), b""
+    while length > 127:
+        size, length = size + bytes([length & 127 | 128]), length >> 7
+    return bytes([number << 3 | 2]) + size + bytes([length]) + content
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (b"\x08\x05" * 4_100_000, "more than 4,000,000 numbers"),
+    (b"\x08\x05\x10\x05" * 101_000, "more than 200,000 fields"),
+    (field(7, field(1, b"") * 50_001), "more than 50,000 nodes"),
+    (field(7, field(5, b"\x08\x01" * 70)), "has 70 dimensions"),
+    (field(7, field(5, field(1, b"\x01" * 5_000_000))), "5,000,000 bytes of numbers"),
+    (field(7, field(11, field(2, field(1, field(2, field(1, b"\x08\x01") * 70))))), "has 70 dimensions"),
+    (b"\x38\x05", "a number where bytes belong"),
+])  # fmt: skip
+def test_a_file_of_tiny_parts_is_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableModel, match=said):
+        load_onnx(path)
+
+
+def test_lists_are_read_whether_they_are_packed_or_not(tmp_path: Path) -> None:
+    wholes, floats = [3, -1, 2**40, *range(300)], [0.5, -2.0, *map(float, range(300))]
+    relu = helper.make_node("Relu", ["x"], ["y"], wholes=wholes, floats=floats)
+    found = read_onnx(write(tmp_path / "m.onnx", [relu], {"x": (1,)}, ["y"])).graph.nodes[0].attributes
+    assert (list(found["wholes"]), list(found["floats"])) == (wholes, floats)
+    packed = np.array([1, 300, 5], np.int64)
+    tensor = helper.make_tensor("t", TensorProto.INT64, [3], packed.tolist())  # as int64_data, which is packed
+    double = helper.make_tensor("u", TensorProto.DOUBLE, [2], [0.25, -3.0])
+    graph = helper.make_graph([node("Relu", "x", "y")], "g", [helper.make_tensor_value_info("x", 1, [1])],
+                              [helper.make_tensor_value_info("y", 1, None)], [tensor, double])  # fmt: skip
+    path = tmp_path / "packed.onnx"
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    constants = read_onnx(path).graph.constants
+    assert [one.values.tolist() for one in constants.values() if one.values is not None] == [[1, 300, 5], [0.25, -3.0]]
+
+
+def test_names_in_a_sentence_are_short_and_printable(tmp_path: Path) -> None:
+    odd = helper.make_node("Nobody\x1b[31m", ["x"], ["y"], name="n\x07\n" + "x" * 10**6)
+    path = write(tmp_path / "m.onnx", [odd], {"x": (1,)}, ["y"])
+    with pytest.raises(EdgeOptError) as caught:
+        load_onnx(path)(torch.empty(1, device="meta"))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
 
 
 def hostile(tmp_path: Path, what: str) -> str:

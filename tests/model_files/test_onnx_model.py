@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import AttributeProto, TensorProto, helper
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, TraceFailed
+from edge_opt.model_files.graph_reading import Run
 from edge_opt.model_files.onnx_model import load_onnx
 from onnx_graphs import node, write
 
@@ -109,12 +112,57 @@ def test_the_first_round_of_a_loop_counts_also_where_its_state_is_known(tmp_path
     assert (found.macs, found.flops) == (5 * 2 * 4 * 4, 5 * (2 * 32 + 8))
 
 
-def test_loops_in_a_loop_are_refused_after_one_round_that_says_how_long_they_take(tmp_path: Path) -> None:
+def test_loops_in_a_loop_are_refused_before_their_first_round_is_over(tmp_path: Path) -> None:
     inner = _body("j:7 e:9 u", "f:9 v", node("Identity", "e", "f"), node("Relu", "u", "v"))
     outer = _body("i:7 c:9 s", "d:9 t", node("Identity", "c", "d"), node("Loop", "n - s", "t", body=inner))
     path = write(tmp_path / "m.onnx", [node("Loop", "n - x", "y", body=outer)], {"x": (2, 4)}, ["y"],
                  {"n": np.array(300)})  # fmt: skip
-    with pytest.raises(TraceFailed, match="it runs 300 times, and more than 50,000 steps are not followed"):
+    with pytest.raises(TraceFailed, match="its loops take more than 10,000 steps"):
+        profiled(path, (2, 4))
+
+
+def _calling(name: str, called: str, times: int, domain: str = "f") -> Any:
+    """A function that calls another one after the other; the last one in the row is an operator of ONNX."""
+    names = ["a", *(f"v{place}" for place in range(times - 1)), "b"]
+    nodes = [helper.make_node(called, [one], [other], domain=domain) for one, other in pairwise(names)]
+    return helper.make_function("f", name, ["a"], ["b"], nodes, [helper.make_opsetid(one, 20) for one in ("", "f")])
+
+
+@pytest.mark.parametrize(("times", "is_followed"), [(3, True), (10, False)])
+def test_functions_that_call_functions_are_counted_before_they_are_followed(
+    tmp_path: Path, times: int, is_followed: bool
+) -> None:
+    calls = [_calling(f"F{place}", f"F{place + 1}", times) for place in range(5)]
+    graph = helper.make_graph([helper.make_node("F0", ["x"], ["y"], domain="f")], "g",
+                              [helper.make_tensor_value_info("x", 1, [2, 4])],
+                              [helper.make_tensor_value_info("y", 1, None)])  # fmt: skip
+    opsets = [helper.make_opsetid(one, 20) for one in ("", "f")]
+    model = helper.make_model(graph, opset_imports=opsets, functions=[*calls, _calling("F5", "Relu", 2, "")])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    if is_followed:
+        assert profiled(str(path), (2, 4)).totals.flops == 3**5 * 2 * 8
+    else:
+        # 10 + 100 + ... + 10^5 calls, and two nodes in each of the last
+        with pytest.raises(TraceFailed, match=f"it runs {111_110 + 2 * 10**5:,} nodes, and more than 50,000"):
+            profiled(str(path), (2, 4))
+
+
+def test_constants_are_worked_out_until_it_is_too_much(tmp_path: Path) -> None:
+    names = ["w", *(f"k{place}" for place in range(60))]
+    nodes = [node("Neg", one, other) for one, other in pairwise(names)]
+    path = write(tmp_path / "m.onnx", [*nodes, node("Add", f"x {names[-1]}", "y")], {"x": (1, 4)}, ["y"],
+                 {"w": (1 << 14, 4)})  # fmt: skip
+    model = load_onnx(path)
+    run = Run(model.plan, dict(model.named_modules()), {"x": torch.empty(1, 4, device="meta")})
+    run.whole()
+    # One for each of 32 rounds of 2^16 elements; the shapes of the others are enough.
+    assert sum(name in run.known for name in names[1:]) == (1 << 21) // (1 << 16)
+
+
+def test_inputs_that_do_not_fit_are_named_without_torchs_compiler(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", [node("Add", "x w", "y")], {"x": (2, 4)}, ["y"], {"w": (3,)})
+    with pytest.raises(TraceFailed, match=r"its inputs of \(2, 4\) and \(3,\) do not fit each other"):
         profiled(path, (2, 4))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import resource
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +109,23 @@ def test_a_hostile_file_takes_no_memory(tmp_path: Path, what: str) -> None:
         assert "\n" not in str(error)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 250_000
+
+
+def test_graphs_that_call_graphs_are_counted_before_they_are_followed(tmp_path: Path) -> None:
+    one = ((1, 4), "float32")
+    names = [f"a{place}" for place in range(11)]
+    tensors = dict.fromkeys(names, one)
+    calls = [
+        Graph([Op("CALL", a, b, "CallOptions", {"subgraph": number + 1}) for a, b in pairwise(names)], tensors,
+              names[0], names[-1])
+        for number in range(12)
+    ]  # fmt: skip
+    last = Graph([Op("RELU", "x", "y")], {"x": one, "y": one}, "x", "y")
+    with pytest.raises(UnreadableModel, match="its graphs take more than 50,000 steps"):
+        load_tflite(write(tmp_path / "m.tflite", *calls, last))
+
+
+def test_a_tensor_of_too_many_dimensions_is_one_sentence(tmp_path: Path) -> None:
+    tensors = {"x": ((1,) * 70, "float32"), "y": ((1,), "float32")}
+    with pytest.raises(UnreadableModel, match="has 70 dimensions"):
+        load_tflite(write(tmp_path / "m.tflite", Graph([Op("RELU", "x", "y")], tensors, "x", "y")))

@@ -1,12 +1,14 @@
-"""Files that appear whole, or not at all."""
+"""Files that appear whole, or not at all; and files looked into without being read."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,6 +52,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             pass
     except OSError as error:
         raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, which are read from the disk where somebody looks at them; ValueError for an empty one.
+
+    A pipe or a device is refused before it is opened: opening it could wait for ever.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is a folder, a pipe or a device, and no file")
+    with path.open("rb") as handle:
+        # The map goes when the last slice of it goes.
+        return memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -128,5 +129,14 @@ def _attach(known: dict[str, nn.Module], path: str, kind: str) -> None:
 def _show_class(module: nn.Module, kind: str) -> None:
     """Give a module the name of the class it was exported from, as tables and other tools' conventions show it."""
     defined_in, _, name = kind.rpartition(".")
-    cls = type(module)
-    module.__class__ = type(identifier(name), (cls,), {"__module__": defined_in or cls.__module__})
+    if type(module) is ScopeModule:
+        module.__class__ = _class(identifier(name), defined_in)
+    else:
+        cls = type(module)
+        module.__class__ = type(identifier(name), (cls,), {"__module__": defined_in or cls.__module__})
+
+
+@lru_cache(maxsize=1024)
+def _class(name: str, defined_in: str) -> type[ScopeModule]:
+    """One class for all modules of a kind: making a class is slow."""
+    return type(name, (ScopeModule,), {"__module__": defined_in or ScopeModule.__module__})

@@ -8,8 +8,21 @@ from typing import Any
 
 import numpy as np
 
+# Nodes that are followed in all, each as often as it runs.
+MOST_STEPS = 50_000
+# As many as numpy and torch have.
+MOST_DIMENSIONS = 64
 # Constants up to this many elements are read: shapes, axes, scales. Weights beyond it stay on the disk.
 MOST_KNOWN = 1 << 16
+
+
+_LONGEST_NAME = 120
+
+
+def _short(name: str) -> str:
+    """A name for a sentence: a file may have one of a million letters, or one that a terminal would obey."""
+    kept = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    return "".join(one if one.isprintable() else " " for one in kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +84,8 @@ class FileNode:
     @property
     def label(self) -> str:
         """Type and name, for sentences."""
-        kind = " ".join((f"{self.domain}:{self.op}" if self.domain else self.op).split())
-        return f"{kind} node {self.name or (self.outputs[0] if self.outputs else '')!r}"
+        kind = " ".join(_short(f"{self.domain}:{self.op}" if self.domain else self.op).split())
+        return f"{kind} node {_short(self.name or (self.outputs[0] if self.outputs else ''))!r}"
 
 
 @dataclass(frozen=True, slots=True)

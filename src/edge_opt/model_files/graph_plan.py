@@ -12,7 +12,15 @@ import torch
 from torch import nn
 
 from edge_opt.errors import InvalidInput, UnreadableModel
-from edge_opt.model_files.file_records import MOST_KNOWN, FileGraph, FileNode, FileTensor, FileValue, ModelFile
+from edge_opt.model_files.file_records import (
+    MOST_KNOWN,
+    FileGraph,
+    FileNode,
+    FileTensor,
+    FileValue,
+    Function,
+    ModelFile,
+)
 from edge_opt.model_files.graph_call import MOST_ELEMENTS, real_values, torch_dtype
 from edge_opt.model_files.graph_scopes import Scope, connect, graphs_in, names_read, scopes_of, spans
 from edge_opt.model_files.onnx_quantized import nodes_on_bytes
@@ -48,20 +56,21 @@ class Plan:
         self.file = file
         constants = dict(file.graph.constants)
         self.nodes = tuple(_with_weights(node, place, constants) for place, node in enumerate(file.graph.nodes))
-        _check_order(self.nodes, constants, file.graph)
+        self.reads = tuple(names_read(node) for node in self.nodes)
+        _check_order(self.nodes, self.reads, constants, file.graph)
         self.outputs = frozenset(value.name for value in file.graph.outputs)
-        self.folded, names = _constant_nodes(self.nodes, constants)
+        self.folded, names = _constant_nodes(self.nodes, self.reads, constants)
         self.on_bytes = nodes_on_bytes(self.nodes, names, self.outputs)
         chains = self._chains(names)
         self.tree = spans(chains)
-        connect(self.tree, self.nodes, names, self.outputs)
+        connect(self.tree, self.nodes, self.reads, names, self.outputs)
         self.modules = self._modules(chains)
         self.last = {
-            name: place for place, node in enumerate(self.nodes) for name in (*node.outputs, *names_read(node))
+            name: place for place, node in enumerate(self.nodes) for name in (*node.outputs, *self.reads[place])
         }
         readers: dict[str, int] = {}
-        for place, node in enumerate(self.nodes):
-            for name in names_read(node):
+        for place, names_of_node in enumerate(self.reads):
+            for name in names_of_node:
                 readers.setdefault(name, place)
         # Who multiplies a quantised weight owns it, not the step that widens it.
         users = {name: readers.get(self.nodes[place].outputs[0], place) if self.nodes[place].op == "DequantizeLinear"
@@ -78,6 +87,7 @@ class Plan:
         self.known = {name: value for name, one in constants.items() if (value := real_values(one)) is not None}
         self.tensors = {name: hollow(one, self.roles[name]) for name, one in constants.items()}
         self.names = [value.name for value in file.graph.inputs]
+        self.function_steps = _function_steps(file.functions)
         self.inner: dict[int, torch.Tensor] = {}  # constants of graphs inside nodes, by the identity of their record
         for place, node in enumerate(self.nodes):
             self._add_inner(node, self.paths[place])
@@ -211,11 +221,13 @@ def _unpack(node: FileNode, constants: dict[str, FileTensor]) -> None:
     constants[packed.name] = FileTensor(packed.name, (rows, columns), f"uint{bits}", None)
 
 
-def _check_order(nodes: Sequence[FileNode], constants: Mapping[str, FileTensor], graph: FileGraph) -> None:
+def _check_order(
+    nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], constants: Mapping[str, FileTensor], graph: FileGraph
+) -> None:
     """Each value must be made before it is read: then there is no cycle, either."""
     made = {*constants, *(value.name for value in graph.inputs), ""}
-    for node in nodes:
-        missing = next((name for name in names_read(node) if name not in made), None)
+    for node, names in zip(nodes, reads, strict=True):
+        missing = next((name for name in names if name not in made), None)
         if missing is not None:
             raise UnreadableModel(
                 f"{node.label} reads {missing!r}, which no node before it makes: they are in a circle, or in disorder"
@@ -227,7 +239,7 @@ def _check_order(nodes: Sequence[FileNode], constants: Mapping[str, FileTensor],
 
 
 def _constant_nodes(
-    nodes: Sequence[FileNode], constants: Mapping[str, FileTensor]
+    nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], constants: Mapping[str, FileTensor]
 ) -> tuple[frozenset[int], frozenset[str]]:
     """Places of the nodes that a runtime works out once, when it loads the file, and the names of their results.
 
@@ -237,12 +249,33 @@ def _constant_nodes(
     places: set[int] = set()
     for place, node in enumerate(nodes):
         is_free = node.op in RANDOM or node.op in ("DequantizeLinear", *CONTROL)
-        if (node.op in BY_SHAPE and node.domain in KNOWN_DOMAINS) or (
-            not is_free and names.issuperset(names_read(node))
-        ):
+        if (node.op in BY_SHAPE and node.domain in KNOWN_DOMAINS) or (not is_free and names.issuperset(reads[place])):
             places.add(place)
             names.update(node.outputs)
     return frozenset(places), frozenset(names)
+
+
+_DEEPEST_FUNCTION = 64
+
+
+def _function_steps(functions: Mapping[tuple[str, str], Function]) -> dict[tuple[str, str], int]:
+    """How many nodes a call of each function runs at least, those of functions that it calls included.
+
+    Ten functions that call each other ten times are a hundred lines in a file, and ten thousand million steps.
+    """
+    found: dict[tuple[str, str], int] = {}
+
+    def steps(key: tuple[str, str], depth: int) -> int:
+        if key not in functions or depth > _DEEPEST_FUNCTION:
+            return 0
+        if key not in found:
+            found[key] = 0  # one that calls itself is refused where it is run
+            found[key] = sum(1 + steps((node.domain, node.op), depth + 1) for node in functions[key].nodes)
+        return found[key]
+
+    for key in functions:
+        steps(key, 0)
+    return found
 
 
 def _roles(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -22,10 +22,10 @@ from edge_opt.model_files import (
     tflite_movement,
     tflite_operators,
 )
-from edge_opt.model_files.file_records import MOST_KNOWN, FileGraph, FileNode, Function, Reference
+from edge_opt.model_files.file_records import MOST_KNOWN, MOST_STEPS, FileGraph, FileNode, Function, Reference
 from edge_opt.model_files.graph_call import Call, handler_of, numbers, real_values, torch_dtype
 from edge_opt.model_files.graph_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, Plan
-from edge_opt.model_files.graph_scopes import Span, names_read
+from edge_opt.model_files.graph_scopes import Span, names_from_outside, names_read
 from edge_opt.trace.lifetimes import nbytes_of
 
 # Importing them fills the table of operators.
@@ -38,8 +38,12 @@ _GROWING = frozenset(
 # Their results are never sizes or conditions, and their scales are not at hand.
 _WIDENING = frozenset(("DEQUANTIZE", "QUANTIZE"))
 _MOST_WORK = 1 << 20
-_MOST_STEPS = 50_000
-_MOST_OPEN_STEPS = 5_000  # of a loop that does not say beforehand how often it runs
+_MOST_NESTED_STEPS = 10_000  # of loops in loops
+_MOST_OPEN_STEPS = 3_000  # of a loop that does not say beforehand how often it runs
+# Elements of constants beyond a handful that are worked out in all: what they hold decides no shape.
+_FEW_ELEMENTS = 1_024
+_MOST_FOLDED = 1 << 21
+_USUAL_INPUTS = 8
 _DEEPEST_CALL = 64
 
 
@@ -61,7 +65,12 @@ class Run:
         self.bytes: dict[str, torch.Tensor] = {}  # what a DequantizeLinear was given, by the name of its result
         self.varying: frozenset[str] = frozenset()  # what a loop gives its body, and what is made of it
         self.steps = 0
+        self.limit = self.most = MOST_STEPS  # the step that is one too many now, and how many may be in all
+        self.rounds = 1  # how often the loops around will run what is read now
         self.depth = 0
+        self.folded = 0
+        self.outside: dict[int, list[str]] = {}  # what graphs inside read from around them, by their identity
+        self.stand_ins: dict[tuple[int, ...], torch.Tensor] = {}
         self.dims = {
             dim: size
             for value in plan.file.graph.inputs
@@ -91,12 +100,14 @@ class Run:
 
     def _shown(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
         """Stand-ins of the same shape: the values themselves must go when they are read for the last time."""
-        with _unrecorded():
-            return tuple(
-                torch.empty(value.shape, device="meta")
-                for value in (self.bytes.get(name, self.values.get(name)) for name in names)
-                if isinstance(value, torch.Tensor)
-            )
+        values = (self.bytes.get(name, self.values.get(name)) for name in names)
+        return tuple(self._stand_in(tuple(value.shape)) for value in values if isinstance(value, torch.Tensor))
+
+    def _stand_in(self, shape: tuple[int, ...]) -> torch.Tensor:
+        if shape not in self.stand_ins:
+            with _unrecorded():
+                self.stand_ins[shape] = torch.empty(shape, device="meta")
+        return self.stand_ins[shape]
 
     def node(self, place: int) -> None:
         """Read one node, and note which operators of the trace it became."""
@@ -117,6 +128,7 @@ class Run:
 
     def _node(self, place: int) -> None:
         node = self.plan.nodes[place]
+        self._count(node)
         if place in self.plan.folded:
             self._fold(node)
         elif node.op == "DequantizeLinear":
@@ -125,7 +137,7 @@ class Run:
         else:
             self._step(node, place in self.plan.on_bytes)
         self._note(node.outputs)
-        for name in (*names_read(node), *node.outputs):
+        for name in (*self.plan.reads[place], *node.outputs):
             if self.plan.last.get(name) == place and name not in self.plan.outputs and name not in self.plan.tensors:
                 self.values.pop(name, None)
                 self.bytes.pop(name, None)
@@ -152,18 +164,36 @@ class Run:
             self.values[name] = found
         return found
 
+    def _count(self, node: FileNode) -> None:
+        """Note one more step; a sum of a thousand values is a thousand."""
+        self.steps += 1 + max(0, len(node.inputs) - _USUAL_INPUTS)
+        if self.steps > self.limit:
+            if self.rounds == 1:
+                raise TraceFailed(f"{node.label}: its graph takes more than {MOST_STEPS:,} steps")
+            raise TraceFailed(f"{node.label}: its loops take more than {self.most:,} steps; bound them to profile")
+
+    def _can_work_out(self, made: Sequence[torch.Tensor]) -> bool:
+        """Whether values of that many elements are worked out: few always, many until enough have been."""
+        count = sum(one.numel() for one in made)
+        if count <= _FEW_ELEMENTS:
+            return True
+        self.folded += count
+        return self.folded <= _MOST_FOLDED
+
     def _fold(self, node: FileNode) -> None:
         """A node whose result is known before the run: its values where they are few, else its shape."""
         with _unrecorded():
             real = [self.known.get(name) for name in node.inputs]
             is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
             is_known = is_known and handler_of(node) is not None and node.op not in BY_SHAPE | _WIDENING
+            is_known = is_known and self._can_work_out([one for one in real if one is not None])
             if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
                 self._step(node, False)
                 made = [self.values[name] for name in node.outputs if name]
                 if node.op in BY_SHAPE:
                     self.known[node.outputs[0]] = made[0]
                 is_known &= all(isinstance(one, torch.Tensor) and one.numel() <= MOST_KNOWN for one in made)
+                is_known = is_known and self._can_work_out(made)
             if is_known:
                 found = self._called(Call(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
                 self.known.update(zip(node.outputs, found, strict=False))
@@ -175,9 +205,6 @@ class Run:
 
     def _step(self, node: FileNode, on_bytes: bool, attributes: dict[str, Any] | None = None) -> None:
         """Read one node; its results are noted under their names."""
-        self.steps += 1
-        if self.steps > _MOST_STEPS:
-            raise TraceFailed(f"{node.label}: its loops take more than {_MOST_STEPS:,} steps; bound them to profile")
         settings = node.attributes if attributes is None else attributes
         function = self.plan.file.functions.get((node.domain, node.op))
         inputs = [self.value(name, on_bytes) for name in node.inputs]
@@ -212,6 +239,9 @@ class Run:
         self.depth += 1
         if self.depth > _DEEPEST_CALL:
             raise call.refusal("its functions call each other in a circle")
+        needed = self.plan.function_steps[call.node.domain, call.node.op]
+        if self.steps + needed > self.limit:
+            raise call.refusal(f"it runs {needed * self.rounds:,} nodes, and more than {MOST_STEPS:,} are not followed")
         outer_values, outer_known = self.values, self.known
         self.values = {"": None, **dict(zip(function.inputs, call.inputs, strict=False))}
         self.values |= {name: None for name in function.inputs if name not in self.values}
@@ -232,6 +262,7 @@ class Run:
 
     def inner(self, node: FileNode) -> None:
         """A node inside a function or a body: constant where everything it reads is known."""
+        self._count(node)
         read = names_read(node)
         is_known = all(name in self.known for name in read)
         if node.op not in BY_SHAPE and (not is_known or node.op in RANDOM or node.op in CONTROL):
@@ -347,12 +378,16 @@ class _Control:
         names = [value.name for value in graph.inputs]
         run.varying = run.varying.union(names) if is_round else run.varying
         tensors = {name: run.plan.inner[id(one)] for name, one in graph.constants.items()}
-        run.values = {**before_values, **tensors, **dict(zip(names, inputs, strict=False))}
-        run.known = {key: value for key, value in before_known.items() if key not in names}
+        if id(graph) not in run.outside:
+            run.outside[id(graph)] = names_from_outside(graph)
+            _check_inner(graph, {*before_values, *tensors, *names})
+        around = run.outside[id(graph)]
+        run.values = {"": None, **{name: before_values[name] for name in around if name in before_values}, **tensors}
+        run.values |= dict(zip(names, inputs, strict=False))
+        run.known = {name: before_known[name] for name in around if name in before_known}
         run.known |= {name: value for name, one in graph.constants.items() if (value := real_values(one)) is not None}
         run.known |= {name: value for name, value in zip(names, known, strict=False) if value is not None}
         try:
-            _check_inner(graph, run.values)
             for node in graph.nodes:
                 run.inner(node)
             self.last_known = [run.known.get(value.name) for value in graph.outputs]
@@ -362,8 +397,23 @@ class _Control:
             run.depth -= 1
 
     def _check_steps(self, count: int, each: int) -> None:
-        if count * each > _MOST_STEPS:
-            raise self.call.refusal(f"it runs {count:,} times, and more than {_MOST_STEPS:,} steps are not followed")
+        if count * each > MOST_STEPS:
+            raise self.call.refusal(f"it runs {count:,} times, and more than {MOST_STEPS:,} steps are not followed")
+
+    def _rounds(self, count: int) -> Iterator[int]:
+        """The rounds of a loop. Its first one may take no more than its share of all steps: then the others can
+        be run, too, and loops in loops are refused before they have taken that many."""
+        run = self.run
+        outer, before = (run.limit, run.most), run.rounds
+        run.most = min(run.most, MOST_STEPS if before == 1 else _MOST_NESTED_STEPS)
+        run.rounds = before * count
+        run.limit = min(run.limit, run.steps + run.most // max(run.rounds, 1))
+        try:
+            for number in range(count):
+                yield number
+                run.limit, run.most = outer
+        finally:
+            (run.limit, run.most), run.rounds = outer, before
 
     def _if(self) -> tuple[Any, ...]:
         condition = self.call.known[0]
@@ -374,17 +424,18 @@ class _Control:
 
     def _while(self) -> tuple[Any, ...]:
         call, body = self.call, self.call.get("body")
-        state, known, trips = list(call.inputs), list(call.known), 0
+        state, known = list(call.inputs), list(call.known)
+        run, outer = self.run, (self.run.limit, self.run.most)
+        run.limit, run.most = min(run.limit, run.steps + _MOST_OPEN_STEPS), min(run.most, _MOST_OPEN_STEPS)
+        run.rounds += 1
         while True:
             self._body(call.get("condition"), state, known)
             goes_on = self.last_known[0] if self.last_known else None
             if goes_on is None:
                 raise call.refusal("how often it runs depends on values that are known only when the model runs")
             if not numbers(goes_on)[0]:
+                (run.limit, run.most), run.rounds = outer, run.rounds - 1
                 return tuple(state)
-            trips += 1
-            if trips * len(body.nodes) > _MOST_OPEN_STEPS:
-                raise call.refusal(f"it still runs after {_MOST_OPEN_STEPS:,} steps; bound it to profile")
             state, before = self._body(body, state, known, True), known
             known = list(self.last_known)
             if all(one is not None for one in known) and [*map(numbers, known)] == [*map(numbers, before)]:
@@ -409,14 +460,11 @@ class _Control:
         state, known = list(call.inputs[2:]), list(call.known[2:])
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
         self._check_steps(trips, len(body.nodes))
-        for number in range(trips):
+        for number in self._rounds(trips):
             with _unrecorded():
                 given = [torch.tensor(number), torch.tensor(True)]
                 shown = [value.to("meta") for value in given]
-            before = self.run.steps
             made = self._body(body, [*shown, *state], [*given, *known], True)
-            if not number:
-                self._check_steps(trips, self.run.steps - before)
             again = self.last_known[0]
             if again is None and body.outputs[0].name != body.inputs[1].name:
                 raise call.refusal("when it ends depends on values that are known only when the model runs")
@@ -437,7 +485,7 @@ class _Control:
         axes = list(call.get("scan_input_axes", ())) or [0] * inputs
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
         self._check_steps(rows[0].shape[axes[0]], len(body.nodes))
-        for number in range(rows[0].shape[axes[0]]):
+        for number in self._rounds(rows[0].shape[axes[0]]):
             step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
             made = self._body(body, [*state, *step], [None] * (len(state) + inputs))
             state = made[: len(state)]
@@ -447,8 +495,7 @@ class _Control:
         return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, places, strict=True)))
 
 
-def _check_inner(graph: FileGraph, around: Mapping[str, Any]) -> None:
-    made = set(around)
+def _check_inner(graph: FileGraph, made: set[str]) -> None:
     for node in graph.nodes:
         missing = next((name for name in names_read(node) if name not in made), None)
         if missing is not None:

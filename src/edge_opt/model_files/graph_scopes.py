@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from edge_opt.model_files.file_records import FileGraph, FileNode
@@ -16,6 +16,14 @@ OWN_PATH = "edge_opt.module"
 _NORM_FOLDED = {"Conv": "torch.nn.modules.conv.Conv2d", "ConvTranspose": "torch.nn.modules.conv.ConvTranspose2d",
                 "Gemm": "torch.nn.modules.linear.Linear"}  # fmt: skip
 _UNSAFE = re.compile(r"[^\w\-]+")
+
+
+# Texts without a backslash: Python's own parser takes a hundred times as long.
+_TEXT = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
+_PLAIN_TEXTS = re.compile(r"""\[(?:(?:'[^'\\]*'|"[^"\\]*")(?:, ?|(?=\])))*\]""")
+_MOST_EVALUATED = 2_000
+# Modules inside modules that are told apart; a call of each is one of Python's, which has about 300.
+_DEEPEST_SCOPE = 40
 
 
 class Scope(NamedTuple):
@@ -51,16 +59,20 @@ class Span:
 
 def scopes_of(node: FileNode, place: int) -> tuple[Scope, ...]:
     """The modules around a node, outermost first, the model itself left out; a node without any is one of its own."""
+    return _all_scopes(node, place)[:_DEEPEST_SCOPE]
+
+
+def _all_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
     if _SCOPES in node.metadata:
         return _exported_scopes(node)
     if OWN_PATH in node.metadata:
         parts = [part for part in node.metadata[OWN_PATH].split(".") if part]
-        return tuple(Scope(".".join(parts[: count + 1]), "") for count in range(len(parts)))
+        return tuple(Scope(".".join(parts[: count + 1]), "") for count in range(min(len(parts), _DEEPEST_SCOPE)))
     if node.domain.startswith("tflite"):
         return _converted_scopes(node, place)
     names = [part for part in node.name.split("/") if part]
     if len(names) > 1:
-        return _named_scopes(names[:-1])
+        return _named_scopes(names[:-1][:_DEEPEST_SCOPE])
     return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{place}", node.op),)
 
 
@@ -82,9 +94,9 @@ def _converted_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
         for chunk in reversed([part for part in name.split(";") if part]):
             pieces = [piece for piece in chunk.split("/") if piece]
             if pieces and _QUALIFIED.fullmatch(pieces[0]) and not chunk.startswith(("arith.", "tfl.")):
-                return _owned_scopes(pieces)
+                return _owned_scopes(pieces[: _DEEPEST_SCOPE + 2])
             if len(pieces) > 1:
-                return _named_scopes(pieces[:-1])
+                return _named_scopes(pieces[:-1][:_DEEPEST_SCOPE])
     return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{place}", node.op),)
 
 
@@ -126,8 +138,10 @@ def root_kind(nodes: Sequence[FileNode]) -> str:
 
 def _listed(text: str) -> list[str]:
     """A list of texts, written as Python would print it; nothing where it is something else."""
+    if _PLAIN_TEXTS.fullmatch(text):
+        return [first or second for first, second in _TEXT.findall(text)]
     try:
-        value = ast.literal_eval(text) if len(text) < 10_000 else []
+        value = ast.literal_eval(text) if len(text) < _MOST_EVALUATED else []
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
     return [str(item) for item in value] if isinstance(value, list) else []
@@ -166,42 +180,55 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
     return root
 
 
-def connect(span: Span, nodes: Sequence[FileNode], skipped: frozenset[str], outputs: frozenset[str]) -> None:
+def connect(
+    span: Span, nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], skipped: frozenset[str],
+    outputs: frozenset[str],
+) -> None:  # fmt: skip
     """Find what each span reads from outside and what others read of it; `skipped` are constants."""
-    readers: dict[str, list[int]] = {}
-    for place, node in enumerate(nodes):
-        for name in names_read(node):
-            readers.setdefault(name, []).append(place)
-    _connect(span, nodes, skipped, outputs, readers)
+    # Who reads a value first and last: it is read outside of a span if one of them is.
+    readers: dict[str, tuple[int, int]] = {}
+    for place, names in enumerate(reads):
+        for name in names:
+            readers[name] = (readers.get(name, (place, place))[0], place)
+    _connect(span, nodes, reads, skipped, outputs, readers)
 
 
 def _connect(
-    span: Span, nodes: Sequence[FileNode], skipped: frozenset[str], outputs: frozenset[str],
-    readers: dict[str, list[int]],
-) -> set[int]:  # fmt: skip
-    inside: set[int] = set()
-    for item in span.items:
-        inside |= {item} if isinstance(item, int) else _connect(item, nodes, skipped, outputs, readers)
-    ordered = sorted(inside)
-    made = dict.fromkeys(name for place in ordered for name in nodes[place].outputs if name)
-    read = dict.fromkeys(name for place in ordered for name in names_read(nodes[place]))
+    span: Span, nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], skipped: frozenset[str],
+    outputs: frozenset[str], readers: Mapping[str, tuple[int, int]],
+) -> tuple[int, int]:  # fmt: skip
+    """As `connect`; returns the first and the last place of the span, whose nodes lie in a row."""
+    ends = [
+        (item, item) if isinstance(item, int) else _connect(item, nodes, reads, skipped, outputs, readers)
+        for item in span.items
+    ]
+    start, end = (ends[0][0], ends[-1][1]) if ends else (0, -1)
+    inside = range(start, end + 1)
+    made = dict.fromkeys(name for place in inside for name in nodes[place].outputs if name)
+    read = dict.fromkeys(name for place in inside for name in reads[place])
     span.reads = tuple(name for name in read if name not in made and name not in skipped)
     span.makes = tuple(
         name for name in made
-        if name not in skipped and (name in outputs or any(reader not in inside for reader in readers.get(name, ())))
+        if name not in skipped
+        and (name in outputs or any(place not in inside for place in readers.get(name, ())))
     )  # fmt: skip
-    return inside
+    return start, end
 
 
 def names_read(node: FileNode) -> list[str]:
     """Every value that a node reads, those inside its graphs included."""
     found = [name for name in node.inputs if name]
     for graph in graphs_in(node):
-        own = {*graph.constants, *(one.name for one in graph.inputs)}
-        own.update(name for inner in graph.nodes for name in inner.outputs)
-        found += [name for inner in graph.nodes for name in names_read(inner) if name not in own]
-        found += [one.name for one in graph.outputs if one.name not in own]
+        found += names_from_outside(graph)
     return found
+
+
+def names_from_outside(graph: FileGraph) -> list[str]:
+    """The values that a graph inside a node reads and does not make."""
+    own = {*graph.constants, *(one.name for one in graph.inputs)}
+    own.update(name for inner in graph.nodes for name in inner.outputs)
+    found = [name for inner in graph.nodes for name in names_read(inner) if name not in own]
+    return found + [one.name for one in graph.outputs if one.name not in own]
 
 
 def graphs_in(node: FileNode) -> list[FileGraph]:

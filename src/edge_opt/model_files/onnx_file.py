@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.errors import ModelNotFound, UnreadableModel
+from edge_opt._support.files import mapped
+from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
 from edge_opt.model_files.file_records import (
+    MOST_DIMENSIONS,
     MOST_KNOWN,
+    MOST_STEPS,
     FileGraph,
     FileNode,
     FileTensor,
@@ -23,11 +25,14 @@ from edge_opt.model_files.file_records import (
     ModelFile,
     Reference,
 )
-from edge_opt.model_files.protobuf_wire import Field, fields, singles, whole_numbers
+from edge_opt.model_files.protobuf_wire import Field, Wire, singles, whole_numbers
 
 OLDEST_OPSET = 7
 _DEEPEST = 32
 _MOST_DIMENSION = 1 << 40
+_LONGEST_PATH = 4096
+# A node of torch's exporter has about 60, with what it says of its origin; nothing else has as many.
+_USUAL_FIELDS = 200
 
 # ONNX's numbers of element types, by torch's names; text has none.
 DTYPES = {
@@ -48,7 +53,9 @@ class _Reader:
     """Reads messages of one file; `folder` is where its external data must lie."""
 
     folder: Path
+    wire: Wire = field(default_factory=Wire)
     depth: int = 0
+    nodes: int = 0
     sizes: dict[Path, int] = field(default_factory=dict)
 
     def graph(self, message: memoryview) -> FileGraph:
@@ -58,7 +65,7 @@ class _Reader:
         nodes: list[FileNode] = []
         constants: dict[str, FileTensor] = {}
         described: dict[int, list[FileValue]] = {11: [], 12: [], 13: []}
-        for item in fields(message):
+        for item in self.wire.fields(message):
             if item.number == 1:
                 nodes.append(self.node(item.view))
             elif item.number == 5:
@@ -67,19 +74,23 @@ class _Reader:
             elif item.number == 15:
                 raise UnreadableModel("it has sparse weights, which are not counted; make them dense")
             elif item.number in described:
-                described[item.number].append(_value(item.view))
+                described[item.number].append(_value(self.wire, item.view))
         self.depth -= 1
         inputs = tuple(value for value in described[11] if value.name not in constants)
         values = {value.name: value for kind in described.values() for value in kind}
         return FileGraph(tuple(nodes), constants, inputs, tuple(described[12]), values)
 
     def node(self, message: memoryview) -> FileNode:
+        self.nodes += 1
+        self.wire.allow(_USUAL_FIELDS)
+        if self.nodes > MOST_STEPS:
+            raise UnreadableModel(f"it has more than {MOST_STEPS:,} nodes, and no more are followed")
         texts: dict[int, str] = {3: "", 4: "", 7: ""}
         inputs: list[str] = []
         outputs: list[str] = []
         attributes: dict[str, Any] = {}
         metadata: dict[str, str] = {}
-        for item in fields(message):
+        for item in self.wire.fields(message):
             if item.number == 1:
                 inputs.append(item.text)
             elif item.number == 2:
@@ -90,7 +101,7 @@ class _Reader:
                 name, value = self.attribute(item.view)
                 attributes[name] = value
             elif item.number == 9:
-                metadata.update([_entry(item)])
+                metadata.update([_entry(self.wire, item)])
         domain = "" if texts[7] == "ai.onnx" else texts[7]
         return FileNode(texts[4], domain, texts[3], tuple(inputs), tuple(outputs), attributes, metadata)
 
@@ -98,7 +109,7 @@ class _Reader:
         name, kind = "", 0
         value: Any = None
         many: list[Any] = []
-        for item in fields(message):
+        for item in self.wire.fields(message):
             number = item.number
             if number == 1:
                 name = item.text
@@ -122,12 +133,13 @@ class _Reader:
         return name, {1: 0.0, 2: 0, 3: ""}.get(kind) if value is None else value
 
     def tensor(self, message: memoryview) -> FileTensor:
+        self.wire.allow(_USUAL_FIELDS)
         shape: list[int] = []
         name, data_type, is_external = "", 0, False
         raw: memoryview | None = None
         typed: list[Field] = []
         external: dict[str, str] = {}
-        for item in fields(message):
+        for item in self.wire.fields(message):
             if item.number == 1:
                 shape.extend(whole_numbers(item))
             elif item.number == 2:
@@ -139,7 +151,7 @@ class _Reader:
             elif item.number == 9:
                 raw = item.view
             elif item.number == 13:
-                external.update([_entry(item)])
+                external.update([_entry(self.wire, item)])
             elif item.number == 14:
                 is_external = item.whole == 1
         _check_shape(name, shape)
@@ -158,19 +170,20 @@ class _Reader:
     def _check_external(self, name: str, external: dict[str, str], size: int) -> None:
         """Weights beside the file: they must lie in its folder and be long enough. They are not opened."""
         location = external.get("location", "")
-        path = Path(os.path.realpath(self.folder / location))
-        if not location or not path.is_relative_to(os.path.realpath(self.folder)):
+        path = Path(os.path.realpath(self.folder / location[:_LONGEST_PATH]))
+        if not location or len(location) > _LONGEST_PATH or not path.is_relative_to(os.path.realpath(self.folder)):
             raise UnreadableModel(
-                f"the weights {name!r} are said to be in {location!r}, outside the folder of the file; not opened"
+                f"the weights {name!r} are said to be in {location[:200]!r}, outside the folder of the file; not opened"
             )
         if path not in self.sizes:
             if not path.is_file():
                 raise ModelNotFound(f"the weights {name!r} should be in {str(path)!r}, and there is no such file")
             self.sizes[path] = path.stat().st_size
         offset = external.get("offset", "0")
-        if not offset.isdecimal() or int(offset) + size > self.sizes[path]:
+        is_number = offset.isascii() and offset.isdecimal() and len(offset) < 20
+        if not is_number or int(offset) + size > self.sizes[path]:
             raise UnreadableModel(
-                f"the weights {name!r} take {size} bytes from {offset}, and {str(path)!r} has {self.sizes[path]}"
+                f"the weights {name!r} take {size} bytes from {offset[:40]}, and {str(path)!r} has {self.sizes[path]}"
             )
 
 
@@ -186,6 +199,8 @@ def _itemsize(data_type: int) -> int:
 
 
 def _check_shape(name: str, shape: list[int]) -> None:
+    if len(shape) > MOST_DIMENSIONS:
+        raise UnreadableModel(f"the constant {name[:80]!r} has {len(shape):,} dimensions")
     wrong = next((size for size in shape if not 0 <= size < _MOST_DIMENSION), None)
     if wrong is not None:
         raise UnreadableModel(f"the constant {name!r} has the dimension {wrong}")
@@ -203,7 +218,8 @@ def _values(
         if item.number == 4:
             found.extend(singles(item))
         elif item.number == 10:
-            found.extend(np.frombuffer(item.view, "<f8") if isinstance(item.value, memoryview) else [item.whole])
+            bits = item.value if isinstance(item.value, memoryview) else np.array(whole_numbers(item))
+            found.extend(np.frombuffer(bits, "<f8"))
         elif item.number in (5, 7, 11):
             found.extend(whole_numbers(item))
     if len(found) != prod(shape):
@@ -213,9 +229,9 @@ def _values(
     return np.array(found).astype(_NUMPY[data_type]).reshape(shape)
 
 
-def _entry(item: Field) -> tuple[str, str]:
+def _entry(wire: Wire, item: Field) -> tuple[str, str]:
     key = value = ""
-    for part in fields(item.view):
+    for part in wire.fields(item.view):
         if part.number == 1:
             key = part.text
         elif part.number == 2:
@@ -226,37 +242,39 @@ def _entry(item: Field) -> tuple[str, str]:
 _ROLE = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
-def _value(message: memoryview) -> FileValue:
+def _value(wire: Wire, message: memoryview) -> FileValue:
     name, role = "", ""
     shape: tuple[int | str, ...] | None = None
     dtype = None
-    for item in fields(message):
+    for item in wire.fields(message):
         if item.number == 1:
             name = item.text
         elif item.number == 2:
-            dtype, shape = _type(item.view)
+            dtype, shape = _type(wire, item.view)
         elif item.number == 4:
-            key, text = _entry(item)
+            key, text = _entry(wire, item)
             role = text if key == _ROLE else role
     return FileValue(name, shape, dtype, role)
 
 
-def _type(message: memoryview) -> tuple[str | None, tuple[int | str, ...] | None]:
+def _type(wire: Wire, message: memoryview) -> tuple[str | None, tuple[int | str, ...] | None]:
     """Element type and shape of a tensor; nothing is known of sequences and maps."""
     dtype, shape = None, None
-    for item in fields(message):
+    for item in wire.fields(message):
         if item.number != 1:
             continue
-        for part in fields(item.view):
+        for part in wire.fields(item.view):
             if part.number == 1:
                 dtype = DTYPES.get(part.whole)
             elif part.number == 2:
-                shape = tuple(_dimension(dim.view) for dim in fields(part.view) if dim.number == 1)
+                shape = tuple(_dimension(wire, dim.view) for dim in wire.fields(part.view) if dim.number == 1)
+                if len(shape) > MOST_DIMENSIONS:
+                    raise UnreadableModel(f"a tensor of it has {len(shape):,} dimensions")
     return dtype, shape
 
 
-def _dimension(message: memoryview) -> int | str:
-    for item in fields(message):
+def _dimension(wire: Wire, message: memoryview) -> int | str:
+    for item in wire.fields(message):
         if item.number == 1:
             return item.whole
         if item.number == 2:
@@ -272,15 +290,11 @@ def read_onnx(path: str | os.PathLike[str]) -> ModelFile:
     """
     file = Path(path)
     try:
-        with file.open("rb") as handle:
-            # The map goes when the last slice of it goes, which after an error is later than here.
-            return _file(file, memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)))
+        return _file(file, mapped(file))
     except FileNotFoundError:
         raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
-    except UnreadableModel as error:
-        raise UnreadableModel(f"{str(path)!r} cannot be read: {error}") from error
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise UnreadableModel(f"{str(path)!r} cannot be read: {error}") from error
+    except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
 
 
 def _file(path: Path, message: memoryview) -> ModelFile:
@@ -288,12 +302,12 @@ def _file(path: Path, message: memoryview) -> ModelFile:
     graph: FileGraph | None = None
     opsets: dict[str, int] = {}
     functions: dict[tuple[str, str], Function] = {}
-    for item in fields(message):
+    for item in reader.wire.fields(message):
         if item.number == 7:
             graph = reader.graph(item.view)
         elif item.number == 8:
             domain, version = "", 0
-            for part in fields(item.view):
+            for part in reader.wire.fields(item.view):
                 domain = part.text if part.number == 1 else domain
                 version = part.whole if part.number == 2 else version
             opsets["" if domain == "ai.onnx" else domain] = version
@@ -316,7 +330,7 @@ def _function(reader: _Reader, message: memoryview) -> tuple[tuple[str, str], Fu
     names: dict[int, list[str]] = {4: [], 5: []}
     defaults: dict[str, Any] = {}
     nodes: list[FileNode] = []
-    for item in fields(message):
+    for item in reader.wire.fields(message):
         if item.number in texts:
             texts[item.number] = item.text
         elif item.number in names:

@@ -108,8 +108,10 @@ def flatten(call: Call) -> torch.Tensor:
 
 @operator("Transpose")
 def transpose(call: Call) -> torch.Tensor:
-    x = call.tensor()
-    return x.permute(list(call.get("perm", ())) or list(reversed(range(x.dim()))))
+    x, order = call.tensor(), call.get("perm", ())
+    if order and len(order) != x.dim():
+        raise call.refusal(f"it reorders {len(order):,} dimensions, and its input has {x.dim()}")
+    return x.permute(list(order) or list(reversed(range(x.dim()))))
 
 
 @operator("Squeeze")

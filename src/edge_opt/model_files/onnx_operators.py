@@ -182,10 +182,18 @@ _BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
 }  # fmt: skip
 
 
+def fits(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether tensors of two shapes can be added: from behind, sizes are equal or one of them is 1."""
+    return all(a == b or 1 in (a, b) for a, b in zip(reversed(first), reversed(second), strict=False))
+
+
 def _binary(function: Callable[[Any, Any], torch.Tensor], call: Call) -> torch.Tensor:
     a, b = call.operands() if function not in _BOTH_TENSORS else call.inputs
     if isinstance(a, (int, float)) and function in (torch.add, torch.mul):
         a, b = b, a
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and not fits(a.shape, b.shape):
+        # torch would import its compiler to say so, which takes seconds.
+        raise call.refusal(f"its inputs of {tuple(a.shape)} and {tuple(b.shape)} do not fit each other")
     return function(a, b)
 
 

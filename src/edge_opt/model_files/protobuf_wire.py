@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from edge_opt.errors import UnreadableModel
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
+_LONG_RUN_BYTES = 256
+_MOST_FIELDS = 200_000  # beside those of the nodes
+_MOST_NUMBERS = 4_000_000
+_ENDS_EARLY = "it ends inside a number, or is no protocol buffer at all"
 
 
 class Field(NamedTuple):
@@ -17,18 +24,20 @@ class Field(NamedTuple):
 
     Attributes:
         number: Its number in the schema.
-        value: An integer for a number, of a floating one its bits; for text, bytes and messages a slice of the file.
+        value: An integer for a number, of a floating one its bits; an array of them where the same field comes many
+            times in a row; for text, bytes and messages a slice of the file.
     """
 
     number: int
-    value: int | memoryview
+    value: int | memoryview | np.ndarray[Any, np.dtype[np.uint64]]
 
     @property
     def whole(self) -> int:
-        """The value as a signed integer."""
+        """The value as a signed integer; of many the last."""
         if isinstance(self.value, memoryview):
             raise UnreadableModel(f"field {self.number} holds bytes where a number belongs")
-        return self.value - (1 << 64) if self.value >> 63 else self.value
+        value = self.value if isinstance(self.value, int) else int(self.value[-1])
+        return value - (1 << 64) if value >> 63 else value
 
     @property
     def single(self) -> float:
@@ -48,48 +57,131 @@ class Field(NamedTuple):
         return str(self.view, "utf-8", errors="replace")
 
 
-def fields(message: memoryview) -> Iterator[Field]:
-    """The fields of a message, one after the other; UnreadableModel where the bytes end inside one."""
-    position, end = 0, len(message)
-    while position < end:
-        key, position = _varint(message, position)
-        number, kind = key >> 3, key & 7
-        value: int | memoryview
-        if kind == _VARINT:
-            value, position = _varint(message, position)
-        elif kind == _BYTES:
-            length, position = _varint(message, position)
-            value = _slice(message, position, length)
-            position += length
-        elif kind in (_FIXED32, _FIXED64):
-            length = 4 if kind == _FIXED32 else 8
-            value = int.from_bytes(_slice(message, position, length), "little")
-            position += length
-        else:
-            raise UnreadableModel(f"byte {position} starts a field of the unknown kind {kind}")
-        if not number:
-            raise UnreadableModel(f"byte {position} starts a field without a number")
-        yield Field(number, value)
+class Wire:
+    """Reads the messages of one file, and counts their fields: one of tiny fields alone would take minutes."""
+
+    __slots__ = ("_left", "_most", "_numbers")
+
+    def __init__(self) -> None:
+        self._left = self._most = _MOST_FIELDS
+        self._numbers = _MOST_NUMBERS
+
+    def allow(self, count: int) -> None:
+        """Let that many fields more be read: of a node, of a tensor."""
+        self._left += count
+        self._most += count
+
+    def _count_numbers(self, count: int) -> None:
+        self._numbers -= count
+        if self._numbers < 0:
+            raise UnreadableModel(f"its lists have more than {_MOST_NUMBERS:,} numbers")
+
+    def fields(self, message: memoryview) -> Iterator[Field]:
+        """The fields of a message, one after the other; UnreadableModel where the bytes end inside one."""
+        position, end, looked_until = 0, len(message), 0
+        while position < end:
+            start = position
+            key = message[position]
+            if key < 0x80:
+                position += 1
+            else:
+                key, position = _varint(message, position)
+            number, kind = key >> 3, key & 7
+            if not number:
+                raise UnreadableModel(f"byte {position} starts a field without a number")
+            self._left -= 1
+            if self._left < 0:
+                raise UnreadableModel(f"it has more than {self._most:,} fields, which is too many for its nodes")
+            value: int | memoryview | np.ndarray[Any, np.dtype[np.uint64]]
+            if kind == _BYTES:
+                length, position = _varint(message, position)
+                if length > end - position:
+                    raise UnreadableModel(f"it ends after {end} bytes, inside a field of {length}")
+                value = message[position : position + length]
+                position += length
+            elif kind == _VARINT:
+                value, position = _varint(message, position)
+            elif kind in (_FIXED32, _FIXED64):
+                length = 4 if kind == _FIXED32 else 8
+                value = int.from_bytes(_slice(message, position, length), "little")
+                position += length
+            else:
+                raise UnreadableModel(f"byte {position} starts a field of the unknown kind {kind}")
+            # Lists that are not packed: a forest has millions of numbers in a row, each with the key of its field.
+            if kind != _BYTES and position < end and message[position] == key and start >= looked_until:
+                looked_until = _run_end(message, start, key, kind)
+                if looked_until - start > _LONG_RUN_BYTES:
+                    value, position = _run(message[start:looked_until], kind), looked_until
+                    self._count_numbers(len(value))
+            yield Field(number, value)
 
 
 def whole_numbers(field: Field) -> list[int]:
     """The integers of a repeated field: one, or many that are packed into bytes."""
-    if not isinstance(field.value, memoryview):
+    if isinstance(field.value, int):
         return [field.whole]
-    found, position = [], 0
-    while position < len(field.value):
-        value, position = _varint(field.value, position)
-        found.append(value - (1 << 64) if value >> 63 else value)
+    if isinstance(field.value, memoryview):
+        if len(field.value) > _MOST_NUMBERS:
+            raise UnreadableModel(f"field {field.number} has {len(field.value):,} bytes of numbers in a row")
+        packed = np.frombuffer(field.value, np.uint8)
+        ends = np.flatnonzero(packed < 0x80)
+        if len(packed) and (not len(ends) or ends[-1] != len(packed) - 1):
+            raise UnreadableModel(_ENDS_EARLY)
+        values = _varints(packed, np.concatenate(([0], ends[:-1] + 1)).astype(np.int64), ends)
+    else:
+        values = field.value
+    found: list[int] = values.view(np.int64).tolist()
     return found
 
 
 def singles(field: Field) -> list[float]:
     """The 32-bit floats of a repeated field: one, or many that are packed into bytes."""
-    if not isinstance(field.value, memoryview):
+    if isinstance(field.value, int):
         return [field.single]
-    if len(field.value) % 4:
-        raise UnreadableModel(f"field {field.number} has {len(field.value)} bytes of floats, which is no multiple of 4")
-    return list(struct.unpack(f"<{len(field.value) // 4}f", field.value))
+    found: list[float]
+    if isinstance(field.value, memoryview):
+        if len(field.value) % 4:
+            raise UnreadableModel(
+                f"field {field.number} has {len(field.value)} bytes of floats, which is no multiple of 4"
+            )
+        found = np.frombuffer(field.value, "<f4").tolist()
+    else:
+        found = field.value.astype(np.uint32).view(np.float32).tolist()
+    return found
+
+
+def _run_end(message: memoryview, start: int, key: int, kind: int) -> int:
+    """Where fields of one number, one behind the other, end; the next part of a very long row begins there."""
+    value = {_VARINT: rb"[\x80-\xff]{0,9}[\x00-\x7f]", _FIXED32: rb".{4}", _FIXED64: rb".{8}"}[kind]
+    found = re.compile(rb"(?:" + re.escape(bytes([key])) + value + rb"){1,65535}", re.DOTALL).match(message, start)
+    return found.end() if found else start
+
+
+def _run(part: memoryview, kind: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The numbers of a run of fields, each behind its key of one byte."""
+    data = np.frombuffer(part, np.uint8)
+    if kind != _VARINT:
+        width = 4 if kind == _FIXED32 else 8
+        values = data.reshape(-1, 1 + width)[:, 1:]
+        return np.ascontiguousarray(values).view(f"<u{width}").reshape(-1).astype(np.uint64)
+    # Bytes below 0x80 are a key and the end of a number, in turn.
+    ends = np.flatnonzero(data < 0x80)
+    return _varints(data, ends[::2] + 1, ends[1::2])
+
+
+def _varints(
+    data: np.ndarray[Any, np.dtype[np.uint8]], starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The numbers whose bytes lie from `starts` to `ends`, both included."""
+    lengths = ends - starts + 1
+    longest = int(lengths.max(initial=0))
+    if longest > _MOST_VARINT_BYTES:
+        raise UnreadableModel(_ENDS_EARLY)
+    values = np.zeros(len(starts), np.uint64)
+    for place in range(longest):
+        has = lengths > place
+        values[has] |= (data[starts[has] + place].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * place)
+    return values
 
 
 def _slice(message: memoryview, position: int, length: int) -> memoryview:
@@ -106,4 +198,4 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, place + 1
         shift += 7
-    raise UnreadableModel("it ends inside a number, or is no protocol buffer at all")
+    raise UnreadableModel(_ENDS_EARLY)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+
+import numpy as np
 
 from edge_opt.model_files.file_records import FileNode
 
@@ -63,10 +66,13 @@ def plan_arena(
     """
     shared = _shared(nodes, inputs, outputs, nbytes)
     lives = _lives(nodes, inputs, outputs, nbytes, shared)
+    ordered = sorted(lives, key=_Life.order)
+    firsts, lasts = (np.array([getattr(life, end) for life in ordered], np.int64) for end in ("first", "last"))
     placed: list[tuple[int, _Life]] = []
-    for life in sorted(lives, key=_Life.order):
-        placed.append((_gap(life, placed), life))
-        placed.sort(key=lambda entry: entry[0])
+    for count, life in enumerate(ordered):
+        # Of thousands of tensors few live at the same time: Python looks at these alone.
+        beside = np.flatnonzero((lasts[:count] >= life.first) & (firsts[:count] <= life.last)).tolist()
+        placed.append((_gap(life, sorted((placed[place] for place in beside), key=itemgetter(0))), life))
     offsets = {life.name: offset for offset, life in placed}
     offsets |= {name: offsets[root] for name, root in shared.items() if root in offsets}
     whole = max((offset + life.nbytes for offset, life in placed), default=0)
@@ -74,12 +80,10 @@ def plan_arena(
     return Arena(whole, offsets, kept)
 
 
-def _gap(life: _Life, placed: Sequence[tuple[int, _Life]]) -> int:
+def _gap(life: _Life, beside: Sequence[tuple[int, _Life]]) -> int:
     """The start of the smallest gap among tensors that live at the same time; behind them where there is none."""
     best, best_size, end = None, _FOREVER, 0
-    for offset, other in placed:
-        if other.last < life.first or other.first > life.last:
-            continue
+    for offset, other in beside:
         start = -(-end // ALIGNMENT) * ALIGNMENT
         if start + life.nbytes <= offset and offset - start < best_size:
             best, best_size = start, offset - start

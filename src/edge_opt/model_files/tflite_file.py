@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from math import prod
 from pathlib import Path
@@ -10,9 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_opt.errors import ModelNotFound, UnreadableModel
-from edge_opt.model_files.file_records import MOST_KNOWN, FileGraph, FileNode, FileTensor, FileValue, ModelFile
+from edge_opt._support.files import mapped
+from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
+from edge_opt.model_files.file_records import (
+    MOST_DIMENSIONS,
+    MOST_KNOWN,
+    MOST_STEPS,
+    FileGraph,
+    FileNode,
+    FileTensor,
+    FileValue,
+    ModelFile,
+)
 from edge_opt.model_files.flatbuffer_table import Flatbuffer, Table
+from edge_opt.model_files.graph_scopes import graphs_in
 from edge_opt.model_files.tflite_schema import CUSTOM, GRAPHS, IDENTIFIER, OPERATORS, TYPES, options
 
 DOMAIN = "tflite"
@@ -71,6 +81,7 @@ class _Reader:
         self.buffers = model.tables(4)
         self.inside: list[int] = []
         self.graphs: dict[int, FileGraph] = {}
+        self.steps: dict[int, int] = {}  # of each graph with those that it calls, by its identity
 
     def graph(self, index: int) -> FileGraph:
         if not 0 <= index < len(self.subgraphs):
@@ -79,13 +90,22 @@ class _Reader:
             raise UnreadableModel("its graphs call each other in a circle")
         if index not in self.graphs:
             self.inside.append(index)
-            self.graphs[index] = self._read(self.subgraphs[index])
+            self.graphs[index] = graph = self._read(self.subgraphs[index])
             self.inside.pop()
+            # Ten graphs that call each other ten times are few bytes, and ten thousand million steps.
+            self.steps[id(graph)] = sum(
+                1 + sum(self.steps[id(inner)] for inner in graphs_in(node)) for node in graph.nodes
+            )
+            if self.steps[id(graph)] > MOST_STEPS:
+                raise UnreadableModel(f"its graphs take more than {MOST_STEPS:,} steps, and no more are followed")
         return self.graphs[index]
 
     def _read(self, table: Table) -> FileGraph:
         tensors = self._tensors(table.tables(0))
-        nodes = tuple(self._node(one, tensors, place) for place, one in enumerate(table.tables(3)))
+        operators = table.tables(3)
+        if len(operators) > MOST_STEPS:
+            raise UnreadableModel(f"it has {len(operators):,} operators, and more than {MOST_STEPS:,} are not followed")
+        nodes = tuple(self._node(one, tensors, place) for place, one in enumerate(operators))
         read = {name for node in nodes for name in node.inputs}
         made = {name for node in nodes for name in node.outputs}
         inputs, outputs = (self._named(table.numbers(number), tensors) for number in (1, 2))
@@ -127,6 +147,8 @@ class _Reader:
         shape, signature, number = table.numbers(0), table.numbers(7), table.number(1, "b")
         if not 0 <= number < len(TYPES):
             raise UnreadableModel(f"the tensor {name!r} is of the unknown element type {number}")
+        if len(shape) > MOST_DIMENSIONS:
+            raise UnreadableModel(f"the tensor {name!r} has {len(shape):,} dimensions")
         wrong = next((size for size in (*shape, *signature) if not -1 <= size < _MOST_DIMENSION), None)
         if wrong is not None or (signature and len(signature) != len(shape)):
             raise UnreadableModel(f"the tensor {name!r} has the shape {shape}, or else {signature}")
@@ -196,15 +218,14 @@ def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
     """
     file = Path(path)
     try:
-        with file.open("rb") as handle:
-            data = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+        data = mapped(file)
         if bytes(data[4:8]) != IDENTIFIER:
             raise UnreadableModel("it does not begin like a TFLite model")
         graph = _Reader(data).graph(0)
     except FileNotFoundError:
         raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
     except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise UnreadableModel(f"{str(path)!r} cannot be read: {error}") from error
+        raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
     if not graph.nodes:
         raise UnreadableModel(f"{str(path)!r} cannot be read: its graph is empty")
     return ModelFile(file, graph, 0, {})
