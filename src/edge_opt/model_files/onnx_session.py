@@ -1,44 +1,28 @@
-"""An ONNX file run by ONNX Runtime: what is measured of a file is this, never the module that reads it."""
+"""An ONNX file run by ONNX Runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from edge_opt._support.extras import optional
 from edge_opt.errors import MeasurementFailed, first_line
+from edge_opt.model_files.file_session import Arguments, FileSession, thread_count
 
 
-class Session(nn.Module):
-    """A file that ONNX Runtime has loaded. It is called as the model is, and returns tensors.
+class Session(FileSession):
+    """A file that ONNX Runtime has loaded."""
 
-    Attributes:
-        version: The runtime with its version, for remarks.
-    """
-
-    def __init__(
-        self, path: Path, arguments: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, torch.Tensor]],
-        threads: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
+    def __init__(self, path: Path, arguments: Arguments, threads: int | None = None) -> None:
         runtime = optional("onnxruntime", "running an ONNX file needs", "onnx")
+        super().__init__(arguments, f"ONNX Runtime {runtime.__version__}")
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
+        options.intra_op_num_threads = thread_count(threads)
         options.log_severity_level = 4
         try:
             self.runtime = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime's own classes, which differ by version
             raise MeasurementFailed(f"ONNX Runtime cannot load {str(path)!r}: {first_line(error)}") from error
-        self.version = f"ONNX Runtime {runtime.__version__}"
-        self._arguments = arguments
 
-    def forward(self, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-        tensors = self._arguments(given, named)
-        made = self.runtime.run(None, {name: tensor.detach().numpy() for name, tensor in tensors.items()})
-        return tuple(
-            torch.from_numpy(value) for value in made if hasattr(value, "dtype") and value.dtype.kind in "fiub"
-        )
+    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
+        return list(self.runtime.run(None, arrays))

@@ -1,16 +1,13 @@
-"""A `.tflite` file run by LiteRT: what is measured of a file is this, never the module that reads it."""
+"""A `.tflite` file run by LiteRT."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from edge_opt._support.extras import optional
 from edge_opt.errors import MeasurementFailed, first_line
+from edge_opt.model_files.file_session import Arguments, FileSession, thread_count
 
 
 class _Interpreter:
@@ -27,35 +24,25 @@ class _Interpreter:
             raise MeasurementFailed(f"LiteRT cannot load {str(path)!r}: {first_line(error)}") from error
 
 
-class TfliteSession(nn.Module):
-    """A file that LiteRT's interpreter has loaded. It is called as the model is, and returns tensors.
+class TfliteSession(FileSession):
+    """A file that LiteRT's interpreter has loaded."""
 
-    Attributes:
-        version: The runtime with its version, for remarks.
-    """
-
-    def __init__(
-        self, path: Path, arguments: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, torch.Tensor]],
-        threads: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._holder = _Interpreter(path, torch.get_num_threads() if threads is None else threads)
-        self.version = "LiteRT"
-        self._arguments = arguments
+    def __init__(self, path: Path, arguments: Arguments, threads: int | None = None) -> None:
+        super().__init__(arguments, "LiteRT")
+        self._holder = _Interpreter(path, thread_count(threads))
         self._inputs = self._holder.loaded.get_input_details()
         self._shapes = [tuple(one["shape"]) for one in self._inputs]
 
-    def forward(self, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
         runtime = self._holder.loaded
         # The interpreter and the file list the inputs in one order.
-        arrays = [tensor.detach().numpy() for tensor in self._arguments(given, named).values()]
-        if [array.shape for array in arrays] != self._shapes:
-            for port, array in zip(self._inputs, arrays, strict=True):
+        given = list(arrays.values())
+        if [array.shape for array in given] != self._shapes:
+            for port, array in zip(self._inputs, given, strict=True):
                 runtime.resize_tensor_input(port["index"], array.shape)
             runtime.allocate_tensors()
-            self._shapes = [array.shape for array in arrays]
-        for port, array in zip(self._inputs, arrays, strict=True):
+            self._shapes = [array.shape for array in given]
+        for port, array in zip(self._inputs, given, strict=True):
             runtime.set_tensor(port["index"], array)
         runtime.invoke()
-        made = [runtime.get_tensor(port["index"]) for port in runtime.get_output_details()]
-        return tuple(torch.from_numpy(value) for value in made if value.dtype.kind in "fiub")
+        return [runtime.get_tensor(port["index"]) for port in runtime.get_output_details()]
