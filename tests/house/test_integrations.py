@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import yaml
+from torch import nn
+
+import edge_opt as eo
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +43,16 @@ def test_the_action_fails_over_budget_and_still_comments(tmp_path: Path) -> None
     done = run_action(tmp_path, BUDGETS="macs <= 31")
     assert done.returncode == 1, done.stderr
     assert "macs" in (tmp_path / "comment.md").read_text()
+
+
+def test_the_action_compares_with_a_baseline_and_fails_over_its_limit(tmp_path: Path) -> None:
+    eo.profile(nn.Linear(8, 2), (1, 8)).save(tmp_path / "old.json")
+    done = run_action(tmp_path, BASELINE="old.json", INCREASES="macs=5%\nparams=200%\n")
+    assert done.returncode == 1, done.stderr
+    comment = (tmp_path / "comment.md").read_text()
+    assert "+100.0%" in comment  # 8 x 4 products instead of 8 x 2
+    # The verdict first, then what differs, as two tables that GitHub draws.
+    assert comment.count("\n| ---") + comment.count("\n|---") >= 2, comment
 
 
 def test_the_hook_names_a_command_that_is_there() -> None:
