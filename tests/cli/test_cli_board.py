@@ -82,6 +82,18 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], message
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("name", ["a/b", "../b", "a\\b"])
+def test_a_name_with_a_slash_is_refused_and_writes_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    code, out, err = run("board", name, "--time", "resnet18=55")
+    assert (code, out) == (2, "")
+    assert "has a slash in it; -o says where its file goes" in err
+    assert not list(tmp_path.rglob("*.toml"))
+
+
 def test_devices_lists_the_platforms_of_one(tmp_path: Path) -> None:
     code, out, _ = run("devices", "raspberry-pi-4")
     assert code == 0

@@ -69,6 +69,8 @@ def board(
 
     if not name.strip():
         raise InvalidInput("the board has no name; write one, such as my-board")
+    if not set(name).isdisjoint("/\\\0"):
+        raise InvalidInput(f"the board's name {name!r} has a slash in it; -o says where its file goes")
     texts = [_time(text) for text in time or []]
     with redirect_stdout(sys.stderr):
         times = [(_net(net), milliseconds / 1000) for net, milliseconds in texts]
