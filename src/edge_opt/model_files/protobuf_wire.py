@@ -15,7 +15,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
 _LONG_RUN_BYTES = 256
 _MOST_FIELDS = 200_000  # beside those of the nodes
-_MOST_NUMBERS = 4_000_000
+_MOST_NUMBERS = 16_000_000  # a forest of a million nodes and a half
 _ENDS_EARLY = "it ends inside a number, or is no protocol buffer at all"
 
 
