@@ -133,11 +133,11 @@ def field(number: int, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (b"\x08\x05" * 4_100_000, "more than 4,000,000 numbers"),
+    (b"\x08\x05" * 16_100_000, "more than 16,000,000 numbers"),
     (b"\x08\x05\x10\x05" * 101_000, "more than 200,000 fields"),
     (field(7, field(1, b"") * 50_001), "more than 50,000 nodes"),
     (field(7, field(5, b"\x08\x01" * 70)), "has 70 dimensions"),
-    (field(7, field(5, field(1, b"\x01" * 5_000_000))), "5,000,000 bytes of numbers"),
+    (field(7, field(5, field(1, b"\x01" * 17_000_000))), "17,000,000 bytes of numbers"),
     (field(7, field(11, field(2, field(1, field(2, field(1, b"\x08\x01") * 70))))), "has 70 dimensions"),
     (b"\x38\x05", "a number where bytes belong"),
 ])  # fmt: skip
