@@ -120,9 +120,10 @@ def test_a_job_that_no_other_process_can_import_is_refused(tmp_path: Path) -> No
 
 
 def nurseries() -> list[psutil.Process]:
-    """The processes that others are forked from, and those forked from them."""
+    """The processes that the jobs of these tests are forked from, and those forked from them."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if any("edge_opt.search.nursery" in word for word in child.cmdline())]
+    # By what they have imported: one that other tests have started may still be there.
+    return [child for child in children if any('"sweep_jobs"' in word for word in child.cmdline())]
 
 
 def test_halves_run_in_processes_of_their_own_that_end(tmp_path: Path) -> None:
