@@ -117,6 +117,13 @@ def test_the_frontier_of_a_sweep_is_its_own_where_it_has_one() -> None:
     assert len(frontiers(result)["accuracy|size_mb"]) == 2
 
 
+def test_a_rejected_candidate_is_on_no_frontier_that_is_drawn() -> None:
+    result = small_sweep()
+    rejected = next(trial.candidate.key for trial in result.trials if trial.metrics and not trial.is_accepted)
+    older = replace(result, frontiers=tuple((name, (*keys, rejected)) for name, keys in result.frontiers))
+    assert frontiers(older) == frontiers(result)
+
+
 @pytest.mark.parametrize(
     ("name", "values", "is_wide"),
     [

@@ -64,6 +64,9 @@ def test_constraints_may_change_and_a_space_may_grow_without_running_anything_ag
         "prune 0.6 int8 onnxruntime",  # 10 x 0.4 / 8 = 0.5
         "prune 0.6 fp32 onnxruntime",  # 10 x 0.4 / 4 = 1.0
     }
+    # What is rejected is on no frontier.
+    accepted = {trial.candidate.key for trial in grown.accepted}
+    assert grown.frontiers and all(set(keys) <= accepted for _, keys in grown.frontiers)
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:

@@ -315,7 +315,9 @@ def frontiers(result: SweepResult) -> dict[str, list[int]]:
         recorded: Iterable[str] = ()
         if first.name == "accuracy" and second.name in (ranked, "energy_j"):
             recorded = frontier_keys(result, _RECORDED[second.name])
-        kept = [place[key] for key in recorded if key in place and rows[place[key]][second.name] is not None]
+        # Sweeps of earlier versions have rejected candidates on their frontiers.
+        kept = [place[key] for key in recorded if key in place and rows[place[key]]["accepted"]]
+        kept = [index for index in kept if rows[index][second.name] is not None]
         if not kept:
             kept = [accepted[index] for index in frontier([rows[index] for index in accepted], first, second)]
         # A row that nobody knows a figure of has no place on its axis.

@@ -192,7 +192,8 @@ def _result(
         baseline=baseline,
         trials=rows,
         constraints=tuple(item.text for item in budgets),
-        frontiers=frontiers(rows, use_ci=use_ci),
+        # What is rejected is not offered, so it is on no frontier, and beats nobody there.
+        frontiers=frontiers([trial for trial in rows if trial.is_accepted], use_ci=use_ci),
         best=chosen,
         recommendation=sentence,
         finals=finals,
