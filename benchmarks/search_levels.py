@@ -1,12 +1,13 @@
-"""What a run finds with levels of its own choice (`auto`), against the grid 0, 0.25, 0.5: on Fashion-MNIST.
+"""What a run finds with levels of its own choice (`auto`), against the grid of nine: on Fashion-MNIST.
 
-    python benchmarks/search_levels.py [NET ...] [--seeds 1]
+    python benchmarks/search_levels.py [NET ...] [--seeds 1] [--first 0]
 
-Both start from the same trained net and make their levels with the run's own functions, in one process. Every level is
-converted to fp32 and int8 for ONNX Runtime and scored on the validation part; a winner is the fastest that is not shown
-to be less accurate than the most accurate of its side. CPU seconds are those of cutting, screening, fine-tuning,
-converting and scoring. Times: all variants in turns, one thread, one sample a call, the least CPU time of the blocks.
-The difference of the winners on the 10 000 test images, which no choice saw, is paired, with Newcombe's interval.
+The grid is 0, 0.25 and 0.5 in eager torch, and in fp32 and int8 of ONNX Runtime. Both sides start from the same trained
+net and make their levels with the run's own functions, in one process. Every variant is converted, scored on the
+validation part and timed; a winner is the fastest that is not shown to be less accurate than the most accurate of its
+side. CPU seconds are those of all of that: cutting, screening, fine-tuning, converting, scoring and timing. The winners
+are timed once more, both in turns, one thread, one sample a call, the least CPU time of the blocks. Their difference on
+the 10 000 test images, which no choice saw, is paired, with Newcombe's interval.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pruning_accuracy import NETS, trained
+from pruning_accuracy import NETS, RATE, SHAPE, trained
 from timing import save
 from torch import nn
 
@@ -37,18 +38,21 @@ from edge_opt.run.job import PipelineJob, Reference, Subject, Tuning, variant_of
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import screen
 from edge_opt.search.paired import paired_shares
+from edge_opt.search.space import Pair
 
 ALL_NETS: dict[str, Callable[[], nn.Module]] = {"SmallCNN": SmallCNN, **NETS}
 GRID = (0.0, 0.25, 0.5)
-PAIRS: list[Any] = [("fp32", "onnxruntime"), ("int8", "onnxruntime")]
+PAIRS: list[Pair] = [("fp32", "torch"), ("fp32", "onnxruntime"), ("int8", "onnxruntime")]
 DATA = {"batch_size": 64, "train_subset": 4000, "val_subset": 2500, "calibration_batches": 8}
-TUNING = Tuning(fine_tune_epochs=1, learning_rate=1e-3)
+# The rate that the net was trained with, as in a run.
+TUNING = Tuning(fine_tune_epochs=1, learning_rate=RATE)
+MIN_TIME_S = 0.4
 Answers = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A variant in ONNX Runtime, and which images of the validation part it answers rightly."""
+    """A variant that runs, and which images of the validation part it answers rightly."""
 
     runner: compress.Runner
     validation: Answers
@@ -58,21 +62,37 @@ def answers(runner: compress.Runner, part: Any) -> Answers:
     return np.asarray(torch.cat([runner(x)[0].argmax(1) == y for x, y in part]))
 
 
-def entries(job: PipelineJob, splits: Splits, levels: Sequence[float], stack: ExitStack) -> dict[str, Entry]:
-    """Every level in every precision; what is refused is left out and told."""
+def entries(
+    job: PipelineJob, splits: Splits, levels: Sequence[float], pairs: Sequence[Pair], stack: ExitStack
+) -> dict[str, Entry]:
+    """Every level in every precision and runtime; what is refused is left out and told. A level is exported once."""
     found = {}
     for level in levels:
-        model = variant_of(job.subject, splits, Candidate(level, "fp32", "torch"), job.tuning, job.cache).model
-        for precision, runtime in PAIRS:
+        try:
+            model = variant_of(job.subject, splits, Candidate(level, "fp32", "torch"), job.tuning, job.cache).model
+        except EdgeOptError as error:
+            print(f"<!-- {message_of(error)} -->")
+            continue
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        exported = compress.export_onnx(model, SHAPE, folder / "model.onnx")
+        for precision, runtime in pairs:
             calibration = job.subject.calls(splits, model) if precision == "int8" else None
+            file = exported if runtime == "onnxruntime" else None
             try:
-                done = compress.convert(model, (1, 1, 28, 28), precision, runtime, calibration=calibration)
+                done = compress.convert(model, SHAPE, precision, runtime, calibration=calibration, exported=file)
             except EdgeOptError as error:
-                print(f"prune {level:g} {precision}: {message_of(error)}")
+                print(f"prune {level:g} {precision} {runtime}: {message_of(error)}")
                 continue
             runner = stack.enter_context(compress.open_runner(done, threads=1))
-            found[f"prune {level:g} {precision}"] = Entry(runner, answers(runner, splits.validation))
+            found[f"prune {level:g} {precision} {runtime}"] = Entry(runner, answers(runner, splits.validation))
     return found
+
+
+def timed(runners: dict[str, compress.Runner], splits: Splits) -> dict[str, float]:
+    """Microseconds of CPU time of each, the least of its blocks, in turns."""
+    one = next(iter(splits.validation))[0][:1]
+    found = compress.measure_runners(runners, one, min_time_s=MIN_TIME_S, max_time_s=2 * MIN_TIME_S)
+    return {name: min(latency.cpu_samples_s) * 1e6 for name, latency in found.items()}
 
 
 def winner(found: dict[str, Entry], us: dict[str, float]) -> str:
@@ -87,41 +107,51 @@ def compared(net: str, seed: int) -> list[dict[str, Any]]:
     splits = load_splits("fashion-mnist", seed=seed, **DATA)  # type: ignore[arg-type]
     assert splits.test is not None
     model = trained(ALL_NETS[net], list(splits.train), seed)
+    # Exporting takes seconds more the first time in a process, whoever is first.
+    with tempfile.TemporaryDirectory() as folder:
+        compress.export_onnx(model, SHAPE, f"{folder}/model.onnx")
     subject = Subject(model, splits)
-    totals = profile(model, (1, 1, 28, 28)).totals
+    totals = profile(model, SHAPE).totals
     reference = Reference(figure_of(subject.task.build().score(model, splits.validation)), totals.macs, totals.params)
     rows: list[dict[str, Any]] = []
-    sides: dict[str, dict[str, Entry]] = {}
+    winners: dict[str, compress.Runner] = {}
     with ExitStack() as stack:
         for side in ("grid", "auto"):
             cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             job = PipelineJob(subject, reference, cache, TUNING)
-            start, said, levels = time.process_time(), "", list(GRID)
+            start, said, levels, pairs = time.process_time(), "", list(GRID), PAIRS
             if side == "auto":
                 screening = screen(job, splits, PAIRS)
-                said, levels = str(screening), screening.chosen
-            sides[side] = entries(job, splits, levels, stack)
-            rows.append({"net": net, "seed": seed, "levels": side, "cpu_s": time.process_time() - start, "said": said})
-        runners = {f"{side} {name}": each.runner for side, found in sides.items() for name, each in found.items()}
-        one = next(iter(splits.test))[0][:1]
-        timed = compress.measure_runners(runners, one, min_time_s=0.4, max_time_s=0.8)
-        us = {name: min(latency.cpu_samples_s) * 1e6 for name, latency in timed.items()}
-        right = {}
-        for row in rows:
-            side = row["levels"]
-            mine = {name: us[f"{side} {name}"] for name in sides[side]}
-            row["winner"] = winner(sides[side], mine)
-            row["us"] = mine[row["winner"]]
-            row["all"] = {
-                name: {"us": mine[name], "validation": float(each.validation.mean())}
-                for name, each in sides[side].items()
+                left_out = {(item.precision, item.runtime) for item in screening.left_out}
+                said, levels, pairs = str(screening), screening.chosen, [each for each in PAIRS if each not in left_out]
+                job = screening.job(job)
+            found = entries(job, splits, levels, pairs, stack)
+            us = timed({name: each.runner for name, each in found.items()}, splits)
+            best = winner(found, us)
+            winners[side] = found[best].runner
+            each_one = {
+                name: {"us": us[name], "validation": float(each.validation.mean())} for name, each in found.items()
             }
-            right[side] = answers(sides[side][row["winner"]].runner, splits.test)
-            change = paired_shares(right[side], right["grid"])
-            row |= {
-                "accuracy": float(right[side].mean()), "points": change.value * 100, "points_low": change.low * 100,
-                "points_high": change.high * 100,
-            }  # fmt: skip
+            spent = time.process_time() - start
+            rows.append(
+                {
+                    "net": net,
+                    "seed": seed,
+                    "levels": side,
+                    "winner": best,
+                    "cpu_s": spent,
+                    "said": said,
+                    "all": each_one,
+                }
+            )
+        last = timed(winners, splits)
+        right = {side: answers(runner, splits.test) for side, runner in winners.items()}
+    for row in rows:
+        change = paired_shares(right[row["levels"]], right["grid"])
+        row |= {
+            "us": last[row["levels"]], "accuracy": float(right[row["levels"]].mean()), "points": change.value * 100,
+            "points_low": change.low * 100, "points_high": change.high * 100,
+        }  # fmt: skip
     return rows
 
 
@@ -129,12 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nets", nargs="*")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     print("| net, seed | levels | winner | µs | test accuracy | change, points (95 %) | CPU s |")
     print("|---" * 7 + "|")
-    for seed in range(asked.seeds):
+    for seed in range(asked.first, asked.first + asked.seeds):
         for net in asked.nets or list(ALL_NETS):
             for row in compared(net, seed):
                 rows.append(row)

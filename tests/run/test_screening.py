@@ -4,69 +4,125 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from edge_opt.compress import prune
-from edge_opt.compress.prune import pruned_levels
+from edge_opt.compress.levels import levels_of
 from edge_opt.compress.runtimes import PACKAGES, SUFFIXES
-from edge_opt.data import load_splits
+from edge_opt.data import Splits, load_splits
+from edge_opt.errors import PruningFailed
 from edge_opt.model import SmallCNN
 from edge_opt.records import Candidate
+from edge_opt.run import job as job_module
 from edge_opt.run.handover import program
-from edge_opt.run.job import Subject, Tuning, variant_of
-from edge_opt.run.screening import Level, climb, judged, promising
-
-# The fastest first.
-ABLE = [Level(share, None, 1 - share, "") for share in (0.8, 0.6, 0.4, 0.2)]
+from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, computing_with, variant_of
+from edge_opt.run.scores import figure_of
+from edge_opt.run.screening import Place, climb, last_that, screen
 
 
 @pytest.mark.parametrize(
-    ("lost", "shares"),
+    ("keeps", "chosen", "passes"),
     [
-        # 0.8 lacks more than three times 0.005; of those that are nearly healed the fastest comes first
-        (0.0, [0.6, 0.8]),
-        # trained it lacks more than 0.005 all the same: the next is gentler
-        (0.01, [0.6, 0.4]),
+        (True, [(0.6, 8)], 2),  # both rounds of training on the fastest
+        (False, [(0.4, 8), (0.6, 8)], 1),  # the second round on one halfway to the gentlest
     ],
 )
-def test_what_a_trained_level_scores_decides_over_the_next(lost: float, shares: list[float]) -> None:
-    able = [Level(each.share, 0.9 - (0.014 if each.share <= 0.6 else 0.02), each.latency_ratio, "") for each in ABLE]
-    tried = climb(able, 0.9, lambda share: 0.9 - lost, allowed=0.005)
-    assert [level.share for level in tried] == shares
+def test_what_a_trained_level_scores_decides_over_the_second_round(
+    keeps: bool, chosen: list[Place], passes: int
+) -> None:
+    rounds: list[tuple[Place, int]] = []
+
+    def trained(place: Place, passes: int) -> bool:
+        rounds.append((place, passes))
+        return keeps
+
+    found = climb([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, trained, has_epochs=True)
+    assert found == (chosen, passes)
+    # As much training as a grid of two levels has.
+    assert len(rounds) == 2
 
 
-def test_levels_fall_out_before_training_for_a_reason_each() -> None:
-    rows = [
-        Level(0.1, 0.90, 0.99, ""), Level(0.2, 0.85, 0.8, ""), Level(0.3, 0.86, 0.6, ""), Level(0.9, 0.3, None, ""),
-    ]  # fmt: skip
-    found = {level.share: level.verdict for level in judged(rows, 0.9, lambda share: 0.9)}
-    assert found == {
-        0.1: "not faster than the unpruned model",
-        0.2: "slower and less accurate than another",
-        0.3: "trained",
-        0.9: "too far from the accuracy of the whole",
-    }
+def test_without_epochs_nothing_is_trained_twice() -> None:
+    assert climb([(0.5, 8)], {8: [0.5]}, lambda place, passes: True, has_epochs=False) == ([(0.5, 8)], 1)
+    assert climb([], {8: []}, lambda place, passes: True, has_epochs=True) == ([], 1)
 
 
-def test_of_many_levels_six_are_timed_from_the_gentlest_to_the_boldest() -> None:
-    rows = [Level(share / 16, 0.9 - share / 1000, None, "") for share in range(1, 14)]
-    # 13 levels, 12 steps over 5 gaps: every 2.4th
-    assert promising(rows, 0.9, 0.1) == [1 / 16, 3 / 16, 6 / 16, 8 / 16, 11 / 16, 13 / 16]
-    assert promising(rows, 2.0, 0.1) == [1 / 16]  # hopeless all: the most accurate is tried
+def test_the_boldest_is_found_with_few_looks() -> None:
+    seen: list[float] = []
+
+    def holds(value: float) -> bool:
+        seen.append(value)
+        return value <= 9
+
+    # 13 values are halved 4 times at most
+    assert last_that(holds, range(13)) == 9 and len(seen) <= 4
 
 
 def test_levels_together_are_what_each_is_alone() -> None:
     torch.manual_seed(0)
     model, batches = SmallCNN(16, 32), [torch.randn(16, 1, 28, 28)]
-    options = {"importance": "group", "round_to": 8, "loader": batches, "seed": 0}
-    found = pruned_levels(model, (2, 1, 28, 28), (0.1, 0.5, 0.55), **options)  # type: ignore[arg-type]
+    levels = levels_of(model, (2, 1, 28, 28), importance="group", loader=batches, seed=0)
     # 0.1 of 16 and of 32 rounds to nothing, and 0.55 leaves 7.2 and 14.4: 8 and 16, as 0.5 does
-    assert list(found) == [0.5]
-    alone = prune(model, (2, 1, 28, 28), 0.5, **options)  # type: ignore[arg-type]
-    together = found[0.5].model.state_dict()
+    assert levels.distinct((0.1, 0.5, 0.55), 8) == [0.5]
+    alone = prune(model, (2, 1, 28, 28), 0.5, importance="group", round_to=8, loader=batches)
+    together = levels.cut(0.5, 8).model.state_dict()
     assert all(torch.equal(tensor, together[name]) for name, tensor in alone.model.state_dict().items())
+
+
+def job_of(model: nn.Module, folder: Path, **tuning: Any) -> tuple[PipelineJob, Splits]:
+    splits = load_splits("digits", train_subset=64, val_subset=64, calibration_batches=1)
+    subject = Subject(model, splits)
+    scored = figure_of(subject.task.build().score(subject.build(), splits.validation))
+    bench = Bench(min_time_s=0.01)
+    return PipelineJob(
+        subject, Reference(scored, 1, 1), folder, Tuning(**{"fine_tune_epochs": 1, **tuning}), bench
+    ), splits
+
+
+def test_the_job_of_a_screening_makes_what_it_trained_and_trains_nothing_again(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    job, splits = job_of(SmallCNN(16, 32), tmp_path)
+    with computing_with(1):
+        found = screen(job, splits, [("fp32", "onnxruntime")])
+    assert len(found.trained) >= 1 and "considered" in str(found)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")}
+    again = found.job(job)
+    for level in found.trained:
+        candidate = Candidate(level.share, "fp32", "torch")
+        model = variant_of(again.subject, splits, candidate, again.tuning, again.cache).model
+        assert sum(each.numel() for each in model.parameters()) < sum(p.numel() for p in SmallCNN(16, 32).parameters())
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")} == made
+
+
+def test_a_model_that_does_not_prune_is_swept_unpruned(tmp_path: Path) -> None:
+    job, splits = job_of(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), tmp_path)
+    found = screen(job, splits, [("fp32", "torch")])
+    assert found.chosen == [0.0] and "not pruned: nothing in Sequential can be pruned" in str(found)
+
+
+def test_a_level_that_is_rounded_back_is_refused_before_training(tmp_path: Path) -> None:
+    job, splits = job_of(SmallCNN(16, 32), tmp_path, round_to=16)
+    with pytest.raises(PruningFailed, match=r"pruning 0\.1 removes nothing: every layer is rounded back"):
+        variant_of(job.subject, splits, Candidate(0.1, "fp32", "torch"), job.tuning, tmp_path)
+
+
+def test_a_level_is_exported_once_for_all_that_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = job_of(SmallCNN(4, 4), tmp_path / "cache")
+    made: list[Path] = []
+    real = job_module.export_onnx
+    monkeypatch.setattr(job_module, "export_onnx", lambda m, x, path: made.append(path) or real(m, x, path))
+    for precision in ("fp32", "int8"):
+        job.build(Candidate(0.0, precision, "onnxruntime"), _folder(tmp_path / precision))  # type: ignore[arg-type]
+    assert len(made) == 1
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 def test_training_for_int8_leaves_float_candidates_alone(tmp_path: Path) -> None:

@@ -373,46 +373,10 @@ def prune(
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with telling(), as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, data)
-        pruned = _carried_out(model, plan, request, latency)
+        pruned = carried_out(model, plan, request, latency)
         if data is not None:
-            _heal(model, plan, pruned, data, reestimate, reconstruct is not False)
+            heal(model, plan, pruned, data, reestimate, reconstruct is not False)
     return _exported(pruned, example_inputs, kwargs) if check_export else pruned
-
-
-def pruned_levels(
-    model: nn.Module,
-    example_inputs: Any,
-    ratios: Sequence[float],
-    *,
-    importance: Importance,
-    round_to: RoundTo,
-    loader: Iterable[Any],
-    seed: int,
-    is_last: Callable[[float, nn.Module], bool] = lambda ratio, model: False,
-) -> dict[float, Pruned]:
-    """As `prune` at every ratio, without those whose widths an earlier one has; channels are followed and ranked once.
-
-    Fitted to the batches of `loader`, and proved, each by itself. After a ratio of which `is_last` says so, no other is
-    tried.
-    """
-    data = list(loader)
-    request = PruneRequest(
-        ratio=None, layers=(), macs_target=None, latency_target=None, importance=best_kind(importance),
-        round_to=fast_multiple(None) if isinstance(round_to, str) else round_to, ignored=(), global_ranking=False,
-        seed=seed, is_round_auto=round_to == "auto",
-    )  # fmt: skip
-    found: dict[bytes, tuple[float, Pruned]] = {}
-    with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
-        plan = make_plan(model, example_inputs, None, request, data)
-        for ratio in ratios:
-            removed = plan.removed(ratio)
-            if removed.any() and removed.tobytes() not in found:
-                pruned = _carried_out(model, plan, replace(request, ratio=ratio), None)
-                _heal(model, plan, pruned, data, reestimate=True, reconstruct=True)
-                found[removed.tobytes()] = ratio, pruned
-                if is_last(ratio, pruned.model):
-                    break
-    return dict(found.values())
 
 
 def _exported(pruned: Pruned, inputs: Any, kwargs: Mapping[str, Any] | None) -> Pruned:
@@ -420,11 +384,16 @@ def _exported(pruned: Pruned, inputs: Any, kwargs: Mapping[str, Any] | None) -> 
     return replace(pruned, check=replace(pruned.check, export_difference=difference))
 
 
-def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: Latency | None) -> Pruned:
-    doing("pruning: removing channels, and proving the result")
+def check_prunable(model: nn.Module, plan: Plan) -> None:
+    """Refuse a model of which no channel can go."""
     if all(group.refused for group in plan.found.groups):
         reasons = "; ".join(dict.fromkeys(str(group.refused) for group in plan.found.groups)) or "it has no layers"
         raise PruningFailed(f"nothing in {type(model).__name__} can be pruned: {reasons}")
+
+
+def carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: Latency | None) -> Pruned:
+    doing("pruning: removing channels, and proving the result")
+    check_prunable(model, plan)
     latency_before_s = None if latency is None else positive_seconds(latency(plan.base, plan.before))
     ratio, removed = _chosen(plan, request, latency, latency_before_s)
     spec = plan.spec(removed)
@@ -457,7 +426,7 @@ def _carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: L
     )
 
 
-def _heal(
+def heal(
     model: nn.Module, plan: Plan, pruned: Pruned, data: Iterable[Any], reestimate: bool, reconstruct: bool
 ) -> None:
     """Let kept channels of the pruned copy stand in for removed ones, and its norms see it as it is."""

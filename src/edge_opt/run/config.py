@@ -125,7 +125,7 @@ class RunConfig(BaseModel):
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = Field(
         [0.0, 0.25, 0.5],
-        description="Shares of channels to remove; auto tries thirteen before training, and trains the two worth it.",
+        description="Shares of channels to remove; auto tries thirteen before training, and trains the one worth it.",
         json_schema_extra={"group": "Variants"},
     )
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(

@@ -23,12 +23,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
+from edge_opt._support.json import from_plain, to_plain
 from edge_opt.backward.step_report import training_step
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
-from edge_opt.compress import Runner, convert, finetune, load_pruned, measure_runner, open_runner, prune
+from edge_opt.compress import Runner, convert, export_onnx, finetune, load_pruned, measure_runner, open_runner, prune
 from edge_opt.compress.agreement import sized
 from edge_opt.compress.answers import flat_tensors
-from edge_opt.compress.recipe import fingerprint, save_cut
+from edge_opt.compress.recipe import SPEC_FILE, fingerprint, read_spec, save_cut
 from edge_opt.compress.runtimes import IN_TORCH, PACKAGES
 from edge_opt.compress.task import (
     FlatCalls,
@@ -41,7 +42,7 @@ from edge_opt.compress.task import (
 )
 from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
-from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.loading import import_source, load_model, parse_reference
 from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
@@ -50,7 +51,7 @@ from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
-from edge_opt.records import Candidate, Converted, Importance, Latency, PruneSpec, TrialMetrics
+from edge_opt.records import Candidate, Converted, Exported, Importance, Latency, PruneSpec, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.search.board_worker import packed_inputs
 from edge_opt.trace.inputs import CallArguments
@@ -198,6 +199,8 @@ class Tuning:
     device: str = "cpu"
     seed: int = 0
     train_for_int8: bool = False
+    # How often the epochs of fine-tuning are gone through, each time with the rate from its height to zero.
+    passes: int = 1
 
     def rounds(self, candidate: Candidate) -> bool:
         """Whether a candidate is trained with the rounding of int8."""
@@ -215,8 +218,8 @@ class Variant:
 
 def level_of(candidate: Candidate, tuning: Tuning) -> str:
     """The same for candidates that are pruned and trained alike."""
-    trained = ["int8"] if tuning.rounds(candidate) else []
-    content = json.dumps([candidate.pruning, sorted(candidate.layer_pruning), *trained])
+    made = [tuning.round_to, tuning.passes, tuning.rounds(candidate)]
+    content = json.dumps([candidate.pruning, sorted(candidate.layer_pruning), *made])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -262,6 +265,10 @@ def _cut(
         loader=list(subject.task.build().batches(original, splits.calibration)),
         seed=tuning.seed,
     )
+    if not pruned.spec.kept:
+        # Trained, it would be the parent with more training, and no faster.
+        what = f"pruning {candidate.pruning:g} removes nothing: every layer is rounded back to the width it has"
+        raise PruningFailed(f"{what}; take a larger share, or a smaller round_to")
     remarks = [
         f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls
     ]
@@ -270,7 +277,13 @@ def _cut(
 
 def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning, folder: Path) -> None:
     original = subject.build()
-    model, spec, remarks = _cut(subject, splits, original, candidate, tuning)
+    if tuning.passes > 1:
+        shorter = replace(tuning, passes=tuning.passes - 1)
+        earlier = variant_of(subject, splits, candidate, shorter, folder.parent)
+        spec = read_spec(folder.with_name(level_of(candidate, shorter)) / SPEC_FILE)
+        model, remarks = earlier.model, [*earlier.remarks]
+    else:
+        model, spec, remarks = _cut(subject, splits, original, candidate, tuning)
     if tuning.fine_tune_epochs:
         tuned = finetune(
             model.to(tuning.device),
@@ -278,7 +291,7 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
             epochs=tuning.fine_tune_epochs,
             learning_rate=tuning.learning_rate,
             teacher=original.to(tuning.device) if tuning.distillation else None,
-            seed=tuning.seed,
+            seed=tuning.seed + tuning.passes - 1,
             progress=False,
             precision="int8" if tuning.rounds(candidate) else None,
             **vars(subject.task),
@@ -364,6 +377,7 @@ class PipelineJob:
             calibration=self.subject.calls(splits, variant.model) if candidate.precision == "int8" else None,
             calibration_batches=self.calibration_batches,
             reduce_range=self.reduce_range,
+            exported=self._exported(candidate, variant.model, inputs),
             folder=folder,
         )
         task = self.subject.task.build()
@@ -389,6 +403,22 @@ class PipelineJob:
             "file": Path(converted.path).name,
             "remarks": [*variant.remarks, *converted.remarks],
         }
+
+    def _exported(self, candidate: Candidate, model: nn.Module, inputs: Any) -> Exported | None:
+        """The float file of a level, made once for all that are converted from it; None where none is, or it fails."""
+        if candidate.runtime not in ("onnxruntime", "openvino") or candidate.precision not in ("fp32", "int8"):
+            return None
+        folder = self.cache / f"{level_of(candidate, self.tuning)}-onnx"
+        known = folder / FACTS
+        with _one_at_a_time(folder):
+            if not known.is_file():
+                folder.mkdir(parents=True, exist_ok=True)
+                try:
+                    made = export_onnx(model, inputs, folder / f"{type(model).__name__}.fp32.onnx")
+                except EdgeOptError:
+                    return None  # converting tells what is wrong, in the row that it is wrong in
+                write_whole(known, json.dumps(to_plain(made)))
+        return from_plain(Exported, json.loads(known.read_text(encoding="utf-8")))
 
     def converted_with(self, candidate: Candidate, call: CallArguments) -> Any:
         """The inputs that a candidate is converted for."""

@@ -176,7 +176,7 @@ def run(
             (root / "pruned" / depends_on).resolve(),
             **options,
         )
-        space = space_of(config, job, splits, root, depends_on, lambda text: on_event(Notice(text)))
+        space, job = space_of(config, job, splits, root, depends_on, lambda text: on_event(Notice(text)))
         result = sweep_space(
             job,
             space,

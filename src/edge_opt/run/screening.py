@@ -1,9 +1,9 @@
-"""Which pruning levels are worth training: cut, fitted, scored and timed first, at the widths that they really get.
+"""Which pruning level is worth training: cut, fitted and scored first, and timed at the widths that it really gets.
 
-Nothing is trained at first. A level falls out where it has lost more than fine-tuning has ever brought back, where it
-is not faster than the unpruned model, or where another is faster and more accurate. Of what is left a likely one is
-trained, and what it then scores says whether the next to be trained is a faster or a gentler one. Times are taken in
-turns in one process, in the precision and runtime in which the unpruned model is fastest.
+Nothing is trained at first. Levels are tried in two roundings of the widths: as kernels run fast, and half of that. In
+each, the boldest level that fitting alone nearly heals is looked for by halving. These are timed in turns in one
+process, in the precisions and runtimes in which the unpruned model is fast, and the fastest is trained. If it keeps its
+accuracy, it is trained once more: the time that a grid spends on a second level. If not, a gentler one is trained.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,36 +24,44 @@ from torch.utils._pytree import tree_leaves
 from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, open_runner
 from edge_opt.compress.agreement import sized
-from edge_opt.compress.prune import pruned_levels
+from edge_opt.compress.export import export_quickly, subject_of
+from edge_opt.compress.levels import Levels, levels_of
 from edge_opt.compress.runtimes import measure_runners
+from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError
-from edge_opt.records import Candidate
+from edge_opt.records import Candidate, Exported, Precision
 from edge_opt.records.sweeps import SHARES
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, computing_with, variant_of
 from edge_opt.search.space import IMPOSSIBLE, Exclusion, Pair, Space
 
 FILE = "screening.json"
-LEVELS = tuple(step / 16 for step in range(1, 14))
-# As many as the grid of three levels trains.
-TRAINED = 2
-# So many are timed, for each must be exported: the most accurate of those that are not hopeless.
-TIMED = 6
+# Odd parts of 32, for nobody names those: a row of the same folder under a level that somebody named is another one.
+LEVELS = tuple((2 * step + 1) / 32 for step in range(1, 14))
 # A variant counts as faster from this share of the parent's time on: less is noise.
 FASTER = 0.97
-# Accuracy that a cut and fitted model may lack: fine-tuning wins back two thirds or so of what is lost.
-RECOVERABLE = 0.1
-# What a trained one may lack: about as much as some thousand samples tell apart.
-ALLOWED = 0.005
+# Accuracy that a cut and fitted model may lack. Two rounds of training brought back all of 3 points on Fashion-MNIST,
+# and of 8 points all but 1.
+HEALED = 0.03
+# What a level may lack after the first round of training, for there is a second. A round of one epoch may cost a level
+# more than a point that fitting had healed, where the rate is high.
+ALLOWED = 0.02
+# What may be lacking where nothing is trained.
+UNTRAINED = 0.005
 # So many precisions and runtimes are tried with every level; the baseline, eager torch, is timed in any case.
 KEPT_PAIRS = 2
-_WINDOW_S = 0.3
+_WINDOW_S = 0.2
+# Runtimes that take the exported file, so that one quick export does for all.
+_BY_FILE = ("onnxruntime", "openvino")
 SAME = "of the same widths as another"
-BEYOND = "beyond those that lost too much"
-# After so many levels in a row that lost too much, no bolder one is cut.
-HOPELESS = 2
+LOST = "lost too much"
+GENTLER = "gentler than needed"
+SLOWER = "slower than another"
+NOT_FASTER = "not faster than the unpruned model"
+TRAINED = "trained"
 Name = TypeVar("Name")
+Place = tuple[float, RoundTo]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +70,15 @@ class Level:
 
     Attributes:
         share: Share of the channels to remove.
+        round_to: What the channels that stay are rounded to.
         accuracy: The score on validation, higher is better, after the cut, with norms and weights fitted; None where it
             was not built.
-        latency_ratio: Time over that of the unpruned model, in turns; None where it was not timed.
+        latency_ratio: Time over that of the unpruned model, each where it is fastest; None where it was not timed.
         verdict: "trained", or why not.
     """
 
     share: float
+    round_to: RoundTo
     accuracy: float | None
     latency_ratio: float | None
     verdict: str
@@ -79,43 +89,58 @@ class Screening:
     """What became of every level that was considered.
 
     Attributes:
-        precision: What the levels were timed in.
-        runtime: Who ran them.
-        accuracy: Of the unpruned model, on the same samples.
-        levels: The levels, in order.
+        accuracy: Of the unpruned model, on the same samples; higher is better.
+        levels: The levels, by rounding.
+        passes: How often what was chosen goes through the epochs of fine-tuning.
         left_out: Precisions and runtimes that are not tried with every level, each with the reason.
     """
 
-    precision: str
-    runtime: str
     accuracy: float
     levels: tuple[Level, ...]
+    passes: int = 1
     left_out: tuple[Exclusion, ...] = ()
+
+    @property
+    def trained(self) -> list[Level]:
+        """The levels that were trained."""
+        return [level for level in self.levels if level.verdict == TRAINED]
 
     @property
     def chosen(self) -> list[float]:
         """The unpruned model and the levels that were trained."""
-        return [0.0, *(level.share for level in self.levels if level.verdict == "trained")]
+        return [0.0, *(level.share for level in self.trained)]
+
+    def job(self, job: PipelineJob) -> PipelineJob:
+        """The job that makes what was chosen as the screening made it."""
+        round_to = next((level.round_to for level in self.trained), job.tuning.round_to)
+        return replace(job, tuning=replace(job.tuning, round_to=round_to, passes=self.passes))
 
     def __str__(self) -> str:
-        reasons = Counter(level.verdict for level in self.levels if level.verdict != "trained")
+        reasons = Counter(level.verdict for level in self.levels if level.verdict != TRAINED)
         out = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        trained = ", ".join(f"{share:g}" for share in self.chosen[1:]) or "none"
+        trained = ", ".join(f"{level.share:g}" for level in self.trained) or "none"
+        widths = next(
+            (f", widths rounded to {level.round_to}" for level in self.trained if level.round_to != "auto"), ""
+        )
         left = ", ".join(f"{item.precision} in {item.runtime}" for item in self.left_out)
         return (
             f"pruning levels: {len(self.levels)} considered, {reasons.total()} screened out"
-            f"{f' ({out})' if out else ''}, trained: {trained}{f'; slower kinds left out: {left}' if left else ''}"
+            f"{f' ({out})' if out else ''}, trained{' twice' if self.passes > 1 else ''}: {trained}{widths}"
+            f"{f'; slower kinds left out: {left}' if left else ''}"
         )
 
 
 def space_of(
     config: RunConfig, job: PipelineJob, splits: Splits, root: Path, key: str, tell: Callable[[str], None]
-) -> Space:
-    """Everything a configuration allows; where levels are `auto`, what is worth trying. What was found is kept."""
+) -> tuple[Space, PipelineJob]:
+    """Everything a configuration allows, and who makes it; where levels are `auto`, what is worth trying.
+
+    What was found is kept in the folder.
+    """
     # Eager torch first, because the baseline is that.
     runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
     if config.pruning_levels != "auto":
-        return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning)
+        return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning), job
     pairs = _pairs(config)
     key = f"{key} {pairs}"
     kept = _kept(root / FILE, key)
@@ -125,7 +150,8 @@ def space_of(
         write_whole(root / FILE, json.dumps({"key": key, **asdict(kept)}, indent=1))
     tell(str(kept))
     left_out: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in kept.left_out}
-    return Space(kept.chosen, config.precisions, runtimes, config.layer_pruning, {**IMPOSSIBLE, **left_out})
+    space = Space(kept.chosen, config.precisions, runtimes, config.layer_pruning, {**IMPOSSIBLE, **left_out})
+    return space, kept.job(job)
 
 
 def _pairs(config: RunConfig) -> list[Pair]:
@@ -141,72 +167,160 @@ def _kept(path: Path, key: str) -> Screening | None:
             return None
         levels = tuple(Level(**level) for level in found["levels"])
         left_out = tuple(Exclusion(**item) for item in found["left_out"])
-        return Screening(found["precision"], found["runtime"], found["accuracy"], levels, left_out)
+        return Screening(found["accuracy"], levels, found["passes"], left_out)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], levels: Sequence[float] = LEVELS) -> Screening:
-    """Every level cut, fitted and scored, those that are not hopeless timed, and the likely ones trained.
+def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequence[float] = LEVELS) -> Screening:
+    """The boldest level that fitting nearly heals in each rounding, timed; the fastest trained, or a gentler one.
 
     A trained level is kept where the sweep looks for it, and not trained again.
     """
     parent = job.subject.build()
-    inputs = job.subject.example(splits, parent)
     task, tuning = job.subject.task.build(), job.tuning
     sign = 1.0 if task.metric.direction == "higher" else -1.0
 
     def score(model: nn.Module) -> float:
         return sign * task.score(model, splits.validation, resamples=0).value
 
-    def trained(share: float) -> float:
-        candidate = Candidate(share, "fp32", "torch")
-        return score(variant_of(job.subject, splits, candidate, tuning, job.cache).model)
-
     whole = score(parent)
-    alone = {pair: (parent, pair) for pair in pairs}
-    times = _times(job, splits, alone) if len(pairs) > 1 else {}
-    precision, runtime = pair = min(times, key=lambda each: times[each], default=pairs[0])
-    left_out = slower_pairs(times, pairs)
-    scale = 1.0 if task.metric.name in SHARES else abs(whole)
-    scores: dict[float, float] = {}
-
-    def is_hopeless(share: float, model: nn.Module) -> bool:
-        scores[share] = score(model.eval())
-        return gone(list(scores.values()), whole, RECOVERABLE * scale)
-
+    times = _times(job, splits, {"": parent}, pairs)
+    left_out = slower_pairs({pair: seconds for (_, pair), seconds in times.items()}, pairs)
+    dropped = {(item.precision, item.runtime) for item in left_out}
+    kept = [pair for pair in pairs if pair not in dropped]
     try:
-        cut = pruned_levels(
-            parent, inputs, levels, importance=tuning.importance, round_to=tuning.round_to, seed=tuning.seed,
-            loader=task.batches(parent, splits.calibration), is_last=is_hopeless,
+        levels = levels_of(
+            parent, job.subject.example(splits, parent), importance=tuning.importance, seed=tuning.seed,
+            loader=task.batches(parent, splits.calibration),
         )  # fmt: skip
+        scale = 1.0 if task.metric.name in SHARES else abs(whole)
+        most_lost = (HEALED if tuning.fine_tune_epochs else UNTRAINED) * scale
+        tried = _tried(levels, shares, roundings(tuning.round_to), score, whole - most_lost)
     except EdgeOptError as error:
-        return Screening(precision, runtime, whole, (Level(max(levels), None, None, f"not pruned: {error}"),), left_out)
-    is_cut_short = gone(list(scores.values()), whole, RECOVERABLE * scale)
-    found = [
-        Level(
-            share,
-            scores.get(share),
-            None,
-            "" if share in cut else BEYOND if is_cut_short and share > max(cut) else SAME,
-        )
-        for share in levels
-    ]
-    hopeful = promising(found, whole, RECOVERABLE * scale)
-    seconds = _times(job, splits, {0.0: (parent, pair), **{share: (cut[share].model, pair) for share in hopeful}})
-    ratios = {share: value / seconds[0.0] for share, value in seconds.items() if 0.0 in seconds}
-    timed = [replace(level, latency_ratio=ratios.get(level.share)) for level in found]
-    verdicts = judged(timed, whole, trained, most_lost=RECOVERABLE * scale, allowed=ALLOWED * scale)
-    return Screening(precision, runtime, whole, verdicts, left_out)
+        return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),), 1, left_out)
+    ratios = _ratios(job, splits, parent, tried.boldest, kept)
+    order = sorted(
+        (place for place in tried.boldest if ratios.get(place, 1.0) <= FASTER), key=lambda place: ratios[place]
+    )
+
+    def trained(place: Place, passes: int) -> bool:
+        again = replace(tuning, round_to=place[1], passes=passes)
+        variant = variant_of(job.subject, splits, Candidate(place[0], "fp32", "torch"), again, job.cache)
+        return whole - score(variant.model) <= ALLOWED * scale
+
+    chosen, passes = climb(order, tried.distinct, trained, has_epochs=tuning.fine_tune_epochs > 0)
+    return Screening(whole, _judged(tried, ratios, order, chosen), passes, left_out)
 
 
-def gone(scores: Sequence[float], whole: float, most_lost: float) -> bool:
-    """Whether the last levels, ever bolder, have all lost more than fine-tuning brings back.
+def roundings(round_to: RoundTo) -> tuple[RoundTo, ...]:
+    """What widths are rounded to: where kernels decide, also half of that, for which some layers are as fast.
 
-    >>> gone([0.9, 0.7], 0.92, 0.1), gone([0.9, 0.7, 0.6], 0.92, 0.1)
-    (False, True)
+    >>> roundings(4)
+    (4,)
     """
-    return len(scores) >= HOPELESS and all(whole - score > most_lost for score in scores[-HOPELESS:])
+    return (round_to, max(fast_multiple() // 2, 4)) if round_to == "auto" else (round_to,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """The levels of each rounding that differ, what some of them score, and the boldest that is nearly healed."""
+
+    shares: Sequence[float]
+    distinct: Mapping[RoundTo, Sequence[float]]
+    scores: Mapping[Place, float]
+    boldest: Mapping[Place, nn.Module]
+
+
+def _tried(
+    levels: Levels,
+    shares: Sequence[float],
+    widths: Sequence[RoundTo],
+    score: Callable[[nn.Module], float],
+    least: float,
+) -> _Tried:
+    known: set[bytes] = set()
+    distinct = {round_to: levels.distinct(shares, round_to, known) for round_to in widths}
+    scores: dict[Place, float] = {}
+    boldest: dict[Place, nn.Module] = {}
+    for round_to, able in distinct.items():
+        models: dict[float, nn.Module] = {}
+
+        def keeps(share: float, round_to: RoundTo = round_to, models: dict[float, nn.Module] = models) -> bool:
+            models[share] = levels.cut(share, round_to).model.eval()
+            scores[share, round_to] = score(models[share])
+            return scores[share, round_to] >= least
+
+        found = last_that(keeps, able)
+        if found is not None:
+            boldest[found, round_to] = models[found]
+    return _Tried(shares, distinct, scores, boldest)
+
+
+def last_that(holds: Callable[[float], bool], values: Sequence[float]) -> float | None:
+    """The last of the values for which something holds, if it holds for all before that; found by halving.
+
+    >>> last_that(lambda value: value < 3.5, [1, 2, 3, 4, 5]), last_that(lambda value: False, [1, 2])
+    (3, None)
+    """
+    low, high = -1, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(values[middle]) else (low, middle)
+    return values[low] if low >= 0 else None
+
+
+def climb(
+    order: Sequence[Place],
+    distinct: Mapping[RoundTo, Sequence[float]],
+    trained: Callable[[Place, int], bool],
+    *,
+    has_epochs: bool,
+) -> tuple[list[Place], int]:
+    """The levels to train, and how often; `order` has the fastest first, `trained` trains and says if enough is kept.
+
+    Two rounds of training are spent, as a grid of two levels spends them: both on a level that keeps its accuracy after
+    the first, else the second on one halfway to the gentlest.
+
+    >>> order, distinct = [(0.5, 8)], {8: [0.1, 0.3, 0.5]}
+    >>> climb(order, distinct, lambda place, passes: True, has_epochs=True)
+    ([(0.5, 8)], 2)
+    >>> climb(order, distinct, lambda place, passes: False, has_epochs=True)
+    ([(0.3, 8), (0.5, 8)], 1)
+    """
+    if not order:
+        return [], 1
+    share, round_to = first = order[0]
+    gentler = [each for each in distinct[round_to] if each < share]
+    if trained(first, 1) or not gentler:
+        if has_epochs:
+            trained(first, 2)
+        return [first], 2 if has_epochs else 1
+    other = gentler[len(gentler) // 2], round_to
+    trained(other, 1)
+    return [other, first], 1
+
+
+def _judged(
+    tried: _Tried, ratios: Mapping[Place, float], order: Sequence[Place], chosen: Sequence[Place]
+) -> tuple[Level, ...]:
+    """Every level with what became of it."""
+    bold = {round_to: share for share, round_to in tried.boldest}
+
+    def verdict(place: Place) -> str:
+        share, round_to = place
+        if place in chosen:
+            return TRAINED
+        if share not in tried.distinct[round_to]:
+            return SAME
+        if share > bold.get(round_to, 0.0):
+            return LOST
+        if share < bold[round_to]:
+            return GENTLER
+        return SLOWER if place in order else NOT_FASTER
+
+    places = [(share, round_to) for round_to in tried.distinct for share in tried.shares]
+    return tuple(Level(*place, tried.scores.get(place), ratios.get(place), verdict(place)) for place in places)
 
 
 def slower_pairs(times: Mapping[Pair, float], pairs: Sequence[Pair]) -> tuple[Exclusion, ...]:
@@ -229,112 +343,77 @@ def slower_pairs(times: Mapping[Pair, float], pairs: Sequence[Pair]) -> tuple[Ex
     )
 
 
-def promising(levels: Sequence[Level], whole: float, most_lost: float) -> list[float]:
-    """The levels to time: those that may come back, spread evenly where they are many; the best where none may.
+def _ratios(
+    job: PipelineJob, splits: Splits, parent: nn.Module, able: Mapping[Place, nn.Module], pairs: Sequence[Pair]
+) -> dict[Place, float]:
+    """Time over that of the unpruned model, each in the precision and runtime in which it is fastest."""
+    if not able:
+        return {}
+    whole: Place = (0.0, "auto")
+    times = _times(job, splits, {whole: parent, **able}, pairs)
+    least: dict[Place, float] = {}
+    for (place, _), seconds in times.items():
+        least[place] = min(seconds, least.get(place, seconds))
+    return {place: seconds / least[whole] for place, seconds in least.items() if place != whole and whole in least}
 
-    >>> rows = [Level(0.25, 0.90, None, ""), Level(0.5, 0.88, None, ""), Level(0.75, 0.4, None, "")]
-    >>> promising(rows, 0.92, 0.1)
-    [0.25, 0.5]
-    """
-    scored = [(level.share, level.accuracy) for level in levels if level.accuracy is not None]
-    near = [share for share, accuracy in scored if whole - accuracy <= most_lost]
-    if not near:
-        return [share for share, _ in sorted(scored, key=lambda pair: -pair[1])[:1]]
-    step = max(1.0, (len(near) - 1) / (TIMED - 1))
-    return [near[round(place * step)] for place in range(min(TIMED, len(near)))]
 
-
-def _times(job: PipelineJob, splits: Splits, variants: Mapping[Name, tuple[nn.Module, Pair]]) -> dict[Name, float]:
+def _times(
+    job: PipelineJob, splits: Splits, models: Mapping[Name, nn.Module], pairs: Sequence[Pair]
+) -> dict[tuple[Name, Pair], float]:
     """Seconds of each in the call that is deployed, a block of each in turn; one that is not converted is left out."""
     with ExitStack() as stack:
-        runners: dict[str, Runner] = {}
-        for name, (model, (precision, runtime)) in variants.items():
+        runners: dict[str, tuple[tuple[Name, Pair], Runner]] = {}
+        for name, model in models.items():
             inputs = job.subject.example(splits, model)
-            try:
-                # Before training a model may well disagree with itself in int8; only its time is asked for.
-                made = convert(
-                    model.eval(),
-                    inputs,
-                    precision,
-                    runtime,
-                    calibration=job.subject.calls(splits, model) if precision == "int8" else None,
-                    calibration_batches=job.calibration_batches,
-                    reduce_range=job.reduce_range,
-                    folder=stack.enter_context(tempfile.TemporaryDirectory()),
-                    allow=True,
-                )
-            except EdgeOptError:
-                continue
-            runners[str(name)] = stack.enter_context(open_runner(made, threads=job.bench.used_threads))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            opened = _Opened(job, splits, model, inputs, folder)
+            for pair in pairs:
+                try:
+                    runner = stack.enter_context(opened.runner(*pair))
+                except EdgeOptError:
+                    continue
+                runners[str(len(runners))] = (name, pair), runner
         if not runners:
             return {}
         tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
         call = sized([tuple(tensors)], job.bench.deploy_batch)
-        found = measure_runners(runners, *call, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
+        found = measure_runners(
+            {key: runner for key, (_, runner) in runners.items()}, *call, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S
+        )
     # One thread computes as long as its CPU time; what else runs here is not in that.
     is_alone = job.bench.used_threads == 1
-    times = {name: each.cpu_median_s if is_alone else each.median_s for name, each in found.items()}
-    return {name: times[str(name)] for name in variants if str(name) in times}
+    return {
+        place: found[key].cpu_median_s if is_alone else found[key].median_s
+        for key, (place, _) in runners.items()
+        if key in found
+    }
 
 
-def judged(
-    levels: Sequence[Level],
-    whole: float,
-    trained: Callable[[float], float],
-    *,
-    most_lost: float = RECOVERABLE,
-    allowed: float = ALLOWED,
-) -> tuple[Level, ...]:
-    """The levels with their verdicts; `trained` trains one and says what it scores.
+class _Opened:
+    """A model in several precisions and runtimes, to be timed and no more; files of ONNX come from one quick export."""
 
-    `whole` is the accuracy of the unpruned model, `most_lost` what may be missing before training, `allowed` after it.
+    def __init__(self, job: PipelineJob, splits: Splits, model: nn.Module, inputs: Any, folder: Path) -> None:
+        self._job, self._splits, self._model, self._inputs, self._folder = job, splits, model.eval(), inputs, folder
+        self._exported: Exported | None = None
 
-    >>> rows = [Level(0.25, 0.90, 0.8, ""), Level(0.5, 0.88, 0.5, ""), Level(0.75, 0.4, None, "")]
-    >>> [(row.share, row.verdict) for row in judged(rows, 0.92, lambda share: 0.92)]
-    [(0.25, 'trained'), (0.5, 'trained'), (0.75, 'too far from the accuracy of the whole')]
-    """
-    verdicts: dict[float, str] = {}
-    able: list[Level] = []
-    for level in levels:
-        if level.accuracy is None:
-            verdicts[level.share] = level.verdict
-        elif level.latency_ratio is None:
-            is_far = whole - level.accuracy > most_lost
-            verdicts[level.share] = "too far from the accuracy of the whole" if is_far else "between others"
-        elif level.latency_ratio > FASTER:
-            verdicts[level.share] = "not faster than the unpruned model"
-        elif any(_beats(other, level) for other in levels):
-            verdicts[level.share] = "slower and less accurate than another"
-        else:
-            able.append(level)
-    able.sort(key=lambda level: level.latency_ratio or 1.0)
-    for level in climb(able, whole, trained, allowed):
-        verdicts[level.share] = "trained"
-    verdicts = {level.share: "not needed after those trained" for level in able} | verdicts
-    return tuple(replace(level, verdict=verdicts[level.share]) for level in levels)
-
-
-def climb(able: Sequence[Level], whole: float, trained: Callable[[float], float], allowed: float) -> list[Level]:
-    """The levels to train, fastest first in `able`: one that fitting alone nearly healed, and from there on.
-
-    Where a trained level keeps its accuracy, the next is halfway to the fastest; else halfway to the gentlest.
-    """
-    tried: list[Level] = []
-    low, high = 0, len(able) - 1
-    # Training wins back about two thirds of what a fitted model lacks.
-    place = next((i for i, each in enumerate(able) if whole - (each.accuracy or 0.0) <= 3 * allowed), high)
-    while low <= high and len(tried) < TRAINED:
-        tried.append(able[place])
-        if whole - trained(able[place].share) <= allowed:
-            high = place - 1
-        else:
-            low = place + 1
-        place = (low + high) // 2 if low <= high else 0
-    return tried
-
-
-def _beats(one: Level, other: Level) -> bool:
-    """Whether one level is clearly faster than another, and at least as accurate."""
-    if one.accuracy is None or one.latency_ratio is None or other.accuracy is None or other.latency_ratio is None:
-        return False
-    return one.latency_ratio < FASTER * other.latency_ratio and one.accuracy >= other.accuracy
+    def runner(self, precision: Precision, runtime: str) -> AbstractContextManager[Runner]:
+        job, by_file = self._job, runtime in _BY_FILE and precision in ("fp32", "int8")
+        if by_file and self._exported is None:
+            self._exported = export_quickly(subject_of(self._model, self._inputs), self._folder / "quick.onnx")
+        threads = job.bench.used_threads
+        if self._exported is not None and by_file and precision == "fp32":
+            return open_runner(self._exported.path, runtime, threads=threads, precision=precision)
+        # Before training a model may well disagree with itself in int8; only its time is asked for.
+        made = convert(
+            self._model,
+            self._inputs,
+            precision,
+            runtime,
+            calibration=job.subject.calls(self._splits, self._model) if precision == "int8" else None,
+            calibration_batches=1,
+            reduce_range=job.reduce_range,
+            exported=self._exported if by_file else None,
+            folder=self._folder / f"{precision}-{runtime}",
+            allow=True,
+        )
+        return open_runner(made, threads=threads)

@@ -367,7 +367,7 @@ def sweep(
         (root / "pruned" / key).resolve(),
         **job_options(config),
     )
-    space = space_of(config, job, splits, root, key, lambda text: on_event(Notice(text)))
+    space, job = space_of(config, job, splits, root, key, lambda text: on_event(Notice(text)))
     result = sweep_space(
         job,
         space,
