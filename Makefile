@@ -33,14 +33,16 @@ $(SYSTEM_READY): $(DEV_READY)
 demo: $(RUN_READY)
 	$(BIN)/edge-opt run configs/default.yaml --output out/demo
 
-# Three processes on two cores: many tests wait for others that they started.
+# Three processes on two cores: many tests wait for others that they started. A file stays in one process, which makes
+# what its tests share once.
+PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 ## test: style, types and the whole suite
 test: check $(SYSTEM_READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python $(PYTEST)
 
 ## quick: the suite without the slow tests
 quick: $(SYSTEM_READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow"
 
 ## check: ruff and mypy
 check: $(DEV_READY)

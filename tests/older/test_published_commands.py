@@ -58,11 +58,12 @@ def table(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """One run of the documented command; only with fewer samples, less time for each variant, and one runtime."""
+    """One run of the documented command; only with fewer samples and levels, less time for each, and one runtime."""
     folder = tmp_path_factory.mktemp("published")
     data = prepared(folder)
     command = ["scripts/run_pipeline.py", "--config", "configs/default.yaml"]
-    less = ["min_time_s=0.02", "train_subset=1500", "val_subset=600", "epochs=1", "runtimes=[onnxruntime]"]
+    less = ["min_time_s=0.02", "train_subset=1500", "val_subset=600", "epochs=1", "runtimes=[onnxruntime]",
+            "pruning_levels=[0.0, 0.25]"]  # fmt: skip
     found = run(folder, *command, *data, *settings(*less))
     assert found.returncode == 0, found.stderr
     return folder / "outputs", json.loads(found.stdout)
@@ -71,7 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 @pytest.mark.slow
 def test_every_file_is_there(done: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = done
-    for name in (*published.FILES, *published.QUANTIZATION):
+    for name in (*published.FILES, *published.QUANTIZATION[:2]):
         assert (folder / name).stat().st_size > 0, name
 
 

@@ -14,7 +14,6 @@ from edge_opt.compress import prune
 from edge_opt.compress.levels import levels_of
 from edge_opt.compress.runtimes import PACKAGES, SUFFIXES
 from edge_opt.data import Splits, load_splits
-from edge_opt.errors import PruningFailed
 from edge_opt.model import SmallCNN
 from edge_opt.records import Candidate
 from edge_opt.run import job as job_module
@@ -104,10 +103,13 @@ def test_a_model_that_does_not_prune_is_swept_unpruned(tmp_path: Path) -> None:
     assert found.chosen == [0.0] and "not pruned: nothing in Sequential can be pruned" in str(found)
 
 
-def test_a_level_that_is_rounded_back_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_level_that_is_rounded_back_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, splits = job_of(SmallCNN(16, 32), tmp_path, round_to=16)
-    with pytest.raises(PruningFailed, match=r"pruning 0\.1 removes nothing: every layer is rounded back"):
-        variant_of(job.subject, splits, Candidate(0.1, "fp32", "torch"), job.tuning, tmp_path)
+    trained: list[Any] = []
+    monkeypatch.setattr(job_module, "finetune", lambda *given, **settings: trained.append(given))
+    found = variant_of(job.subject, splits, Candidate(0.1, "fp32", "torch"), job.tuning, tmp_path)
+    assert not trained and job.tuning.fine_tune_epochs > 0
+    assert found.remarks[0].startswith("pruning 0.1 removes nothing: every layer is rounded back to the width it has")
 
 
 def test_a_level_is_exported_once_for_all_that_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ from edge_opt.compress.task import (
 )
 from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
-from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
+from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.loading import import_source, load_model, parse_reference
 from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
@@ -266,9 +266,8 @@ def _cut(
         seed=tuning.seed,
     )
     if not pruned.spec.kept:
-        # Trained, it would be the parent with more training, and no faster.
         what = f"pruning {candidate.pruning:g} removes nothing: every layer is rounded back to the width it has"
-        raise PruningFailed(f"{what}; take a larger share, or a smaller round_to")
+        return pruned.model, pruned.spec, [f"{what}; take a larger share, or a smaller round_to"]
     remarks = [
         f"{short.path} lost {short.achieved:.0%} of {short.asked:.0%}: {short.reason}" for short in pruned.shortfalls
     ]
@@ -284,7 +283,8 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
         model, remarks = earlier.model, [*earlier.remarks]
     else:
         model, spec, remarks = _cut(subject, splits, original, candidate, tuning)
-    if tuning.fine_tune_epochs:
+    # Where nothing is cut, there is nothing to heal: it would be the parent with more training, and no faster.
+    if tuning.fine_tune_epochs and (spec.kept or tuning.rounds(candidate)):
         tuned = finetune(
             model.to(tuning.device),
             splits.train,
