@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.state import as_found, random_numbers_kept, without_fast_path
+from edge_opt._support.state import as_found, garbage_kept, random_numbers_kept, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records import Role, StorageInfo, Trace
 from edge_opt.trace.handoffs import Handoffs, watched
@@ -212,7 +212,8 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
     scripts: list[nn.Module] = [module for module in twins if isinstance(module, torch.jit.ScriptModule)]
     has_failed = False
     try:
-        with random_numbers_kept(), as_found(scripts, subject.training) if is_real else nullcontext():
+        # A real run holds real memory, which cycles would keep.
+        with random_numbers_kept(), as_found(scripts, subject.training) if is_real else garbage_kept():
             storages, input_bytes, invented = _forward(subject, arguments, twins, tape, stack, aftermath.reach)
         calls = stack.calls(owned)
         mine = list(owned.values())
