@@ -99,7 +99,9 @@ def _first_that_works(subject: _Subject, arguments: CallArguments) -> Trace:
         had_compiler = _without_compiler(settings)
         for _ in range(3):
             try:
-                return _run(subject, arguments, is_real=False)
+                # Not for a real run: it holds real memory, which cycles would keep.
+                with garbage_kept():
+                    return _run(subject, arguments, is_real=False)
             except FastPathTaken:
                 settings.enter_context(without_fast_path())
             except NeedsData as signal:
@@ -212,8 +214,7 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
     scripts: list[nn.Module] = [module for module in twins if isinstance(module, torch.jit.ScriptModule)]
     has_failed = False
     try:
-        # A real run holds real memory, which cycles would keep.
-        with random_numbers_kept(), as_found(scripts, subject.training) if is_real else garbage_kept():
+        with random_numbers_kept(), as_found(scripts, subject.training) if is_real else nullcontext():
             storages, input_bytes, invented = _forward(subject, arguments, twins, tape, stack, aftermath.reach)
         calls = stack.calls(owned)
         mine = list(owned.values())
