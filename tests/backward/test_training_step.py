@@ -17,11 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 import edge_opt as eo
+from edge_opt import units
 from edge_opt.backward.step_trace import summed
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.measuring.memory import record_events, replay
 from edge_opt.records import TrainingStep
+from edge_opt.report.training_tables import curve_svg
 
 F32 = 4
 
@@ -337,6 +339,17 @@ def test_the_command_prints_and_saves(tmp_path: Path) -> None:
     assert "<svg" in files[1].read_text()
     assert CliRunner().invoke(app, [*arguments, "--budget-mb", "0.0001"]).exit_code == 1
     assert CliRunner().invoke(app, [*arguments, "--optimizer", "sdg"]).exit_code == 2
+
+
+def test_the_curve_has_sizes_phases_and_the_kinds_that_there_are() -> None:
+    step = eo.training_step(
+        nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)), (64, 256), optimizer="sgd"
+    )
+    shown = curve_svg(step)
+    assert f">{units.size(step.peak_bytes)}</text>" in shown and ">0 B</text>" in shown
+    assert all(f">{phase}</text>" in shown for phase in ("forward", "backward"))
+    # plain SGD has no state, and these layers have no buffers
+    assert ">gradients</text>" in shown and "optimizer state" not in shown and "buffers" not in shown
 
 
 def test_the_largest_batch_of_a_training_step() -> None:

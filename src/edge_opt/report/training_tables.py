@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -136,37 +136,81 @@ def training_page(step: TrainingStep) -> str:
     )
 
 
+_LEFT, _TOP, _WIDTH, _HEIGHT = 76, 8, 644, 240
+_TICKS = 4
+
+
 def curve_svg(step: TrainingStep) -> str:
-    """Memory along a step, stacked by kind, as a picture; the highest point is marked."""
-    width, height = 720, 240
+    """Memory along a step, stacked by kind, as a picture: sizes on the left, phases below, the highest point marked."""
     totals = [point.memory.total for point in step.curve]
     highest, last = max(totals), max(len(totals) - 1, 1)
+
+    def spot(place: int, value: float) -> str:
+        return f"{_LEFT + _WIDTH * place / last:.1f},{_TOP + _HEIGHT * (1 - value / highest):.1f}"
+
     floor = [0.0] * len(totals)
-    parts: list[str] = []
+    areas: dict[str, str] = {}
     for kind, color in _COLORS.items():
         roof = [base + point.memory.by_kind()[kind] for base, point in zip(floor, step.curve, strict=True)]
         if roof != floor:
-            upper = [
-                f"{width * place / last:.1f},{height * (1 - value / highest):.1f}" for place, value in enumerate(roof)
-            ]
-            lower = [
-                f"{width * place / last:.1f},{height * (1 - value / highest):.1f}" for place, value in enumerate(floor)
-            ]
-            outline = " ".join([*upper, *reversed(lower)])
-            parts.append(f'<polygon points="{outline}" fill="{color}"><title>{html(kind)}</title></polygon>')
+            edges = [*map(spot, range(len(roof)), roof), *reversed([*map(spot, range(len(floor)), floor)])]
+            areas[kind] = f'<polygon points="{" ".join(edges)}" fill="{color}"><title>{html(kind)}</title></polygon>'
         floor = roof
-    place = totals.index(highest)
-    names = "".join(
-        f'<text x="{8 + 100 * index}" y="{height + 36}" font-size="11" fill="{color}">{kind.replace("_", " ")}</text>'
-        for index, (kind, color) in enumerate(_COLORS.items())
-    )
+    x, y = spot(totals.index(highest), highest).split(",")
+    said = html(f"peak {units.size(highest)} {_where(step.peak)}")
     return (
-        f'<svg viewBox="0 0 {width} {height + 44}" role="img" aria-label="memory along a step" width="{width}">'
-        + "".join(parts)
-        + f'<circle cx="{width * place / last:.1f}" cy="2" r="3" fill="currentColor"/>'
-        f'<text x="4" y="{height + 16}" font-size="12" fill="currentColor">peak {html(units.size(highest))} '
-        f"{html(_where(step.peak))}</text>{names}</svg>"
+        f'<svg viewBox="0 0 {_LEFT + _WIDTH + 8} {_TOP + _HEIGHT + 62}" role="img" aria-label="memory along a step" '
+        f'width="{_LEFT + _WIDTH + 8}" style="max-width: 100%; height: auto" font-size="12" fill="currentColor">'
+        f"{_size_axis(highest)}{''.join(areas.values())}{_phase_axis(step, last)}"
+        f'<circle cx="{x}" cy="{y}" r="3"/><text x="{_LEFT}" y="{_TOP + _HEIGHT + 36}">{said}</text>'
+        f"{_legend(areas)}</svg>"
     )
+
+
+def _size_axis(highest: int) -> str:
+    """Sizes in equal steps up to the peak, each with a thin line."""
+    parts = []
+    for tick in range(_TICKS + 1):
+        y = _TOP + _HEIGHT * (1 - tick / _TICKS)
+        size = html(units.size(highest * tick // _TICKS))
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity="0.2"/>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{size}</text>'
+        )
+    return "".join(parts)
+
+
+# A phase is named where its name has room.
+_NAMED_FROM = 60
+
+
+def _phase_axis(step: TrainingStep, last: int) -> str:
+    """Where each phase begins, and its name; recomputation is part of the backward that asks for it."""
+    phases = ["backward" if point.phase == "recomputation" else point.phase for point in step.curve]
+    starts = [place for place, phase in enumerate(phases) if not place or phase != phases[place - 1]]
+    parts = []
+    for start, end in zip(starts, [*starts[1:], last], strict=True):
+        x, width = _LEFT + _WIDTH * start / last, _WIDTH * (end - start) / last
+        bottom = _TOP + _HEIGHT
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom + 6}" stroke="currentColor" opacity="0.4"/>'
+        )
+        if width >= _NAMED_FROM:
+            parts.append(f'<text x="{x + 4:.1f}" y="{bottom + 16}">{html(phases[start])}</text>')
+    return "".join(parts)
+
+
+def _legend(kinds: Iterable[str]) -> str:
+    """The kinds that there are, each beside its colour."""
+    parts, x, y = [], _LEFT, _TOP + _HEIGHT + 46
+    for kind in kinds:
+        name = kind.replace("_", " ")
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="10" height="10" fill="{_COLORS[kind]}"/>'
+            f'<text x="{x + 14}" y="{y + 10}">{name}</text>'
+        )
+        x += 28 + 7 * len(name)
+    return "".join(parts)
 
 
 def training_markdown(step: TrainingStep) -> str:
