@@ -23,11 +23,18 @@ def rows(*layers: nn.Module) -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(*layers), (3, 8)
 
 
+def single(layer: nn.Conv2d) -> nn.Conv2d:
+    """A layer whose stride somebody has set by hand."""
+    layer.stride = 2  # type: ignore[assignment]
+    return layer
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
     "linear": lambda: rows(nn.Linear(8, 4), nn.Linear(4, 2, bias=False)),
     "convolution": lambda: images(nn.Conv2d(8, 4, 3), nn.Conv2d(4, 4, 1, bias=False)),
     "stride and padding": lambda: images(nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding=(0, 2))),
     "dilation and groups": lambda: images(nn.Conv2d(8, 4, 3, dilation=2), nn.Conv2d(4, 4, 3, groups=4, bias=False)),
+    "stride as a number": lambda: images(single(nn.Conv2d(8, 4, 3, stride=2))),
     "padding by name or circular": lambda: images(
         nn.Conv2d(8, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
     ),

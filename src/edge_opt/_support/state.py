@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import gc
 import random
 import sys
 import threading
@@ -235,21 +234,6 @@ class TensorStates:
         if hooks is not None:
             put_back(before[2], hooks)
         put_back(tensor.__dict__, attributes)
-
-
-@contextmanager
-def garbage_kept() -> Iterator[None]:
-    """Let nobody look for cycles meanwhile: among a program's millions of objects one such look takes longer than all.
-
-    Cycles that are made meanwhile stay until the next look, so what is alive does not depend on when one happens.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Layers of torch's own whose forward is one operator: the tape is given that operator without the way through torch.
 
-Half of what a recorded call takes goes into torch's dispatcher, which boxes the arguments and brings them back. A CNN
+A part of what a recorded call takes goes into torch's dispatcher, which boxes the arguments and brings them back. A CNN
 is made of such layers almost alone.
 """
 
@@ -35,10 +35,12 @@ def _linear(layer: Any, x: torch.Tensor) -> Operation | None:
 
 
 def _conv2d(layer: Any, x: torch.Tensor) -> Operation | None:
-    weight, bias, padding = layer.weight, layer.bias, layer.padding
-    if layer.padding_mode != "zeros" or padding.__class__ is not tuple or not _are_usual(weight, bias):
+    weight, bias, given = layer.weight, layer.bias, (layer.stride, layer.padding, layer.dilation)
+    # Someone may have set a single number, or the name of a padding.
+    are_pairs = all(value.__class__ is tuple and len(value) == 2 for value in given)
+    if layer.padding_mode != "zeros" or not are_pairs or not _are_usual(weight, bias):
         return None
-    words: list[Any] = [x, weight, bias, list(layer.stride), list(padding), list(layer.dilation), layer.groups]
+    words: list[Any] = [x, weight, bias, *map(list, given), layer.groups]
     for default in _CONV2D_DEFAULTS:
         if words[-1] != default:
             break

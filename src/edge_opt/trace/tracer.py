@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.state import as_found, garbage_kept, random_numbers_kept, without_fast_path
+from edge_opt._support.state import as_found, random_numbers_kept, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records import Role, StorageInfo, Trace
 from edge_opt.trace.handoffs import Handoffs, watched
@@ -99,9 +99,7 @@ def _first_that_works(subject: _Subject, arguments: CallArguments) -> Trace:
         had_compiler = _without_compiler(settings)
         for _ in range(3):
             try:
-                # Not for a real run: it holds real memory, which cycles would keep.
-                with garbage_kept():
-                    return _run(subject, arguments, is_real=False)
+                return _run(subject, arguments, is_real=False)
             except FastPathTaken:
                 settings.enter_context(without_fast_path())
             except NeedsData as signal:
