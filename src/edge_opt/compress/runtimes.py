@@ -95,6 +95,8 @@ SUFFIXES = MappingProxyType(
     }
 )
 IN_TORCH = ("torch", "torch-compile")
+# They take a file of ONNX, so that one export does for all.
+BY_ONNX_FILE = ("onnxruntime", "openvino")
 # What Python imports to run each.
 PACKAGES = MappingProxyType(
     {

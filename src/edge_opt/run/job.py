@@ -30,7 +30,7 @@ from edge_opt.compress import Runner, convert, export_onnx, finetune, load_prune
 from edge_opt.compress.agreement import sized
 from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.recipe import SPEC_FILE, fingerprint, read_spec, save_cut
-from edge_opt.compress.runtimes import IN_TORCH, PACKAGES
+from edge_opt.compress.runtimes import BY_ONNX_FILE, IN_TORCH, PACKAGES
 from edge_opt.compress.task import (
     FlatCalls,
     StandIn,
@@ -406,7 +406,7 @@ class PipelineJob:
 
     def _exported(self, candidate: Candidate, model: nn.Module, inputs: Any) -> Exported | None:
         """The float file of a level, made once for all that are converted from it; None where none is, or it fails."""
-        if candidate.runtime not in ("onnxruntime", "openvino") or candidate.precision not in ("fp32", "int8"):
+        if candidate.runtime not in BY_ONNX_FILE or candidate.precision not in ("fp32", "int8"):
             return None
         folder = self.cache / f"{level_of(candidate, self.tuning)}-onnx"
         known = folder / FACTS

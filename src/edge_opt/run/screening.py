@@ -26,7 +26,7 @@ from edge_opt.compress import Runner, convert, open_runner
 from edge_opt.compress.agreement import sized
 from edge_opt.compress.export import export_quickly, subject_of
 from edge_opt.compress.levels import Levels, levels_of
-from edge_opt.compress.runtimes import measure_runners
+from edge_opt.compress.runtimes import BY_ONNX_FILE, measure_runners
 from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError
@@ -52,8 +52,6 @@ UNTRAINED = 0.005
 # So many precisions and runtimes are tried with every level; the baseline, eager torch, is timed in any case.
 KEPT_PAIRS = 2
 _WINDOW_S = 0.2
-# Runtimes that take the exported file, so that one quick export does for all.
-_BY_FILE = ("onnxruntime", "openvino")
 SAME = "of the same widths as another"
 LOST = "lost too much"
 GENTLER = "gentler than needed"
@@ -397,7 +395,7 @@ class _Opened:
         self._exported: Exported | None = None
 
     def runner(self, precision: Precision, runtime: str) -> AbstractContextManager[Runner]:
-        job, by_file = self._job, runtime in _BY_FILE and precision in ("fp32", "int8")
+        job, by_file = self._job, runtime in BY_ONNX_FILE and precision in ("fp32", "int8")
         if by_file and self._exported is None:
             self._exported = export_quickly(subject_of(self._model, self._inputs), self._folder / "quick.onnx")
         threads = job.bench.used_threads
