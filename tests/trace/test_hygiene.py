@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import gc
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 import edge_opt as eo
 from awkward import Awkward, same, state
+from edge_opt.errors import TraceFailed
 
 
 @pytest.mark.parametrize("looks", [False, True], ids=["meta", "real"])
@@ -172,3 +175,37 @@ class _InContext(nn.Linear):
 def test_a_context_variable_holds_what_it_held() -> None:
     assert eo.profile(_InContext(4, 4), (3, 4)).totals.macs == 3 * 16
     assert _last.get() is None
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_collector_rests_and_is_left_as_found(was_on: bool, fails: bool) -> None:
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if fails or gc.isenabled():
+                raise ValueError("told to fail" if fails else "somebody looks for garbage")
+            return x + 1
+
+    (gc.enable if was_on else gc.disable)()
+    try:
+        with pytest.raises(TraceFailed, match="told to fail") if fails else nullcontext():
+            eo.profile(Asking(), (2, 4))
+        assert gc.isenabled() is was_on
+    finally:
+        gc.enable()
+
+
+class _Cyclic(nn.Linear):
+    """Calls operators whose kernels without data are written in Python; some of them leave cycles."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        spread = torch.linalg.vector_norm(y, dim=1) + y.std(1) + y.logsumexp(1)
+        return nn.functional.normalize(y) * spread[:, None] + torch.cdist(y, y).sum()
+
+
+@pytest.mark.parametrize("model", [_Cyclic(8, 4), nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))])
+def test_memory_is_the_same_the_first_time_and_later(model: nn.Module) -> None:
+    eo.clear_caches()
+    first, later = (eo.profile(model, (4, 8)).trace for _ in range(2))
+    assert first == later

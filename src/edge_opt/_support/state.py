@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import ctypes
+import gc
 import random
 import sys
 import threading
@@ -237,6 +239,21 @@ class TensorStates:
 
 
 @contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Let nobody look for cycles meanwhile: among a program's millions of objects one such look takes longer than all.
+
+    Cycles that are made meanwhile stay until the next look, so what is alive does not depend on when one happens.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
 def as_found(modules: list[nn.Module], training: bool, *, fast_path: bool = False) -> Iterator[None]:
     """Run the modules in the given mode; then restore attributes, flags, random numbers and backend switches.
 
@@ -304,6 +321,7 @@ def random_numbers_kept() -> Iterator[None]:
     """Draw random numbers inside; those drawn afterwards are the same as without."""
     numpy = sys.modules.get("numpy")
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
+    words = _words_of(numpy, states[2])
     try:
         yield
     finally:
@@ -311,5 +329,15 @@ def random_numbers_kept() -> Iterator[None]:
             torch.set_rng_state(states[0])
         if random.getstate() != states[1]:
             random.setstate(states[1])
-        if numpy and states[2] is not None:
+        if numpy and states[2] is not None and (words is None or words != _words_of(numpy, states[2])):
             numpy.random.set_state(states[2])
+
+
+def _words_of(numpy: Any, state: Any) -> bytes | None:
+    """The words of NumPy's usual generator, as they lie in memory: to set its state takes 50 times as long.
+
+    None where they do not tell whether a number was drawn: of two normal numbers that are made at once, one may wait.
+    """
+    if state is None or state[0] != "MT19937" or state[3] or not hasattr(numpy.random, "get_bit_generator"):
+        return None
+    return ctypes.string_at(numpy.random.get_bit_generator().ctypes.state_address, 4 * (len(state[1]) + 1))

@@ -6,6 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from edge_opt.records import LayerCost, OpCost, OpPrice, PeakMemory, Totals, Trace, Unpriced
+from edge_opt.records.shown import maker
+
+_layer_cost = maker(LayerCost)
+_op_cost = maker(OpCost)
 
 
 def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...]:
@@ -27,7 +31,9 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
             row[5] = call.live_bytes
         row[6] += 1
         row[7] += verdict.status == "unpriced"
-    return tuple(LayerCost(module, OpCost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True))
+    return tuple(
+        [_layer_cost(module, _op_cost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True)]
+    )
 
 
 def total_costs(trace: Trace, layers: Sequence[LayerCost]) -> Totals:
@@ -79,8 +85,11 @@ def planner_bound(trace: Trace, saved: Sequence[int] = ()) -> int:
     """
     last_use = [0] * len(trace.storages)
     for call in trace.ops:
-        for number in (*call.reads, *call.creates):
-            last_use[number] = call.index
+        index = call.index
+        for number in call.reads:
+            last_use[number] = index
+        for number in call.creates:
+            last_use[number] = index
     change = [0] * (len(trace.ops) + 1)
     for number, storage in enumerate(trace.storages):
         if storage.role == "activation" and storage.born is not None:
@@ -91,5 +100,6 @@ def planner_bound(trace: Trace, saved: Sequence[int] = ()) -> int:
     peak = alive = 0
     for step in change:
         alive += step
-        peak = max(peak, alive)
+        if alive > peak:
+            peak = alive
     return peak

@@ -11,6 +11,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.records import Role, Shape, StorageInfo
+from edge_opt.records.shown import maker
+
+_storage_info = maker(StorageInfo)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -168,10 +171,8 @@ class Lifetimes:
 
     def finish(self) -> tuple[StorageInfo, ...]:
         """Every storage seen; what is still alive now has no end."""
-        return tuple(
-            StorageInfo(nbytes, role, born, self._died.get(number))
-            for number, (nbytes, role, born) in enumerate(zip(self._nbytes, self.roles, self._born, strict=True))
-        )
+        ends = map(self._died.get, range(len(self.roles)))
+        return tuple(map(_storage_info, self._nbytes, self.roles, self._born, ends))
 
     def survivors(self, are_right: Callable[[int], bool]) -> set[int]:
         """Addresses of storages that an operator made and that something still holds.

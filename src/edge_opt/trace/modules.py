@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from edge_opt.records import ModuleCall, Shape
+from edge_opt.records.shown import maker
 from edge_opt.trace.lifetimes import packed_bytes, shape_of
 from edge_opt.trace.plain_layers import Recorder, straight
 
 _Tensor = torch.Tensor
+_module_call = maker(ModuleCall)
 
 
 class Frame:
@@ -120,7 +122,7 @@ class ModuleStack:
         places = module_places(self.paths)
         totals = _settled(owned, self.paths, {frame.module for frame in self.frames})
         return tuple(
-            ModuleCall(
+            _module_call(
                 frame.index,
                 None if frame.parent is None else frame.parent.index,
                 frame.path,

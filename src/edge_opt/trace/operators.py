@@ -11,6 +11,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from edge_opt.records import OpSignature, Shape, SparseInfo, TensorInfo
+from edge_opt.records.shown import maker
 from edge_opt.trace.control import steps_of
 from edge_opt.trace.lifetimes import is_dense, is_sparse, nbytes_of, packed_bytes, shape_of, sparse_parts, stored_bytes
 from edge_opt.trace.shapes import Spec
@@ -165,6 +166,9 @@ def clear_memo() -> None:
     _infos.clear()
 
 
+_op_signature = maker(OpSignature)
+
+
 def signature_of(
     func: Any, args: Any, kwargs: dict[str, Any], outputs: list[torch.Tensor], is_view: bool, scratch_bytes: int
 ) -> OpSignature:
@@ -173,7 +177,7 @@ def signature_of(
     names = _names.get(id(func))
     if names is None:
         names = _names[id(func)] = (operator_name(func), argument_names(func), func)
-    return OpSignature(
+    return _op_signature(
         names[0],
         names[1],
         tuple([_plain(value, strides) for value in args]),

@@ -28,46 +28,51 @@ _Described = Callable[[Any, torch.Tensor], "Operation | None"]
 
 
 def _linear(layer: Any, x: torch.Tensor) -> Operation | None:
-    weight, bias = layer.weight, layer.bias
+    weight, bias = _weight_and_bias(layer.__dict__)
     if not _are_usual(weight, bias):
         return None
     return _aten.linear.default, (x, weight) if bias is None else (x, weight, bias)
 
 
 def _conv2d(layer: Any, x: torch.Tensor) -> Operation | None:
-    weight, bias, given = layer.weight, layer.bias, (layer.stride, layer.padding, layer.dilation)
+    weight, bias = _weight_and_bias(layer.__dict__)
+    stride, padding, dilation, groups = layer.stride, layer.padding, layer.dilation, layer.groups
     # Someone may have set a single number, or the name of a padding.
-    are_pairs = all(value.__class__ is tuple and len(value) == 2 for value in given)
-    if layer.padding_mode != "zeros" or not are_pairs or not _are_usual(weight, bias):
+    are_pairs = stride.__class__ is padding.__class__ is dilation.__class__ is tuple
+    if not are_pairs or layer.padding_mode != "zeros" or not _are_usual(weight, bias):
         return None
-    words: list[Any] = [x, weight, bias, *map(list, given), layer.groups]
-    for default in _CONV2D_DEFAULTS:
-        if words[-1] != default:
-            break
-        words.pop()
-    else:
-        if bias is None:
-            words.pop()
-    return _aten.conv2d.default, tuple(words)
-
-
-# From the last argument on: groups, dilation, padding, stride.
-_CONV2D_DEFAULTS = (1, [1, 1], [0, 0], [1, 1])
+    if not len(stride) == len(padding) == len(dilation) == 2:
+        return None
+    if groups != 1:
+        return _aten.conv2d.default, (x, weight, bias, list(stride), list(padding), list(dilation), groups)
+    if dilation != (1, 1):
+        return _aten.conv2d.default, (x, weight, bias, list(stride), list(padding), list(dilation))
+    if padding != (0, 0):
+        return _aten.conv2d.default, (x, weight, bias, list(stride), list(padding))
+    if stride != (1, 1):
+        return _aten.conv2d.default, (x, weight, bias, list(stride))
+    return _aten.conv2d.default, (x, weight) if bias is None else (x, weight, bias)
 
 
 def _batch_norm(layer: Any, x: torch.Tensor) -> Operation | None:
-    weight, bias, mean, variance = layer.weight, layer.bias, layer.running_mean, layer.running_var
+    attributes = layer.__dict__
+    weight, bias = _weight_and_bias(attributes)
+    buffers = attributes["_buffers"]
+    mean, variance = buffers.get("running_mean"), buffers.get("running_var")
     if layer.training or mean.__class__ is not _Tensor or variance.__class__ is not _Tensor or x.dim() != 4:
         return None
-    if not _are_usual(weight, bias):
+    if not _are_usual(weight, bias) or not _BUFFERS.isdisjoint(attributes):
         return None
     momentum = 0.0 if layer.momentum is None else layer.momentum
     is_fast = torch.backends.cudnn.enabled
     return _aten.batch_norm.default, (x, weight, bias, mean, variance, False, momentum, layer.eps, is_fast)
 
 
+_BUFFERS = frozenset(("running_mean", "running_var"))
+
+
 def _layer_norm(layer: Any, x: torch.Tensor) -> Operation | None:
-    weight, bias = layer.weight, layer.bias
+    weight, bias = _weight_and_bias(layer.__dict__)
     if weight is None or bias is None or not _are_usual(weight, bias):
         return None
     words = (x, list(layer.normalized_shape), weight, bias)
@@ -79,6 +84,17 @@ _LAYER_NORM_EPS = 1e-5
 
 def _relu(layer: Any, x: torch.Tensor) -> Operation | None:
     return _aten.relu_.default if layer.inplace else _aten.relu.default, (x,)
+
+
+def _weight_and_bias(attributes: dict[str, Any]) -> tuple[Any, Any]:
+    """A layer's parameters, from its table: asking the layer for them takes ten times as long.
+
+    An attribute of the same name stands in front of a parameter; what is found then is not usual.
+    """
+    if "weight" in attributes or "bias" in attributes:
+        return False, False
+    parameters = attributes["_parameters"]
+    return parameters.get("weight", False), parameters.get("bias", False)
 
 
 def _are_usual(weight: Any, bias: Any) -> bool:

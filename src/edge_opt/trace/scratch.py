@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -113,12 +112,16 @@ def scratch_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     """Bytes that one call holds beside its visible outputs, at the moment when it holds most."""
     rule = _by_id.get(id(func))
     hidden = rule(outputs, *args, **kwargs) if rule is not None and outputs else 0
-    return max(0, hidden) + (_numbers(func, args) if any(value.__class__ in _NUMBERS for value in args) else 0)
+    has_numbers = not _NUMBERS.isdisjoint([value.__class__ for value in args])
+    return max(0, hidden) + (_numbers(func, args) if has_numbers else 0)
 
 
 def _numbers(func: Any, args: tuple[Any, ...]) -> int:
     """Python numbers in the place of tensors: torch makes a tensor of each, with 64 bits for a real number."""
-    given = (args[place] for place in _tensor_places(func) if place < len(args))
+    places = _places.get(id(func))
+    if places is None:
+        places = _places[id(func)] = (_tensor_places(func), func)
+    given = [args[place] for place in places[0] if place < len(args)]
     return sum(
         1 if isinstance(value, bool) else 16 if isinstance(value, complex) else 8
         for value in given
@@ -126,7 +129,9 @@ def _numbers(func: Any, args: tuple[Any, ...]) -> int:
     )
 
 
-@cache
+_places: dict[int, tuple[tuple[int, ...], Any]] = {}  # by identity, with the operator itself
+
+
 def _tensor_places(func: Any) -> tuple[int, ...]:
     """Positions of the operator's parameters that are single tensors."""
     arguments = func._schema.arguments if hasattr(func, "_schema") else ()

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.records import OpCall, OpSignature, Role
+from edge_opt.records.shown import maker
 from edge_opt.trace.control import steps_of
 from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes, is_dense, is_sparse, shape_of, storage_of
@@ -30,6 +31,7 @@ from edge_opt.trace.scratch import scratch_bytes
 from edge_opt.trace.shapes import changes_nothing, is_understood, output_specs
 from edge_opt.trace.spelling import SPELLED, spelling
 
+_op_call = maker(OpCall)
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -67,7 +69,10 @@ class FastPathTaken(BaseException):
     """An encoder layer ran as one operator, which hides its layers; to be traced again with that switched off."""
 
 
-_FAST_PATHS = frozenset(("aten._transformer_encoder_layer_fwd", "aten._native_multi_head_attention"))
+_FAST_PATHS = frozenset(
+    id(getattr(torch.ops.aten, name).default)
+    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
+)
 
 
 class _Operands:
@@ -259,12 +264,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operands: _Operands, entry: Entry | None = None,
     ) -> Any:  # fmt: skip
         """Outputs of an operator on meta tensors that memory alone cannot give: by a shape rule, or from torch."""
-        if entry is None and operator_name(func) in _FAST_PATHS and torch.backends.mha.get_fastpath_enabled():
+        if entry is None and id(func) in _FAST_PATHS and torch.backends.mha.get_fastpath_enabled():
             raise FastPathTaken
         specs = output_specs(func, args, kwargs) if entry is None and kind is Behavior.PURE else None
         if specs is not None:
             made = tuple(_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in specs)
             result: Any = made[0] if len(made) == 1 else made
+        elif kind is Behavior.PURE:
+            result = self._apart(func, *(_at(_META, args, kwargs) if operands.has_device else (args, kwargs)))
         else:
             twins = self._on_meta(args) if operands.has_own or operands.has_constant else args
             if kwargs and (operands.has_own or operands.has_constant):
@@ -283,6 +290,26 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             remember(key, entry)
         self._record(entry.signature, outputs, operands.reads)
         return result
+
+    def _apart(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Outputs of an operator with fresh outputs that nothing else holds.
+
+        Some of torch's kernels are written in Python and leave cycles, which would hold what they were given until the
+        next look for garbage. So they are given stand-ins, and outputs are made after theirs, as from memory.
+        """
+        stand_ins: list[torch.Tensor] = []
+        named = dict(zip(kwargs, _standing_in(kwargs.values(), stand_ins), strict=True)) if kwargs else kwargs
+        result = self._called(func, _standing_in(args, stand_ins), named)
+        whole = result if isinstance(result, (tuple, list)) else (result,)
+        given = {tensor.untyped_storage()._cdata for tensor in stand_ins}
+        if not all(isinstance(item, _Tensor) and item.untyped_storage()._cdata not in given for item in whole):
+            # It returns what it was given, as dropout does, or more than tensors.
+            named = dict(zip(kwargs, self._on_meta(kwargs.values()), strict=True)) if kwargs else kwargs
+            return self._called(func, self._on_meta(args), named)
+        made = [_empty_strided(item.size(), item.stride(), dtype=item.dtype, device=_META) for item in whole]
+        if result.__class__ is list:
+            return made
+        return made[0] if isinstance(result, _Tensor) else tuple(made)
 
     def _on_meta(self, values: Any) -> list[Any]:
         """The arguments with every real tensor replaced by an empty one: the same each time for the model's own."""
@@ -382,7 +409,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live = lifetimes.live_bytes + signature.scratch_bytes
         if signature.op in SPELLED:
             self.spelled.append((index, f"F.{self._name}" if self._name else spelling(__file__)))
-        ops.append(OpCall(index, frame.index if frame else 0, position, tuple(reads), creates, live))
+        ops.append(_op_call(index, frame.index if frame else 0, position, tuple(reads), creates, live))
         lifetimes.time = index + 1
 
     def _save(self, args: Any) -> None:
@@ -393,6 +420,20 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self.lifetimes.roles[number] != "activation" and number not in self._written:
                     self._written.add(number)
                     self.saved.append((value, value.detach().clone()))
+
+
+def _standing_in(values: Any, made: list[torch.Tensor]) -> list[Any]:
+    """The arguments with an empty tensor in the place of each tensor; these are added to `made`."""
+    replaced: list[Any] = []
+    for value in values:
+        if isinstance(value, _Tensor):
+            made.append(_empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META))
+            replaced.append(made[-1])
+        elif isinstance(value, (list, tuple)) and any(isinstance(item, _Tensor) for item in value):
+            replaced.append(_standing_in(value, made))
+        else:
+            replaced.append(value)
+    return replaced
 
 
 def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Tensor]) -> tuple[View, ...] | None:

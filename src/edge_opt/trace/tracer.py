@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.state import as_found, random_numbers_kept, without_fast_path
+from edge_opt._support.state import as_found, garbage_kept, random_numbers_kept, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records import Role, StorageInfo, Trace
 from edge_opt.trace.handoffs import Handoffs, watched
@@ -99,7 +99,9 @@ def _first_that_works(subject: _Subject, arguments: CallArguments) -> Trace:
         had_compiler = _without_compiler(settings)
         for _ in range(3):
             try:
-                return _run(subject, arguments, is_real=False)
+                # Not for a real run: it holds real memory, which cycles would keep.
+                with garbage_kept():
+                    return _run(subject, arguments, is_real=False)
             except FastPathTaken:
                 settings.enter_context(without_fast_path())
             except NeedsData as signal:
@@ -224,7 +226,8 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         aftermath.put_back()
         del copier, paths, owned, scripts
         aftermath.put_away(has_failed)
-    buffer_sizes = {id(t): nbytes_of(t) for t, role in subject.tensors if role == "buffer"}
+    sizes = {id(tensor): nbytes_of(tensor) for tensor, _ in subject.tensors}
+    buffers = {id(tensor) for tensor, role in subject.tensors if role == "buffer"}
     return Trace(
         calls,
         tuple(tape.signatures),
@@ -233,7 +236,7 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         params=sum(one.params for one in mine),
         param_bytes=sum(one.param_bytes for one in mine),
         trainable_params=sum(one.trainable_params for one in mine),
-        buffer_bytes=sum(buffer_sizes.values()),
+        buffer_bytes=sum(sizes[address] for address in buffers),
         input_bytes=input_bytes,
         used_real_tensors=is_real,
         spelled=tuple(tape.spelled),
@@ -241,7 +244,7 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
             *(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
             *(subject.model.trace_notes() if isinstance(subject.model, FileModule) else ()),
         ),
-        resident=_moved_bytes(subject.model),
+        resident=_moved_bytes(subject.model, sizes),
     )
 
 
@@ -320,20 +323,19 @@ def _finish(result: Any, most: int = 100_000) -> None:
             _finish(item)
 
 
-def _moved_bytes(model: nn.Module) -> tuple[int, ...]:
+def _moved_bytes(model: nn.Module, sizes: dict[int, int]) -> tuple[int, ...]:
     """Bytes of the model's own tensors as `model.to(device)` moves them: children first, then parameters, buffers."""
-    found: dict[int, int] = {}
+    moved: list[int] = []
 
     def visit(module: nn.Module) -> None:
         for child in module._modules.values():
             if child is not None:
                 visit(child)
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                found.setdefault(id(tensor), nbytes_of(tensor))
+        moved.extend(map(id, module._parameters.values()))
+        moved.extend(map(id, module._buffers.values()))
 
     visit(model)
-    return tuple(found.values())
+    return tuple([sizes[address] for address in dict.fromkeys(moved) if address in sizes])
 
 
 _INVENTED = "the model looks at values, and an input given by its shape alone was taken as zeros; pass real tensors"
