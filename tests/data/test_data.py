@@ -326,3 +326,12 @@ def test_a_fingerprint_follows_values_shapes_and_order() -> None:
     assert len(prints) == 4
     assert fingerprint([{"a": one, "b": two}]) == fingerprint([{"b": two, "a": one}])
     assert fingerprint([one]) == hashlib.sha256(f"(2,){torch.float32}".encode() + bytes(8)).hexdigest()
+
+
+def test_the_bundled_digits_are_scikit_learn_s() -> None:
+    """Read from its file, without importing it; what its own function gives is the same, byte for byte."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    digest = hashlib.sha256(bunch.images.tobytes() + bunch.target.astype(np.int64).tobytes()).hexdigest()
+    assert sources.digits().checksums == (("sklearn.datasets.load_digits", digest),)

@@ -273,7 +273,8 @@ def _check_unchanged(before: Sources, code: Sources) -> None:
 def _preload(space: Space) -> list[str]:
     """What candidates will import: the exporter for any runtime but torch, and what model and data imported here."""
     exporting = ["?edge_opt.compress.exporter_start:start_exporter"] if set(space.runtimes) - {"torch"} else []
-    return [*PRELOAD, *exporting, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
+    pruning = ["?torch_pruning"] if any(space.pruning_levels) or space.layer_pruning else []
+    return [*PRELOAD, *exporting, *pruning, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
 
 
 def _tested(result: SweepResult, job: PipelineJob, splits: Splits, folder: Path) -> SweepResult:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -66,6 +67,9 @@ def serve(preload: list[str]) -> None:
                 continue
             _tell(replies, {"refused": f"cannot import {name}: {type(error).__name__}: {error}"})
             return
+    # What is imported stays: no child is to search it for garbage, and copy its pages by doing so.
+    gc.collect()
+    gc.freeze()
     _tell(replies, {"ready": os.getpid()})
     while (request := _receive(requests)) is not None:
         parent = os.getpid()
