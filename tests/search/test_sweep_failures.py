@@ -12,7 +12,7 @@ import pytest
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Candidate, Trial
 from edge_opt.search.build import Event, PhaseStarted
-from edge_opt.search.process import Isolation, Limits, packed
+from edge_opt.search.process import Isolation, Limits, begin_nursery, nurseries_kept, packed
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import candidate_folder, run_sweep
 from sweep_jobs import Arithmetic, Flaky, Misbehaving, figures
@@ -158,3 +158,25 @@ def test_a_lost_nursery_is_a_crash_and_is_replaced(tmp_path: Path) -> None:
         nursery.kill()
         nursery.wait(30)
         assert isolation.run(job, "build", (candidate, tmp_path), tmp_path, Limits()).failure is None
+
+
+def test_sweeps_of_one_run_fork_from_one_process_that_was_begun_before(tmp_path: Path) -> None:
+    space = Space((0.0, 0.5), ("fp32",), ("torch",))
+    with nurseries_kept():
+        begin_nursery(["sweep_jobs", "?nowhere"])
+        begun = nurseries()
+        for name in ("first", "second"):
+            run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / name)
+            assert nurseries() == begun
+        # What it did not import is not asked of it.
+        run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "third", preload=["csv"])
+        assert len(nurseries()) == 2
+    assert not psutil.wait_procs(begun, timeout=30)[1]
+    assert not nurseries()
+
+
+def test_after_an_error_no_process_is_kept(tmp_path: Path) -> None:
+    space = Space((0.0,), ("fp32",), ("torch",))
+    with pytest.raises(InvalidInput, match="cannot import nowhere"), nurseries_kept():
+        run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "out", preload=["nowhere"])
+    assert not nurseries()

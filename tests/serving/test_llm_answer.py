@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -116,24 +117,31 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, held: list[torch.Tensor]) -> None:
         super().__init__()
-        self.storages: dict[int, Any] = {}
-        self.peak = 0
+        self.alive: dict[int, Any] = {}  # a weak reference by address
+        self.bytes = self.peak = 0
         for tensor in held:
             self.note(tensor)
         del held, tensor
 
     def note(self, tensor: torch.Tensor) -> None:
-        import weakref
-
         storage = tensor.untyped_storage()
-        self.storages[storage._cdata] = (weakref.ref(storage), storage.nbytes())
+        address, size = storage._cdata, storage.nbytes()
+        if address in self.alive:
+            return
+
+        def gone(_: Any) -> None:
+            del self.alive[address]
+            self.bytes -= size
+
+        self.alive[address] = weakref.ref(storage, gone)
+        self.bytes += size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for item in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(item, torch.Tensor):
                 self.note(item)
-        self.peak = max(self.peak, sum(size for ref, size in self.storages.values() if ref() is not None))
+        self.peak = max(self.peak, self.bytes)
         return result
 
 

@@ -37,6 +37,7 @@ from edge_opt.run.sweep import (
     data_options,
     digest,
     job_options,
+    preload,
     run_sources,
     search_of,
     sweep_space,
@@ -46,6 +47,7 @@ from edge_opt.run.sweep import (
 )
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.locks import folder_lock
+from edge_opt.search.process import begin_nursery, nurseries_kept
 from edge_opt.search.store import Store
 
 WEIGHTS = "model.safetensors"
@@ -158,12 +160,15 @@ def run(
     settings = {**training_settings(config), **candidate_settings(config)}
     sources = run_sources(config, splits, model)
     # Held for the whole run: training, the sweep and the files that come after it.
-    with folder_lock(root / "baseline"):
+    with folder_lock(root / "baseline"), nurseries_kept():
         timed = {**settings, **timed_by(board)}
         Store.open(root, timed, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text))).close()
         key = digest({**training_settings(config), "sources": plain(sources)})
         depends_on = digest({**settings, "sources": plain(sources)})
         options = job_options(config)
+        if _kept(root / "baseline", key) is None:
+            # What builds variants imports for seconds, beside the training.
+            begin_nursery(preload(config.runtimes, prunes=config.pruning_levels != [0.0]))
         with computing_with(options["build_threads"]):
             trained = baseline(config, splits, root / "baseline", key, lambda text: on_event(Notice(text)))
         task = task_of(config)
@@ -308,7 +313,8 @@ def run_seeds(config: RunConfig, seeds: Sequence[int], folder: Path, run_one: Ru
     """One run per seed in `folder/seed-N`; means with intervals over seeds in `aggregate.csv` and `aggregate.json`."""
     if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
         raise InvalidInput(f"seeds are {list(seeds)}; they must be different whole numbers, not below 0")
-    found = {seed: run_one(config.model_copy(update={"seed": seed}), folder / f"seed-{seed}") for seed in seeds}
+    with nurseries_kept():
+        found = {seed: run_one(config.model_copy(update={"seed": seed}), folder / f"seed-{seed}") for seed in seeds}
     rows = aggregate({seed: done.result for seed, done in found.items()})
     write_whole(folder / "aggregate.csv", _csv(flat(rows)))
     write_json(folder / "aggregate.json", {"seeds": list(seeds), "candidates": [_plain(row) for row in rows]})

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -234,7 +234,7 @@ def sweep_space(
         "retry_failed": search.retry_failed,
         "memory_limit_bytes": search.memory_limit_bytes,
         "time_limit_s": search.time_limit_s,
-        "preload": _preload(space),
+        "preload": preload(space.runtimes, any(space.pruning_levels) or bool(space.layer_pruning)),
     }
     # On a board the baseline is the same model in the runtime there.
     plain = EAGER if search.board is None else replace(EAGER, runtime="onnxruntime")
@@ -270,10 +270,10 @@ def _check_unchanged(before: Sources, code: Sources) -> None:
         )
 
 
-def _preload(space: Space) -> list[str]:
+def preload(runtimes: Iterable[str], prunes: bool) -> list[str]:
     """What candidates will import: the exporter for any runtime but torch, and what model and data imported here."""
-    exporting = ["?edge_opt.compress.exporter_start:start_exporter"] if set(space.runtimes) - {"torch"} else []
-    pruning = ["?torch_pruning"] if any(space.pruning_levels) or space.layer_pruning else []
+    exporting = ["?edge_opt.compress.exporter_start:start_exporter"] if set(runtimes) - {"torch"} else []
+    pruning = ["?torch_pruning"] if prunes else []
     return [*PRELOAD, *exporting, *pruning, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
 
 

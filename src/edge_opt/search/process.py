@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -94,6 +94,76 @@ class Outcome:
     was_killed: bool = False
 
 
+class _Nursery:
+    """The process that children are forked from, and what it imports; it listens once it has said that it is ready."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self.preload = tuple(preload)
+        self.is_ready = False
+        # A session of its own: Ctrl-C at the terminal is for the sweep, which ends its children itself.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), json.dumps(self.preload)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def serves(self, preload: Sequence[str]) -> bool:
+        """Whether it runs and imports what is asked for; names with a question mark in front only save time."""
+        return self.process.poll() is None and {name for name in preload if name[:1] != "?"} <= {*self.preload}
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            _pipe(self.process.stdin).close()
+        try:
+            self.process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            # It is still importing, and does not listen yet.
+            self.process.kill()
+            self.process.wait()
+        _pipe(self.process.stdout).close()
+
+
+# Those that wait for a sweep; None outside of `nurseries_kept`.
+_waiting: list[_Nursery] | None = None
+
+
+@contextlib.contextmanager
+def nurseries_kept() -> Iterator[None]:
+    """Inside, sweeps fork from one process one after the other, and it may be begun before the first needs it."""
+    global _waiting
+    if _waiting is not None:
+        yield
+        return
+    _waiting = []
+    try:
+        yield
+    finally:
+        waiting, _waiting = _waiting, None
+        for nursery in waiting:
+            nursery.end()
+
+
+def begin_nursery(preload: Sequence[str]) -> None:
+    """Let a process import what the next sweep needs, while this one does something else.
+
+    Args:
+        preload: As for `Isolation`. Only inside of `nurseries_kept`, and where none waits that would do.
+    """
+    if _waiting is not None and hasattr(os, "fork") and not any(item.serves(preload) for item in _waiting):
+        _waiting.append(_Nursery(preload))
+
+
+def _taken(preload: Sequence[str]) -> _Nursery:
+    """One that waits and would do, or a new one."""
+    fitting = [item for item in _waiting or () if item.serves(preload)]
+    if _waiting is None or not fitting:
+        return _Nursery(preload)
+    _waiting.remove(fitting[0])
+    return fitting[0]
+
+
 class Isolation:
     """Runs halves of jobs, each in a fresh process that has `preload` imported already. One at a time."""
 
@@ -101,7 +171,7 @@ class Isolation:
         if not hasattr(os, "fork"):
             raise InvalidInput("sweeps need a system that can fork a process: Linux, macOS or WSL")
         self._preload = list(preload)
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._nursery: _Nursery | None = None
 
     def __enter__(self) -> Isolation:
         return self
@@ -109,21 +179,16 @@ class Isolation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None and _waiting is not None and self._nursery is not None:
+            _waiting.append(self._nursery)
+            self._nursery = None
         self.close()
 
     def close(self) -> None:
         """End whatever runs. The next run starts anew."""
         nursery, self._nursery = self._nursery, None
         if nursery is not None:
-            with contextlib.suppress(OSError):
-                _pipe(nursery.stdin).close()
-            try:
-                nursery.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                # It is still importing, and does not listen yet.
-                nursery.kill()
-                nursery.wait()
-            _pipe(nursery.stdout).close()
+            nursery.end()
 
     def run(self, job: bytes, phase: Phase, arguments: tuple[Any, ...], folder: Path, limits: Limits) -> Outcome:
         """Half a packed job: `job.build(*arguments)` or `job.measure(*arguments)`. What it prints goes to a log."""
@@ -148,7 +213,7 @@ class Isolation:
 
     def _watch(self, request: bytes, phase: Phase, limits: Limits) -> tuple[None, Failure | None, str]:
         """How the child ended: None where it ended by itself and in order."""
-        nursery = self._started()
+        nursery = self._started().process
         begun = time.monotonic()
         pid = None
         try:
@@ -173,18 +238,13 @@ class Isolation:
             raise
         return ending if ending[1] is not None or code == 0 else (None, "crashed", f"{phase} was {_ended_by(code)}")
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._nursery is not None and self._nursery.poll() is None:
+    def _started(self) -> _Nursery:
+        if self._nursery is not None and self._nursery.process.poll() is None:
             return self._nursery
         self.close()
-        # A session of its own: Ctrl-C at the terminal is for the sweep, which ends its children itself.
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), json.dumps(self._preload)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        self._nursery = nursery = _taken(self._preload)
+        if nursery.is_ready:
+            return nursery
         try:
             reply = self._reply()
         except _Gone:
@@ -196,10 +256,11 @@ class Isolation:
         if "refused" in reply:
             self.close()
             raise InvalidInput(f"the job cannot run in a process of its own: {reply['refused']}")
-        return self._nursery
+        nursery.is_ready = True
+        return nursery
 
     def _reply(self) -> dict[str, Any]:
-        line = _pipe(cast("subprocess.Popen[bytes]", self._nursery).stdout).readline()
+        line = _pipe(cast(_Nursery, self._nursery).process.stdout).readline()
         if not line:
             raise _Gone
         return cast("dict[str, Any]", json.loads(line))
