@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.cost.rules import rules
+from edge_opt.cost.rules import aten, rules
 from edge_opt.errors import RuleError
 
 library = torch.library.Library("edge_opt_tests", "DEF")
@@ -33,6 +33,13 @@ def test_an_operator_without_a_rule_is_listed_and_the_total_is_a_lower_bound() -
     assert profile.totals.is_lower_bound
     assert profile.coverage == pytest.approx(1 / 3)  # the linear is priced, two calls are not
     assert [operator.status for operator in profile.operators] == ["priced", "unpriced", "unpriced"]
+
+
+def test_rules_name_operators_of_torch_and_need_none_of_them() -> None:
+    names = {name.removeprefix("aten.") for name in rules() if name.startswith("aten.")}
+    strangers = {name for name in names if not any(hasattr(torch.ops.aten, n) for n in (name, name.removesuffix("_")))}
+    assert len(names) > 500 and strangers <= {"cholesky"}  # which torch 2.15 no longer has
+    assert aten.an_operator_of_another_version == "aten::an_operator_of_another_version"
 
 
 def test_a_users_rule_prices_a_custom_operator() -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
 from edge_opt.cost.complex_numbers import ADD, MACS_PER_PRODUCT, is_complex
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
-from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.cost.rules import Work, aten, cost_rule
 from edge_opt.records import SparseInfo, TensorInfo
-
-aten = torch.ops.aten
 
 
 def products(x: TensorInfo, macs: int, additions: int = 0) -> Work:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
-from edge_opt.cost.rules import Work, cost_rule, per_output
+from edge_opt.cost.rules import Work, aten, cost_rule, per_output
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 
 def convolution_macs(grad: TensorInfo, x: TensorInfo, weight: TensorInfo, transposed: bool) -> int:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
 from edge_opt.cost.complex_numbers import complex_ops, is_complex
-from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.cost.rules import Work, aten, cost_rule
 from edge_opt.records import Shape, TensorInfo
-
-aten = torch.ops.aten
 
 _MASKS = ("bool", "uint8")
 

@@ -11,13 +11,9 @@ from fractions import Fraction
 from math import ceil, prod
 from typing import Any
 
-import torch
-
 from edge_opt.cost.complex_numbers import is_complex
-from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.cost.rules import Work, aten, cost_rule
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 _COMPLEX = 4
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-import torch
-
 from edge_opt.cost.dense import products
 from edge_opt.cost.pointwise import SOFTMAX_OPS
-from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.cost.rules import Work, aten, cost_rule
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 
 def _pair_ops(p: float) -> int:

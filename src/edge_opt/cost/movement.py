@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from edge_opt.cost.rules import Work, cost_rule, free_operators
+from edge_opt.cost.rules import Work, aten, cost_rule, free_operators
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 
 @cost_rule(

@@ -9,12 +9,8 @@ from __future__ import annotations
 from math import ceil, log2, prod
 from typing import Any
 
-import torch
-
-from edge_opt.cost.rules import Rule, Work, cost_rule, operator_name, per_input, per_output
+from edge_opt.cost.rules import Rule, Work, aten, cost_rule, operator_name, per_input, per_output
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 SOFTMAX_OPS = 5  # running maximum, subtract, exp, sum, divide
 

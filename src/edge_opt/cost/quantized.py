@@ -5,12 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
-from edge_opt.cost.rules import Work, cost_rule, operator_name, per_output
+from edge_opt.cost.rules import Work, aten, cost_rule, operator_name, per_output
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 QUANTIZE_OPS = 5  # multiply by 1 / scale, round, add the zero point, clamp on both sides
 DEQUANTIZE_OPS = 2  # subtract the zero point, multiply by the scale

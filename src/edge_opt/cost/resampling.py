@@ -8,12 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
-from edge_opt.cost.rules import Work, cost_rule, operator_name, per_output
+from edge_opt.cost.rules import Work, aten, cost_rule, operator_name, per_output
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 
 def weighted_sum(taps: int) -> int:

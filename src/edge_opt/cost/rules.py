@@ -44,6 +44,16 @@ class Registration:
     rule: Rule | None
 
 
+class _Names:
+    """Operators by name: `aten.relu` is "aten::relu", whether or not this version of torch has it."""
+
+    def __getattr__(self, name: str) -> str:
+        return f"aten::{name}"
+
+
+# Not torch.ops.aten: torch 2.15 dropped `cholesky`, and one missing operator would fail every profile.
+aten = _Names()
+
 _rules: dict[str, Registration] = {}
 _prices: dict[int, tuple[OpSignature, OpPrice]] = {}
 _FREE = OpPrice("free", "free", OpCost())

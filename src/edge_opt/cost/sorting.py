@@ -8,12 +8,8 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Any
 
-import torch
-
-from edge_opt.cost.rules import Work, cost_rule
+from edge_opt.cost.rules import Work, aten, cost_rule
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 
 def _length(x: TensorInfo, dim: Any = -1) -> int:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from edge_opt.cost.dense import any_product, products
-from edge_opt.cost.rules import Work, cost_rule, free_operators
+from edge_opt.cost.rules import Work, aten, cost_rule, free_operators
 from edge_opt.cost.sorting import sort_ops
 from edge_opt.records import TensorInfo
-
-aten = torch.ops.aten
 
 
 @cost_rule(aten._sparse_mm, aten.smm, aten.hspmm, kind="matmul")
