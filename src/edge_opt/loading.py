@@ -129,6 +129,11 @@ def _from_package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if name == "hf":
+            raise ModelNotFound(
+                "hf:NAME is for `edge-opt llm`; for other commands write a function that builds the model from its "
+                "configuration, and name it: file.py:build"
+            ) from error
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ModelNotFound(
                 f"no module named {error.name!r}; install it, or run from the folder that holds it; a model is {FORMS}"

@@ -79,6 +79,21 @@ def test_a_prediction_does_not_change_with_the_convention() -> None:
     assert theirs.predictions == ours.predictions
 
 
+def test_a_board_of_ones_own_is_asked_by_its_file_and_says_whether_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    figure = '{ value = %s, source = "a sheet", kind = "vendor" }'
+    # The catalogue's board of this name has 1 GiB and more; the file says 65536 bytes.
+    (tmp_path / "mine.toml").write_text(
+        f'name = "raspberry-pi-4"\nengine = "cpu"\nram_bytes = {figure % 65536}\n'
+        f"[bandwidth_bytes_per_s]\ndatasheet = {figure % 8e9}\n[peak_ops_per_s.cpu]\nfp32 = {figure % 4e10}\n"
+    )
+    assert eo.profile(SmallCNN(), SHAPE, target="mine.toml").prediction.ram_bytes == (65536,)
+    with pytest.raises(UnknownDevice, match=r"'mine'; there is a file of that name here: .*'mine.toml'"):
+        eo.profile(SmallCNN(), SHAPE, target="mine")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

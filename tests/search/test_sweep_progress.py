@@ -40,7 +40,7 @@ def test_plain_lines_elsewhere_than_on_a_terminal(tmp_path: Path) -> None:
     lines = shown("auto", tmp_path, io.StringIO()).splitlines()
     assert lines[:4] == [
         "sweep: 3 candidates",
-        "[1/3] prune 0 fp32 onnxruntime: accuracy 0.9800, 2.50 ms per sample, rejected by latency_ms <= 2; "
+        "[1/3] prune 0 fp32 onnxruntime: accuracy 0.9800, 2.50 ms per sample, rejected by latency_ms <= 2 (it is 2.5); "
         "about 0 s left",
         "[2/3] prune 0.1 fp32 onnxruntime: raised: build: ValueError: channels must be divisible by 8; about 0 s left",
         "[3/3] prune 0.5 fp32 onnxruntime: crashed: build was ended by SIGABRT; see build.log",

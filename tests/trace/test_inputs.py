@@ -133,6 +133,18 @@ def test_a_wrong_shape_names_the_module_and_what_it_got() -> None:
         eo.profile(model, (1, 4, 8, 8))
 
 
+def test_a_shape_without_its_batch_and_a_tuple_given_as_a_tensor_are_told_the_cure() -> None:
+    class Unpacks(nn.Module):
+        def forward(self, pair):
+            first, second = pair
+            return first + second
+
+    with pytest.raises(TraceFailed, match=r"got 3D input\)\. The first number of a shape is the batch: 1x3x8x8"):
+        eo.profile(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (3, 8, 8))
+    with pytest.raises(TraceFailed, match=r"A tuple or a dict of tensors comes from Python: --inputs file\.py"):
+        eo.profile(Unpacks(), (1, 4))
+
+
 def test_a_wrong_shape_is_refused_the_same_when_the_memory_is_warm() -> None:
     eo.profile(nn.Linear(8, 4), (2, 8))
     for _ in range(2):

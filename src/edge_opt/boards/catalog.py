@@ -295,6 +295,8 @@ def unknown_device(name: str, others: Collection[str] = ()) -> UnknownDevice:
     found = {alias: spec.name for alias, spec in _by_name(devices()).items()} | {other: other for other in others}
     close = get_close_matches(normalized(name), found, n=3, cutoff=0.5)
     names = list(dict.fromkeys(found[match] for match in close)) or sorted(set(found.values()))[:5]
+    if (file := Path(f"{name}.toml")).is_file():
+        return UnknownDevice(f"no device named {name!r}; there is a file of that name here: write {str(file)!r}")
     return UnknownDevice(
         f"no device named {name!r}; {'closest' if close else 'there is'}: {', '.join(names)}. `edge-opt devices` "
         f"lists all; to add one, put a TOML file in {user_folder()}, or pass its path"

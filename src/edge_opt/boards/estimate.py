@@ -38,7 +38,7 @@ _TABLE_DTYPE: dict[Precision, str] = {
 
 
 def with_energies(prediction: Prediction, profile: ModelProfile, spec: DeviceSpec | None) -> Prediction:
-    """The prediction with what its energy is by every way there is; power times time comes first.
+    """The prediction with the device's RAM, and its energy by every way there is; power times time comes first.
 
     Layers get their part of the first one, so that they add up to it. Where nothing is known a remark says so.
     """
@@ -64,6 +64,8 @@ def with_energies(prediction: Prediction, profile: ModelProfile, spec: DeviceSpe
         layers=layers,
         energies=tuple(energy for energy in (proxy, table) if energy is not None),
         remarks=prediction.remarks + remarks,
+        # a board of the user's own is like another in its times, not in its RAM
+        ram_bytes=tuple(int(s.value) for s in spec.ram_bytes) if spec and spec.name == prediction.target else (),
     )
 
 

@@ -91,13 +91,13 @@ def board(
 def _time(text: str) -> tuple[str, float]:
     net, equals, value = text.rpartition("=")
     try:
-        milliseconds = float(value)
+        milliseconds = float(value.removesuffix("ms"))
     except ValueError:
         milliseconds = math.nan
     if not equals or not net or math.isnan(milliseconds):
         raise InvalidInput(f"--time {text!r} cannot be read; {_FORM}")
     if not (math.isfinite(milliseconds) and milliseconds > 0):
-        raise InvalidInput(f"the time of {net} is {value} ms; it must be finite and more than zero")
+        raise InvalidInput(f"the time of {net} is {milliseconds:g} ms; it must be finite and more than zero")
     return net, milliseconds
 
 

@@ -227,7 +227,8 @@ def check(
     if not budgets:
         budgets = list(configured_budgets(Path.cwd()))
     if not budgets and not increases:
-        raise InvalidInput(f"there is no budget: give --budget 'macs <= 600M', or write {TABLE} in pyproject.toml")
+        give = "--budget 'macs <= 600M'" if baseline is None else "--max-increase macs=5% or --budget 'macs <= 600M'"
+        raise InvalidInput(f"there is no budget: give {give}, or write {TABLE} in pyproject.toml")
     if increases and baseline is None:
         raise InvalidInput("--max-increase needs a profile to increase from; give --baseline FILE")
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]

@@ -219,6 +219,7 @@ class Prediction(Shown):
         outside: Operators unlike anything that was sampled, or without a price.
         energies: Joules per forward, each with its source; those of the layers add up to the first.
         remarks: What a reader should know before trusting the figure.
+        ram_bytes: Bytes of every size that the device is sold with, smallest first; empty where none is known.
     """
 
     target: str
@@ -232,6 +233,7 @@ class Prediction(Shown):
     outside: tuple[str, ...]
     energies: tuple[Energy, ...]
     remarks: tuple[str, ...]
+    ram_bytes: tuple[int, ...] = ()
 
     def _brief(self) -> str:
         time = "no time known" if self.seconds is None else units.duration(self.seconds)

@@ -189,6 +189,9 @@ class Violation(Record):
     value: float | None
     limit: float
 
+    def __str__(self) -> str:
+        return self.constraint if self.value is None else f"{self.constraint} (it is {self.value:.4g})"
+
     @property
     def excess(self) -> float | None:
         """By how much the value is beyond the limit; None where the value is not known."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from edge_opt import units
 from edge_opt.boards.capacity import peak_memory
-from edge_opt.boards.catalog import device
-from edge_opt.errors import EdgeOptError
 from edge_opt.records import (
     Bound,
     Energy,
@@ -177,13 +175,9 @@ def fits_lines(profile: ModelProfile) -> list[tuple[str, str]]:
     """Whether each device that was predicted for holds the model; nothing where its RAM is not known."""
     lines = []
     for found in profile.predictions:
-        try:
-            sizes = [int(size.value) for size in device(found.target).ram_bytes]
-        except EdgeOptError:  # a calibration, or a board of the user's own: its RAM is in no catalogue
-            continue
-        if sizes:
+        if found.ram_bytes:
             need = peak_memory(profile, found.precision)
-            lines.append(("Fits", _fits_sentence(found, need.total_bytes, sizes)))
+            lines.append(("Fits", _fits_sentence(found, need.total_bytes, found.ram_bytes)))
     return lines
 
 

@@ -356,7 +356,7 @@ def _tried(trial: Trial, is_chosen: bool) -> str:
     if metrics is None:
         reason = trial.reason.replace("|", "/").splitlines()[0] if trial.reason else ""
         return f"| {trial.candidate.label} | | | | failed: {reason} |"
-    broken = ", ".join(item.constraint for item in trial.violations)
+    broken = ", ".join(map(str, trial.violations))
     state = "**ships**" if is_chosen else "accepted" if trial.is_accepted else f"rejected by {broken}"
     mark = " (disturbed)" if metrics.is_disturbed else ""
     return (

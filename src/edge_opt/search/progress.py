@@ -212,7 +212,7 @@ def fate(trial: Trial) -> str:
         return f"{trial.failure}: {trial.reason.replace('edge_opt.errors.', '')}"
     taken = units.per_call(trial.metrics.ranked_latency_s, trial.metrics.ranked_batch)
     figures = f"{trial.metrics.metric} {trial.metrics.accuracy:.4f}, {taken}"
-    broken = ", ".join(item.constraint for item in trial.violations)
+    broken = ", ".join(map(str, trial.violations))
     return f"{figures}, {f'rejected by {broken}' if broken else 'accepted'}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -369,17 +370,26 @@ def _explained(refused: _Refused, arguments: CallArguments) -> EdgeOptError:
     path, kind, inputs = place
     where = f"module {path!r} ({kind})" if path else "the model's own forward"
     shapes = ", ".join(str(tuple(shape)) for shape in inputs) or "no tensors"
-    return TraceFailed(f"{where} refused its input {shapes}: {first_line}{_dtype_hint(first_line, arguments)}")
+    return TraceFailed(f"{where} refused its input {shapes}: {first_line}{_hint(first_line, arguments)}")
 
 
 _ABOUT_DTYPES = ("scalar type", "dtype", "LongTensor", "IntTensor", "must be long", "data type")
 
 
-def _dtype_hint(complaint: str, arguments: CallArguments) -> str:
-    """What to write where an input without a dtype was taken for floating, and forward wants another."""
+_TOO_FEW = re.compile(r"expected (\d)D.* \(got (\d)D input\)")
+
+
+def _hint(complaint: str, arguments: CallArguments) -> str:
+    """What to write instead: a shape without its batch, a tuple given as a tensor, whole numbers without a dtype."""
+    given = [*(("", value) for value in arguments.args), *arguments.kwargs.items()]
+    shapes = [value.shape for _, value in given if isinstance(value, InputSpec)]
+    sizes = _TOO_FEW.search(complaint)
+    if sizes is not None and len(shapes) == 1 and int(sizes[1]) == int(sizes[2]) + 1 == len(shapes[0]) + 1:
+        return f". The first number of a shape is the batch: {'x'.join(map(str, (1, *shapes[0])))}"
+    if shapes and "to unpack" in complaint:
+        return ". A tuple or a dict of tensors comes from Python: --inputs file.py:make_inputs"
     if not any(words in complaint for words in _ABOUT_DTYPES):
         return ""
-    given = [*(("", value) for value in arguments.args), *arguments.kwargs.items()]
     for name, value in given:
         if isinstance(value, InputSpec) and value.dtype is None:
             wanted = "int64" if any(word in complaint for word in ("Long", "Int", "long", "indices")) else "DTYPE"
