@@ -321,6 +321,29 @@ def test_on_paper_every_chart_is_there(full: Page) -> None:
     assert full.problems() == []
 
 
+def test_on_paper_tables_fit_the_sheet_and_can_be_read(browser: Browser, full_path: Path) -> None:
+    page = browser.page(full_path, width=717)  # a sheet of A4 between margins of a centimetre, in CSS pixels
+    page.send("Emulation.setEmulatedMedia", media="print")
+    assert page.run("[...document.querySelectorAll('.scroll table')].filter((t) => t.scrollWidth > 717).length") == 0
+    assert page.run("parseFloat(getComputedStyle(document.querySelector('#tree td')).fontSize)") >= 8
+    # A layer below another stands further to the right, on paper, too.
+    pads = page.run("[...document.querySelectorAll('#tree td.name')].map((cell) => getComputedStyle(cell).paddingLeft)")
+    assert len(set(pads)) > 1
+    page.close()
+
+
+def test_short_labels_of_charts_fit_and_tell_layers_apart(full: Page) -> None:
+    names = [f"encoder.layer.{n}.{part}" for n in range(12) for part in ("attention.output.dense", "intermediate.dense")]
+    for most in (20, 30):
+        found = full.run(f"shortPaths({json.dumps(names)}, {most})")
+        assert len(set(found)) == len(names) == 24
+        assert max(map(len, found)) <= most
+        # the number of the layer and the last part are what tells them apart
+        assert all(name.split(".")[2] in label and "e" in label for name, label in zip(names, found, strict=True))
+    assert full.run("shortPaths(['a.b', 'c'], 20)") == ["a.b", "c"]
+    assert full.run("['a b', '--keep', \"it's\", 'x<=1'].map(shellWord).join(' ')") == r"'a b' --keep 'it'\''s' 'x<=1'"
+
+
 def test_a_model_of_one_layer(browser: Browser, tmp_path: Path) -> None:
     path = eo.profile(nn.Linear(16, 8), (4, 16)).save(tmp_path / "one.html")
     page = browser.page(path)

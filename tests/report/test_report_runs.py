@@ -67,6 +67,16 @@ def test_what_changed_is_said_from_run_to_run(page: Page) -> None:
     assert ["seed", "0"] in page.run("data.same")
 
 
+def test_on_a_phone_what_changed_is_a_line_for_each_run(page: Page) -> None:
+    page.resize(390, 844)
+    cells = "[...document.querySelectorAll('#changes .grid tbody tr')][0].cells"
+    assert page.run(f"[...{cells}].map((cell) => cell.dataset.label)") == ["What", "first", "second"]
+    # Below each other, so that no column is narrower than a word.
+    assert page.run(f"new Set([...{cells}].map((cell) => cell.getBoundingClientRect().left)).size") == 1
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    page.resize(1280, 900)
+
+
 def test_a_run_that_accepted_nothing_is_named(page: Page) -> None:
     assert "Nothing was accepted in first" in page.run("document.getElementById('verdict').textContent")
 

@@ -220,7 +220,8 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def command_line() -> list[str]:
     """The command as it was given."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    program = Path(sys.argv[0]).name
+    return ["edge-opt" if program == "__main__.py" else program, *sys.argv[1:]]
 
 
 def trial_summary(trial: Trial | None) -> dict[str, Any] | None:

@@ -184,6 +184,6 @@ function simpleTable({ headers, kinds, rows, style }) {
       el("th", { scope: "col", class: `plain${kinds[place] === "text" ? "" : " number"}` }, header)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value, place) =>
       kinds[place] === "text"
-        ? el("td", { class: "text", title: value ?? "" }, el("bdi", {}, value ?? DASH))
+        ? el("td", { class: "text", title: value ?? "", "data-label": headers[place] }, el("bdi", {}, value ?? DASH))
         : el("td", { class: "number", title: value ?? "" }, shown(value, kinds[place])))))));
 }

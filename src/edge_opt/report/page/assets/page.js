@@ -59,8 +59,11 @@ function facts(object, names) {
     // Some records hold the same under an older name, too.
     && !(String(value).length > 12 && all.slice(0, place).some(([, earlier]) => earlier === value)));
   return el("dl", { class: "facts" }, entries.map(([name, value]) =>
-    el("div", {}, el("dt", {}, names?.[name] ?? name.replaceAll("_", " ")), el("dd", {}, el("bdi", {}, name.endsWith("_bytes") ? size(value) : Array.isArray(value) ? value.join(" ") : String(value))))));
+    el("div", { class: name === "command" ? "command" : null }, el("dt", {}, names?.[name] ?? name.replaceAll("_", " ")), el("dd", {}, el("bdi", {}, name.endsWith("_bytes") ? size(value) : Array.isArray(value) ? (name === "command" ? value.map(shellWord) : value).join(" ") : String(value))))));
 }
+
+/** A word as a shell takes it. */
+const shellWord = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
 const isGroup = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const json = (title, value) => el("details", {}, el("summary", {}, title), el("pre", {}, JSON.stringify(value, null, 2)));
@@ -134,10 +137,7 @@ function layOutForPaper(isPrinting) {
     for (const chart of charts) if (!chart.isDrawn) chart.draw();
     applyTheme();
     for (const chart of charts) Plotly.relayout(chart.node, { width: PAPER, autosize: false });
-    // A table as wide as it is would be cut at the edge of the sheet.
-    for (const table of document.querySelectorAll(".scroll table")) table.style.zoom = Math.min(0.75, PAPER / (table.scrollWidth || PAPER));
   } else {
-    for (const table of document.querySelectorAll(".scroll table")) table.style.zoom = "";
     chosenTheme = layOutForPaper.theme;
     applyTheme();
     for (const chart of charts) Plotly.Plots.resize(chart.node);
