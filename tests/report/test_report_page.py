@@ -333,7 +333,9 @@ def test_on_paper_tables_fit_the_sheet_and_can_be_read(browser: Browser, full_pa
 
 
 def test_short_labels_of_charts_fit_and_tell_layers_apart(full: Page) -> None:
-    names = [f"encoder.layer.{n}.{part}" for n in range(12) for part in ("attention.output.dense", "intermediate.dense")]
+    names = [
+        f"encoder.layer.{n}.{part}" for n in range(12) for part in ("attention.output.dense", "intermediate.dense")
+    ]
     for most in (20, 30):
         found = full.run(f"shortPaths({json.dumps(names)}, {most})")
         assert len(set(found)) == len(names) == 24
