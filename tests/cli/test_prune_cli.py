@@ -22,6 +22,19 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["prune", *arguments], env={"COLUMNS": "120"})
 
 
+def test_a_deep_model_shows_the_layers_that_lost_most_and_counts_the_others(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(
+        "from torch import nn\n"
+        "def deep():\n"
+        "    return nn.Sequential(*[nn.Conv2d(8 * (1 + (n == 5)), 8 * (1 + (n == 4)), 1) for n in range(20)])\n"
+    )
+    result = invoke(f"{tmp_path}/deep.py:deep", "-i", "1x8x4x4", "--ratio", "0.5", "--round-to", "1")
+    lines = result.stdout.splitlines()
+    rows = [line.split() for line in lines if "Conv2d" in line]
+    assert len(rows) == 12 and ["4", "Conv2d", "16", "8", "50.0%", "50.0%"] in rows
+    assert "more         8 layers that lost fewer channels: --json, or .achieved.layers in Python" in lines
+
+
 def test_the_proof_is_printed_and_the_model_saved(tmp_path: Path) -> None:
     result = invoke(*SMALL, "--ratio", "0.5", "-o", str(tmp_path / "out"))
     assert result.exit_code == 0, result.stderr

@@ -155,8 +155,10 @@ def pruned_document(pruned: Pruned) -> dict[str, Any]:
 
 
 def pruned_sheet(pruned: Pruned) -> Sheet:
-    """Each layer asked and achieved, the totals, and where it falls short."""
-    layers = pruned.achieved.layers
+    """The layers that lost most channels, asked and achieved; the totals, and where it falls short."""
+    every = pruned.achieved.layers
+    most = sorted(range(len(every)), key=lambda n: every[n].before - every[n].after, reverse=True)[:SHOWN]
+    layers = [every[n] for n in sorted(most)]
     strips = (
         Strip("Layer", tuple(Cell(printable(each.path)) for each in layers), "left", floor=12),
         Strip("Kind", tuple(Cell(printable(each.kind)) for each in layers), "left", rank=1),
@@ -166,6 +168,9 @@ def pruned_sheet(pruned: Pruned) -> Sheet:
         Strip("Removed", tuple(Cell(units.percent(each.achieved)) for each in layers)),
     )
     asked, *facts = pruned_facts(pruned.asked, pruned.achieved, pruned.shortfalls)
+    if len(every) > SHOWN:
+        rest = f"{len(every) - SHOWN} layers that lost fewer channels: --json, or .achieved.layers in Python"
+        facts.insert(0, ("more", rest))
     return Sheet(": ".join(asked), (strips,) if layers else (), (*facts, ("proved", proof_text(pruned.check))))
 
 
