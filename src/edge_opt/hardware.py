@@ -11,6 +11,7 @@ import edge_opt as eo
 from edge_opt import explain_utilization
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
+from edge_opt.records.shown import Record
 from edge_opt.text import spreadsheet
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = [
 
 # Not frozen and without slots: the published one can be changed, and taken apart with vars().
 @dataclass
-class LayerEstimate:
+class LayerEstimate(Record):
     """One layer that computes, with its size and its work for the whole batch.
 
     Attributes:

@@ -20,6 +20,7 @@ import edge_opt as eo
 from edge_opt._support.checks import check_positive, check_whole
 from edge_opt._support.state import as_found
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
+from edge_opt.records.shown import Record
 from edge_opt.records.sweeps import LABELS
 
 
@@ -60,7 +61,7 @@ def check_fit(logits: torch.Tensor, labels: torch.Tensor, number: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Record):
     """The arguments of one forward and the labels of its results."""
 
     args: tuple[Any, ...]
@@ -213,7 +214,7 @@ BOOTSTRAP_SAMPLES = 10_000
 
 # Not frozen and without slots: the published one can be changed, and taken apart with vars().
 @dataclass
-class Metrics:
+class Metrics(Record):
     """Accuracy over a loader; latency, memory and energy of one forward on its first batch.
 
     Latencies are statistics of the trials taken, times the multiplier; throughput and energy follow from their mean.

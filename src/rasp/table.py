@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
+from edge_opt.records.shown import Record
 from edge_opt.text import markdown, printable, spreadsheet
 from rasp.tree import NOTHING, Measured, Node, Shapes
 
@@ -198,7 +199,7 @@ REPORT_TYPES = ("tape", "leaves", "all", "nodes", "node", "root")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(Record):
     """One line of a report: the calls whose own work it sums, labelled as the first of them.
 
     `heads` are the calls of the module itself, `parts` also what lies beneath them. Where it was measured: the seconds
@@ -219,7 +220,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """Rows with their total. The notes say what the rows do not show, `memory_source` where device memory is from."""
 
     model: str

@@ -14,6 +14,7 @@ from torch import nn
 
 import edge_opt
 from edge_opt.cost.conventions.rasp import Count, count_layers
+from edge_opt.records.shown import Record
 from rasp.config import CFG
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Record):
     """Figures by index of a module call: its own seconds, when it ended, memory around it. `whole_s` is the model's.
 
     `memory_source` says where the memory is from; `notes` what must be known of it.
@@ -139,7 +140,7 @@ Shapes = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(Record):
     """One call of one module. `own` and `params` leave out its children, which have nodes of their own.
 
     `params` stand with the first call of their module, and are those the run reads: a head that is only used in

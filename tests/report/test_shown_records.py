@@ -12,10 +12,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 from torch import nn
 
+import rasp
 from browser import Browser
 from edge_opt import records as house
 from edge_opt.boards.platform_file import Platform
+from edge_opt.hardware import LayerEstimate
+from edge_opt.metrics import Metrics
 from edge_opt.records.shown import LONGEST, Shown
+from edge_opt.stream import HardwareProfile
 from shown import profiled, records
 
 DEEP = ".".join(f"model.encoder.layers.{n}.self_attn" for n in range(40))
@@ -42,11 +46,20 @@ def made(hint: Any, depth: int = 0) -> Any:
     return nn.Linear(2, 2)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+OLDER = [LayerEstimate, Metrics, HardwareProfile]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OLDER], ids=lambda kind: kind.__name__)
 def test_the_repr_of_a_record_is_one_short_line(kind: type) -> None:
     shown = repr(made(kind))
     assert len(shown) < 300 and "\n" not in shown
     assert shown.lstrip("<").startswith(kind.__name__)
+
+
+def test_the_tree_of_the_older_tool_is_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = rasp.stat(nn.Sequential(*(nn.Linear(4, 4) for _ in range(60))), input_shape=(4,), returns="tree")
+    capsys.readouterr()
+    assert len(tree.children) == 60 and len(repr(tree)) < 300
 
 
 def test_every_public_record_is_tried() -> None:
