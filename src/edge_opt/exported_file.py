@@ -58,6 +58,10 @@ _FACTORIES = {"builtins": ("list", "dict", "set", "int", "float", "str", "bool",
 # A file of weights does not shrink; one that claims to hold much more than it weighs is made to exhaust memory.
 _LARGEST_RATIO = 200
 _MOST_SHRUNK = 1 << 26
+# A program has a member for each weight, and some forty values for each operator; torch reads 500 operators a second.
+_MOST_MEMBERS = 20_000
+_MOST_CONTENTS = 256 * _MOST_MEMBERS
+_MOST_VALUES = 1_000_000
 
 
 def check_exported(path: Path) -> None:
@@ -66,6 +70,11 @@ def check_exported(path: Path) -> None:
 
     try:
         members = dict(_members(path))
+        _check_values(members)
+    except _TooMuch as error:
+        raise InvalidInput(
+            f"{str(path)!r} was not opened: {error}; if you know where the file comes from, add --trust"
+        ) from error
     except (OSError, RuntimeError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
         raise ModelNotFound(
             f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
@@ -85,7 +94,10 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     import torch
 
     size = path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
+    with _Contents(path) as file, zipfile.ZipFile(file) as archive:
+        file.limit = size
+        if len(archive.infolist()) > _MOST_MEMBERS:
+            raise _TooMuch(f"it holds {len(archive.infolist()):,} members, and {_MOST_MEMBERS:,} are read at most")
         claimed = sum(info.file_size for info in archive.infolist())
         if claimed > min(_LARGEST_RATIO * size, size + _MOST_SHRUNK):
             raise ValueError(f"it claims to hold {claimed} bytes in a file of {size}")
@@ -105,6 +117,23 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     if {name.partition("/")[2]: content for name, content in first.items()} != second:
         raise ValueError("its table of contents is ambiguous")
     yield from second.items()
+
+
+class _TooMuch(Exception):
+    """More than a program of that size needs, and it would take long to read."""
+
+
+class _Contents(io.BufferedReader):
+    """A file whose table of contents is not read where it is too long: each entry becomes an object."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self.limit = _MOST_CONTENTS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > self.limit:
+            raise _TooMuch(f"its table of contents has {size:,} bytes, and {self.limit:,} are read at most")
+        return super().read(size)
 
 
 def _looked_up(name: str) -> str:
@@ -147,6 +176,14 @@ def _pickle_reason(name: str, content: bytes) -> str | None:
     except Exception as error:
         return f"{name!r} is a pickle that builds more than tensors ({first_line(error)[:80]})"
     return None
+
+
+def _check_values(members: dict[str, bytes]) -> None:
+    """Refuse tables of too many values before they are parsed: behind each there is a comma or a bracket."""
+    count = sum(content.count(sign) for name, content in members.items() if _looked_up(name).endswith(".json")
+                for sign in (b",", b"[", b"{"))  # fmt: skip
+    if count > _MOST_VALUES:
+        raise _TooMuch(f"its tables hold {count:,} values, and {_MOST_VALUES:,} are read at most")
 
 
 def _json_reason(name: str, content: bytes) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from edge_opt import exported_file
 from edge_opt.cli import app
 from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.exported_file import is_plain_expression
@@ -216,6 +217,30 @@ def test_a_file_that_is_larger_inside_than_outside_is_refused(honest: Path, tmp_
         archive.writestr("net/data/weights/weight_0", bytes(50_000_000))
     with pytest.raises(ModelNotFound, match="claims to hold 50000000 bytes"):
         load_model(str(path))
+
+
+def many_members(members: dict[str, bytes]) -> None:
+    members.update({f"net/data/weights/weight_{number}": b"" for number in range(50)})
+
+
+def many_long_names(members: dict[str, bytes]) -> None:
+    members.update({f"net/extra/{'x' * 60_000}{number}": b"" for number in range(86)})  # 86 x 60,000 > 256 x 20,000
+
+
+def many_numbers(members: dict[str, bytes]) -> None:
+    members["net/models/model.json"] = b"[" + b"0," * 1_000_000 + b"0]"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (many_members, r"it holds \d+ members, and 50 are"), (many_long_names, "its table of contents has"),
+    (many_numbers, r"its tables hold 1,000,\d+ values"),
+])  # fmt: skip
+def test_a_file_of_too_many_parts_is_refused_before_they_are_read(
+    change: Change, said: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exported_file, "_MOST_MEMBERS", 50 if change is many_members else 200)
+    with pytest.raises(InvalidInput, match=said):
+        load_model(str(changed(honest, tmp_path / "net.pt2", change)))
 
 
 def test_a_small_power_is_a_formula() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
 from edge_opt.model_files import (
@@ -27,6 +27,7 @@ from edge_opt.model_files.graph_call import Call, handler_of, numbers, real_valu
 from edge_opt.model_files.graph_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, Plan
 from edge_opt.model_files.graph_scopes import Span, names_from_outside, names_read
 from edge_opt.trace.lifetimes import nbytes_of
+from edge_opt.trace.shapes import output_specs
 
 # Importing them fills the table of operators.
 _TABLES = (onnx_fused, onnx_movement, onnx_operators, onnx_quantized, tflite_movement, tflite_operators)
@@ -52,6 +53,21 @@ def _unrecorded() -> Iterator[None]:
     """Work that a runtime does when it loads the file, and stand-ins: no part of a run."""
     with _disable_current_modes():
         yield
+
+
+class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shapes by our own rules where there is one: torch imports its compiler to find out, which takes seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in `Tape`
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = output_specs(func, args, kwargs or {})
+        if found is None or len(found) != 1:
+            return func(*args, **(kwargs or {}))
+        size, strides, dtype = found[0]
+        return torch.empty_strided(size, strides, dtype=dtype, device="meta")
 
 
 class Run:
@@ -188,7 +204,8 @@ class Run:
             is_known = is_known and handler_of(node) is not None and node.op not in BY_SHAPE | _WIDENING
             is_known = is_known and self._can_work_out([one for one in real if one is not None])
             if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
-                self._step(node, False)
+                with _ByRule():  # type: ignore[no-untyped-call]
+                    self._step(node, False)
                 made = [self.values[name] for name in node.outputs if name]
                 if node.op in BY_SHAPE:
                     self.known[node.outputs[0]] = made[0]

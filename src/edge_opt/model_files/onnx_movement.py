@@ -132,7 +132,13 @@ def unsqueeze(call: Call) -> torch.Tensor:
 
 @operator("Concat")
 def concat(call: Call) -> torch.Tensor:
-    return torch.cat(call.inputs, call.axis(0))
+    axis = call.axis(0)
+    whole = [tuple(call.tensor(place).shape) for place in range(len(call.inputs))]
+    around = {(shape[:axis], shape[axis + 1 :]) for shape in whole if shape != (0,)}
+    if len(around) > 1:
+        # torch would import its compiler to say so, which takes seconds.
+        raise call.refusal(f"its inputs of {', '.join(map(str, whole[:4]))} differ beside dimension {axis}")
+    return torch.cat(call.inputs, axis)
 
 
 @operator("Split")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -289,6 +290,10 @@ def where(call: Call) -> Any:
     ]
     if not any(isinstance(value, torch.Tensor) for value in values):
         values = others
+    shapes = [one.shape for one in (condition, *values) if isinstance(one, torch.Tensor)]
+    if not all(fits(first, second) for first, second in combinations(shapes, 2)):
+        # torch would import its compiler to say so, which takes seconds.
+        raise call.refusal(f"its inputs of {', '.join(str(tuple(shape)) for shape in shapes)} do not fit each other")
     return torch.where(condition, *values)
 
 

@@ -53,7 +53,7 @@ def is_understood(func: Any) -> bool:
 
 _REFUSE_BY_SHAPE = frozenset((
     aten.view.default, aten.reshape.default, aten.expand.default, aten.addmm.default, aten.add_.Tensor,
-    aten.mul_.Tensor, aten.stack.default,
+    aten.mul_.Tensor,
 ))  # fmt: skip
 
 
@@ -297,6 +297,17 @@ def _cat(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
         return None
     total = sum(t.shape[axis] for t in tensors)
     return (_dense((*rest[0][:axis], total, *rest[0][axis:]), first.dtype),)
+
+
+@_rule(aten.stack.default)
+def _stack(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
+    first = tensors[0]
+    shape, rank = tuple(first.shape), first.dim() + 1
+    is_alike = all(t.shape == first.shape and t.dtype == first.dtype and _is_row_major(t) for t in tensors)
+    if not is_alike or not -rank <= dim < rank:
+        return None
+    axis = dim % rank
+    return (_dense((*shape[:axis], len(tensors), *shape[axis:]), first.dtype),)
 
 
 @_rule(aten.embedding.default)
