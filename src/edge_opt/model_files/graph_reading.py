@@ -27,6 +27,7 @@ from edge_opt.model_files.graph_call import Call, handler_of, numbers, real_valu
 from edge_opt.model_files.graph_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, Plan
 from edge_opt.model_files.graph_scopes import Span, names_from_outside, names_read
 from edge_opt.trace.lifetimes import nbytes_of
+from edge_opt.trace.repetition import Repetition
 from edge_opt.trace.shapes import output_specs
 
 # Importing them fills the table of operators.
@@ -378,6 +379,9 @@ class _Control:
     def __init__(self, run: Run, call: Call) -> None:
         self.run = run
         self.call = call
+        self.skipped = 0  # rounds that need not be run
+        self.last_varying: frozenset[str] = frozenset()
+        self.before: Any = None  # what the round before began with
 
     def found(self) -> tuple[Any, ...]:
         found: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
@@ -408,6 +412,7 @@ class _Control:
             for node in graph.nodes:
                 run.inner(node)
             self.last_known = [run.known.get(value.name) for value in graph.outputs]
+            self.last_varying = run.varying
             return [run.value(value.name) for value in graph.outputs]
         finally:
             run.values, run.known, run.varying = before_values, before_known, before_varying
@@ -426,11 +431,41 @@ class _Control:
         run.rounds = before * count
         run.limit = min(run.limit, run.steps + run.most // max(run.rounds, 1))
         try:
-            for number in range(count):
+            number = 0
+            while number < count:
                 yield number
                 run.limit, run.most = outer
+                number, self.skipped = number + 1 + self.skipped, 0
         finally:
             (run.limit, run.most), run.rounds = outer, before
+
+    def _skip(
+        self, watch: Repetition, left: int, state: list[Any], known: Sequence[torch.Tensor | None],
+        scans: list[list[Any]],
+    ) -> int:  # fmt: skip
+        """How many rounds were recorded as the last one was, because nothing in them would differ.
+
+        What they would have made is put into `state` and `scans`. The last round is run, so that results are its own.
+        """
+        run, before = self.run, self.before
+        if not all(isinstance(value, torch.Tensor) for value in (*state, *(one[-1] for one in scans if one))):
+            return 0
+        is_asked = watch.is_asked(state)
+        layout = [(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype) for value in state]
+        self.before = (layout, [None if one is None else numbers(one) for one in known], run.folded, run.steps)
+        if not is_asked or left < 2 or before[:-1] != self.before[:-1]:
+            return 0
+        if self.call.node.op == "Loop" and not is_even(self.call.get("body"), self.last_varying):
+            return 0
+        found = watch.repeated(left - 1, state, [one[-1] for one in scans])
+        if found is None:
+            return 0
+        state[:] = found[0]
+        for values, more in zip(scans, found[1], strict=True):
+            values.extend(more)
+        run.steps += (left - 1) * (run.steps - before[-1])
+        self.skipped = left - 1
+        return left - 1
 
     def _if(self) -> tuple[Any, ...]:
         condition = self.call.known[0]
@@ -477,7 +512,9 @@ class _Control:
         state, known = list(call.inputs[2:]), list(call.known[2:])
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
         self._check_steps(trips, len(body.nodes))
+        watch = Repetition()
         for number in self._rounds(trips):
+            number += self._skip(watch, trips - number, state, known, scans)
             with _unrecorded():
                 given = [torch.tensor(number), torch.tensor(True)]
                 shown = [value.to("meta") for value in given]
@@ -501,8 +538,11 @@ class _Control:
         rows = call.inputs[len(state) :]
         axes = list(call.get("scan_input_axes", ())) or [0] * inputs
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
-        self._check_steps(rows[0].shape[axes[0]], len(body.nodes))
-        for number in self._rounds(rows[0].shape[axes[0]]):
+        count = rows[0].shape[axes[0]]
+        self._check_steps(count, len(body.nodes))
+        watch = Repetition()
+        for number in self._rounds(count):
+            number += self._skip(watch, count - number, state, [], scans)
             step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
             made = self._body(body, [*state, *step], [None] * (len(state) + inputs))
             state = made[: len(state)]
@@ -510,6 +550,39 @@ class _Control:
                 scans[place].append(value)
         places = list(call.get("scan_output_axes", ())) or [0] * len(scans)
         return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, places, strict=True)))
+
+
+# What grows evenly with the number of a round stays so; numbers that pick elements or that are added change no shape.
+_EVEN = {
+    "Add": (0, 1),
+    "Sub": (0, 1),
+    "Identity": (0,),
+    "Cast": (0,),
+    "Unsqueeze": (0,),
+    "Squeeze": (0,),
+    "Reshape": (0,),
+}
+_PICKED = {"Gather": (1,), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1), "Div": (0, 1)}
+
+
+def is_even(body: FileGraph, varying: frozenset[str]) -> bool:
+    """Whether the rounds of a loop differ only in numbers that grow evenly, and that decide no shape.
+
+    `varying` has the values that are known in each round, and made of what the loop gives its body. Values that the
+    loop carries on are the same in each round; so is the condition, which is true as long as it runs.
+    """
+    counting = {body.inputs[0].name}
+    for node in body.nodes:
+        read = counting.intersection(names_read(node))
+        if not read:
+            continue
+        table = _EVEN if varying.issuperset(node.outputs) else _PICKED
+        places = [place for place, name in enumerate(node.inputs) if name in counting]
+        if node.domain or not read.issubset(node.inputs) or not set(places).issubset(table.get(node.op, ())):
+            return False
+        if table is _EVEN:
+            counting.update(node.outputs)
+    return counting.isdisjoint(value.name for value in body.outputs)
 
 
 def _check_inner(graph: FileGraph, made: set[str]) -> None:
