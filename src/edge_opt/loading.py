@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory, file.pt2, file.onnx or file.tflite"
+MODEL_FILES = (".onnx", ".tflite", ".pt2")
 _REFERENCE = re.compile(r"(?P<source>.+):(?P<name>[\w./@-]+)(?P<call>\(.*\))?", re.DOTALL)
 
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from edge_opt.cli import app
@@ -49,3 +51,54 @@ def test_what_needs_the_model_itself_says_so(path: str, tmp_path: Path, command:
     assert found.exit_code == 2, found.stderr
     assert "Traceback" not in found.stderr
     assert "file" in found.stderr.splitlines()[-1]
+
+
+def linear(path: Path) -> None:
+    program = torch.export.export(nn.Linear(16, 4), (torch.zeros(1, 16),))
+    torch.export.save(program, path)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    found = tmp_path_factory.mktemp("files") / "m.pt2"
+    linear(found)
+    return str(found)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_the_page_of_a_file_is_that_of_its_profile(path: str, exported: str, suffix: str, tmp_path: Path) -> None:
+    file = path if suffix == ".onnx" else exported
+    found = RUN.invoke(app, ["report", file])
+    assert found.exit_code == 0, found.stderr
+    page = Path(file).with_suffix(".html")
+    assert Path(found.stdout.strip()) == page
+    same = tmp_path / "same.html"
+    assert RUN.invoke(app, ["profile", file, "-o", str(same)]).exit_code == 0
+    assert page.read_text() == same.read_text()
+
+
+def test_a_file_with_open_shapes_has_a_page_when_they_are_given(tmp_path: Path) -> None:
+    open_shapes = write(tmp_path / "m.onnx", [node("Relu", "x", "y")], {"x": ("N", "C")}, ["y"])
+    found = RUN.invoke(app, ["report", open_shapes])
+    assert found.exit_code == 2
+    assert "-i SHAPE -o report.html" in found.stderr
+
+
+def test_commands_on_files_work_or_say_what_to_do(path: str, exported: str, tmp_path: Path) -> None:
+    """Each ends with 0, or with one sentence that names a command or what to give instead."""
+    flat = str(tmp_path / "none.tflite")
+    for command, said in [
+        (["compare", exported, path], ""),
+        (["check", exported, "--budget", "macs <= 64"], ""),
+        (["profile", exported, "-t", "raspberry-pi-4"], ""),
+        (["report", path, exported], "edge-opt compare A B"),
+        (["devices", path], "-t NAME"),
+        (["devices", exported], "-t NAME"),
+        (["prune", exported, "--ratio", "0.5", "-o", str(tmp_path / "out.pt2")], "give the model's source"),
+        (["quantize", flat, "--random-calibration", "-o", str(tmp_path / "out")], "give the model's source"),
+        (["report", flat], "no file"),
+    ]:
+        found = RUN.invoke(app, command)
+        assert found.exit_code == (2 if said else 0), (command, found.stderr)
+        assert said in found.stderr
+        assert "Traceback" not in found.stderr

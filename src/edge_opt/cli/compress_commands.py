@@ -24,7 +24,7 @@ from edge_opt.cli.arguments import (
 )
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import load_model
+from edge_opt.loading import MODEL_FILES, load_model
 from edge_opt.units import percent
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def _source(model: str, taken: tuple[str, ...] = ()) -> str:
     """The reference, unless it names a file: what is pruned or exported is the model that it was made of."""
-    if model.lower().endswith((".onnx", ".tflite")) and not model.lower().endswith(taken):
+    if model.lower().endswith(MODEL_FILES) and not model.lower().endswith(taken):
         raise InvalidInput(
             f"{model!r} is a file of a finished graph, which is not changed here; give the model's source"
         )
@@ -56,7 +56,7 @@ def converted(
 
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], None)
-        loaded = load_model(_source(model, (".onnx",) if precision == "int8" else ()))
+        loaded = load_model(_source(model, (".onnx", ".pt2") if precision == "int8" else (".pt2",)))
         positional, named = with_example(arguments, loaded.example, loaded.name)
         return convert(
             loaded.model,

@@ -16,6 +16,7 @@ from edge_opt import units
 from edge_opt.cli.run_commands import Insecure, TlsDir
 from edge_opt.cli.shell import Debug, Legend, result_console, result_width, say, talk
 from edge_opt.errors import InvalidInput
+from edge_opt.loading import MODEL_FILES
 from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table
 from edge_opt.text import printable
 
@@ -48,6 +49,8 @@ def devices(
     from edge_opt.report.legends import DEVICES, print_legend
     from edge_opt.report.sheets import record_text, sheet_text
 
+    if name is not None and name.lower().endswith(MODEL_FILES):
+        raise InvalidInput(f"{name!r} is a model; `edge-opt profile {name} -t NAME` says what it takes on a device")
     found = eo.devices() if name is None else (find_spec(name),)
     if json:
         plain = [to_plain(spec) for spec in found]

@@ -206,6 +206,18 @@ def _profiled(
     )
 
 
+def profile_of_file(model: str) -> ModelProfile:
+    """What the model of a file costs with the inputs that the file itself describes."""
+    with redirect_stdout(sys.stderr):
+        loaded = load_model(model)
+        if loaded.example is None:
+            raise InvalidInput(
+                f"{model!r} leaves the shapes of its inputs open; `edge-opt profile {model} -i SHAPE -o report.html` "
+                "writes its page"
+            )
+        return _profiled(loaded, read_arguments([], [], None), "eval", "edge_opt", False, {})
+
+
 def _show(
     result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level, *, is_verbose: bool,
     has_legend: bool,

@@ -16,9 +16,10 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
+from edge_opt.cli.profile_command import profile_of_file
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import FORMS
+from edge_opt.loading import FORMS, MODEL_FILES
 
 if TYPE_CHECKING:
     from edge_opt.records import SweepResult
@@ -333,7 +334,8 @@ def report(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR...", help="A run's folder, a folder of runs, or a profile or a sweep saved as .json."
+            metavar="DIR...",
+            help="A run's folder, a folder of runs, a profile or a sweep saved as .json, or a model's file.",
         ),
     ],
     output: Annotated[
@@ -344,6 +346,7 @@ def report(
         list[str] | None, typer.Option("--device", "-d", metavar="NAME", help="A device to show rooflines of; several.")
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="The page's heading.")] = None,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """One HTML page of everything a run found out, or of several runs side by side; it needs no network and no server.
@@ -353,10 +356,14 @@ def report(
     edge-opt report runs/before runs/after
     edge-opt report runs
     edge-opt report profile.json -o report.html --device raspberry-pi-5 --device jetson-nano
+    edge-opt report model.onnx
     """
-    from edge_opt.report.page import runs_in, write_report, write_runs
+    from edge_opt.report.page import runs_in, write_page, write_report, write_runs
 
-    if len(sources) == 1 and not runs_in(sources[0]):
+    if len(sources) == 1 and sources[0].suffix.lower() in MODEL_FILES:
+        profiled = profile_of_file(str(sources[0]))
+        typer.echo(write_page(output or sources[0].with_suffix(".html"), profile=profiled, devices=device, title=title))
+    elif len(sources) == 1 and not runs_in(sources[0]):
         typer.echo(write_report(sources[0], output, devices=device, title=title))
     else:
         typer.echo(write_runs(sources, output, devices=device, title=title))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -78,7 +79,9 @@ def _placements(subjects: Mapping[str, nn.Module]) -> list[Mapping[str, nn.Modul
     The same weights at another address take up to some per cent more or less time, as long as they lie there.
     """
     try:
-        copies = [{name: copy.deepcopy(one) for name, one in subjects.items()} for _ in range(_COPIES)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about what an exported program holds
+            copies = [{name: copy.deepcopy(one) for name, one in subjects.items()} for _ in range(_COPIES)]
     except Exception:  # whatever a model's own code raises: it is compared as it is
         copies = []
     return [subjects, *copies]

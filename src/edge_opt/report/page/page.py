@@ -245,7 +245,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     if path.suffix.lower() in (".onnx", ".tflite", ".pt2"):
-        raise InvalidInput(f"{str(path)!r} is a model; `edge-opt profile {path} -o report.html` writes its page")
+        raise InvalidInput(f"{str(path)!r} is a model; `edge-opt report {path}` writes its page, and "
+                           "`edge-opt compare A B -o page.html` that of two")  # fmt: skip
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
