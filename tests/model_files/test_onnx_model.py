@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import AttributeProto, TensorProto, helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, TraceFailed
@@ -277,3 +277,16 @@ def test_a_linear_model_of_scikit_learn_has_its_weights_in_attributes(tmp_path: 
                               intercepts=[1.0, 2.0], targets=2)  # fmt: skip
     found = profiled(write(tmp_path / "m.onnx", [linear], {"x": ("N", 8)}, ["y"], domains=["ai.onnx.ml"]), (4, 8))
     assert (found.totals.macs, found.totals.params) == (4 * 8 * 2, 8 * 2 + 2)
+
+
+@pytest.mark.parametrize(("weights", "params"), [({}, 4 * 3 + 3), ({"v": (4, 4)}, 4 * 4)])
+def test_weights_in_nodes_are_parameters_where_there_are_no_others(
+    tmp_path: Path, weights: dict[str, tuple[int, ...]], params: int
+) -> None:
+    nodes = [helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.ones(shape, np.float32)))
+             for name, shape in (("w", (4, 3)), ("b", (3,)), ("one", ()))]  # fmt: skip
+    nodes += [node("Mul", "x one", "m"), node("MatMul", "m v" if weights else "m w", "a")]
+    nodes += [node("Add", "a b" if not weights else "a one", "y")]
+    found = eo.profile(load_onnx(write(tmp_path / "m.onnx", nodes, {"x": (2, 4)}, ["y"], weights)), (2, 4))
+    assert (found.totals.params, found.totals.param_bytes) == (params, 4 * params)
+    assert found.totals.macs == 2 * (4 * 4 if weights else 4 * 3)

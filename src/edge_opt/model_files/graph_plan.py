@@ -55,6 +55,7 @@ class Plan:
     def __init__(self, file: ModelFile) -> None:
         self.file = file
         constants = dict(file.graph.constants)
+        constants |= _weights_of_nodes(file.graph)
         self.nodes = tuple(_with_weights(node, place, constants) for place, node in enumerate(file.graph.nodes))
         self.reads = tuple(names_read(node) for node in self.nodes)
         _check_order(self.nodes, self.reads, constants, file.graph)
@@ -195,6 +196,19 @@ def _shown(shape: Sequence[int | str]) -> str:
 
 def _described(values: Sequence[FileValue]) -> str:
     return ", ".join(f"{value.name} ({_shown(value.shape or ())}, {value.dtype})" for value in values) or "none"
+
+
+def _weights_of_nodes(graph: FileGraph) -> dict[str, FileTensor]:
+    """Weights that a file keeps in nodes of type Constant, by the names of their results.
+
+    Some exporters write all weights so. Where there are weights outside of nodes, those in nodes are constants of code.
+    """
+    if any("float" in one.dtype and prod(one.shape) > 1 for one in graph.constants.values()):
+        return {}
+    found = {node.outputs[0]: node.attributes.get("value") for node in graph.nodes
+             if (node.op, node.domain) == ("Constant", "") and node.outputs}  # fmt: skip
+    return {name: replace(one, name=name) for name, one in found.items()
+            if isinstance(one, FileTensor) and "float" in one.dtype and prod(one.shape) > 1}  # fmt: skip
 
 
 def _with_weights(node: FileNode, place: int, constants: dict[str, FileTensor]) -> FileNode:

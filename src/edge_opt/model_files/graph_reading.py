@@ -199,6 +199,8 @@ class Run:
 
     def _fold(self, node: FileNode) -> None:
         """A node whose result is known before the run: its values where they are few, else its shape."""
+        if node.op == "Constant" and self.plan.tensors.keys() & set(node.outputs):
+            return  # a weight, which is there already
         with _unrecorded():
             real = [self.known.get(name) for name in node.inputs]
             is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
