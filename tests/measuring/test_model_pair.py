@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 import edge_opt as eo
+from edge_opt.measuring import model_pair
 from edge_opt.measuring.model_pair import measure_pair
+from edge_opt.measuring.statistics import latency_of
+from edge_opt.records import Latency
 
 
 def test_blocks_of_both_models_are_pairs_and_both_are_left_as_found() -> None:
@@ -35,3 +39,25 @@ def test_costs_of_a_baseline_model_are_compared_without_running_it() -> None:
 
     found = eo.check(Refuses(16, 8), inputs=(1, 16), baseline=Refuses(16, 4), max_increase={"macs": "50%"})
     assert [(one.outcome, one.baseline) for one in found.budgets] == [("broken", 64)]
+
+
+def test_an_open_question_is_measured_again_and_a_settled_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = []
+
+    def take(runs: dict[str, object], **options: object) -> dict[str, Latency]:
+        sessions.append(len(runs) // 2)
+        # Copies of the model take 0 % or 8 % longer: of ten pairs the mean is known to 3 %, of five to 5 %.
+        return {name: latency((1.0 + 0.08 * (int(name.split()[-1]) % 2)) if name.startswith("model") else 1.0)
+                for name in runs}  # fmt: skip
+
+    monkeypatch.setattr(model_pair, "interleaved", take)
+    models = nn.Linear(16, 16), nn.Linear(16, 16)
+    profiles = eo.profile(models[0], (4, 16)), eo.profile(models[1], (4, 16))
+    for limit, counts in ((None, [5]), (1.5, [5]), (1.0, [5, 5]), (1.035, [5, 5, 5, 5])):
+        sessions.clear()
+        found = measure_pair(*models, (4, 16), profiles=profiles, limit=limit)[2]
+        assert sessions == counts, (limit, found)
+
+
+def latency(seconds: float) -> Latency:
+    return latency_of([seconds] * 20, [seconds] * 20, batch_size=1, target_precision=0.02)

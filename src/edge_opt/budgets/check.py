@@ -292,6 +292,8 @@ def check(
     latency = None if before is None else compared_latency(before, profile)
     if before is not None and is_paired:
         options = dict(needed) if isinstance(needed, Mapping) else {}
+        shares = [one.share for one in increases if PROFILE_METRICS[one.metric].family == "latency"]
+        options["limit"] = None if not shares or shares[0] is None else 1 + shares[0]
         before, profile, latency = _timed_in_turn((baseline, before), (subject, profile), inputs, kwargs, options)
     return check_profile(
         profile,
@@ -325,7 +327,9 @@ def _timed_in_turn(
     """Both profiles with what was measured, a block of each model in turn, and how they compare."""
     from edge_opt.measuring.model_pair import measure_pair
 
-    known = {key: options[key] for key in ("min_time_s", "max_time_s", "threads", "progress") if key in options}
+    known = {
+        key: options[key] for key in ("min_time_s", "max_time_s", "threads", "progress", "limit") if key in options
+    }
     profiles = (baseline[1], change[1])
     before, after, verdict = measure_pair(baseline[0], change[0], inputs, kwargs=kwargs, profiles=profiles, **known)
     return replace(profiles[0], measurement=before), replace(profiles[1], measurement=after), verdict
