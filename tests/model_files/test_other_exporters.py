@@ -16,8 +16,9 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.model_files.onnx_model import load_onnx
+from needed import needed
 
-skl2onnx = pytest.importorskip("skl2onnx", reason="requirements/dev.lock has it")
+skl2onnx = needed("skl2onnx")
 ROWS, FEATURES, CLASSES, HIDDEN, PARTS = 4, 8, 3, 16, 5
 
 
@@ -131,12 +132,12 @@ def of_bytes(path: Path, made: Path) -> None:
 
 
 def in_halves(path: Path, made: Path) -> None:
-    common = pytest.importorskip("onnxconverter_common", reason="requirements/dev.lock has it")
+    common = needed("onnxconverter_common")
     onnx.save(common.float16.convert_float_to_float16(onnx.load(path), keep_io_types=True), made)
 
 
 def slimmed(path: Path, made: Path) -> None:
-    onnx.save(pytest.importorskip("onnxslim", reason="requirements/dev.lock has it").slim(str(path)), made)
+    onnx.save(needed("onnxslim").slim(str(path)), made)
 
 
 @pytest.mark.parametrize(("change", "width"), [
@@ -174,7 +175,7 @@ def test_a_transformer_that_onnxruntime_fused(tmp_path: Path) -> None:
 
 def test_weights_in_nodes_are_parameters(tmp_path: Path) -> None:
     """spox writes each array as a node of type Constant."""
-    spox = pytest.importorskip("spox", reason="requirements/dev.lock has it")
+    spox = needed("spox")
     import spox.opset.ai.onnx.v17 as op
 
     x = spox.argument(spox.Tensor(np.float32, ("N", FEATURES)))

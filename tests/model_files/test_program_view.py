@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import edge_opt as eo
 from edge_opt.cli import app
 from edge_opt.model_files.program_view import program_costs
+from needed import needed
 
 
 class Two(nn.Module):
@@ -45,7 +46,7 @@ def test_nodes_add_up_to_the_model(program: torch.export.ExportedProgram) -> Non
 def test_keys_are_nodes_of_the_graph_that_model_explorer_draws(
     program: torch.export.ExportedProgram, tmp_path: Path
 ) -> None:
-    pytest.importorskip("model_explorer", reason="requirements/dev.lock has ai-edge-model-explorer")
+    needed("model_explorer")
     torch.export.save(program, tmp_path / "m.pt2")
     done = CliRunner().invoke(app, ["profile", str(tmp_path / "m.pt2"), "-o", str(tmp_path / "m.nodes.json")])
     assert done.exit_code == 0, done.stderr

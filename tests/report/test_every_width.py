@@ -24,6 +24,7 @@ from edge_opt.report.short_names import shortened, told_apart
 from edge_opt.report.table import module_tree
 from edge_opt.report.terminal import Strip, grid, print_table, render, rendered, wrapped
 from edge_opt.report.training_tables import training_text
+from needed import needed
 from shown import profiled, records, served
 
 WIDTHS = (60, 80, 100, 200)
@@ -86,7 +87,7 @@ def test_no_table_is_wider_than_the_terminal_and_no_two_rows_are_called_the_same
 
 
 def test_language_models_side_by_side_fit_the_terminal() -> None:
-    pytest.importorskip("transformers")
+    needed("transformers")
     found = served()
     for width in WIDTHS:
         drawn = (serving_text(found.reports, width), serving_text(found.reports[:1], width), record_text(found, width))

@@ -24,9 +24,10 @@ from edge_opt.search.board_worker import GONE, Board, find_board
 from edge_opt.search.build import Notice
 from edge_opt.search.certificates import make_certificates, security_from
 from edge_opt.search.store import Store
+from needed import needed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_machine")]
-distributed = pytest.importorskip("distributed")
+distributed = needed("distributed")
 
 
 class Bench:

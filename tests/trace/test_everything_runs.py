@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import edge_opt as eo
 from edge_opt.cli import app
 from edge_opt.errors import InvalidInput, TraceFailed
+from needed import needed
 from zoo import torchvision_models
 
 ROWS = 4
@@ -133,7 +134,7 @@ def test_compressed_rows_run() -> None:
 
 def llama(device: str) -> nn.Module:
     torchvision_models()  # transformers imports it
-    transformers = pytest.importorskip("transformers")
+    transformers = needed("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     with torch.device(device):
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes)).eval()

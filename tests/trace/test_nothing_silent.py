@@ -16,6 +16,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.errors import TraceFailed
+from needed import needed
 from zoo import torchvision_models
 
 ONE = 2 * 8 * 8  # MACs of Linear(8, 8) on two rows
@@ -177,7 +178,7 @@ def test_tensors_inside_objects_are_inputs(make) -> None:
 
 def test_the_tensors_of_a_hugging_face_cache_are_inputs() -> None:
     torchvision_models()  # transformers imports it
-    transformers = pytest.importorskip("transformers")
+    transformers = needed("transformers")
     config = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
     )

@@ -31,7 +31,7 @@ from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
 
 if TYPE_CHECKING:
-    from edge_opt.records import CheckResult, ModelComparison, ModelProfile, Precision, Trial
+    from edge_opt.records import Budget, CheckResult, Increase, ModelComparison, ModelProfile, Precision, Trial
 
 
 FORM = "RUN#CANDIDATE"
@@ -222,15 +222,7 @@ def check(
     import edge_opt as eo
     from edge_opt.report.checks import as_junit, as_markdown, write
 
-    budgets = [parse_budget(text, PROFILE_METRICS) for text in budget or []]
-    increases = [parse_increase(text) for text in max_increase or []]
-    if not budgets:
-        budgets = list(configured_budgets(Path.cwd()))
-    if not budgets and not increases:
-        give = "--budget 'macs <= 600M'" if baseline is None else "--max-increase macs=5% or --budget 'macs <= 600M'"
-        raise InvalidInput(f"there is no budget: give {give}, or write {TABLE} in pyproject.toml")
-    if increases and baseline is None:
-        raise InvalidInput("--max-increase needs a profile to increase from; give --baseline FILE")
+    budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
     needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
     here, there = here_and_there(threads, needs_run, target)
@@ -255,6 +247,20 @@ def check(
             talk(f"saved to {write(path, content(result))}")
     if not result.passed:
         raise typer.Exit(NOT_SATISFIED)
+
+
+def _limits(
+    budget: Sequence[str], max_increase: Sequence[str], has_baseline: bool
+) -> tuple[list[Budget], list[Increase]]:
+    """What is asked for on the command line, or else in pyproject.toml."""
+    budgets = [parse_budget(text, PROFILE_METRICS) for text in budget] or list(configured_budgets(Path.cwd()))
+    increases = [parse_increase(text) for text in max_increase]
+    if not budgets and not increases:
+        give = "--max-increase macs=5% or --budget 'macs <= 600M'" if has_baseline else "--budget 'macs <= 600M'"
+        raise InvalidInput(f"there is no budget: give {give}, or write {TABLE} in pyproject.toml")
+    if increases and not has_baseline:
+        raise InvalidInput("--max-increase needs a profile to increase from; give --baseline FILE")
+    return budgets, increases
 
 
 def _print_check(result: CheckResult, json: bool, has_legend: bool) -> None:
