@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_opt.cli.shell import run_to_the_end
+
 SLOW = "import time\n\ndef net():\n    open('begun', 'w').close()\n    time.sleep(60)\n"
 
 
@@ -79,3 +81,19 @@ def test_ctrl_c_ends_in_one_sentence(tmp_path: Path) -> None:
     assert out == ""
     assert told.strip().splitlines()[-1] == "interrupted; files that were finished are whole"
     assert "Traceback" not in told
+
+
+def test_an_interrupt_that_a_package_took_for_itself_ends_in_the_same_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def importing() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:  # as torch does where numpy is interrupted while it is imported
+            raise ImportError("cannot load module more than once per process") from None
+
+    with pytest.raises(SystemExit) as ended:
+        run_to_the_end(importing)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted; files that were finished are whole\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

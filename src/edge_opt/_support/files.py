@@ -36,9 +36,11 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
         data = content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content
         draft.write_bytes(data)
         draft.replace(target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
+        if isinstance(error, OSError):  # of the file that was asked for, not of the draft; a full disk names none
+            error.filename, error.filename2 = str(path), None
         raise
     return Path(path)
 

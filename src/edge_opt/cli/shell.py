@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -96,11 +97,24 @@ def refused(error: OSError) -> str:
 def run_to_the_end(command: Callable[[], object]) -> None:
     """Run the command line; what is printed is really written, or a sentence says why it is not."""
     code: object = 0
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         try:
             command()
         except SystemExit as ended:
-            code = ended.code
+            code = _INTERRUPTED if interrupts and ended.code else ended.code
+        except Exception:
+            # A package that is interrupted while it is imported may take the interrupt for itself, and fail later.
+            if not interrupts:
+                raise
+            raise KeyboardInterrupt from None
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = _INTERRUPTED
@@ -112,6 +126,9 @@ def run_to_the_end(command: Callable[[], object]) -> None:
             code = EdgeOptError.exit_code
             talk(f"error: cannot print the result: {error.strerror}; send it to another place")
         _give_up_stdout()
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     raise SystemExit(code)
 
 
