@@ -292,7 +292,7 @@ def conclusion(result: SweepResult) -> list[str]:
         lines += _comparison(result, best)
     lines.append(f"why       {result.recommendation}")
     if result.constraints:
-        lines.append(f"kept      {', '.join(result.constraints)}")
+        lines.append(f"{'kept ' if result.best else 'asked'}     {', '.join(result.constraints)}")
     if result.slower:
         names = ", ".join(trial.candidate.label for trial in result.slower)
         lines.append(f"slower    not faster than unpruned, and not offered: {names}")
