@@ -30,7 +30,7 @@ from timing import RESULTS, save
 from torch import nn
 
 from edge_opt.compress import convert, export_onnx, open_runner, prune
-from edge_opt.compress.agreement import BOUNDS
+from edge_opt.compress.agreement import BOUNDS, difference_share
 from edge_opt.compress.export import Subject, subject_of
 from edge_opt.errors import Disagrees, EdgeOptError, message_of
 from edge_opt.records import Exported
@@ -96,8 +96,12 @@ def _exported(
         agreed = convert(model, inputs, "fp32", "onnxruntime", kwargs=kwargs, exported=done).agreement
     except EdgeOptError as error:
         return {"exported": False, "reason": message_of(error)}, None
-    difference = agreed.mean_difference / (agreed.scale or 1)
-    return {"exported": True, "difference": difference, "batch": done.batch, "remarks": done.remarks}, done
+    return {
+        "exported": True,
+        "difference": agreed.relative_difference,
+        "batch": done.batch,
+        "remarks": done.remarks,
+    }, done
 
 
 def _int8(
@@ -116,7 +120,7 @@ def _int8(
         theirs = _joined([runner(*batch) for batch in fresh])
     ours = _joined([subject.outputs(batch) for batch in fresh])
     floats = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.is_floating_point()]
-    difference = max(float((a - b).abs().mean() / a.abs().mean().clamp_min(1e-6)) for a, b in floats)
+    difference = max(difference_share(a, b) for a, b in floats)
     int8 = sum(layer.precision == "int8" for layer in done.layers)
     return {
         **where,

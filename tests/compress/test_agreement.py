@@ -64,6 +64,35 @@ def test_small_calls_are_judged_together() -> None:
     assert found.by_batch[0].difference == pytest.approx(0.005 / (15.01 / 16), rel=1e-3)
 
 
+class TenthMore(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (1.12 * x,)
+
+
+def test_outputs_are_their_own_scale_however_small_they_are() -> None:
+    x = 1e-8 * torch.ones(16, 4)
+    found = agreement(subject_of(nn.Identity(), (1, 4)), TorchRunner(TenthMore(), 1), [(x,)], "a test", fixed_batch=16)
+    assert found.relative_difference == pytest.approx(0.12, rel=1e-3)
+    assert trouble_of(found, 0.1) is not None and trouble_of(found, 0.13) is None
+
+
+class FirstOff(nn.Module):
+    """Of positive scores twice as much; of the first of the negative ones, the order changed."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        if bool((x > 0).all()):
+            return (2 * x,)
+        return (torch.cat([x[:1].flip(1), x[1:]]),)
+
+
+def test_the_batch_that_differs_most_is_not_hidden_by_one_with_more_other_answers() -> None:
+    scores = torch.tensor([[1.0, 3.0]] * 20)
+    batches = [(scores,), (-scores,)]
+    found = agreement(subject_of(nn.Identity(), (1, 2)), TorchRunner(FirstOff(), 1), batches, "a test", fixed_batch=20)
+    # doubled: off by its own mean. One of twenty flipped: off by (2 + 2) / (20 * 4)
+    assert [(entry.samples, entry.difference, entry.flips) for entry in found.by_batch] == [(20, 1.0, 0.05)]
+
+
 def test_ranges_of_few_samples_are_remarked_upon() -> None:
     assert sample_remarks([(torch.zeros(16, 3),), (torch.zeros(16, 3),)]) == ()
     assert sample_remarks([(torch.zeros(2, 3),), (torch.zeros(2, 3),)]) == (

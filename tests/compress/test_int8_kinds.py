@@ -12,7 +12,7 @@ from torch import nn
 
 from convertible import Recurrent, Residual, Tokens
 from edge_opt import compress
-from edge_opt.compress.activation_ranges import _entropy, _percentile
+from edge_opt.compress.activation_ranges import _entropy, _histograms, _percentile
 from edge_opt.compress.export import subject_of
 from edge_opt.compress.mixed_precision import ranked_layers, spare_until_it_agrees
 from edge_opt.errors import ConversionFailed, InvalidInput
@@ -84,6 +84,14 @@ def test_a_percentile_cuts_the_rarest_values_off_and_entropy_keeps_an_even_range
     rare = np.zeros(2048, dtype=int)
     rare[:1024], rare[-1] = 1000, 1
     assert _percentile(rare, 0.0, 2.0)[1] == pytest.approx(1.0, abs=2 / 2048 * 1.5)
+
+
+def test_a_tensor_that_hardly_changes_has_a_histogram() -> None:
+    # neighbours in 32 bits: 2048 bins between them have edges in 64 bits only
+    array = np.array([1.0, np.nextafter(np.float32(1), np.float32(2))] * 4, dtype=np.float32)
+    counts = _histograms([("x", array)], {"x": (float(array[0]), float(array[1]))})["x"]
+    assert (counts[0], counts[-1], counts.sum()) == (4, 4, 8)
+    assert _entropy(counts, *map(float, array[:2])) == _percentile(counts, *map(float, array[:2])) == (1, array[1])
 
 
 def found(difference: float) -> Agreement:

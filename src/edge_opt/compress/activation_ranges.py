@@ -97,7 +97,8 @@ def _histograms(values: Iterable[tuple[str, Any]], ranges: Ranges) -> dict[str, 
     found: dict[str, Any] = {}
     for name, array in values:
         low, high = ranges[name]
-        counts, _ = np.histogram(array, _BINS, (low, high if high > low else low + 1.0))
+        # In 64 bits: of a tensor that hardly changes, numpy cannot tell the edges of 2048 bins apart in 32.
+        counts, _ = np.histogram(array.astype(np.float64), _BINS, (low, high if high > low else low + 1.0))
         found[name] = found.get(name, 0) + counts
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -157,21 +157,24 @@ def _joined(outputs: Sequence[Tensors]) -> Tensors:
 
 def _batch_agreement(count: int, expected: Tensors, found: Tensors) -> BatchAgreement:
     """The output that differs most, and how many clear answers became others, in calls of so many samples."""
-    shares = [_share(ours, theirs) for ours, theirs in zip(expected, found, strict=True)]
+    shares = [difference_share(ours, theirs) for ours, theirs in zip(expected, found, strict=True)]
     worst = max(range(len(shares)), key=lambda place: shares[place])
     flips = _clear_flips(expected[0], found[0]) if _is_scores(expected[0]) else None
     return BatchAgreement(count, shares[worst], worst, flips)
 
 
-def _share(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Mean difference over mean output; of whole numbers, which are ids or flags, the share that differs."""
+def difference_share(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Mean difference over mean output; of whole numbers, which are ids or flags, the share that differs.
+
+    What bounds are held against. However small outputs are, they are their own scale.
+    """
     if not ours.numel():
         return 0.0
     if not ours.is_floating_point():
         return float((ours != theirs).double().mean())
     difference = float(_difference(ours, theirs).mean())
     # An output of nothing but zeros has no scale of its own.
-    return difference / max(_magnitude(ours) / ours.numel(), 1e-6) if difference else 0.0
+    return difference / (_magnitude(ours) / ours.numel() or 1e-6) if difference else 0.0
 
 
 def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
@@ -262,10 +265,13 @@ def _at_another_size(
 
 
 def _merged(found: list[BatchAgreement]) -> Iterator[BatchAgreement]:
-    """One entry per batch size, the worst of each."""
+    """One entry per batch size: the largest difference, and the most answers that became others, of any batch."""
     for size in sorted({entry.samples for entry in found}):
         entries = [entry for entry in found if entry.samples == size]
-        yield max(entries, key=lambda entry: (entry.flips or 0.0, entry.difference or 0.0))
+        flips = [entry.flips for entry in entries if entry.flips is not None]
+        refused = next((entry.refused for entry in entries if entry.refused), "")
+        worst = max(entries, key=lambda entry: -1.0 if entry.difference is None else entry.difference)
+        yield replace(worst, flips=max(flips, default=None), refused=refused)
 
 
 def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
@@ -405,7 +411,7 @@ def first_difference(
             with opener(probe) as runner:
                 values.append(runner(*batch)[position])
             probe.unlink()
-        return _share(*values)
+        return difference_share(*values)
 
     try:
         low, high = 0, len(places)

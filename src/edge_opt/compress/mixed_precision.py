@@ -52,8 +52,8 @@ def spare_until_it_agrees(
 
     def suffices(count: int) -> bool:
         found = attempt(tuple(ranked[:count]))
-        worst = max((entry.difference or 0.0 for entry in found.by_batch), default=0.0)
-        points[count] = SparedPoint(tuple(ranked[:count]), worst, found.top1, found.accuracy)
+        worst = found.relative_difference
+        points[count] = SparedPoint(tuple(ranked[:count]), worst or 0.0, found.top1, found.accuracy)
         return trouble_of(found, bound) is None
 
     enough = next((count for count in _doubling(len(ranked)) if suffices(count)), None)

@@ -134,8 +134,11 @@ class Agreement(Shown):
 
     @property
     def relative_difference(self) -> float | None:
-        """Mean difference over mean output; None where the original's outputs are all zero."""
-        return self.mean_difference / self.scale if self.scale else None
+        """Mean difference over mean output, where it is largest: the output and the batch size that bounds are held to.
+
+        None where nothing could be compared.
+        """
+        return max((entry.difference for entry in self.by_batch if entry.difference is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

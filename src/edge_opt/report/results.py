@@ -60,9 +60,8 @@ def conversion_sheet(done: Converted) -> Sheet:
 def agreement_text(found: Agreement) -> str:
     """How far two models agree, in one line."""
     top1 = "" if found.top1 is None else f"same top-1 for {units.percent(found.top1)}, "
-    relative = (
-        "" if found.relative_difference is None else f" ({units.percent(found.relative_difference)} of the mean output)"
-    )
+    share = found.relative_difference
+    relative = "" if share is None else f"; at most {units.percent(share)} of the mean output"
     samples = f"{found.samples} sample{'s' * (found.samples != 1)}"
     return (
         f"agreement on {samples} of {found.source}: {top1}largest difference {found.max_difference:.3g}, "
