@@ -4,10 +4,11 @@
 
 Nets are trained briefly on Fashion-MNIST; the weights are kept for the next run. One thread; everything of a net is
 timed in turns in one process with a pinned allocator, and the least CPU time of the blocks counts. Accuracy is of 5000
-images that no training and no calibration saw, and its change is paired, with Newcombe's interval. Beside ours stand
-what others make with the same calibration batches: ONNX Runtime's own quantisers with their defaults, LiteRT's tools
-for a batch of one, and NNCF's, where it is installed (`pip install --no-deps nncf`, in an environment of its own).
-What a runtime refuses is a row with its reason. Prints Markdown and writes results/runtimes.json.
+images that no training and no calibration saw, and its change is paired, with Newcombe's interval; that of our int8 in
+ONNX Runtime also against NNCF's. Beside ours stand what others make with the same calibration batches: ONNX Runtime's
+own quantisers with their defaults, LiteRT's tools for a batch of one, and NNCF's, where it is installed (`pip install
+--no-deps nncf`, in an environment of its own). What a runtime refuses is a row with its reason. Prints Markdown and
+writes results/runtimes.json.
 """
 
 from __future__ import annotations
@@ -199,10 +200,11 @@ def nncf_static(source: Path, target: Path, found: Data, model: nn.Module) -> Ma
     return _theirs(target)
 
 
+NNCF = "NNCF's static int8, in onnxruntime"
 PEERS: dict[str, Peer] = {
     "ONNX Runtime's own dynamic int8": onnxruntime_dynamic,
     "ONNX Runtime's own static int8": onnxruntime_static,
-    "NNCF's static int8, in onnxruntime": nncf_static,
+    NNCF: nncf_static,
     "LiteRT's own fp32": litert(""),
     "LiteRT's own static int8": litert("static_wi8_ai8"),
     "LiteRT's own dynamic int8": litert("dynamic_wi8_afp32"),
@@ -248,11 +250,15 @@ def rows_of(name: str, found: Data, without: Sequence[str]) -> list[dict[str, An
         right = {what: is_right(each.runner, found) for what, each in made.items()}
     for what, each in made.items():
         change = paired_shares(right[what], right[BASE])
+        against: dict[str, Any] = {}
+        if NNCF in right and what.startswith("int8 onnxruntime"):
+            ahead = paired_shares(right[what], right[NNCF])
+            against["ahead_of_nncf"] = [100 * value for value in (ahead.value, ahead.low, ahead.high)]
         rows.append(
             {
                 "net": name, "what": what, "runs_in": each.runs_in, "us": min(times[what].cpu_samples_s) * 1e6,
                 "kb": each.size_bytes / 1000, "accuracy": float(right[what].mean()), "points": change.value * 100,
-                "points_low": change.low * 100, "points_high": change.high * 100,
+                "points_low": change.low * 100, "points_high": change.high * 100, **against,
             }
         )  # fmt: skip
     order = [f"{p} {r}{'' if s == 'auto' else ' ' + s}" for p, r, s in OURS] + list(PEERS)
@@ -285,6 +291,8 @@ def main() -> None:
                 print(f"{start} – | | | | {row['refused'][:110].replace('|', '/')} |", flush=True)
                 continue
             change = f"{row['points']:+.2f} ({row['points_low']:+.2f} to {row['points_high']:+.2f})"
+            if "ahead_of_nncf" in row:
+                change += "; of NNCF's {:+.2f} ({:+.2f} to {:+.2f})".format(*row["ahead_of_nncf"])
             print(
                 f"{start} {row['runs_in']} | {row['us']:.0f} | {row['kb']:.0f} | {row['accuracy']:.4f} | {change} |",
                 flush=True,
