@@ -24,15 +24,13 @@ from edge_opt.run.screening import Place, climb, last_that, screen
 
 
 @pytest.mark.parametrize(
-    ("keeps", "chosen", "passes"),
+    ("keeps", "chosen"),
     [
-        (True, [(0.6, 8)], 2),  # both rounds of training on the fastest
-        (False, [(0.4, 8), (0.6, 8)], 1),  # the second round on one halfway to the gentlest
+        (True, (0.6, 8)),  # both rounds of training on the fastest
+        (False, (0.4, 8)),  # both rounds on one halfway to the gentlest
     ],
 )
-def test_what_a_trained_level_scores_decides_over_the_second_round(
-    keeps: bool, chosen: list[Place], passes: int
-) -> None:
+def test_what_a_trained_level_scores_decides_over_the_second_round(keeps: bool, chosen: Place) -> None:
     rounds: list[tuple[Place, int]] = []
 
     def trained(place: Place, passes: int) -> bool:
@@ -40,14 +38,14 @@ def test_what_a_trained_level_scores_decides_over_the_second_round(
         return keeps
 
     found = climb([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, trained, has_epochs=True)
-    assert found == (chosen, passes)
-    # As much training as a grid of two levels has.
-    assert len(rounds) == 2
+    assert found == [chosen] and rounds == [((0.6, 8), 1), (chosen, 2)]
 
 
 def test_without_epochs_nothing_is_trained_twice() -> None:
-    assert climb([(0.5, 8)], {8: [0.5]}, lambda place, passes: True, has_epochs=False) == ([(0.5, 8)], 1)
-    assert climb([], {8: []}, lambda place, passes: True, has_epochs=True) == ([], 1)
+    rounds: list[int] = []
+    assert climb([(0.5, 8)], {8: [0.5]}, lambda *each: not rounds.append(each[1]), has_epochs=False) == [(0.5, 8)]
+    assert rounds == [1, 1]  # the second finds it made
+    assert climb([], {8: []}, lambda place, passes: True, has_epochs=True) == []
 
 
 def test_the_boldest_is_found_with_few_looks() -> None:
@@ -59,6 +57,11 @@ def test_the_boldest_is_found_with_few_looks() -> None:
 
     # 13 values are halved 4 times at most
     assert last_that(holds, range(13)) == 9 and len(seen) <= 4
+    for guess in range(13):
+        assert last_that(holds, range(13), guess) == 9
+    seen.clear()
+    # a guess that is right needs one look more, at its neighbour
+    assert last_that(holds, range(13), 9) == 9 and seen == [9, 10]
 
 
 def test_levels_together_are_what_each_is_alone() -> None:
@@ -68,7 +71,7 @@ def test_levels_together_are_what_each_is_alone() -> None:
     # 0.1 of 16 and of 32 rounds to nothing, and 0.55 leaves 7.2 and 14.4: 8 and 16, as 0.5 does
     assert levels.distinct((0.1, 0.5, 0.55), 8) == [0.5]
     alone = prune(model, (2, 1, 28, 28), 0.5, importance="group", round_to=8, loader=batches)
-    together = levels.cut(0.5, 8).model.state_dict()
+    together = levels.cut(0.5, 8).state_dict()
     assert all(torch.equal(tensor, together[name]) for name, tensor in alone.model.state_dict().items())
 
 

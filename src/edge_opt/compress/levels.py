@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from edge_opt._support.state import as_found
-from edge_opt.compress.prune import Plan, carried_out, check_prunable, heal, make_plan
+from edge_opt.compress.prune import Plan, check_prunable, heal, make_plan
 from edge_opt.compress.ranking import best_kind
+from edge_opt.compress.recipe import apply_spec
 from edge_opt.compress.widths import RoundTo, fast_multiple
-from edge_opt.records import Importance, Pruned, PruneRequest
+from edge_opt.records import Importance, PruneRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class Levels:
                 found.append(ratio)
         return found
 
-    def cut(self, ratio: float, round_to: RoundTo) -> Pruned:
-        """What `prune` makes of the model at this ratio, proved, and fitted to the batches."""
+    def cut(self, ratio: float, round_to: RoundTo) -> nn.Module:
+        """What `prune` makes of the model at this ratio, fitted to the batches; not proved, only looked at."""
         plan = _rounding(self.plan, round_to)
-        request = replace(_request(round_to, "auto", 0), ratio=ratio)
         with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
-            pruned = carried_out(self.model, plan, request, None)
-            heal(self.model, plan, pruned, self.data, reestimate=True, reconstruct=True)
+            spec = plan.spec(plan.removed(ratio))
+            pruned = apply_spec(self.model, spec)
+            heal(self.model, plan, pruned, spec, self.data, reestimate=True, reconstruct=True)
         return pruned
 
 

@@ -375,7 +375,7 @@ def prune(
         plan = make_plan(model, example_inputs, kwargs, request, data)
         pruned = carried_out(model, plan, request, latency)
         if data is not None:
-            heal(model, plan, pruned, data, reestimate, reconstruct is not False)
+            heal(model, plan, pruned.model, pruned.spec, data, reestimate, reconstruct is not False)
     return _exported(pruned, example_inputs, kwargs) if check_export else pruned
 
 
@@ -427,18 +427,24 @@ def carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: La
 
 
 def heal(
-    model: nn.Module, plan: Plan, pruned: Pruned, data: Iterable[Any], reestimate: bool, reconstruct: bool
+    model: nn.Module,
+    plan: Plan,
+    pruned: nn.Module,
+    spec: PruneSpec,
+    data: Iterable[Any],
+    reestimate: bool,
+    reconstruct: bool,
 ) -> None:
     """Let kept channels of the pruned copy stand in for removed ones, and its norms see it as it is."""
     doing("pruning: fitting what is left to the outputs of the original")
-    if not pruned.spec.kept:
+    if not spec.kept:
         return
     if reconstruct:
         filled = working_copy(model)
-        stand_in(filled, plan.found, plan.removed_by(pruned.spec), data)
-        pruned.model.load_state_dict(apply_spec(filled, pruned.spec).state_dict())
+        stand_in(filled, plan.found, plan.removed_by(spec), data)
+        pruned.load_state_dict(apply_spec(filled, spec).state_dict())
     if reestimate:
-        reestimate_norms(pruned.model, data)
+        reestimate_norms(pruned, data)
 
 
 def _chosen(
