@@ -239,7 +239,8 @@ OTHERS: dict[str, ZooNet] = {
                      "repvit_m0_9", "starnet_s1", "efficientvit_b0", "convnextv2_atto", "lcnet_050",
                      "mobilenetv4_hybrid_medium", "cs3darknet_s", "vovnet39a", "poolformer_s12", "repghostnet_050",
                      "regnetz_005", "gernet_s", "efficientvit_m0", "semnasnet_050", "skresnet18", "nf_regnet_b0",
-                     "xception41", "fbnetc_100")
+                     "xception41", "fbnetc_100", "res2net50_14w_8s", "ese_vovnet19b_dw", "mobilenetv3_small_050",
+                     "tf_efficientnet_lite0", "regnetx_002", "selecsls42b", "hgnetv2_b0", "mobilevitv2_050")
     },
     **{
         f"timm:{name}": _timm(name, 224)
@@ -253,6 +254,10 @@ OTHERS: dict[str, ZooNet] = {
     ),
     "transformers:electra": _transformer(
         "Electra", _tokens(), "ForSequenceClassification", vocab_size=100, embedding_size=32, **_SMALL
+    ),
+    "transformers:mpnet": _transformer("MPNet", _tokens(), "ForSequenceClassification", vocab_size=100, **_SMALL),
+    "transformers:squeezebert": _transformer(
+        "SqueezeBert", _tokens(), "ForSequenceClassification", vocab_size=100, embedding_size=64, **_SMALL
     ),
     "transformers:opt": _transformer(
         "OPT", _tokens(use_cache=False), "ForCausalLM", vocab_size=100, hidden_size=64, num_hidden_layers=2,
