@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -491,7 +492,7 @@ def test_columns_that_are_cut_say_so_until_the_end_is_seen(wide: Page) -> None:
 def test_every_page_names_what_it_was_written_with(wide: Page, full: Page) -> None:
     for page in (wide, full):
         text = page.run("document.querySelector('#written').innerText")
-        assert eo.__version__ in text and str(torch.__version__) in text
+        assert eo.__version__ in text and version("torch") in text
     assert "reproducibility.json" in wide.run("document.querySelector('#environment .hint').textContent")
     assert "Processor" in full.run("document.querySelector('#machine').innerText")
 
