@@ -43,10 +43,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def one_nursery() -> Iterator[None]:
-    """Sweeps of this module fork from one and the same process."""
-    from kept_nursery import kept_nursery
+    """Sweeps of this module fork from one and the same process: to start one takes seconds."""
+    from edge_opt.search.process import nurseries_kept
 
-    with kept_nursery():
+    with nurseries_kept():
         yield
 
 

@@ -27,7 +27,7 @@ from edge_opt.cli.arguments import (
 )
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, Verbose, result_console, talk
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import Loaded, load_model, open_program
+from edge_opt.loading import MODEL_FILES, Loaded, load_model, open_program
 from edge_opt.report.table import LEVELS
 from edge_opt.report.terminal import SORT_KEYS, check_view
 
@@ -174,7 +174,7 @@ def _saved(
 
 
 # Views that show costs on the nodes of a file, and the files that have such nodes.
-_VIEWS = {".onnx": (".onnx",), ".nodes.json": (".onnx", ".tflite", ".pt2")}
+_VIEWS = {".onnx": (".onnx",), ".nodes.json": MODEL_FILES}
 
 
 def _is_view_of_file(path: Path, model: str) -> bool:

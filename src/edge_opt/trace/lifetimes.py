@@ -45,6 +45,11 @@ def shape_of(tensor: torch.Tensor) -> Shape:
     return (sum(size[0] for size in sizes), *sizes[0][1:]) if sizes and is_even else (sum(map(prod, sizes)),)
 
 
+def hollow(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, strides and type that holds no values."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that knows its address, number and size."""
 
@@ -219,7 +224,7 @@ class Lifetimes:
 
     def stand_for(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         """A tensor like this one, whose storage is the one of that number."""
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        made = hollow(tensor)
         storage = made.untyped_storage()
         ref = _StorageRef(storage, self._gone)
         ref.address, ref.nbytes, ref.number = storage._cdata, storage.nbytes(), number

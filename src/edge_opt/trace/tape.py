@@ -12,7 +12,7 @@ from edge_opt.records import OpCall, OpSignature, Role
 from edge_opt.records.shown import maker
 from edge_opt.trace.control import steps_of
 from edge_opt.trace.inputs import SMALL
-from edge_opt.trace.lifetimes import Lifetimes, is_dense, is_sparse, shape_of, storage_of
+from edge_opt.trace.lifetimes import Lifetimes, hollow, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.modules import ModuleStack
 from edge_opt.trace.operators import (
     INDEX,
@@ -306,7 +306,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # It returns what it was given, as dropout does, or more than tensors.
             named = dict(zip(kwargs, self._on_meta(kwargs.values()), strict=True)) if kwargs else kwargs
             return self._called(func, self._on_meta(args), named)
-        made = [_empty_strided(item.size(), item.stride(), dtype=item.dtype, device=_META) for item in whole]
+        made = [hollow(item) for item in whole]
         if result.__class__ is list:
             return made
         return made[0] if isinstance(result, _Tensor) else tuple(made)
@@ -318,7 +318,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(value, _Tensor) and not value.is_meta:
                 twin = self._twins.get(id(value))
                 if twin is None:
-                    twin = _empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+                    twin = hollow(value)
                     own = self._own.get(id(value))
                     if own is not None:
                         self._twins[id(value)] = twin
@@ -427,7 +427,7 @@ def _standing_in(values: Any, made: list[torch.Tensor]) -> list[Any]:
     replaced: list[Any] = []
     for value in values:
         if isinstance(value, _Tensor):
-            made.append(_empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META))
+            made.append(hollow(value))
             replaced.append(made[-1])
         elif isinstance(value, (list, tuple)) and any(isinstance(item, _Tensor) for item in value):
             replaced.append(_standing_in(value, made))

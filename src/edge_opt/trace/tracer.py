@@ -31,7 +31,7 @@ from edge_opt.trace.inputs import (
     real_tensor,
 )
 from edge_opt.trace.leftovers import Aftermath, forget_frames
-from edge_opt.trace.lifetimes import Lifetimes, is_sparse, nbytes_of
+from edge_opt.trace.lifetimes import Lifetimes, hollow, is_sparse, nbytes_of
 from edge_opt.trace.modules import Frame, ModuleStack, exported_module, module_paths, owned_parameters
 from edge_opt.trace.reach import Reach
 from edge_opt.trace.shadow import Copier, shadow_of
@@ -282,7 +282,7 @@ def _forward(
                 tensor.copy_(before)
         storages = lifetimes.finish()
         if subject.results is not None:
-            subject.results.append(Copier(_hollow).copied(result))
+            subject.results.append(Copier(hollow).copied(result))
         del result
     return storages, sum(map(nbytes_of, inputs)), bool(invented)
 
@@ -291,10 +291,6 @@ def _forward(
 _MAKERS = frozenset(
     "tensor as_tensor asarray Tensor FloatTensor LongTensor IntTensor BoolTensor new_tensor nested_tensor".split()
 )
-
-
-def _hollow(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _complete(model: nn.Module, call: CallArguments) -> Any:
