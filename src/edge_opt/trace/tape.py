@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.records import OpCall, OpSignature, Role
 from edge_opt.records.shown import maker
-from edge_opt.trace.control import steps_of
 from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes, hollow, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.modules import ModuleStack
 from edge_opt.trace.operators import (
     INDEX,
+    SPELLED,
     Behavior,
     Entry,
     View,
@@ -25,11 +25,12 @@ from edge_opt.trace.operators import (
     recall,
     remember,
     signature_of,
+    spelling,
+    steps_of,
     tensor_info,
 )
 from edge_opt.trace.scratch import scratch_bytes
 from edge_opt.trace.shapes import changes_nothing, is_understood, output_specs
-from edge_opt.trace.spelling import SPELLED, spelling
 
 _op_call = maker(OpCall)
 _META = torch.device("meta")
