@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from edge_opt.cost.resampling import antialias_taps
+from edge_opt.cost.vision import antialias_taps
 from operator_calls import other_ops
 
 

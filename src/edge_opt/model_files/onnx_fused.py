@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from edge_opt.cost.quantized import DEQUANTIZE_OPS
+from edge_opt.cost.products import DEQUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.graph_call import Call, operator
 from edge_opt.model_files.onnx_quantized import define, integer_product, steps_to_floats

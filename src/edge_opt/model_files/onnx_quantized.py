@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from edge_opt.cost.dense import convolution as convolution_cost
-from edge_opt.cost.quantized import DEQUANTIZE_OPS, QUANTIZE_OPS
+from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
+from edge_opt.cost.products import convolution as convolution_cost
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.file_records import FileNode
 from edge_opt.model_files.graph_call import Call, operator, torch_dtype

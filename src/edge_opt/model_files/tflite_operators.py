@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from edge_opt.cost.dense import LSTM_OPS, RNN_OPS
 from edge_opt.cost.pointwise import SOFTMAX_OPS
+from edge_opt.cost.products import LSTM_OPS, RNN_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.graph_call import Call, operator, torch_dtype
 from edge_opt.model_files.onnx_operators import divided, linear

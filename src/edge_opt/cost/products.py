@@ -1,4 +1,4 @@
-"""Rules for multiply-accumulate work: convolutions, products, attention, recurrent layers."""
+"""Products: convolutions, linear layers, attention, recurrent layers, with dense, sparse and quantised operands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from edge_opt.cost.complex_numbers import ADD, MACS_PER_PRODUCT, is_complex
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
-from edge_opt.cost.rules import Work, aten, cost_rule
+from edge_opt.cost.rules import Work, aten, cost_rule, free_operators, operator_name, per_output
+from edge_opt.cost.sorting import sort_ops
 from edge_opt.records import SparseInfo, TensorInfo
 
 
@@ -67,13 +68,17 @@ def any_convolution(
     return transposed_convolution(out, x, weight, bias) if transposed else convolution(out, x, weight, bias)
 
 
-@cost_rule(aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten._int_mm, kind="matmul")
+@cost_rule(
+    aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten._int_mm, aten._sparse_mm, aten.smm, aten.hspmm, kind="matmul",
+)  # fmt: skip
 def product(out: TensorInfo, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work | None:
-    """One MAC per output and inner element."""
+    """One MAC per output and inner element; of a sparse operand, for each stored element and column of the other."""
     return any_product(out, x, y)
 
 
-@cost_rule(aten.addmm, aten.baddbmm, aten.addmv, aten._addmm_activation, kind="matmul")
+@cost_rule(
+    aten.addmm, aten.baddbmm, aten.addmv, aten._addmm_activation, aten._sparse_addmm, aten.sspaddmm, kind="matmul",
+)  # fmt: skip
 def product_plus(out: TensorInfo, bias: Any, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work | None:
     """A product added to a third operand: the add is other work."""
     return any_product(out, x, y, additions=out.stored)
@@ -243,3 +248,110 @@ def rnn_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
 
 def _given(weights: tuple[Any, ...]) -> tuple[TensorInfo, ...]:
     return tuple(weight for weight in weights if isinstance(weight, TensorInfo))
+
+
+@cost_rule(aten._sparse_mm_reduce_impl, kind="matmul")
+def reduced_product(out: Any, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work:
+    """Products as in a plain one; sums, means, minima and maxima alike take one step for each."""
+    return products(x, x.stored * y.shape[-1])
+
+
+@cost_rule(aten.sparse_sampled_addmm, kind="matmul")
+def sampled_product(out: TensorInfo, x: TensorInfo, left: TensorInfo, right: TensorInfo, **_: Any) -> Work:
+    """Only the elements that the sparse operand stores are worked out, each over the whole inner dimension."""
+    return products(x, x.stored * left.shape[-1], x.stored)
+
+
+@cost_rule(aten._coalesce, kind="sorting")
+def coalesced(out: TensorInfo, x: TensorInfo) -> Work:
+    """Indices sorted, and values with the same place added."""
+    return Work(other_ops=sort_ops(x.stored, x.stored) + x.stored)
+
+
+@cost_rule(aten._sparse_sum, kind="reduction")
+def summed(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """One addition for each stored element."""
+    return Work(other_ops=x.stored)
+
+
+@cost_rule(aten._sparse_softmax, aten._sparse_log_softmax, kind="softmax")
+def softmax(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """Maximum, subtract, exp, sum, divide for each stored element."""
+    return Work(other_ops=5 * x.stored)
+
+
+@cost_rule(
+    aten._to_dense, aten.to_dense, aten._to_sparse, aten._to_sparse_csr, aten._to_sparse_csc, aten._to_sparse_bsr,
+    aten._to_sparse_bsc, aten.sparse_mask, aten._sparse_mask_projection, aten._convert_indices_from_coo_to_csr,
+    aten._convert_indices_from_csr_to_coo, aten.copy_sparse_to_sparse_, kind="movement",
+)  # fmt: skip
+def converted(out: Any, *_: Any, **__: Any) -> Work:
+    """Every input read once, every output written once."""
+    return Work()
+
+
+free_operators(
+    aten._sparse_coo_tensor_unsafe, aten._sparse_coo_tensor_with_dims, aten._sparse_coo_tensor_with_dims_and_tensors,
+    aten._sparse_compressed_tensor_with_dims, aten._sparse_csr_tensor_unsafe, aten._sparse_compressed_tensor_unsafe,
+    aten.sparse_dim, aten.dense_dim, aten._nnz, aten.is_coalesced, aten._coalesced_, aten._values, aten._indices,
+    aten.values, aten.indices, aten.crow_indices, aten.col_indices, aten.ccol_indices, aten.row_indices,
+    aten._validate_sparse_coo_tensor_args, aten._validate_sparse_compressed_tensor_args,
+    aten._validate_sparse_csr_tensor_args,
+)  # fmt: skip
+
+
+QUANTIZE_OPS = 5  # multiply by 1 / scale, round, add the zero point, clamp on both sides
+DEQUANTIZE_OPS = 2  # subtract the zero point, multiply by the scale
+_OBSERVE_OPS = 2  # the smallest and the largest
+
+for _operator, _ops in (
+    (aten.quantize_per_tensor, QUANTIZE_OPS), (aten.quantize_per_channel, QUANTIZE_OPS),
+    (aten.quantize_per_tensor_dynamic, QUANTIZE_OPS + _OBSERVE_OPS), (aten.dequantize, DEQUANTIZE_OPS),
+    (aten.fake_quantize_per_tensor_affine, QUANTIZE_OPS + DEQUANTIZE_OPS),
+    (aten.fake_quantize_per_channel_affine, QUANTIZE_OPS + DEQUANTIZE_OPS),
+    (aten.fake_quantize_per_tensor_affine_cachemask, QUANTIZE_OPS + DEQUANTIZE_OPS),
+    (aten.fake_quantize_per_channel_affine_cachemask, QUANTIZE_OPS + DEQUANTIZE_OPS),
+    (aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams, QUANTIZE_OPS + DEQUANTIZE_OPS),
+    (aten._fake_quantize_learnable_per_tensor_affine, QUANTIZE_OPS + DEQUANTIZE_OPS),
+    (aten._fake_quantize_learnable_per_channel_affine, QUANTIZE_OPS + DEQUANTIZE_OPS),
+    (aten.fused_moving_avg_obs_fake_quant, QUANTIZE_OPS + DEQUANTIZE_OPS + _OBSERVE_OPS),
+    (aten._fused_moving_avg_obs_fq_helper, QUANTIZE_OPS + DEQUANTIZE_OPS + _OBSERVE_OPS),
+):  # fmt: skip
+    cost_rule(_operator, kind="quantization")(per_output(operator_name(_operator), _ops))
+
+cost_rule("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel",
+          kind="quantization")(per_output("quantize", QUANTIZE_OPS))  # fmt: skip
+cost_rule("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel",
+          kind="quantization")(per_output("dequantize", DEQUANTIZE_OPS))  # fmt: skip
+
+
+@cost_rule("quantized::linear_dynamic", "quantized::linear_relu_dynamic", kind="matmul")
+def dynamic_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """The input is observed and quantised, multiplied in int8, and the result scaled with its bias.
+
+    The packed weights are no tensor to the trace: one byte for each of in x out.
+    """
+    inner, outer = x.shape[-1], out.shape[-1]
+    return Work(
+        macs=out.elements * inner,
+        other_ops=x.elements * (_OBSERVE_OPS + QUANTIZE_OPS) + 2 * out.elements,
+        bytes_read=x.nbytes + inner * outer,
+    )
+
+
+@cost_rule("quantized::linear_dynamic_fp16", "quantized::linear_relu_dynamic_fp16", kind="matmul")
+def half_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """Weights are packed in two bytes each, and widened for the product."""
+    inner, outer = x.shape[-1], out.shape[-1]
+    return Work(macs=out.elements * inner, other_ops=out.elements, bytes_read=x.nbytes + 2 * inner * outer)
+
+
+@cost_rule("quantized::linear", "quantized::linear_relu", kind="matmul")
+def static_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """An int8 product, its bias, and the result quantised again; packed weights as in the dynamic layer."""
+    inner, outer = x.shape[-1], out.shape[-1]
+    return Work(
+        macs=out.elements * inner,
+        other_ops=out.elements * (1 + QUANTIZE_OPS),
+        bytes_read=prod(x.shape) + inner * outer,
+    )
