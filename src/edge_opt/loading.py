@@ -243,12 +243,12 @@ def load_model(reference: str) -> Loaded:
     """
     doing(f"loading {reference}")
     if reference.lower().endswith(".onnx"):
-        from edge_opt.model_files.onnx_model import load_onnx
+        from edge_opt.model_files.file_model import load_onnx
 
         read = load_onnx(reference)
         return Loaded(read, Path(reference).stem, read.example())
     if reference.lower().endswith(".tflite"):
-        from edge_opt.model_files.tflite_model import load_tflite
+        from edge_opt.model_files.file_model import load_tflite
 
         flat = load_tflite(reference)
         return Loaded(flat, Path(reference).stem, flat.example())

@@ -11,7 +11,7 @@ import torch
 import edge_opt as eo
 from edge_opt import compress
 from edge_opt.errors import InvalidInput
-from edge_opt.model_files.onnx_model import OnnxModel, load_onnx
+from edge_opt.model_files.file_model import OnnxModel, load_onnx
 from onnx_graphs import node, write
 
 BATCHES = [torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.model_files.onnx_model import load_onnx
+from edge_opt.model_files.file_model import load_onnx
 from edge_opt.records import Reconciliation
 from onnx_graphs import node, write
 

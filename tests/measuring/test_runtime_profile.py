@@ -14,7 +14,7 @@ from torch import nn
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
-from edge_opt.model_files.onnx_model import OnnxModel, load_onnx
+from edge_opt.model_files.file_model import OnnxModel, load_onnx
 from onnx_graphs import node, write
 
 

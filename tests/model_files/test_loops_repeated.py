@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import edge_opt as eo
-from edge_opt.model_files.onnx_model import load_onnx
+from edge_opt.model_files.file_model import load_onnx
 from edge_opt.trace.repetition import Repetition
 from onnx_graphs import node, write
 

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, load, save
 from onnx.external_data_helper import convert_model_to_external_data
 
 from edge_opt.errors import EdgeOptError, ModelNotFound, UnreadableModel
+from edge_opt.model_files.file_model import load_onnx
 from edge_opt.model_files.onnx_file import read_onnx
-from edge_opt.model_files.onnx_model import load_onnx
 from onnx_graphs import node, write
 
 

@@ -13,8 +13,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, TraceFailed
+from edge_opt.model_files.file_model import load_onnx
 from edge_opt.model_files.graph_reading import Run
-from edge_opt.model_files.onnx_model import load_onnx
 from onnx_graphs import node, write
 
 

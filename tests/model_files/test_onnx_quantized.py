@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto
 
 import edge_opt as eo
-from edge_opt.model_files.onnx_model import load_onnx
+from edge_opt.model_files.file_model import load_onnx
 from onnx_graphs import node, write
 
 SCALE = np.array(0.1, np.float32)

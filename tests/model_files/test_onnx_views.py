@@ -10,8 +10,8 @@ from onnx import checker, load, shape_inference
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput
+from edge_opt.model_files.file_model import load_onnx
 from edge_opt.model_files.file_views import save_view
-from edge_opt.model_files.onnx_model import load_onnx
 from onnx_graphs import node, write
 
 

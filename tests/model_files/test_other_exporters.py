@@ -15,7 +15,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.model_files.onnx_model import load_onnx
+from edge_opt.model_files.file_model import load_onnx
 from needed import needed
 
 skl2onnx = needed("skl2onnx")

@@ -11,7 +11,7 @@ import pytest
 from ai_edge_litert import interpreter
 
 import edge_opt as eo
-from edge_opt.model_files.tflite_model import TfliteModel, load_tflite
+from edge_opt.model_files.file_model import TfliteModel, load_tflite
 from tflite_graphs import Graph, Op, conv, write
 
 

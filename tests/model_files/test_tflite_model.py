@@ -12,7 +12,7 @@ import edge_opt as eo
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.loading import load_model
 from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
-from edge_opt.model_files.tflite_model import load_tflite
+from edge_opt.model_files.file_model import load_tflite
 from tflite_graphs import Graph, Op, conv, write
 
 RELU = 1

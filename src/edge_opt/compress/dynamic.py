@@ -13,7 +13,7 @@ from edge_opt.compress.export import PATH_KEY, quiet, require
 from edge_opt.compress.onnx_source import file_scheme
 from edge_opt.compress.quantize import is_below, label_nodes, prepare
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
-from edge_opt.model_files.onnx_model import OnnxModel
+from edge_opt.model_files.file_model import OnnxModel
 
 SCHEMES = ("auto", "static", "dynamic", "weights")
 GROUP_SIZES = (16, 32, 64, 128, 256)

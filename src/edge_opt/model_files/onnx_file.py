@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_opt._support.files import mapped
 from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
+from edge_opt.model_files.binary_formats import Field, Wire, singles, whole_numbers
 from edge_opt.model_files.file_records import (
     MOST_DIMENSIONS,
     MOST_KNOWN,
@@ -25,7 +26,6 @@ from edge_opt.model_files.file_records import (
     ModelFile,
     Reference,
 )
-from edge_opt.model_files.protobuf_wire import Field, Wire, singles, whole_numbers
 
 OLDEST_OPSET = 7
 _DEEPEST = 32

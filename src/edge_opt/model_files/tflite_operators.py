@@ -28,7 +28,7 @@ from edge_opt.model_files.onnx_quantized import (
     steps_to_floats,
     widened,
 )
-from edge_opt.model_files.tflite_schema import ACTIVATIONS
+from edge_opt.model_files.tflite_file import ACTIVATIONS
 from edge_opt.records import TensorInfo
 
 aten = torch.ops.aten
