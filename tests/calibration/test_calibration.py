@@ -16,8 +16,16 @@ import edge_opt as eo
 from calibrations import imaginary
 from edge_opt.boards.calibration_file import host_file, load_calibration, save_calibration
 from edge_opt.calibration.calibrate import validated
-from edge_opt.calibration.in_situ import Overheads, closed, measured_overheads, read_distances
-from edge_opt.calibration.operator_bench import Runnable, Unrunnable, overload, undisturbed
+from edge_opt.calibration.operator_bench import (
+    Overheads,
+    Runnable,
+    Unrunnable,
+    closed,
+    measured_overheads,
+    overload,
+    read_distances,
+    undisturbed,
+)
 from edge_opt.calibration.operator_draws import is_warm, plan, signatures, tensor
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.cli import app

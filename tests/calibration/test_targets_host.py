@@ -14,7 +14,7 @@ import edge_opt as eo
 from calibrations import imaginary
 from edge_opt.boards.calibration_file import host_file, save_calibration
 from edge_opt.boards.targets import find_target, find_targets
-from edge_opt.calibration.in_situ import read_distances
+from edge_opt.calibration.operator_bench import read_distances
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.records import (

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.measuring import model_pair
-from edge_opt.measuring.model_pair import measure_pair
+from edge_opt.measuring import session
+from edge_opt.measuring.session import measure_pair
 from edge_opt.measuring.statistics import latency_of
 from edge_opt.records import Latency
 
@@ -50,7 +50,7 @@ def test_an_open_question_is_measured_again_and_a_settled_one_is_not(monkeypatch
         return {name: latency((1.0 + 0.08 * (int(name.split()[-1]) % 2)) if name.startswith("model") else 1.0)
                 for name in runs}  # fmt: skip
 
-    monkeypatch.setattr(model_pair, "interleaved", take)
+    monkeypatch.setattr(session, "interleaved", take)
     models = nn.Linear(16, 16), nn.Linear(16, 16)
     profiles = eo.profile(models[0], (4, 16)), eo.profile(models[1], (4, 16))
     for limit, counts in ((None, [5]), (1.5, [5]), (1.0, [5, 5]), (1.035, [5, 5, 5, 5])):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from edge_opt.calibration.in_situ import Overheads
+from edge_opt.calibration.operator_bench import Overheads
 from edge_opt.calibration.operator_draws import is_warm, plan
 from edge_opt.cost.rules import price
 from edge_opt.measuring.machine import read_environment

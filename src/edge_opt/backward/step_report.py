@@ -12,7 +12,7 @@ from torch import nn
 
 from edge_opt._support.checks import check_whole
 from edge_opt.backward.optimizers import find_optimizer, groups_of
-from edge_opt.backward.step_costs import StepCosts, StepMemory
+from edge_opt.backward.step_costs import StepCosts, StepMemory, step_times
 from edge_opt.backward.step_trace import StepPlan, StepTrace, trace_step
 from edge_opt.errors import InvalidInput
 from edge_opt.records import OpCost, TrainingStep
@@ -96,8 +96,6 @@ def training_step(
 
         step = replace(step, remedies=what_would_help(step, model, arguments, plan, accumulate))
     if target is not None:
-        from edge_opt.backward.step_time import step_times
-
         step = replace(step, times=step_times(step, model, arguments, target))
     return step
 

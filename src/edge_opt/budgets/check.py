@@ -325,7 +325,7 @@ def _timed_in_turn(
     options: dict[str, Any],
 ) -> tuple[ModelProfile, ModelProfile, Comparison]:  # fmt: skip
     """Both profiles with what was measured, a block of each model in turn, and how they compare."""
-    from edge_opt.measuring.model_pair import measure_pair
+    from edge_opt.measuring.session import measure_pair
 
     known = {
         key: options[key] for key in ("min_time_s", "max_time_s", "threads", "progress", "limit") if key in options

@@ -20,8 +20,18 @@ from edge_opt._support.checks import check_whole, is_number
 from edge_opt._support.files import check_writable
 from edge_opt._support.waiting import stderr_console
 from edge_opt.boards.calibration_file import host_file, save_calibration
-from edge_opt.calibration.in_situ import Visit, closed, measured_overheads, operator_samples, visit_reference
-from edge_opt.calibration.operator_bench import Runnable, best_seconds, kept_heap, rounds, undisturbed
+from edge_opt.calibration.operator_bench import (
+    Runnable,
+    Visit,
+    best_seconds,
+    closed,
+    kept_heap,
+    measured_overheads,
+    operator_samples,
+    rounds,
+    undisturbed,
+    visit_reference,
+)
 from edge_opt.calibration.operator_draws import is_warm, plan
 from edge_opt.calibration.operator_times import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES

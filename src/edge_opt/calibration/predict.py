@@ -14,8 +14,17 @@ import torch
 from edge_opt import units
 from edge_opt.boards.estimate import answering, estimate, with_energies
 from edge_opt.boards.targets import Found
-from edge_opt.calibration.in_situ import Overheads, read_distances, visit_reference
-from edge_opt.calibration.operator_bench import Runnable, Unrunnable, hole_for, kept_heap, rounds, undisturbed
+from edge_opt.calibration.operator_bench import (
+    Overheads,
+    Runnable,
+    Unrunnable,
+    hole_for,
+    kept_heap,
+    read_distances,
+    rounds,
+    undisturbed,
+    visit_reference,
+)
 from edge_opt.calibration.operator_times import (
     FAR_BYTES,
     FRESH_BYTES,

@@ -146,7 +146,7 @@ def _exported(net: str, folder: Path) -> Path:
 
 def _recipes(files: Sequence[Path], threads: int | None) -> Iterator[str]:
     """How to time the files there with each runtime, one line each, and how to type in what they took."""
-    from edge_opt.boards.timing_commands import timing_commands
+    from edge_opt.boards.own_board import timing_commands
 
     for path in files:
         yield f"{path}:"

@@ -222,7 +222,7 @@ def _spec(target: Any, weights: str, asked: _Request) -> DeviceSpec | None:
     if target is None:
         return None
     if isinstance(target, str) and target == HOST:
-        from edge_opt.serving.host_probe import host_spec
+        from edge_opt.serving.host_decoding import host_spec
 
         form, runtime = weight_format(weights, asked.runtime)
         is_torch = runtime == "torch"
@@ -293,7 +293,7 @@ def _report(
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
     measured: MeasuredServing | None = None
     if measure is not False:
-        from edge_opt.serving.decode_loop import measured_serving
+        from edge_opt.serving.host_decoding import measured_serving
 
         measured = measured_serving(sources.source, serving, measure)
     memory = serving.memory(asked.ram_bytes(spec))
