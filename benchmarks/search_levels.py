@@ -40,7 +40,7 @@ from edge_opt.records import Candidate
 from edge_opt.run.job import PipelineJob, Reference, Subject, Tuning, variant_of
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import screen
-from edge_opt.search.paired import paired_shares
+from edge_opt.search.choose import paired_shares
 from edge_opt.search.space import Pair
 
 ALL_NETS: dict[str, Callable[[], nn.Module]] = {"SmallCNN": SmallCNN, **NETS}

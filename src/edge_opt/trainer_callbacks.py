@@ -10,7 +10,7 @@ from edge_opt.budgets.check import check
 from edge_opt.errors import MissingExtra, TrainingFailed
 from edge_opt.profiling import profile
 from edge_opt.records import ModelProfile
-from edge_opt.report.trackers import figures
+from edge_opt.report.save import figures
 
 
 def lightning_callback(

@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 from edge_opt.budgets import parse_budget, violations
 from edge_opt.errors import InvalidInput
 from edge_opt.records import Candidate, Factor, Finalist, Finals, Trial, TrialMetrics
-from edge_opt.search.choose import Point, Span, dominates, frontier, frontiers, recommend, trial_frontier
+from edge_opt.search.choose import (
+    Point,
+    Span,
+    dominates,
+    frontier,
+    frontiers,
+    packed_answers,
+    recommend,
+    trial_frontier,
+    wilson,
+)
 from edge_opt.search.finals import held_to_parents, retimed, slower_than_parents
-from edge_opt.search.paired import packed_answers, wilson
 from sweep_jobs import figures
 
 # Few distinct values, so that ties, duplicates and touching intervals are common.

@@ -1,6 +1,6 @@
 """The command line: each command parses, calls one public function, saves, and says where.
 
-One file per command, registered here.
+One file per group of commands, registered here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from typing import Annotated
 try:
     import typer
 
-    from edge_opt.cli.board_command import board
+    from edge_opt.cli.board_commands import board, measure_on, worker
     from edge_opt.cli.compare_commands import check, compare
     from edge_opt.cli.compress_commands import export, prune, quantize
     from edge_opt.cli.device_commands import calibrate, devices, doctor
-    from edge_opt.cli.llm_command import llm
-    from edge_opt.cli.measure_on_commands import measure_on, worker
-    from edge_opt.cli.profile_command import profile
+    from edge_opt.cli.profile_commands import llm, profile, train_cost
     from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
     from edge_opt.cli.shell import Debug, Shell, run_to_the_end
-    from edge_opt.cli.train_command import train_cost
 except KeyboardInterrupt:  # while the program is still being read
     sys.stderr.write("interrupted; nothing was begun\n")
     raise SystemExit(130) from None

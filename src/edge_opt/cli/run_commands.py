@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.profile_command import profile_of_file
+from edge_opt.cli.profile_commands import profile_of_file
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, MODEL_FILES

@@ -146,7 +146,7 @@ class ModelProfile(Shown):
             step: The step that the figures belong to.
             prefix: Text in front of every name, such as "pruned/".
         """
-        from edge_opt.report.trackers import log_to
+        from edge_opt.report.save import log_to
 
         log_to(self, writer, step, prefix)
 

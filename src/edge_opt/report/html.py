@@ -9,8 +9,8 @@ from edge_opt.records import ModelComparison, ModelProfile, SweepResult
 from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, totals_table
 from edge_opt.report.sheets import facts_html, strips_html
 from edge_opt.report.summary import summary_lines
+from edge_opt.report.sweep_tables import ranked, scatter_svg, trial_strips
 from edge_opt.report.table import Node, Row, deepest_that_fits, heading, module_tree
-from edge_opt.report.trial_tables import ranked, scatter_svg, trial_strips
 from edge_opt.text import html
 
 _SHOWN = 10

@@ -43,8 +43,8 @@ from edge_opt.report import checks, comparison, device_tables, results, serving_
 from edge_opt.report.html import comparison_html, profile_html, sweep_html
 from edge_opt.report.sheets import Fact, Sheet, own_view, sheet
 from edge_opt.report.summary import energy_sentence, measured_lines, prediction_sentence
+from edge_opt.report.sweep_tables import sweep_sheet, trial_sheet
 from edge_opt.report.terminal import Cell, Strip
-from edge_opt.report.trial_tables import sweep_sheet, trial_sheet
 from edge_opt.text import printable
 
 _SHOWN = 12

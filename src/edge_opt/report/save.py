@@ -1,4 +1,4 @@
-"""Profiles as files, by suffix, and back."""
+"""Profiles saved: as files by their suffix, on a time line, and to trackers of experiments."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edge_opt._support.checks import implausible
 from edge_opt._support.files import write_whole
@@ -117,8 +117,6 @@ def _html(profile: ModelProfile, level: Level) -> str:
 @writer(".trace.json")
 def _time_line(profile: ModelProfile, level: Level) -> str:
     """Layers on a time line with the memory under it, for ui.perfetto.dev and chrome://tracing."""
-    from edge_opt.report.timeline import time_line
-
     return json.dumps(time_line(profile), indent=1, allow_nan=False) + "\n"
 
 
@@ -180,3 +178,142 @@ def _check_references(profile: ModelProfile) -> None:
     for position, prediction in enumerate(profile.predictions):
         if any(not 0 <= layer.module < len(trace.modules) for layer in prediction.layers):
             raise UnreadableProfile(f"predictions[{position}] names a layer that is not there")
+
+
+Events = list[dict[str, Any]]
+_OPERATORS, _MODULES = 1, 2  # tracks
+
+
+def time_line(profile: ModelProfile) -> dict[str, Any]:
+    """The events of one forward: a process for what was measured and one for each target that was predicted for.
+
+    Each has modules, one inside the other, the operators under them, and the bytes of activations alive. The seconds
+    of a layer are spread over its operators by what they compute and move; only those of layers are known.
+    """
+    known = list(_known_seconds(profile))
+    if not known:
+        raise InvalidInput(
+            "a time line needs times, and the profile has none; add target= (--target) or measure= (--measure)"
+        )
+    events: Events = []
+    for process, (name, seconds) in enumerate(known, start=1):
+        events += _named(process, name)
+        events += _process(profile, process, seconds)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": profile.name, "made by": "edge-opt"}}
+
+
+def _known_seconds(profile: ModelProfile) -> Iterator[tuple[str, dict[int, float]]]:
+    """Seconds of layers by their place in the trace, under the name of where they come from."""
+    measured = profile.measurement
+    if measured is not None and measured.layers is not None:
+        yield "measured here", {layer.module: layer.seconds for layer in measured.layers.layers}
+    for prediction in profile.predictions:
+        seconds = {layer.module: layer.seconds for layer in prediction.layers if layer.seconds is not None}
+        if seconds:
+            yield f"predicted on {prediction.target} ({prediction.precision}, {prediction.basis})", seconds
+
+
+def _named(process: int, name: str) -> Events:
+    rows = [("process_name", 0, name), ("thread_name", _MODULES, "modules"), ("thread_name", _OPERATORS, "operators")]
+    return [
+        {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": text}} for kind, thread, text in rows
+    ]
+
+
+def _process(profile: ModelProfile, process: int, seconds: Mapping[int, float]) -> Events:
+    trace = profile.trace
+    durations = _operator_seconds(profile, seconds)
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    operators: Events = []
+    memory: Events = []
+    now = 0.0
+    for call in trace.ops:
+        after = now + durations[call.index] * 1e6
+        price = profile.prices[call.signature]
+        memory.append({"ph": "C", "name": "activations", "pid": process, "ts": now, "args": {"bytes": call.live_bytes}})
+        if price.status != "free":
+            operators.append({
+                "ph": "X", "name": trace.signatures[call.signature].op, "cat": price.kind, "pid": process,
+                "tid": _OPERATORS, **_span(now, after),
+                "args": {"module": trace.modules[call.module].path, "macs": price.cost.macs, "flops": price.cost.flops,
+                         "bytes_moved": price.cost.bytes_moved},
+            })  # fmt: skip
+        module: int | None = call.module
+        while module is not None:
+            begins.setdefault(module, now)
+            ends[module] = after
+            module = trace.modules[module].parent
+        now = after
+    memory.append({"ph": "C", "name": "activations", "pid": process, "ts": now, "args": {"bytes": 0}})
+    modules: Events = [
+        {"ph": "X", "name": trace.modules[place].path or profile.name, "cat": trace.modules[place].kind, "pid": process,
+         "tid": _MODULES, **_span(begins[place], ends[place]),
+         "args": {"class": trace.modules[place].kind, "parameters": trace.modules[place].params}}
+        for place in sorted(begins)
+    ]  # fmt: skip
+    return [*modules, *operators, *memory]
+
+
+def _span(begin_us: float, end_us: float) -> dict[str, float]:
+    """Begin and duration in whole nanoseconds, which viewers count in: one that ends later than what is around it,
+    by a rounding, is dropped by Perfetto."""
+    begin, end = round(begin_us, 3), round(end_us, 3)
+    return {"ts": begin, "dur": round(end - begin, 3)}
+
+
+def _operator_seconds(profile: ModelProfile, seconds: Mapping[int, float]) -> list[float]:
+    """The seconds of each operator: its share of what its layer computes and moves."""
+    weights = [
+        float(profile.prices[call.signature].cost.flops + profile.prices[call.signature].cost.bytes_moved)
+        for call in profile.trace.ops
+    ]
+    totals: dict[int, float] = {}
+    counts: dict[int, int] = {}
+    for call, weight in zip(profile.trace.ops, weights, strict=True):
+        totals[call.module] = totals.get(call.module, 0.0) + weight
+        counts[call.module] = counts.get(call.module, 0) + 1
+    return [
+        seconds.get(call.module, 0.0)
+        * (weight / totals[call.module] if totals[call.module] else 1 / counts[call.module])
+        for call, weight in zip(profile.trace.ops, weights, strict=True)
+    ]
+
+
+_UNITS = ("", "mb", "ms", "j")
+
+
+def figures(profile: ModelProfile) -> Iterator[tuple[str, float]]:
+    """Every figure that is known, once, in the unit that people use: macs, peak_memory_mb, latency_ms."""
+    from edge_opt.budgets.budget_metrics import PROFILE_METRICS
+
+    for metric in PROFILE_METRICS.values():
+        value = metric.value(profile) if metric.unit in _UNITS else None
+        if value is not None:
+            yield metric.name, float(value)
+
+
+def log_to(profile: ModelProfile, writer: Any, step: int = 0, prefix: str = "") -> None:
+    """Write the figures, and the table as text, to TensorBoard, mlflow, a (client, run id) or a W&B run."""
+    if hasattr(writer, "add_scalar"):
+        for name, value in figures(profile):
+            writer.add_scalar(prefix + name, value, step)
+        # TensorBoard reads Markdown; four spaces keep a table as it is.
+        writer.add_text(f"{prefix}profile", "\n".join(f"    {line}" for line in str(profile).splitlines()), step)
+        return
+    # A run of Weights & Biases, or its module inside one; mlflow has summaries nowhere.
+    if hasattr(writer, "log") and hasattr(writer, "summary"):
+        found = dict(figures(profile))
+        writer.log({prefix + name: value for name, value in found.items()}, step=step)
+        writer.summary.update({f"{prefix}profile": str(profile)})
+        return
+    logger, run = writer if isinstance(writer, tuple) and len(writer) == 2 else (writer, None)
+    if not hasattr(logger, "log_metric") or not hasattr(logger, "log_text"):
+        raise InvalidInput(
+            f"cannot log to a {type(writer).__name__}; give a TensorBoard SummaryWriter, the mlflow module, "
+            "(MlflowClient(), run_id), or a run of Weights & Biases"
+        )
+    target = () if run is None else (run,)
+    for name, value in figures(profile):
+        logger.log_metric(*target, prefix + name, value, step=step)
+    logger.log_text(*target, str(profile), f"{prefix}profile.txt")

@@ -15,7 +15,7 @@ from edge_opt._support.checks import implausible
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
 from edge_opt.records import SweepResult, Trial, TrialMetrics
-from edge_opt.report.speedup import row_speedups
+from edge_opt.report.sweep_tables import row_speedups
 from edge_opt.text import spreadsheet
 from edge_opt.units import megabytes
 

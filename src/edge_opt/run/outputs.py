@@ -21,7 +21,6 @@ from edge_opt.measuring.machine import read_environment
 from edge_opt.records import ModelProfile, Sensitivity, SweepResult, Trial
 from edge_opt.report.page import write_page
 from edge_opt.report.png import write_sweep_plots
-from edge_opt.report.speedup import bought, conditions, headline, per_call, times
 from edge_opt.report.sweep_files import (
     NO_BUDGETS,
     WeightBudgets,
@@ -30,6 +29,7 @@ from edge_opt.report.sweep_files import (
     sweep_dataframe,
     sweep_document,
 )
+from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, times
 from edge_opt.run.handover import plain_metrics
 from edge_opt.run.published_keys import stale_metadata
 from edge_opt.search.choose import recommend

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_opt.compress.scoring import Score
 from edge_opt.records.sweeps import SHARES, MetricDirection
-from edge_opt.search.paired import packed_answers, paired_shares, unpacked_answers
+from edge_opt.search.choose import packed_answers, paired_shares, unpacked_answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from edge_opt.report.figures import (
     timeline,
 )
 from edge_opt.report.page.verdict import advice, verdict
-from edge_opt.report.speedup import calls, factor_text, speedup_data
 from edge_opt.report.sweep_files import sweep_rows
+from edge_opt.report.sweep_tables import calls, factor_text, speedup_data
 from edge_opt.report.table import table
 
 _MODEL, _HERE, _ELSEWHERE, _SWEEP = "The model", "Measured here", "Elsewhere", "The sweep"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from edge_opt import units
 from edge_opt.records import ModelProfile, SweepResult, Trial
 from edge_opt.report.figures import DeviceRoofs, Sensitivities, layer_name
-from edge_opt.report.speedup import bought, conditions, headline, per_call
+from edge_opt.report.sweep_tables import bought, conditions, headline, per_call
 from edge_opt.report.table import leaf_rows
 
 Advice = tuple[str, str]

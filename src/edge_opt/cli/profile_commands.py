@@ -1,0 +1,443 @@
+"""edge-opt profile, train-cost and llm: what a model, its training step and its decoding cost."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from edge_opt._support.waiting import doing
+from edge_opt.cli.arguments import (
+    Arguments,
+    Batch,
+    Inputs,
+    Keywords,
+    Maker,
+    ModelArgument,
+    Runtime,
+    Threads,
+    compare,
+    here_and_there,
+    measuring,
+    read_arguments,
+    with_example,
+)
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, Verbose, result_console, talk
+from edge_opt.errors import InvalidInput
+from edge_opt.loading import MODEL_FILES, Loaded, find_object, load_model, open_program, parse_reference
+from edge_opt.report.table import LEVELS
+from edge_opt.report.terminal import SORT_KEYS, check_view
+
+if TYPE_CHECKING:
+    from edge_opt.records import Engine, Level, ModelProfile, ServingReport
+
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="NAME",
+        help="A device, platform, calibration or host.",
+    ),
+]
+RuntimeTimes = Annotated[
+    Path | None,
+    typer.Option(
+        "--runtime-profile", metavar="FILE", help="Lay what a runtime measured on the layers: its profile, JSON or CSV."
+    ),
+]
+Output = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE",
+        help="Save as .json, .csv, .md, .txt, .html or .trace.json; of a model's file also as .nodes.json, or .onnx.",
+    ),
+]  # fmt: skip
+TimeOperators = Annotated[bool, typer.Option("--time-operators", help="With --target host: time each operator once.")]
+
+
+def profile(
+    model: ModelArgument,
+    inputs: Inputs = None,
+    made_by: Maker = None,
+    batch: Batch = None,
+    kwarg: Keywords = None,
+    mode: Annotated[str, typer.Option("--mode", help="eval or train.")] = "eval",
+    convention: Annotated[
+        str, typer.Option("--convention", metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
+    ] = "edge_opt",
+    measure: Annotated[bool, typer.Option("--measure", help="Run it too: latency, memory, energy here.")] = False,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
+    threads: Threads = None,
+    power_watts: Annotated[
+        float | None, typer.Option("--power-watts", help="Power for an energy proxy where no meter is usable.")
+    ] = None,
+    target: Targets = None,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, int8, int4.")] = "fp32",
+    runtime: Runtime = None,
+    time_operators: TimeOperators = False,
+    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; else a tree.")] = None,
+    depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
+    output: Output = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
+    fail_on_unpriced: Annotated[
+        bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
+    ] = False,
+    runtime_profile: RuntimeTimes = None,
+    verbose: Verbose = False,
+    legend: Legend = False,
+    trust: Trust = False,
+    debug: Debug = False,
+) -> None:
+    """What each layer of a model costs, from shapes alone.
+
+    \b
+    edge-opt profile torchvision:resnet50 -i 1x3x224x224 --depth 1
+    edge-opt profile 'net.py:Net(width=2)' -i 1x3x32x32 --sort bytes --top 10
+    edge-opt profile net.py:Net -i 8x3x32x32 --measure --threads 1
+    edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --runtime ncnn --threads 1
+    edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
+    """
+    from edge_opt.report.save import document, writer_for
+
+    if json and (level, depth, sort, top) != (None, None, None, None):
+        raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
+    check_view(shown := cast("Level", level or "modules"), depth, sort, top)
+    for path in output or []:
+        _ = _is_view_of_file(path, model) or writer_for(path)
+    # What the user's code prints goes to stderr: stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
+    if len(target or []) > 1:
+        there = {"precision": precision, "runtime": runtime, "threads": threads}
+        compare(model, arguments, target or [], there, {
+            "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
+            "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
+            "--fail-on-unpriced": fail_on_unpriced, "--time-operators": time_operators,
+            "--runtime-profile": runtime_profile,
+        }, json=json, is_verbose=verbose, has_legend=legend)  # fmt: skip
+        return
+    here, asked = here_and_there(threads, measure, target[0] if target else None)
+    place = {"target": target or None, "precision": precision, "runtime": runtime, "time_operators": time_operators,
+             "threads": asked}  # fmt: skip
+    with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
+        loaded = load_model(model)
+        result = _profiled(loaded, arguments, mode, convention, options, place)
+        result = _laid(result, loaded, runtime_profile, measure)
+    if json:
+        typer.echo(document(result), nl=False)
+    else:
+        _show(result, depth, sort, top, shown, is_verbose=verbose, has_legend=legend)
+    for path in output or []:
+        talk(f"saved to {_saved(path, result, loaded, cast('Level', level or 'leaves'), model, arguments)}")
+    if fail_on_unpriced:
+        _check_priced(result)
+
+
+def _check_priced(result: ModelProfile) -> None:
+    missing = sum(item.count for item in result.unpriced)
+    if missing:
+        talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _laid(result: ModelProfile, loaded: Loaded, path: Path | None, is_measured: bool) -> ModelProfile:
+    """The profile with a runtime's times on its layers, if there is a file of them."""
+    from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
+
+    if path is None:
+        return result
+    if is_measured:
+        raise InvalidInput("--measure and --runtime-profile both say what was measured; drop one of them")
+    return lay(result, read_runtime_profile(path), getattr(loaded.model, "module_of", None), path.name)
+
+
+def _saved(
+    path: Path, result: ModelProfile, loaded: Loaded, level: Level, model: str, arguments: Arguments
+) -> Path:  # fmt: skip
+    if not _is_view_of_file(path, model):
+        return result.save(path, level)
+    from edge_opt.model_files.file_views import save_program_view, save_view
+
+    if model.lower().endswith(".pt2"):
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        return save_program_view(open_program(Path(model)), positional or None, named, path)
+    return save_view(cast(Any, loaded.model), result, path)
+
+
+# Views that show costs on the nodes of a file, and the files that have such nodes.
+_VIEWS = {".onnx": (".onnx",), ".nodes.json": MODEL_FILES}
+
+
+def _is_view_of_file(path: Path, model: str) -> bool:
+    """Whether the output shows costs on the nodes of a model's file, which only such a file has."""
+    suffix = next((suffix for suffix in _VIEWS if path.name.lower().endswith(suffix)), None)
+    if suffix is not None and not model.lower().endswith(_VIEWS[suffix]):
+        files = ", ".join(_VIEWS[suffix][:-1]) + f" or {_VIEWS[suffix][-1]}" if len(_VIEWS[suffix]) > 1 else ".onnx"
+        raise InvalidInput(f"{str(path)!r} shows costs on the nodes of an {files} file; give such a file, or export it")
+    return suffix is not None
+
+
+def _profiled(
+    loaded: Loaded, arguments: Arguments, mode: str, convention: str, measure: bool | dict[str, Any],
+    place: dict[str, Any],
+) -> ModelProfile:  # fmt: skip
+    import edge_opt as eo
+
+    positional, named = with_example(arguments, loaded.example, loaded.name)
+    doing(f"tracing {loaded.name}")
+    return eo.profile(
+        loaded.model,
+        positional or None,
+        kwargs=named,
+        mode=cast(Literal["eval", "train"], mode),
+        convention=convention,
+        name=loaded.name,
+        measure=measure,
+        **place,
+    )
+
+
+def profile_of_file(model: str) -> ModelProfile:
+    """What the model of a file costs with the inputs that the file itself describes."""
+    with redirect_stdout(sys.stderr):
+        loaded = load_model(model)
+        if loaded.example is None:
+            raise InvalidInput(
+                f"{model!r} leaves the shapes of its inputs open; `edge-opt profile {model} -i SHAPE -o report.html` "
+                "writes its page"
+            )
+        return _profiled(loaded, read_arguments([], [], None), "eval", "edge_opt", False, {})
+
+
+def _show(
+    result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level, *, is_verbose: bool,
+    has_legend: bool,
+) -> None:  # fmt: skip
+    from edge_opt.report.legends import PROFILE, print_legend
+    from edge_opt.report.terminal import show
+
+    console = result_console()
+    show(result, console, depth=depth, sort=sort, top=top, level=level, is_verbose=is_verbose)
+    if has_legend:
+        print_legend(console, PROFILE)
+
+
+_Outputs = Annotated[
+    list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .html, .md or .txt.")
+]
+
+
+def train_cost(
+    model: ModelArgument,
+    inputs: Inputs = None,
+    made_by: Maker = None,
+    batch: Batch = None,
+    kwarg: Keywords = None,
+    loss: Annotated[
+        str | None, typer.Option("--loss", metavar="REF", help="file.py:NAME, a function of the output; else its sum.")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw, adafactor, adamw-8bit.")
+    ] = "adamw",
+    frozen: Annotated[
+        str, typer.Option("--frozen", metavar="PATHS", help="Modules without gradients, by commas.")
+    ] = "",
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="PATHS", help="Modules to compute again in the backward, by commas.")
+    ] = "",
+    autocast: Annotated[str | None, typer.Option("--autocast", help="bf16 or fp16: products run in it.")] = None,
+    accumulate: Annotated[int, typer.Option("--accumulate", metavar="N", help="Batches per optimizer step.")] = 1,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", "-t", metavar="NAME", help="A device, its file, or host.")
+    ] = None,
+    help_me: Annotated[bool, typer.Option("--what-helps", help="Try what would make the step smaller.")] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget-mb", metavar="MIB", help="Exit with 1 above this peak; names layers to checkpoint."),
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N layers with most FLOPs.")] = None,
+    output: _Outputs = None,
+    legend: Legend = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the step as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """What a training step costs before it is run: FLOPs, and memory by kind.
+
+    \b
+    edge-opt train-cost torchvision:resnet18 -i 8x3x224x224 --optimizer sgd
+    edge-opt train-cost net.py:Net -i 32x3x32x32 --frozen stem,layer1 --checkpoint layer2,layer3
+    edge-opt train-cost net.py:Net -i 32x3x32x32 --budget-mb 512 --what-helps
+    """
+    import edge_opt as eo
+    from edge_opt.report.legends import TRAINING, print_legend
+    from edge_opt.report.training_tables import show_training, training_document, training_writer
+
+    for path in output or []:
+        training_writer(path)
+    # What the user's code prints goes to stderr: stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
+        loaded = load_model(model)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        options: dict[str, Any] = {
+            "loss": _loss(loss), "optimizer": optimizer, "frozen": frozen, "autocast": autocast,
+            "accumulate": accumulate,
+        }  # fmt: skip
+        step = eo.training_step(
+            loaded.model, positional or None, kwargs=named, checkpoint=checkpoint, name=loaded.name,
+            target=target or None, remedies=help_me, **options,
+        )  # fmt: skip
+    if json:
+        typer.echo(training_document(step), nl=False)
+    else:
+        console = result_console()
+        show_training(step, console, top)
+        if legend:
+            print_legend(console, TRAINING)
+    for path in output or []:
+        talk(f"saved to {step.save(path)}")
+    if budget is not None and step.peak_bytes > budget * 2**20:
+        found = eo.fewest_checkpoints(loaded.model, positional or None, kwargs=named, budget_mb=budget, **options)
+        cure = f"--checkpoint {','.join(found.paths)} keeps it" if found.fits else "no set of checkpoints keeps it"
+        talk(f"the peak is above {budget:g} MiB; {cure}")
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _loss(reference: str | None) -> Any:
+    if reference is None:
+        return None
+    parsed = parse_reference(reference)
+    found = None if parsed is None else find_object(parsed)
+    if isinstance(found, type):
+        found = found()
+    if not callable(found):
+        raise InvalidInput(f"--loss {reference!r} names no function; write file.py:NAME or package.module:NAME")
+    return found
+
+
+_MODEL = "hf:ORG/NAME, a folder or config.json, or file.py:NAME for a model or configuration of your own."
+_WEIGHTS = "Format of the weights: q4_k_m, q8_0, fp16, int4 and others; several with commas: side by side."
+
+
+_Targets = Annotated[
+    list[str] | None,
+    typer.Option("--target", "-t", metavar="NAME", help="A device, its file, or host; several: side by side."),
+]
+_Threads = Annotated[
+    int | None, typer.Option("--threads", metavar="N", help="Threads of a CPU; all of its cores unless given.")
+]
+_Gguf = Annotated[Path | None, typer.Option("--gguf", metavar="FILE", help="Run this file here with llama-cpp-python.")]
+_FailOnUnfit = Annotated[
+    bool, typer.Option("--fail-on-unfit", help="Exit with 1 unless everything fits the smallest RAM.")
+]
+
+
+def llm(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)],
+    target: _Targets = None,
+    weights: Annotated[str, typer.Option("--weights", "-w", metavar="FORMATS", help=_WEIGHTS)] = "fp16",
+    context: Annotated[
+        int | None, typer.Option("--context", "-c", metavar="N", help="Positions in the cache at the end.")
+    ] = None,
+    prompt: Annotated[int | None, typer.Option("--prompt", "-p", metavar="N", help="Tokens read first.")] = None,
+    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", help="Sequences served at once.")] = 1,
+    kv: Annotated[
+        str | None, typer.Option("--kv", metavar="FORMAT", help="Format of the key-value cache: fp16, q8_0, q4_0.")
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option("--runtime", metavar="NAME", help="llama.cpp, torch or mlx; by format unless given.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="cpu, gpu or npu.")] = None,
+    threads: _Threads = None,
+    ram: Annotated[
+        float | None, typer.Option("--ram", metavar="GIB", help="RAM of your board; else every size it is sold with.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="MODEL", help="A smaller model that proposes tokens.")
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option("--draft-tokens", metavar="N", help="How many it proposes.")] = 4,
+    acceptance: Annotated[
+        float, typer.Option("--acceptance", metavar="SHARE", help="Share of its proposals that are kept.")
+    ] = 0.7,
+    measure: Annotated[bool, typer.Option("--measure", help="Run the real loop here as well, in torch.")] = False,
+    gguf: _Gguf = None,
+    output: _Outputs = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    fail_on_unfit: _FailOnUnfit = False,
+    verbose: Verbose = False,
+    legend: Legend = False,
+    debug: Debug = False,
+) -> None:
+    """Whether a language model fits a device, how many tokens a second it writes there, and why.
+
+    \b
+    edge-opt llm hf:Qwen/Qwen3-4B --target raspberry-pi-5 --weights q4_k_m --context 4096
+    edge-opt llm config.json -t raspberry-pi-5 -t apple-m1 -w q4_0,q8_0,fp16
+    edge-opt llm models/llama/ -t host -w fp32 --measure
+    """
+    import edge_opt as eo
+    from edge_opt.records import ServingComparison
+    from edge_opt.report.serving_tables import save_serving, serving_document, serving_writer
+
+    for path in output or []:
+        serving_writer(path)
+    if measure and gguf is not None:
+        raise InvalidInput("--measure runs torch and --gguf llama-cpp-python; keep one of them")
+    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        found = eo.llm(
+            _source(model),
+            target=target if len(target or []) > 1 else next(iter(target or []), None),
+            weights=weights,
+            context=context,
+            prompt=prompt,
+            batch=batch,
+            kv=kv,
+            runtime=runtime,
+            engine=cast("Engine | None", engine),
+            threads=threads,
+            ram_gib=ram,
+            draft=None if draft is None else _source(draft),
+            draft_tokens=draft_tokens,
+            acceptance=acceptance,
+            measure=str(gguf) if gguf is not None else measure,
+        )
+    reports: tuple[ServingReport, ...] = found.reports if isinstance(found, ServingComparison) else (found,)
+    if json:
+        typer.echo(serving_document(reports), nl=False)
+    else:
+        _show_serving(reports, verbose, legend)
+    for path in output or []:
+        talk(f"saved to {save_serving(reports, path)}")
+    if fail_on_unfit and not all(report.memory.fits for report in reports):
+        raise typer.Exit(NOT_SATISFIED)
+
+
+def _show_serving(reports: tuple[ServingReport, ...], is_verbose: bool, has_legend: bool) -> None:
+    from edge_opt.report.legends import SERVING, print_legend
+    from edge_opt.report.serving_tables import show_serving
+
+    console = result_console()
+    show_serving(reports, console, is_verbose=is_verbose)
+    if has_legend:
+        print_legend(console, SERVING)
+
+
+def _source(text: str) -> Any:
+    """A name of the Hub or a path as it is; `file.py:NAME` as the model or configuration that it names."""
+    if text.startswith("hf:") or Path(text).exists() or ".py:" not in text:
+        return text
+    reference = parse_reference(text)
+    assert reference is not None
+    value = find_object(reference)
+    is_factory = callable(value) and not hasattr(value, "parameters") and not hasattr(value, "model_type")
+    return value(**reference.arguments) if is_factory or isinstance(value, type) else value
