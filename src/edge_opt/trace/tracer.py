@@ -30,10 +30,9 @@ from edge_opt.trace.inputs import (
     meta_tensor,
     real_tensor,
 )
-from edge_opt.trace.leftovers import Aftermath, forget_frames
+from edge_opt.trace.leftovers import Aftermath, Reach, forget_frames
 from edge_opt.trace.lifetimes import Lifetimes, hollow, is_sparse, nbytes_of
 from edge_opt.trace.modules import Frame, ModuleStack, exported_module, module_paths, owned_parameters
-from edge_opt.trace.reach import Reach
 from edge_opt.trace.shadow import Copier, shadow_of
 from edge_opt.trace.tape import FastPathTaken, NeedsData, Tape
 
