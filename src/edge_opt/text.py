@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as html_format
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 # The wide forms are formulas, too, to a spreadsheet that is set to East Asian text.
@@ -41,6 +42,17 @@ def markdown(text: str) -> str:
     ('a\\|b \\<i\\>', 'layer_norm')
     """
     return _MARKDOWN.sub(lambda found: "\\" + found[0], printable(text))
+
+
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; cells show their text literally.
+
+    >>> markdown_table(["Layer", "MACs"], [["a|b", "12"]])
+    ['| Layer | MACs |', '|---|---|', '| a\\\\|b | 12 |']
+    """
+    lines = [headers, *(list(map(markdown, row)) for row in rows)]
+    first, *others = ("| " + " | ".join(line) + " |" for line in lines)
+    return [first, "|" + "---|" * len(headers), *others]
 
 
 def html(text: str) -> str:

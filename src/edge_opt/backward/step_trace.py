@@ -65,7 +65,6 @@ class StepTrace:
     gradients: Mapping[int, str]  # storage of a gradient -> path of the parameter's module
     states: Mapping[int, str]  # storage of optimizer state -> the same
     inputs: frozenset[int]
-    frozen_bytes: int
     param_bytes: int
     buffer_bytes: int
     input_bytes: int
@@ -385,7 +384,6 @@ class _Step:
             {number: names.get(id(p), "") for number, p in self._gradients.items()},
             {number: names.get(id(p), "") for number, p in self._states.items()},
             self._input_numbers,
-            frozen_bytes=sum(nbytes_of(p) for p in self.parameters if p.grad is None),
             param_bytes=sum(map(nbytes_of, self.parameters)),
             buffer_bytes=sum(buffers.values()),
             input_bytes=sum(map(nbytes_of, self.inputs)),

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.units import MIB
 
-KIB, MIB = 1 << 10, 1 << 20
 # Constants of the C++ source: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge.
 MIN_BLOCK = 512
 SMALL_REQUEST = 1 * MIB

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from edge_opt import units
 from edge_opt.boards.capacity import peak_memory
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Interval, Latency, ModelProfile, TrainingCost, TrialMetrics
+from edge_opt.records import FigureUnit, Interval, Latency, ModelProfile, TrainingCost, TrialMetrics
 from edge_opt.records.sweeps import SHARES
 
-Kind = Literal["count", "bytes", "time", "energy", "share", "rate"]
+Kind = FigureUnit
 S = TypeVar("S")
 
 # As everywhere here, a MB is 2**20 bytes.

@@ -37,7 +37,7 @@ from edge_opt.calibration.operator_times import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.allocator import kept_memory
-from edge_opt.measuring.latency import busy_remark
+from edge_opt.measuring.latency import Progress, busy_remark
 from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.records import (
     Calibration,
@@ -183,8 +183,6 @@ _PLANNED_PER_SECOND = 20
 _REFERENCE_SHARE = 0.72
 _ALONE_SHARE = 0.93
 
-Progress = Callable[[float, str], None]
-
 
 def calibrate(
     *,
@@ -296,7 +294,8 @@ def _visited_references(spent: Callable[[], float], tell: Progress) -> list[Visi
 @contextmanager
 def _shown(wanted: bool) -> Iterator[Progress]:
     """A bar on stderr, where that is a terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     console = stderr_console()
     if not wanted or not console.is_terminal:
@@ -304,7 +303,7 @@ def _shown(wanted: bool) -> Iterator[Progress]:
         return
     columns = (TextColumn("calibrating"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     # Redrawn only between measurements: a thread that draws would be measured, too.
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+    with Bar(*columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task("", total=1.0)
 
         def tell(share: float, what: str) -> None:

@@ -207,6 +207,14 @@ def _unreadable(text: str) -> tuple[str, float]:
     raise InvalidInput(f"--layer {text!r} cannot be read; write NAME=RATIO, such as layer1.0.conv1=0.3")
 
 
+Allow = Annotated[
+    float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+]
+MinAgreement = Annotated[
+    float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
+]
+
+
 def quantize(
     model: ModelArgument,
     inputs: Inputs = None,
@@ -232,12 +240,8 @@ def quantize(
         typer.Option("--spare", metavar="LAYER", help="Keep a layer in float; auto finds them."),
     ] = None,
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
-    allow: Annotated[
-        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
-    ] = None,
-    min_agreement: Annotated[
-        float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
-    ] = None,
+    allow: Allow = None,
+    min_agreement: MinAgreement = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     trust: Trust = False,
@@ -283,12 +287,8 @@ def export(
         str, typer.Option("--precision", help="fp32 or fp16; `edge-opt quantize` is for int8.")
     ] = "fp32",
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help=f"Compare on: {FORM}.")] = None,
-    allow: Annotated[
-        float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
-    ] = None,
-    min_agreement: Annotated[
-        float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
-    ] = None,
+    allow: Allow = None,
+    min_agreement: MinAgreement = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,

@@ -6,11 +6,10 @@ from math import prod
 from typing import Any
 
 from edge_opt.cost.complex_numbers import complex_ops, is_complex
-from edge_opt.cost.rules import Work, aten, cost_rule, free_operators
+from edge_opt.cost.rules import Work, aten, copied, cost_rule, free_operators
 from edge_opt.records import Shape, TensorInfo
 
-
-@cost_rule(
+cost_rule(
     aten.clone, aten.contiguous, aten.reshape, aten.flatten, aten.unflatten, aten._unsafe_view, aten.to,
     aten._to_copy, aten.type_as, aten.cat, aten.stack, aten.pad, aten.constant_pad_nd, aten.reflection_pad1d,
     aten.reflection_pad2d, aten.reflection_pad3d, aten.replication_pad1d, aten.replication_pad2d,
@@ -27,10 +26,7 @@ from edge_opt.records import Shape, TensorInfo
     aten.lift_fresh_copy, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.diagonal_copy,
     aten.view_as_complex_copy, aten.view_as_real_copy, aten._reshape_copy,
     kind="movement",
-)  # fmt: skip
-def copied(out: Any, *_: Any, **__: Any) -> Work:
-    """Every input read once, every output written once."""
-    return Work()
+)(copied)  # fmt: skip
 
 
 @cost_rule(aten.copy, aten.fill, kind="movement")

@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_opt.cost.complex_numbers import ADD, MACS_PER_PRODUCT, is_complex
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
-from edge_opt.cost.rules import Work, aten, cost_rule, free_operators, operator_name, per_output
+from edge_opt.cost.rules import Work, aten, copied, cost_rule, free_operators, operator_name, per_output
 from edge_opt.cost.sorting import sort_ops
 from edge_opt.records import SparseInfo, TensorInfo
 
@@ -280,14 +280,11 @@ def softmax(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
     return Work(other_ops=5 * x.stored)
 
 
-@cost_rule(
+cost_rule(
     aten._to_dense, aten.to_dense, aten._to_sparse, aten._to_sparse_csr, aten._to_sparse_csc, aten._to_sparse_bsr,
     aten._to_sparse_bsc, aten.sparse_mask, aten._sparse_mask_projection, aten._convert_indices_from_coo_to_csr,
     aten._convert_indices_from_csr_to_coo, aten.copy_sparse_to_sparse_, kind="movement",
-)  # fmt: skip
-def converted(out: Any, *_: Any, **__: Any) -> Work:
-    """Every input read once, every output written once."""
-    return Work()
+)(copied)  # fmt: skip
 
 
 free_operators(

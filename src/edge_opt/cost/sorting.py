@@ -52,9 +52,9 @@ def unique(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
     return Work(other_ops=sort_ops(x.elements, x.elements) + x.elements)
 
 
-@cost_rule(aten.unique_consecutive, kind="sorting")
+@cost_rule(aten.unique_consecutive, aten.unique_dim_consecutive, kind="sorting")
 def unique_consecutive(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Each element compared with the one before."""
+    """Each element, or slice, compared with the one before."""
     return Work(other_ops=x.elements)
 
 
@@ -62,12 +62,6 @@ def unique_consecutive(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
 def unique_slices(out: Any, x: TensorInfo, dim: int, *_: Any, **__: Any) -> Work:
     """Slices sorted, then each compared with the one before; to compare two slices takes all their elements."""
     return Work(other_ops=sort_ops(x.elements, _length(x, dim)) + x.elements)
-
-
-@cost_rule(aten.unique_dim_consecutive, kind="sorting")
-def unique_consecutive_slices(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Each slice compared with the one before."""
-    return Work(other_ops=x.elements)
 
 
 def search_ops(values: int, length: int) -> int:

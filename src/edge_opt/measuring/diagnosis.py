@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 import torch
 
 from edge_opt import __version__
+from edge_opt._support.extras import installed
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import Clock, Progress, interleaved
 from edge_opt.measuring.machine import BACKENDS, read_environment
@@ -28,7 +27,7 @@ def diagnose(max_time_s: float = 5.0, clock: Clock | None = None, progress: Prog
         environment=environment,
         interop_threads=torch.get_num_interop_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        versions=(("edge-opt", __version__), *((package, _version(package)) for package in _PACKAGES)),
+        versions=(("edge-opt", __version__), *((package, installed(package)) for package in _PACKAGES)),
         devices=tuple(_device(kind, backend.count()) for kind, backend in BACKENDS.items()),
         meters=tuple(Facility(meter.name, meter.refusal) for meter in meters()),
         noise=noise,
@@ -59,13 +58,6 @@ def machine_noise(
             progress=progress,
         )
     return sides["once"], compare_latencies(sides["once"], sides["again"], paired=True)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _device(kind: str, count: int) -> Facility:

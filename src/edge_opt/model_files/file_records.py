@@ -12,6 +12,8 @@ import numpy as np
 MOST_STEPS = 50_000
 # As many as numpy and torch have.
 MOST_DIMENSIONS = 64
+# Sizes from here on are refused.
+LARGEST_DIMENSION = 1 << 40
 # Constants up to this many elements are read: shapes, axes, scales. Weights beyond it stay on the disk.
 MOST_KNOWN = 1 << 16
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.extras import optional
@@ -19,6 +18,7 @@ from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput
 from edge_opt.model_files.file_model import FileModel
 from edge_opt.model_files.file_records import FileNode
+from edge_opt.model_files.graph_reading import recorded_operators
 from edge_opt.records import ModelProfile, OpCost
 from edge_opt.trace.tracer import trace
 
@@ -116,14 +116,10 @@ class _Reading(torch.fx.Interpreter):
         self.spans = spans
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        before = self._recorded()
+        before = recorded_operators()
         found = super().run_node(n)
-        self.spans[n.name] = (before, self._recorded())
+        self.spans[n.name] = (before, recorded_operators())
         return found
-
-    @staticmethod
-    def _recorded() -> int:
-        return len(getattr(_get_current_dispatch_mode(), "ops", ()))
 
 
 class _Spans:

@@ -56,6 +56,11 @@ def _unrecorded() -> Iterator[None]:
         yield
 
 
+def recorded_operators() -> int:
+    """How many operators the trace has so far; none where nobody records."""
+    return len(getattr(_get_current_dispatch_mode(), "ops", ()))
+
+
 class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shapes by our own rules where there is one: torch imports its compiler to find out, which takes seconds."""
 
@@ -128,20 +133,15 @@ class Run:
 
     def node(self, place: int) -> None:
         """Read one node, and note which operators of the trace it became."""
-        before = self._recorded()
+        before = recorded_operators()
         self._node(place)
-        self.plan.read_ops[place] = (before, self._recorded())
+        self.plan.read_ops[place] = (before, recorded_operators())
 
     def _note(self, names: Sequence[str]) -> None:
         for name in names:
             value = self.values.get(name)
             if isinstance(value, torch.Tensor):
                 self.plan.made_bytes[name] = nbytes_of(value)
-
-    @staticmethod
-    def _recorded() -> int:
-        """How many operators the trace has so far; none where nobody records."""
-        return len(getattr(_get_current_dispatch_mode(), "ops", ()))
 
     def _node(self, place: int) -> None:
         node = self.plan.nodes[place]

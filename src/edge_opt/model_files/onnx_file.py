@@ -15,6 +15,7 @@ from edge_opt._support.files import mapped
 from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
 from edge_opt.model_files.binary_formats import Field, Wire, singles, whole_numbers
 from edge_opt.model_files.file_records import (
+    LARGEST_DIMENSION,
     MOST_DIMENSIONS,
     MOST_KNOWN,
     MOST_STEPS,
@@ -29,7 +30,6 @@ from edge_opt.model_files.file_records import (
 
 OLDEST_OPSET = 7
 _DEEPEST = 32
-_MOST_DIMENSION = 1 << 40
 _LONGEST_PATH = 4096
 # A node of torch's exporter has about 60, with what it says of its origin; nothing else has as many.
 _USUAL_FIELDS = 200
@@ -201,7 +201,7 @@ def _itemsize(data_type: int) -> int:
 def _check_shape(name: str, shape: list[int]) -> None:
     if len(shape) > MOST_DIMENSIONS:
         raise UnreadableModel(f"the constant {name[:80]!r} has {len(shape):,} dimensions")
-    wrong = next((size for size in shape if not 0 <= size < _MOST_DIMENSION), None)
+    wrong = next((size for size in shape if not 0 <= size < LARGEST_DIMENSION), None)
     if wrong is not None:
         raise UnreadableModel(f"the constant {name!r} has the dimension {wrong}")
 

@@ -62,12 +62,6 @@ _unpacked = define(
 )
 
 
-@cost_rule("onnx_file::unpacked", kind="quantization")
-def unpacked_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
-    """Subtract the zero point, multiply by the scale, for each element."""
-    return Work(other_ops=out.elements * DEQUANTIZE_OPS)
-
-
 # Attention
 
 

@@ -73,7 +73,7 @@ def quantize_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
     return Work(other_ops=out.elements * QUANTIZE_OPS)
 
 
-@cost_rule("onnx_file::dequantize", kind="quantization")
+@cost_rule("onnx_file::dequantize", "onnx_file::unpacked", kind="quantization")
 def dequantize_cost(out: TensorInfo, x: TensorInfo, *_: Any) -> Work:
     """Subtract the zero point, multiply by the scale."""
     return Work(other_ops=out.elements * DEQUANTIZE_OPS)
@@ -208,7 +208,6 @@ _ON_BYTES = frozenset(
     "Conv ConvTranspose Gemm MatMul Add Mul Sub Relu Clip MaxPool AveragePool GlobalAveragePool Concat Reshape Flatten "
     "Transpose Squeeze Unsqueeze Slice Split Pad Resize".split()
 )
-_ALL_DATA = frozenset("Conv ConvTranspose Gemm MatMul Add Mul Sub Concat".split())
 _BEHIND = frozenset(("Relu", "Clip"))
 
 

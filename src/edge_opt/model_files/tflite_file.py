@@ -13,6 +13,7 @@ from edge_opt._support.files import mapped
 from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
 from edge_opt.model_files.binary_formats import Flatbuffer, Table
 from edge_opt.model_files.file_records import (
+    LARGEST_DIMENSION,
     MOST_DIMENSIONS,
     MOST_KNOWN,
     MOST_STEPS,
@@ -115,7 +116,6 @@ def options(op: str, table: Table | None) -> dict[str, Any]:
 
 DOMAIN = "tflite"
 CUSTOM_DOMAIN = "tflite.custom"
-_MOST_DIMENSION = 1 << 40
 _DEEPEST = 32
 _BITS = {"int4": 4, "uint4": 4, "int2": 2}
 _NUMPY = {"float32": "<f4", "float16": "<f2", "int32": "<i4", "uint8": "u1", "int64": "<i8", "bool": "?",
@@ -237,7 +237,7 @@ class _Reader:
             raise UnreadableModel(f"the tensor {name!r} is of the unknown element type {number}")
         if len(shape) > MOST_DIMENSIONS:
             raise UnreadableModel(f"the tensor {name!r} has {len(shape):,} dimensions")
-        wrong = next((size for size in (*shape, *signature) if not -1 <= size < _MOST_DIMENSION), None)
+        wrong = next((size for size in (*shape, *signature) if not -1 <= size < LARGEST_DIMENSION), None)
         if wrong is not None or (signature and len(signature) != len(shape)):
             raise UnreadableModel(f"the tensor {name!r} has the shape {shape}, or else {signature}")
         dtype = TYPES[number]

@@ -236,9 +236,9 @@ def scatter_nd(call: Call) -> torch.Tensor:
     return found
 
 
-@tflite("DYNAMIC_UPDATE_SLICE")
+@tflite("DYNAMIC_UPDATE_SLICE", "REVERSE_SEQUENCE")
 def update_slice(call: Call) -> torch.Tensor:
-    """The input with a part of it replaced, where it is not changed in place."""
+    """The input with a part of it replaced or reversed, where it is not changed in place."""
     found: torch.Tensor = _rearranged(call.tensor(), list(call.tensor().shape))
     return found
 
@@ -263,12 +263,6 @@ def tile(call: Call) -> torch.Tensor:
 @tflite("REVERSE_V2")
 def reverse(call: Call) -> torch.Tensor:
     return call.tensor().flip(whole(call, 1))
-
-
-@tflite("REVERSE_SEQUENCE")
-def reverse_sequence(call: Call) -> torch.Tensor:
-    found: torch.Tensor = _rearranged(call.tensor(), list(call.tensor().shape))
-    return found
 
 
 @tflite("PAD", "PADV2", "MIRROR_PAD")

@@ -18,7 +18,7 @@ from edge_opt.report.comparison import cell, page, table
 from edge_opt.report.sheets import strips_html
 from edge_opt.report.summary import short_first
 from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
-from edge_opt.text import html, markdown
+from edge_opt.text import html, markdown, markdown_table
 
 VERSION = 1
 Reports = Sequence[ServingReport]
@@ -284,8 +284,7 @@ def _chart(report: ServingReport) -> str:
 def serving_markdown(reports: Reports) -> str:
     """The table side by side, then what there is to say of each, in Markdown."""
     headers, rows = _side_by_side(reports)
-    lines = ["| " + " | ".join(headers) + " |", "|" + "---|" * len(headers)]
-    lines += ["| " + " | ".join(map(markdown, row)) + " |" for row in rows]
+    lines = markdown_table(headers, rows)
     for report in reports:
         lines += ["", f"## {markdown(report.weights)} on {markdown(report.target or 'no target')}", ""]
         lines += [f"- **{label}**: {markdown(text)}" for label, text in sentences(report)]

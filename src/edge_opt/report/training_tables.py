@@ -15,7 +15,7 @@ from edge_opt._support.json import to_plain
 from edge_opt.records import MemoryPoint, TrainingLayer, TrainingStep
 from edge_opt.report.comparison import cell, page, table
 from edge_opt.report.terminal import ROWS_AT_MOST, Cell, Strip, print_sentences, print_table, rendered
-from edge_opt.text import html, markdown
+from edge_opt.text import html, markdown, markdown_table
 
 FORMAT, VERSION = "edge_opt.training_step", 1
 _HEADERS = ("Layer", "Trained", "Forward", "Input grad", "Weight grad", "Again", "Kept", "Gradients", "State")
@@ -215,8 +215,7 @@ def _legend(kinds: Iterable[str]) -> str:
 
 def training_markdown(step: TrainingStep) -> str:
     """The layers, then what there is to say, in Markdown."""
-    lines = ["| " + " | ".join(_HEADERS) + " |", "|" + "---|" * len(_HEADERS)]
-    lines += ["| " + " | ".join(map(markdown, _row(layer))) + " |" for layer in step.layers]
+    lines = markdown_table(_HEADERS, map(_row, step.layers))
     lines += ["", *(f"- **{label}**: {markdown(text)}" for label, text in sentences(step))]
     return "\n".join(lines) + "\n"
 

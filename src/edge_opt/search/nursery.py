@@ -111,17 +111,17 @@ def _wait(pid: int, requests: int, woken: int) -> int:
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            _end_group(pid)
+            end_group(pid)
             return status
         readable, _, _ = select.select([requests, woken], [], [])
         if woken in readable:
             os.read(woken, 1024)
         elif requests in readable:
-            _end_group(pid)
+            end_group(pid)
             sys.exit(0)
 
 
-def _end_group(pid: int) -> None:
+def end_group(pid: int) -> None:
     """End a child with whatever it has started."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ from edge_opt import units
 from edge_opt._support.extras import optional
 from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
 from edge_opt.records import Candidate, Failure, TrialMetrics
-from edge_opt.search.nursery import frame
+from edge_opt.search.nursery import end_group, frame
 
 Phase = Literal["build", "measure", "compare"]
 
@@ -224,14 +224,14 @@ class Isolation:
                 if ending[1] is None:
                     ending = _beyond(limits, phase, pid, time.monotonic() - begun)
                     if ending[1] is not None:
-                        _end(pid)
+                        end_group(pid)
             code = os.waitstatus_to_exitcode(int(self._reply()["status"]))
         except (OSError, _Gone):
             nursery.kill()
             self.close()
             if pid is not None:
                 # The kernel ends the child with its nursery; what the child had started is left to us.
-                _end(pid)
+                end_group(pid)
             return None, "crashed", f"the process that {phase}s are forked from {_LOST}"
         except BaseException:
             self.close()
@@ -279,12 +279,6 @@ def _send(stream: IO[bytes], content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[stream.write(rest) :]
-
-
-def _end(pid: int) -> None:
-    """End a child with whatever it has started."""
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _beyond(limits: Limits, phase: Phase, pid: int, seconds: float) -> tuple[None, Failure | None, str]:

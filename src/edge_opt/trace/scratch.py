@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from edge_opt.trace.lifetimes import hollow
 from edge_opt.trace.operators import is_composite
 from edge_opt.trace.shapes import is_fused_attention
 
@@ -298,11 +299,7 @@ def _cell(outputs: list[torch.Tensor], x: Any, hx: Any, w_ih: torch.Tensor, w_hh
 
 def _observed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Most bytes alive while an operator is taken apart on meta tensors, its outputs included."""
-
-    def twin(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-
-    args, kwargs = tree_map_only(_Tensor, twin, (args, kwargs))
+    args, kwargs = tree_map_only(_Tensor, hollow, (args, kwargs))
     with _Watch([leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Tensor)]) as watch:
         func.decompose(*args, **kwargs)
     return int(watch.peak_bytes)

@@ -11,7 +11,7 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -344,15 +344,3 @@ _BY_BASE: tuple[tuple[type, _Handler], ...] = (
     (types.MethodType, _method), (functools.partial, _partial), (types.FunctionType, _function),
     (weakref.ref, _weak_reference), (weakref.WeakKeyDictionary, _weak_keys), (weakref.WeakValueDictionary, _weak_keys),
 )  # fmt: skip
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in a nested value or object, each object looked at once."""
-    found: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    Copier(keep).copied(value)
-    return iter(found)
