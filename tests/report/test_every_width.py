@@ -15,13 +15,13 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import edge_opt as eo
-from edge_opt.report import checks, comparison, results
-from edge_opt.report.device_tables import device_strips
+from edge_opt.report import checks, comparison, target_tables
 from edge_opt.report.legends import CHECK, COMPARISON, DEVICES, PROFILE, SERVING, TARGETS, TRAINING, print_legend
 from edge_opt.report.serving_tables import serving_text
 from edge_opt.report.sheets import record_text
 from edge_opt.report.short_names import shortened, told_apart
 from edge_opt.report.table import module_tree
+from edge_opt.report.target_tables import device_strips
 from edge_opt.report.terminal import Strip, grid, print_table, render, rendered, wrapped
 from edge_opt.report.training_tables import training_text
 from needed import needed
@@ -39,8 +39,8 @@ OWN: dict[str, Callable[[int], str]] = {
     "predicted": lambda width: render(profiled(target="raspberry-pi-4"), width=width, depth=9, is_verbose=True),
     "comparison": lambda width: comparison.render(records()["comparison"], width),
     "check": lambda width: checks.render(records()["check"], width),
-    "targets": lambda width: results.render(records()["targets"], width=width),
-    "targets, all": lambda width: results.render(records()["targets"], width=width, is_verbose=True),
+    "targets": lambda width: target_tables.render(records()["targets"], width=width),
+    "targets, all": lambda width: target_tables.render(records()["targets"], width=width, is_verbose=True),
     "training step": lambda width: training_text(records()["training step"], width),
     "devices": lambda width: rendered(_draw_devices, width=width),
 }
@@ -114,10 +114,10 @@ def test_a_short_text_is_left_alone() -> None:
 
 
 def test_several_targets_have_at_most_three_lines_of_notes_at_80_columns() -> None:
-    table, _, notes = results.render(records()["targets"], width=80).partition("\n\n")
+    table, _, notes = target_tables.render(records()["targets"], width=80).partition("\n\n")
     assert len(table.splitlines()) == 2 + len(records()["targets"].targets)
     assert len(notes.splitlines()) <= 3
-    everything = results.render(records()["targets"], width=80, is_verbose=True)
+    everything = target_tables.render(records()["targets"], width=80, is_verbose=True)
     assert all(note.split()[-1] in everything for note in records()["targets"].notes)
 
 
@@ -125,7 +125,9 @@ def test_the_catalogue_and_targets_spell_out_every_name_at_60_columns() -> None:
     names = {spec.name for spec in eo.devices()}
     assert names <= {line.split()[0] for line in OWN["devices"](60).splitlines() if line}
     targets = {fit.prediction.target for fit in records()["targets"].targets}
-    assert targets <= {line.split()[0] for line in results.render(records()["targets"], width=60).splitlines() if line}
+    assert targets <= {
+        line.split()[0] for line in target_tables.render(records()["targets"], width=60).splitlines() if line
+    }
 
 
 def test_the_whole_is_bound_by_what_the_sentence_below_says() -> None:
@@ -171,7 +173,7 @@ def test_a_legend_explains_every_heading() -> None:
     wide: dict[str, tuple[str, Any]] = {
         "profile": (render(profiled(target="raspberry-pi-4"), width=400), PROFILE),
         "operators": (render(profiled(), width=400, level="operators"), PROFILE),
-        "targets": (results.render(records()["targets"], width=400), TARGETS),
+        "targets": (target_tables.render(records()["targets"], width=400), TARGETS),
         "training": (training_text(records()["training step"], 400), TRAINING),
         "devices": (OWN["devices"](400), DEVICES),
         "check": (checks.render(records()["check"], 400).partition("\n\n")[0], CHECK),

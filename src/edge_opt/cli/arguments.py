@@ -335,7 +335,7 @@ def compare(
 
 def _show(found: TargetComparison, is_verbose: bool, has_legend: bool) -> None:
     from edge_opt.report.legends import TARGETS, print_legend
-    from edge_opt.report.results import show
+    from edge_opt.report.target_tables import show
 
     console = result_console()
     show(found, console, is_verbose=is_verbose)

@@ -45,9 +45,9 @@ def devices(
     from edge_opt._support.json import to_plain
     from edge_opt.boards.catalog import user_folder
     from edge_opt.boards.targets import find_spec
-    from edge_opt.report.device_tables import device_strips
     from edge_opt.report.legends import DEVICES, print_legend
     from edge_opt.report.sheets import record_text, sheet_text
+    from edge_opt.report.target_tables import device_strips
 
     if name is not None and name.lower().endswith(MODEL_FILES):
         raise InvalidInput(f"{name!r} is a model; `edge-opt profile {name} -t NAME` says what it takes on a device")

@@ -394,6 +394,6 @@ class TargetComparison(Shown):
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per target; exact numbers, None where a figure is not known."""
-        from edge_opt.report.results import dataframe
+        from edge_opt.report.target_tables import dataframe
 
         return dataframe(self)

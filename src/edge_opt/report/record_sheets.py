@@ -39,7 +39,7 @@ from edge_opt.records import (
     Trial,
     Utilization,
 )
-from edge_opt.report import checks, comparison, device_tables, results, serving_tables, terminal, training_tables
+from edge_opt.report import checks, comparison, results, serving_tables, target_tables, terminal, training_tables
 from edge_opt.report.html import comparison_html, profile_html, sweep_html
 from edge_opt.report.sheets import Fact, Sheet, own_view, sheet
 from edge_opt.report.summary import energy_sentence, measured_lines, prediction_sentence
@@ -331,7 +331,9 @@ def _explanation(found: Explanation) -> Sheet:
 @sheet(TargetComparison)
 def _targets(found: TargetComparison) -> Sheet:
     return Sheet(
-        results.model_sentence(found), (tuple(results.target_strips(found)),), tuple(results.target_facts(found))
+        target_tables.model_sentence(found),
+        (tuple(target_tables.target_strips(found)),),
+        tuple(target_tables.target_facts(found)),
     )
 
 
@@ -362,7 +364,7 @@ def _step(step: TrainingStep) -> Sheet:
 
 @sheet(DeviceSpec)
 def _device(spec: DeviceSpec) -> Sheet:
-    return device_tables.device_sheet(spec)
+    return target_tables.device_sheet(spec)
 
 
 sheet(SweepResult)(sweep_sheet)
@@ -372,7 +374,7 @@ own_view(ModelProfile, terminal.render, profile_html)
 own_view(ModelComparison, comparison.render, comparison_html)
 own_view(CheckResult, checks.render, checks.check_html)
 own_view(SweepResult, page=sweep_html)
-own_view(TargetComparison, results.render)
+own_view(TargetComparison, target_tables.render)
 own_view(Pruned, lambda pruned: results.pruned_text(pruned.asked, pruned.achieved, pruned.shortfalls))
 own_view(DeviceMemory, terminal.device_memory_text)
 own_view(ServingReport, lambda report: serving_tables.serving_text([report]))

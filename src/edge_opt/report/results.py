@@ -1,12 +1,9 @@
-"""Pruned, converted, probed models and targets side by side, as tables."""
+"""Pruned, converted and probed models as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
@@ -20,12 +17,10 @@ from edge_opt.records import (
     PruneResult,
     Sensitivity,
     Shortfall,
-    TargetComparison,
-    TargetFit,
 )
 from edge_opt.report.figures import change_of
 from edge_opt.report.sheets import Sheet
-from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table, rendered
+from edge_opt.report.terminal import Cell, Strip
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
@@ -234,135 +229,3 @@ def _unit(metric: str) -> str:
 
 def _share(value: float | None) -> str:
     return units.DASH if value is None else units.percent(value)
-
-
-_UNKNOWN = "unknown"
-
-
-def render(found: TargetComparison, color: bool = False, width: int | None = None, *, is_verbose: bool = False) -> str:
-    """The comparison as text, as `show` prints it; without a width, for the terminal there is, or 100 columns."""
-    return rendered(lambda console: show(found, console, is_verbose=is_verbose), color=color, width=width)
-
-
-def show(found: TargetComparison, console: Console, *, is_verbose: bool = False) -> None:
-    """Print the comparison: one row per target, then what the model needs; every remark and source if asked for."""
-    drawn(console, lambda: _print(found, console, is_verbose))
-
-
-def _print(found: TargetComparison, console: Console, is_verbose: bool) -> None:
-    print_table(console, list(target_strips(found)))
-    if is_verbose:
-        print_sentences(console, list(target_facts(found)))
-        return
-    print_sentences(console, list(_first_facts(found)), is_cut=True)
-
-
-def target_strips(found: TargetComparison) -> Iterator[Strip]:
-    """One row per target."""
-
-    def column(header: str, text: Callable[[TargetFit], str], rank: int = 0) -> Strip:
-        return Strip(header, tuple(Cell(text(fit)) for fit in found.targets), rank=rank)
-
-    yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left", floor=22)
-    yield column("Fits", _fits)
-    yield column("Time", _time)
-    yield column("90 % interval", _interval, rank=1)
-    yield column("Bound by", lambda fit: fit.prediction.bound, rank=4)
-    yield column("Est. energy", _energy, rank=3)
-    yield column("Batch", _batch, rank=2)
-    yield column("Basis", lambda fit: fit.prediction.basis, rank=5)
-
-
-def target_facts(found: TargetComparison) -> Iterator[tuple[str, str]]:
-    """Everything there is to know about the figures, a sentence each."""
-    yield "Model", model_sentence(found)
-    need = found.memory
-    buffers = f"buffers {units.size(need.buffer_bytes)}, " if need.buffer_bytes else ""
-    yield (
-        "Memory",
-        f"{units.size(need.total_bytes)}: weights {units.size(need.weight_bytes)}, {buffers}"
-        f"inputs {units.size(need.input_bytes)}, peak of activations {units.size(need.activation_bytes)}; "
-        "an operating system and a runtime come on top",
-    )
-    yield from (("Note", note) for note in found.notes)
-
-
-def _fits(fit: TargetFit) -> str:
-    if fit.fits is None:
-        return _UNKNOWN
-    if fit.fits:
-        return "yes"
-    sizes = fit.fitting_ram_bytes
-    return f"from {units.size(sizes[0])} on" if sizes else "no"
-
-
-def _time(fit: TargetFit) -> str:
-    return _UNKNOWN if fit.prediction.seconds is None else units.duration(fit.prediction.seconds)
-
-
-def _interval(fit: TargetFit) -> str:
-    low, high = fit.prediction.low, fit.prediction.high
-    if low is None:
-        return units.DASH
-    return f"{units.duration(low)} {units.DASH} {'?' if high is None else units.duration(high)}"
-
-
-def _energy(fit: TargetFit) -> str:
-    energies = fit.prediction.energies
-    return units.energy(energies[0].joules) if energies else _UNKNOWN
-
-
-def _batch(fit: TargetFit) -> str:
-    if fit.batch is None:
-        return _UNKNOWN
-    if not fit.batch.fits:
-        return f"none: {units.size(fit.batch.shortfall_bytes or 0)} short"
-    return f"≥ {fit.batch.batch}" if fit.batch.shortfall_bytes is None else str(fit.batch.batch)
-
-
-def model_sentence(found: TargetComparison) -> str:
-    """What was asked about."""
-    return f"{found.model} on {', '.join(map(units.shape, found.inputs))} in {found.precision}"
-
-
-def _first_facts(found: TargetComparison) -> Iterator[tuple[str, str]]:
-    """Three lines: the model, its memory, and how much more there is to know; before that, why a time is missing."""
-    yield "Model", model_sentence(found)
-    need = found.memory
-    yield (
-        "Memory",
-        f"{units.size(need.total_bytes)}, {units.size(need.weight_bytes)} of it weights; kernels' scratch on top",
-    )
-    count = len(found.notes)
-    if not count:
-        return
-    unknown = next((fit.prediction for fit in found.targets if fit.prediction.seconds is None), None)
-    if unknown is None or not unknown.remarks:
-        yield "Note", f"{count} remark{'s' * (count != 1)} and sources: -v, or .notes in Python"
-        return
-    why = unknown.remarks[0].partition(" (")[0].partition(", so ")[0].replace(f" of {unknown.target}", "")
-    yield "Note", f"{unknown.target}: {why}; {count} remarks: -v, or .notes"
-
-
-def dataframe(found: TargetComparison) -> pd.DataFrame:
-    """One row per target; exact numbers, None where a figure is not known."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            "target": fit.prediction.target,
-            "precision": fit.prediction.precision,
-            "fits": fit.fits,
-            "needed_bytes": fit.needed_bytes,
-            "smallest_ram_bytes": fit.ram_bytes[0] if fit.ram_bytes else None,
-            "predicted_s": fit.prediction.seconds,
-            "predicted_low_s": fit.prediction.low,
-            "predicted_high_s": fit.prediction.high,
-            "predicted_bound": fit.prediction.bound,
-            "basis": fit.prediction.basis,
-            "energy_j": fit.prediction.energies[0].joules if fit.prediction.energies else None,
-            "energy_source": fit.prediction.energies[0].source if fit.prediction.energies else None,
-            "largest_batch": fit.batch.batch if fit.batch else None,
-        }
-        for fit in found.targets
-    )
