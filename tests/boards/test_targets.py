@@ -17,7 +17,7 @@ from edge_opt.boards.estimate import estimate
 from edge_opt.errors import InvalidDevice, InvalidInput, UnknownDevice, UnreadableProfile
 from edge_opt.model import SmallCNN
 from edge_opt.records import ModelProfile, TargetComparison
-from edge_opt.report.terminal import render
+from edge_opt.report.profile_text import render
 
 SHAPE = (1, 1, 28, 28)
 BOARD = """
@@ -203,7 +203,7 @@ def test_one_line_speaks_of_energy_and_none_of_sources_until_more_are_asked_for(
 
 
 def test_a_list_can_be_sorted_by_predicted_time(predicted: ModelProfile) -> None:
-    from edge_opt.report.terminal import render
+    from edge_opt.report.profile_text import render
 
     assert render(predicted, sort="predicted", top=1).splitlines()[2].startswith("conv2")
     with pytest.raises(InvalidInput, match="cannot sort by predicted.*profile with target="):

@@ -17,12 +17,12 @@ from rich.console import Console
 import edge_opt as eo
 from edge_opt.report import checks, comparison, target_tables
 from edge_opt.report.legends import CHECK, COMPARISON, DEVICES, PROFILE, SERVING, TARGETS, TRAINING, print_legend
+from edge_opt.report.profile_text import render
 from edge_opt.report.serving_tables import serving_text
 from edge_opt.report.sheets import record_text
-from edge_opt.report.short_names import shortened, told_apart
 from edge_opt.report.table import module_tree
 from edge_opt.report.target_tables import device_strips
-from edge_opt.report.terminal import Strip, grid, print_table, render, rendered, wrapped
+from edge_opt.report.terminal import Strip, grid, print_table, rendered, shortened, told_apart, wrapped
 from edge_opt.report.training_tables import training_text
 from needed import needed
 from shown import profiled, records, served

@@ -14,7 +14,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.records import ModelProfile
-from edge_opt.report.terminal import render
+from edge_opt.report.profile_text import render
 
 
 class Masked(nn.Module):

@@ -15,8 +15,9 @@ from torch import nn
 import edge_opt as eo
 from edge_opt import units
 from edge_opt.errors import InvalidInput
+from edge_opt.report.profile_text import render, show
 from edge_opt.report.summary import summary_lines
-from edge_opt.report.terminal import LUXURY, Cell, Strip, fitted, render, shortened, show
+from edge_opt.report.terminal import LUXURY, Cell, Strip, fitted, shortened
 
 
 class Attention(nn.Module):

@@ -28,8 +28,8 @@ from edge_opt.cli.arguments import (
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, Verbose, result_console, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES, Loaded, find_object, load_model, open_program, parse_reference
+from edge_opt.report.profile_text import SORT_KEYS, check_view
 from edge_opt.report.table import LEVELS
-from edge_opt.report.terminal import SORT_KEYS, check_view
 
 if TYPE_CHECKING:
     from edge_opt.records import Engine, Level, ModelProfile, ServingReport
@@ -223,7 +223,7 @@ def _show(
     has_legend: bool,
 ) -> None:  # fmt: skip
     from edge_opt.report.legends import PROFILE, print_legend
-    from edge_opt.report.terminal import show
+    from edge_opt.report.profile_text import show
 
     console = result_console()
     show(result, console, depth=depth, sort=sort, top=top, level=level, is_verbose=is_verbose)

@@ -39,7 +39,7 @@ from edge_opt.records import (
     Trial,
     Utilization,
 )
-from edge_opt.report import checks, comparison, results, serving_tables, target_tables, terminal, training_tables
+from edge_opt.report import checks, comparison, profile_text, results, serving_tables, target_tables, training_tables
 from edge_opt.report.html import comparison_html, profile_html, sweep_html
 from edge_opt.report.sheets import Fact, Sheet, own_view, sheet
 from edge_opt.report.summary import energy_sentence, measured_lines, prediction_sentence
@@ -339,7 +339,7 @@ def _targets(found: TargetComparison) -> Sheet:
 
 @sheet(DeviceMemory)
 def _device_memory(found: DeviceMemory) -> Sheet:
-    first, *rest = terminal.device_memory_text(found).splitlines()
+    first, *rest = profile_text.device_memory_text(found).splitlines()
     return Sheet(first, facts=tuple(("", line.strip()) for line in rest))
 
 
@@ -370,13 +370,13 @@ def _device(spec: DeviceSpec) -> Sheet:
 sheet(SweepResult)(sweep_sheet)
 sheet(Trial)(trial_sheet)
 
-own_view(ModelProfile, terminal.render, profile_html)
+own_view(ModelProfile, profile_text.render, profile_html)
 own_view(ModelComparison, comparison.render, comparison_html)
 own_view(CheckResult, checks.render, checks.check_html)
 own_view(SweepResult, page=sweep_html)
 own_view(TargetComparison, target_tables.render)
 own_view(Pruned, lambda pruned: results.pruned_text(pruned.asked, pruned.achieved, pruned.shortfalls))
-own_view(DeviceMemory, terminal.device_memory_text)
+own_view(DeviceMemory, profile_text.device_memory_text)
 own_view(ServingReport, lambda report: serving_tables.serving_text([report]))
 own_view(ServingComparison, lambda found: serving_tables.serving_text(found.reports))
 own_view(TrainingStep, training_tables.training_text)

@@ -16,9 +16,9 @@ from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records import SCHEMA_VERSION, Level, ModelProfile
+from edge_opt.report.profile_text import render
 from edge_opt.report.summary import summary_lines
 from edge_opt.report.table import columns, table
-from edge_opt.report.terminal import render
 from edge_opt.text import markdown, spreadsheet
 
 FORMAT = "edge_opt.profile"

@@ -14,7 +14,8 @@ from edge_opt._support.files import by_suffix, write_whole
 from edge_opt._support.json import to_plain
 from edge_opt.records import MemoryPoint, TrainingLayer, TrainingStep
 from edge_opt.report.comparison import cell, page, table
-from edge_opt.report.terminal import ROWS_AT_MOST, Cell, Strip, print_sentences, print_table, rendered
+from edge_opt.report.profile_text import ROWS_AT_MOST
+from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
 from edge_opt.text import html, markdown, markdown_table
 
 FORMAT, VERSION = "edge_opt.training_step", 1
