@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edge_opt._support.checks import implausible
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
-from edge_opt.records import SweepResult, Trial, TrialMetrics
-from edge_opt.report.sweep_tables import row_speedups
+from edge_opt.records import Factor, SweepResult, Trial, TrialMetrics
 from edge_opt.text import spreadsheet
 from edge_opt.units import megabytes
 
@@ -107,6 +106,11 @@ def frontier_keys(result: SweepResult, objective: str) -> frozenset[str]:
         if objective in name and not any(other in name for other in others):
             return frozenset(keys)
     return frozenset()
+
+
+def _speedups(result: SweepResult) -> dict[str, Factor]:
+    """How many times as fast as the baseline each finalist is, by the candidate's key."""
+    return {} if result.finals is None else {item.candidate.key: item.speedup for item in result.finals.finalists}
 
 
 def _milliseconds(seconds: float | None) -> float | None:
@@ -202,7 +206,7 @@ def sweep_rows(result: SweepResult, budgets: WeightBudgets = NO_BUDGETS) -> list
 
 def _row(result: SweepResult, trial: Trial, budgets: WeightBudgets) -> dict[str, Any]:
     candidate, metrics = trial.candidate, trial.metrics
-    faster = row_speedups(result).get(candidate.key)
+    faster = _speedups(result).get(candidate.key)
     return {
         "key": candidate.key,
         "pruning": candidate.pruning,

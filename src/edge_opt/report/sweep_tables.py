@@ -227,8 +227,3 @@ def speedup_data(found: Speedup | None) -> dict[str, Any] | None:
         "disturbed": found.is_disturbed,
         "text": headline(found),
     }
-
-
-def row_speedups(result: SweepResult) -> dict[str, Factor]:
-    """How many times as fast as the baseline each finalist is, by the candidate's key."""
-    return {} if result.finals is None else {item.candidate.key: item.speedup for item in result.finals.finalists}
