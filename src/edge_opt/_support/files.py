@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.errors import ConversionFailed, EdgeOptError, InvalidInput
 
 Writer = TypeVar("Writer")
 
@@ -25,6 +25,24 @@ def by_suffix(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Wr
     if found is None:
         raise InvalidInput(f"cannot write {str(path)!r}; the name must end in {', '.join(writers)}")
     return found
+
+
+def writer_for(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Writer:
+    """The writer that the suffix chooses, a double one such as `.trace.json` first."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    suffix = next((one for one in ("".join(suffixes[-2:]), *suffixes[-1:]) if one in writers), "".join(suffixes[-1:]))
+    if suffix not in writers:
+        what = f"the suffix {suffix!r}" if suffix else "no suffix"
+        raise InvalidInput(f"cannot write {str(path)!r}: it has {what}; use one of {', '.join(sorted(writers))}")
+    return writers[suffix]
+
+
+def write_named(path: str | os.PathLike[str], content: str, refusal: type[EdgeOptError] = InvalidInput) -> Path:
+    """`write_whole` for a file that a user named: where it cannot be written, one sentence says why."""
+    try:
+        return write_whole(path, content)
+    except OSError as error:
+        raise refusal(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:

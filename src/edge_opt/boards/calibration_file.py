@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_opt._support.checks import implausible
-from edge_opt._support.files import write_whole
+from edge_opt._support.files import write_named
 from edge_opt.boards.catalog import normalized, user_folder
 from edge_opt.errors import CalibrationMissing, InvalidCalibration
 from edge_opt.records import (
@@ -42,10 +42,8 @@ def host_file() -> Path:
 
 def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> Path:
     """Write a calibration as JSON; a reader sees the old file or the new one."""
-    try:
-        return write_whole(path, json.dumps(_plain(calibration), separators=(",", ":"), allow_nan=False))
-    except OSError as error:
-        raise InvalidCalibration(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    plain = json.dumps(_plain(calibration), separators=(",", ":"), allow_nan=False)
+    return write_named(path, plain, InvalidCalibration)
 
 
 def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from edge_opt._support.files import write_whole
+from edge_opt._support.files import write_named
 from edge_opt.boards.class_costs import CLASSES, Habits, Vector
 from edge_opt.boards.class_fit import Costs, Spread
 from edge_opt.errors import InvalidDevice, InvalidInput
@@ -193,10 +193,7 @@ def save_platform(platform: Platform, path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     if file.suffix.lower() != ".toml":
         raise InvalidInput(f"a platform is saved as TOML, and the file is {str(path)!r}; let its name end in .toml")
-    try:
-        return write_whole(file, platform_text(platform))
-    except OSError as error:
-        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    return write_named(file, platform_text(platform))
 
 
 def costs_from(data: Mapping[str, Any]) -> Costs:

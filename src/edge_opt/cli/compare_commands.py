@@ -220,7 +220,8 @@ def check(
     edge-opt check net.py:Net -i 1x3x32x32 --markdown budget.md --junit budget.xml
     """
     import edge_opt as eo
-    from edge_opt.report.checks import as_junit, as_markdown, write
+    from edge_opt._support.files import write_named
+    from edge_opt.report.checks import as_junit, as_markdown
 
     budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
@@ -244,7 +245,7 @@ def check(
     _print_check(result, json, legend)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):
         if path is not None:
-            talk(f"saved to {write(path, content(result))}")
+            talk(f"saved to {write_named(path, content(result))}")
     if not result.passed:
         raise typer.Exit(NOT_SATISFIED)
 

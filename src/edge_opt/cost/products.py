@@ -250,6 +250,9 @@ def _given(weights: tuple[Any, ...]) -> tuple[TensorInfo, ...]:
     return tuple(weight for weight in weights if isinstance(weight, TensorInfo))
 
 
+# Of sparse operands, work follows the elements that are stored, not the shape.
+
+
 @cost_rule(aten._sparse_mm_reduce_impl, kind="matmul")
 def reduced_product(out: Any, x: TensorInfo, y: TensorInfo, *_: Any, **__: Any) -> Work:
     """Products as in a plain one; sums, means, minima and maxima alike take one step for each."""

@@ -1,15 +1,31 @@
-"""Protocol buffers and FlatBuffers as bytes: what a file holds by number and place, without a schema or a copy."""
+"""Files as bytes: mapped, and as protocol buffers or FlatBuffers, by number and place, without a schema or a copy."""
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_opt.errors import UnreadableModel
+from edge_opt._support.files import mapped
+from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
+
+
+@contextmanager
+def bytes_of(path: str | os.PathLike[str]) -> Iterator[memoryview]:
+    """The bytes of a model's file; what goes wrong while they are read is said in one sentence with its name."""
+    try:
+        yield mapped(Path(path))
+    except FileNotFoundError:
+        raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
+    except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
+
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10

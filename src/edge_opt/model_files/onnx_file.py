@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt._support.files import mapped
-from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
-from edge_opt.model_files.binary_formats import Field, Wire, singles, whole_numbers
+from edge_opt.errors import ModelNotFound, UnreadableModel
+from edge_opt.model_files.binary_formats import Field, Wire, bytes_of, singles, whole_numbers
 from edge_opt.model_files.file_records import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
@@ -288,13 +287,8 @@ def read_onnx(path: str | os.PathLike[str]) -> ModelFile:
     Args:
         path: The file. Weights beside it must lie in its folder.
     """
-    file = Path(path)
-    try:
-        return _file(file, mapped(file))
-    except FileNotFoundError:
-        raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
-    except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
+    with bytes_of(path) as data:
+        return _file(Path(path), data)
 
 
 def _file(path: Path, message: memoryview) -> ModelFile:

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_opt._support.files import mapped
-from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
-from edge_opt.model_files.binary_formats import Flatbuffer, Table
+from edge_opt.errors import UnreadableModel
+from edge_opt.model_files.binary_formats import Flatbuffer, Table, bytes_of
 from edge_opt.model_files.file_records import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
@@ -304,16 +303,10 @@ def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
     Args:
         path: The file. Its first graph is the model.
     """
-    file = Path(path)
-    try:
-        data = mapped(file)
+    with bytes_of(path) as data:
         if bytes(data[4:8]) != IDENTIFIER:
             raise UnreadableModel("it does not begin like a TFLite model")
         graph = _Reader(data).graph(0)
-    except FileNotFoundError:
-        raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
-    except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
-    if not graph.nodes:
-        raise UnreadableModel(f"{str(path)!r} cannot be read: its graph is empty")
-    return ModelFile(file, graph, 0, {})
+        if not graph.nodes:
+            raise UnreadableModel("its graph is empty")
+    return ModelFile(Path(path), graph, 0, {})

@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_opt import units
-from edge_opt._support.files import write_whole
+from edge_opt._support.files import write_named, writer_for
 from edge_opt._support.json import to_plain
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS
-from edge_opt.errors import InvalidInput
 from edge_opt.records import CheckedBudget, CheckResult, Contribution
 from edge_opt.report.comparison import cell, figure_text, fragment, notes, page, table
 from edge_opt.report.terminal import Cell, Strip, print_table, rendered
@@ -29,19 +28,7 @@ _MARKS = {"holds": "ok", "broken": "FAIL", "undecided": "?", "unknown": "FAIL"}
 
 def save(result: CheckResult, path: str | os.PathLike[str]) -> Path:
     """Write the result and return the path; the file is replaced as a whole, or left as it was."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in _WRITERS:
-        what = f"the suffix {suffix!r}" if suffix else "no suffix"
-        raise InvalidInput(f"cannot write {str(path)!r}: it has {what}; use one of {', '.join(sorted(_WRITERS))}")
-    return write(path, _WRITERS[suffix](result))
-
-
-def write(path: str | os.PathLike[str], content: str) -> Path:
-    """Put the file in place, or say why that cannot be."""
-    try:
-        return write_whole(path, content)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    return write_named(path, writer_for(path, _WRITERS)(result))
 
 
 def document(result: CheckResult) -> str:

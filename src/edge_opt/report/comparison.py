@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_opt import units
+from edge_opt._support import files
 from edge_opt._support.extras import written_with
-from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records import ComparedLayer, FigureUnit, LayerFigures, ModelComparison
@@ -322,20 +322,12 @@ _WIDTH = 120
 
 def save(comparison: ModelComparison, path: str | os.PathLike[str]) -> Path:
     """Write the comparison and return the path; the file is replaced as a whole, or left as it was."""
-    content = writer_for(path)(comparison)
-    try:
-        return write_whole(path, content)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    return files.write_named(path, writer_for(path)(comparison))
 
 
 def writer_for(path: str | os.PathLike[str]) -> Callable[[ModelComparison], str]:
     """The writer that the path's suffix chooses."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in _WRITERS:
-        what = f"the suffix {suffix!r}" if suffix else "no suffix"
-        raise InvalidInput(f"cannot write {str(path)!r}: it has {what}; use one of {', '.join(sorted(_WRITERS))}")
-    return _WRITERS[suffix]
+    return files.writer_for(path, _WRITERS)
 
 
 def document(comparison: ModelComparison) -> str:

@@ -9,7 +9,7 @@ from edge_opt.records import ModelComparison, ModelProfile, SweepResult
 from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, totals_table
 from edge_opt.report.sheets import facts_html, strips_html
 from edge_opt.report.summary import summary_lines
-from edge_opt.report.sweep_tables import ranked, scatter_svg, trial_strips
+from edge_opt.report.sweep_tables import fates, ranked, scatter_svg, trial_strips
 from edge_opt.report.table import Node, Row, deepest_that_fits, heading, module_tree
 from edge_opt.text import html
 
@@ -143,9 +143,8 @@ def _share(row: Row, whole: int) -> str:
 
 def sweep_html(result: SweepResult) -> str:
     """The candidates of a sweep with their chart: those on a frontier first, then accepted, rejected, failed ones."""
-    counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
     return fragment(
-        f"<strong>{html(result.name)}</strong><p>{counts}</p>",
+        f"<strong>{html(result.name)}</strong><p>{fates(result)}</p>",
         f"<p>{html(result.recommendation)}</p>" if result.recommendation else "",
         scatter_svg(result),
         strips_html(trial_strips(ranked(result), result.metric)),

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from edge_opt._support import files
 from edge_opt._support.checks import implausible
-from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records import SCHEMA_VERSION, Level, ModelProfile
@@ -49,22 +49,13 @@ def writers() -> Mapping[str, Writer]:
 
 def writer_for(path: str | os.PathLike[str]) -> Writer:
     """The writer that the path's suffix chooses."""
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    suffix = next((one for one in ("".join(suffixes[-2:]), *suffixes[-1:]) if one in _writers), "".join(suffixes[-1:]))
-    if suffix not in _writers:
-        what = f"the suffix {suffix!r}" if suffix else "no suffix"
-        raise InvalidInput(f"cannot write {str(path)!r}: it has {what}; use one of {', '.join(sorted(_writers))}")
-    return _writers[suffix]
+    return files.writer_for(path, _writers)
 
 
 def save(profile: ModelProfile, path: str | os.PathLike[str], level: Level = "leaves") -> Path:
     """Write the profile and return the path. The file is replaced as a whole, or left as it was."""
     columns(level)  # a wrong level is refused for every format, also for those that hold all levels
-    text = writer_for(path)(profile, level)
-    try:
-        return write_whole(path, text)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    return files.write_named(path, writer_for(path)(profile, level))
 
 
 @writer(".json")

@@ -23,6 +23,11 @@ def fate_of(trial: Trial) -> str:
     return "failed" if trial.status == "failed" else "rejected" if trial.violations else "accepted"
 
 
+def fates(result: SweepResult) -> str:
+    """How many candidates were accepted, rejected and failed."""
+    return f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
+
+
 def ranked(result: SweepResult) -> list[tuple[Trial, str]]:
     """The baseline, then those on a frontier, then accepted, rejected and failed ones, each with its fate."""
     on_frontier = {key for _, keys in result.frontiers for key in keys}
@@ -70,13 +75,12 @@ def trial_strips(rows: Sequence[tuple[Trial, str]], metric: str) -> tuple[Strip,
 def sweep_sheet(result: SweepResult) -> Sheet:
     """The candidates of a sweep, the winner and why."""
     rows = ranked(result)
-    counts = f"{len(result.accepted)} accepted, {len(result.rejected)} rejected, {len(result.failed)} failed"
     facts: list[Fact] = [("More", f"{len(rows) - _SHOWN} candidates")] if len(rows) > _SHOWN else []
     if result.best is not None:
         facts.append(("Best", result.trial(result.best).candidate.label))
     facts.append(("Why", result.recommendation))
     return Sheet(
-        f"{result.name}: {len(result.trials)} candidates, {counts}",
+        f"{result.name}: {len(result.trials)} candidates, {fates(result)}",
         (trial_strips(rows[:_SHOWN], result.metric),),
         tuple(facts),
         scatter_svg(result),

@@ -237,13 +237,15 @@ def _all(count: int) -> str:
     return "the only candidate" if count == 1 else f"all {count} candidates"
 
 
-# Two candidates answered the same questions, so a sample on which they agree says nothing about the difference. Two
-# intervals side by side do not know that: they overlap where the pairs are clear, and part where they are not.
 _CONFIDENCE = (2.5, 97.5)
 
 
 class Difference(NamedTuple):
-    """One score minus another, with its 95 % interval, how it was found, and on how many samples (0: not known)."""
+    """One score minus another, with its 95 % interval, how it was found, and on how many samples (0: not known).
+
+    Both answered the same questions, so a sample on which they agree says nothing about the difference. Two intervals
+    side by side do not know that: they overlap where the pairs are clear, and part where they are not.
+    """
 
     value: float
     low: float

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt._support.extras import missing
-from edge_opt._support.files import write_whole
+from edge_opt._support.files import write_named
 from edge_opt.errors import InvalidInput
 from edge_opt.records import ModelProfile, Sensitivity, SweepResult
 from edge_opt.report.figures import read_sensitivity
@@ -68,10 +68,7 @@ def write_page(
             title=title,
         )
     )
-    try:
-        return write_whole(path, text)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    return write_named(path, text)
 
 
 def page_text(data: Mapping[str, Any]) -> str:
@@ -221,11 +218,7 @@ def write_runs(
         kept = {name: parts.get(name) for name in ("profile", "sweep", "reproducibility")}
         name = os.path.relpath(origin.resolve(), common)
         runs.append(Run(name=name.removesuffix(".json"), source=origin, page=page.resolve(), **kept))
-    text = page_text(runs_payload(runs, target.resolve().parent, title))
-    try:
-        return write_whole(target, text)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+    return write_named(target, page_text(runs_payload(runs, target.resolve().parent, title)))
 
 
 def _kind_of(path: Path) -> str:
