@@ -13,7 +13,7 @@ from edge_opt.boards.class_costs import workload
 from edge_opt.boards.fitted import choose_platform, estimate_fitted
 from edge_opt.boards.passes import Pass, fused_passes, passes
 from edge_opt.boards.platform_file import Platform
-from edge_opt.boards.roofline import Roof, checked_roof, limit
+from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, Roof, checked_roof, limit
 from edge_opt.boards.targets import Target, find_spec, find_target, published
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
@@ -264,7 +264,7 @@ def _from_platform(profile: ModelProfile, platform: Platform, target: str, spec:
     found = estimate_fitted(profile, platform)
     remarks = found.notes
     if profile.unpriced:
-        remarks += ("some operators have no price: the figures are lower bounds",)
+        remarks += (LOWER_BOUNDS,)
     prediction = Prediction(
         target=target,
         basis="fitted",
@@ -494,10 +494,10 @@ def _remarks(
             )
         elif is_open and overheads.own_s is None:
             yield (
-                f"overhead per operator is not known and not included; operators take less than "
+                f"{NO_OVERHEAD}; operators take less than "
                 f"{units.duration(BRIEF_S)} each, so it may be most of the time, and there is no upper end"
             )
         elif overheads.own_s is None:
-            yield "overhead per operator is not known and not included"
+            yield NO_OVERHEAD
     if profile.unpriced:
-        yield "some operators have no price: the figures are lower bounds"
+        yield LOWER_BOUNDS

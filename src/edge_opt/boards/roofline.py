@@ -232,6 +232,10 @@ def _total(parts: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(cast("list[float]", known))
 
 
+NO_OVERHEAD = "overhead per operator is not known and not included"
+LOWER_BOUNDS = "some operators have no price: the figures are lower bounds"
+
+
 def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Iterable[str]:
     """What is missing for a time, or is left out of it, figure by figure."""
     if roof.bandwidth is None:
@@ -244,9 +248,9 @@ def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Itera
             f"known peaks: {known}"
         )
     if spec.overhead_s is None:
-        yield "overhead per operator is not known and not included"
+        yield NO_OVERHEAD
     if profile.unpriced:
-        yield "some operators have no price: the figures are lower bounds"
+        yield LOWER_BOUNDS
 
 
 _READINGS = (
