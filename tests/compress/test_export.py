@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,13 @@ def test_an_input_may_have_the_name_of_an_operator(tmp_path: Path) -> None:
     file = compress.export_onnx(Joined(), [torch.ones(2, 3), torch.ones(2, 1)], tmp_path / "joined.onnx").path
     with compress.open_runner(file, "onnxruntime") as runner:
         assert runner(torch.ones(2, 3), torch.ones(2, 1))[0].shape == (2, 4)
+
+
+def test_a_started_exporter_says_nothing_about_packages_that_it_does_not_need() -> None:
+    # None in the table of modules is how Python says that there is none; torch's exporter warns of it four times.
+    code = (
+        "import sys; sys.modules['torchvision'] = None; import edge_opt.compress.exporter_start as exporter; "
+        "exporter.start_exporter(); print('torch.onnx._internal.exporter._core' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import shutil
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
@@ -104,3 +107,17 @@ def stderr_console() -> Console:
     from rich.console import Console
 
     return Console(file=sys.__stderr__, width=console_width())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence for exporters and quantisers, which talk to stdout, stderr, warnings and logs."""
+    disabled = logging.root.manager.disable
+    sink = io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -11,7 +11,8 @@ import torch
 
 from edge_opt import units
 from edge_opt._support.extras import optional
-from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, in_batches_of, quiet
+from edge_opt._support.waiting import quiet
+from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, in_batches_of
 from edge_opt.compress.quantize import Job, Made, precision
 from edge_opt.compress.runtimes import Closing, in_pieces
 from edge_opt.errors import ConversionFailed, EdgeOptError, ExportFailed, InvalidInput, first_line

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
-import logging
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -27,6 +24,7 @@ from edge_opt._support.checks import check_whole
 from edge_opt._support.extras import optional
 from edge_opt._support.files import publish, staging
 from edge_opt._support.state import as_found, without_fast_path
+from edge_opt._support.waiting import quiet
 from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.exporter_start import translations_kept
 from edge_opt.errors import ExportFailed, InvalidInput, message_of
@@ -234,20 +232,6 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 def require(package: str, extra: str = "onnx") -> Any:
     """An optional package, or one sentence with the command that installs it."""
     return optional(package, "this needs", extra)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence for exporters and quantisers, which talk to stdout, stderr, warnings and logs."""
-    disabled = logging.root.manager.disable
-    sink = io.StringIO()
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def export_onnx(

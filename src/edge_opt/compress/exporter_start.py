@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import importlib
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+
+from edge_opt._support.waiting import quiet
 
 _lock = threading.RLock()
 
@@ -28,8 +29,7 @@ def start_exporter() -> None:
 
     An error is left to the export that meets it again.
     """
-    with suppress(Exception), translations_kept(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with suppress(Exception), translations_kept(), quiet():
         torch.onnx.export(torch.nn.Identity().eval(), (torch.zeros(1),), dynamo=True, verbose=False)
     with suppress(ImportError):
         importlib.import_module("onnxruntime.quantization")

@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import nn
 
+from edge_opt._support.waiting import quiet
 from edge_opt.compress.activation_ranges import METHODS, Ranges, collect_ranges
 from edge_opt.compress.balancing import balance, correct_biases
-from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
+from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, require, size_of
 from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.records import Exported, LayerPrecision
