@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from edge_opt.compress.export import PATH_KEY, quiet, require
+from edge_opt._support.waiting import quiet
+from edge_opt.compress.export import PATH_KEY, require
 from edge_opt.compress.onnx_source import file_scheme
 from edge_opt.compress.quantize import is_below, label_nodes, prepare
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
