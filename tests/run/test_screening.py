@@ -24,28 +24,29 @@ from edge_opt.run.screening import Place, climb, last_that, screen
 
 
 @pytest.mark.parametrize(
-    ("keeps", "chosen"),
+    ("lack", "chosen"),
     [
-        (True, (0.6, 8)),  # both rounds of training on the fastest
-        (False, (0.4, 8)),  # both rounds on one halfway to the gentlest
+        (-0.5, (0.6, 8)),  # more accurate than the whole
+        (1.0, (0.6, 8)),  # all that is allowed
+        (1.5, (0.4, 8)),  # 0.6 / sqrt(1.5) is 0.49
+        (9.0, (0.2, 8)),  # 0.6 / 3 is 0.2
+        (100.0, (0.2, 8)),  # 0.06, and nothing is so gentle
     ],
 )
-def test_what_a_trained_level_scores_decides_over_the_second_round(keeps: bool, chosen: Place) -> None:
-    rounds: list[tuple[Place, int]] = []
+def test_what_the_fastest_level_lacks_when_trained_says_how_much_gentler(lack: float, chosen: Place) -> None:
+    trained: list[Place] = []
 
-    def trained(place: Place, passes: int) -> bool:
-        rounds.append((place, passes))
-        return keeps
+    def lacks(place: Place) -> float:
+        trained.append(place)
+        return lack
 
-    found = climb([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, trained, has_epochs=True)
-    assert found == [chosen] and rounds == [((0.6, 8), 1), (chosen, 2)]
+    found = climb([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, lacks)
+    assert found == [chosen] and trained == [(0.6, 8)]
 
 
-def test_without_epochs_nothing_is_trained_twice() -> None:
-    rounds: list[int] = []
-    assert climb([(0.5, 8)], {8: [0.5]}, lambda *each: not rounds.append(each[1]), has_epochs=False) == [(0.5, 8)]
-    assert rounds == [1, 1]  # the second finds it made
-    assert climb([], {8: []}, lambda place, passes: True, has_epochs=True) == []
+def test_where_nothing_is_gentler_the_fastest_is_offered() -> None:
+    assert climb([(0.5, 8)], {8: [0.5]}, lambda place: 3.0) == [(0.5, 8)]
+    assert climb([], {8: []}, lambda place: 0.0) == []
 
 
 def test_the_boldest_is_found_with_few_looks() -> None:

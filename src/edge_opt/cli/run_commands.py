@@ -203,9 +203,9 @@ def sweep(
         list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"Batch to time: {GRAMMAR}.")
     ] = None,
     prune: Annotated[
-        str,
-        typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; auto finds those worth it."),
-    ] = "0,0.25,0.5",
+        str | None,
+        typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; by default auto, which finds one."),
+    ] = None,
     precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
     runtime: Runtimes = None,
     keep: Annotated[
@@ -245,7 +245,7 @@ def sweep(
     from edge_opt.search.progress import progress
 
     chosen = {
-        "pruning_levels": "auto" if prune == "auto" else [_share(text) for text in _words(prune)],
+        **({} if prune is None else {"pruning_levels": _levels(prune)}),
         "precisions": _words(precision),
         **({} if runtime is None else {"runtimes": _words(runtime)}),
         "seed": seed,
@@ -303,11 +303,15 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _levels(prune: str) -> list[float] | str:
+    return prune if prune == "auto" else [_share(text) for text in _words(prune)]
+
+
 def _share(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(f"--prune: {text!r} is not a number; write shares such as 0,0.25,0.5") from None
+        raise InvalidInput(f"--prune: {text!r} is not a number; write shares such as 0,0.25,0.5, or auto") from None
 
 
 def status(

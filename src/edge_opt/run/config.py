@@ -41,6 +41,8 @@ Epochs = Annotated[int, Field(le=100_000)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 
 SMALL_CNN = "edge_opt.model:SmallCNN"
+# Levels for what cannot look for its own, where nobody names any.
+GRID = (0.0, 0.25, 0.5)
 
 
 class SmallCNNConfig(BaseModel):
@@ -124,8 +126,9 @@ class RunConfig(BaseModel):
     )
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = Field(
-        [0.0, 0.25, 0.5],
-        description="Shares of channels to remove; auto tries thirteen before training, and trains the one worth it.",
+        "auto",
+        description="Shares of channels to remove, such as [0, 0.25, 0.5]; auto tries thirteen before training, and "
+        "trains the one worth it.",
         json_schema_extra={"group": "Variants"},
     )
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(

@@ -29,7 +29,7 @@ from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, export_onnx, finetune, load_pruned, measure_runner, open_runner, prune
 from edge_opt.compress.agreement import sized
 from edge_opt.compress.answers import flat_tensors
-from edge_opt.compress.recipe import SPEC_FILE, fingerprint, read_spec, save_cut
+from edge_opt.compress.recipe import fingerprint, save_cut
 from edge_opt.compress.runtimes import BY_ONNX_FILE, IN_TORCH, PACKAGES
 from edge_opt.compress.task import (
     FlatCalls,
@@ -199,8 +199,6 @@ class Tuning:
     device: str = "cpu"
     seed: int = 0
     train_for_int8: bool = False
-    # How often the epochs of fine-tuning are gone through, each time with the rate from its height to zero.
-    passes: int = 1
 
     def rounds(self, candidate: Candidate) -> bool:
         """Whether a candidate is trained with the rounding of int8."""
@@ -218,7 +216,7 @@ class Variant:
 
 def level_of(candidate: Candidate, tuning: Tuning) -> str:
     """The same for candidates that are pruned and trained alike."""
-    made = [tuning.round_to, tuning.passes, tuning.rounds(candidate)]
+    made = [tuning.round_to, tuning.fine_tune_epochs, tuning.rounds(candidate)]
     content = json.dumps([candidate.pruning, sorted(candidate.layer_pruning), *made])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -276,13 +274,7 @@ def _cut(
 
 def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning, folder: Path) -> None:
     original = subject.build()
-    if tuning.passes > 1:
-        shorter = replace(tuning, passes=tuning.passes - 1)
-        earlier = variant_of(subject, splits, candidate, shorter, folder.parent)
-        spec = read_spec(folder.with_name(level_of(candidate, shorter)) / SPEC_FILE)
-        model, remarks = earlier.model, [*earlier.remarks]
-    else:
-        model, spec, remarks = _cut(subject, splits, original, candidate, tuning)
+    model, spec, remarks = _cut(subject, splits, original, candidate, tuning)
     # Where nothing is cut, there is nothing to heal: it would be the parent with more training, and no faster.
     if tuning.fine_tune_epochs and (spec.kept or tuning.rounds(candidate)):
         tuned = finetune(
@@ -291,7 +283,7 @@ def _make(subject: Subject, splits: Splits, candidate: Candidate, tuning: Tuning
             epochs=tuning.fine_tune_epochs,
             learning_rate=tuning.learning_rate,
             teacher=original.to(tuning.device) if tuning.distillation else None,
-            seed=tuning.seed + tuning.passes - 1,
+            seed=tuning.seed,
             progress=False,
             precision="int8" if tuning.rounds(candidate) else None,
             **vars(subject.task),

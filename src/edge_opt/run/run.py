@@ -24,7 +24,7 @@ from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.loading import load_model
 from edge_opt.records import Sensitivity, SweepResult, TrialMetrics
-from edge_opt.run.config import RunConfig
+from edge_opt.run.config import GRID, RunConfig
 from edge_opt.run.dependencies import code_sources, plain
 from edge_opt.run.findings import check_target, findings, hand_over
 from edge_opt.run.job import PipelineJob, Reference, Subject, absolute, computing_with, weights_from, weights_of
@@ -211,7 +211,7 @@ def run(
 
 def _sensitivity(trained: Trained, splits: Splits, config: RunConfig) -> Sensitivity:
     """What each layer alone costs on validation."""
-    named = () if config.pruning_levels == "auto" else config.pruning_levels
+    named = GRID if config.pruning_levels == "auto" else config.pruning_levels
     levels = [level for level in named if level > 0]
     precisions = [name for name in config.precisions if name != "fp32"]
     return sensitivity(
@@ -310,9 +310,14 @@ Runner = Callable[[RunConfig, Path], RunResult]
 
 
 def run_seeds(config: RunConfig, seeds: Sequence[int], folder: Path, run_one: Runner) -> dict[int, RunResult]:
-    """One run per seed in `folder/seed-N`; means with intervals over seeds in `aggregate.csv` and `aggregate.json`."""
+    """One run per seed in `folder/seed-N`; means with intervals over seeds in `aggregate.csv` and `aggregate.json`.
+
+    Levels that are `auto` are those of a grid: each seed would find one of its own, with nothing to average.
+    """
     if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
         raise InvalidInput(f"seeds are {list(seeds)}; they must be different whole numbers, not below 0")
+    if config.pruning_levels == "auto":
+        config = config.model_copy(update={"pruning_levels": [*GRID]})
     with nurseries_kept():
         found = {seed: run_one(config.model_copy(update={"seed": seed}), folder / f"seed-{seed}") for seed in seeds}
     rows = aggregate({seed: done.result for seed, done in found.items()})

@@ -3,13 +3,14 @@
 Nothing is trained at first. Levels are tried in two roundings of the widths: as kernels run fast, and half of that. In
 each, the boldest level that training can still bring back is looked for by halving, by its score when it is cut and
 fitted. These are timed in turns in one process, in the precisions and runtimes in which the unpruned model is fast, and
-the fastest is trained. If it then nearly has its accuracy, it is trained once more: the time that a grid spends on a
-second level. If not, a gentler one is trained twice, and the other is given up.
+the fastest is trained, for more epochs than a level of a grid gets: a grid trains several. If it lacks much accuracy
+even then, a gentler one is trained, and the other is given up.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,13 +43,15 @@ FILE = "screening.json"
 LEVELS = tuple((2 * step + 1) / 32 for step in range(1, 14))
 # A variant counts as faster from this share of the parent's time on: less is noise.
 FASTER = 0.97
-# Accuracy that a cut and fitted model may lack. Two rounds of training brought back all of 8 points on Fashion-MNIST
-# (a ResNet, a MobileNetV2), and of 12 points all but 3.
-HEALED = 0.08
+# Accuracy that a cut and fitted model may lack: four epochs brought back all of 11 and 15 points on Fashion-MNIST (a
+# MobileNetV2, a ResNet), and of more not all.
+HEALED = 0.10
+# Times the epochs of a level that somebody names, of which a grid trains several. The rate falls once over all of them:
+# falling twice over half of them cost 0.1 to 1.0 points of accuracy (the same nets).
+LONGER = 4
 # Of so many samples of the validation part it is found: 8 points are four standard errors.
 SCREENED = 1000
-# What a level may lack after the first round of training, for there is a second. A round of one epoch may cost a level
-# more than a point that fitting had healed, where the rate is high.
+# What a trained level may lack before a gentler one is trained instead.
 ALLOWED = 0.02
 # What may be lacking where nothing is trained.
 UNTRAINED = 0.005
@@ -92,13 +95,13 @@ class Screening:
     Attributes:
         accuracy: Of the unpruned model, on the same samples; higher is better.
         levels: The levels, by rounding.
-        passes: How often what was chosen goes through the epochs of fine-tuning.
+        epochs: Of fine-tuning, for what was chosen.
         left_out: Precisions and runtimes that are not tried with every level, each with the reason.
     """
 
     accuracy: float
     levels: tuple[Level, ...]
-    passes: int = 1
+    epochs: int = 0
     left_out: tuple[Exclusion, ...] = ()
 
     @property
@@ -114,7 +117,7 @@ class Screening:
     def job(self, job: PipelineJob) -> PipelineJob:
         """The job that makes what was chosen as the screening made it."""
         round_to = next((level.round_to for level in self.trained), job.tuning.round_to)
-        return replace(job, tuning=replace(job.tuning, round_to=round_to, passes=self.passes))
+        return replace(job, tuning=replace(job.tuning, round_to=round_to, fine_tune_epochs=self.epochs))
 
     def __str__(self) -> str:
         reasons = Counter(level.verdict for level in self.levels if level.verdict != TRAINED)
@@ -126,7 +129,8 @@ class Screening:
         left = ", ".join(f"{item.precision} in {item.runtime}" for item in self.left_out)
         return (
             f"pruning levels: {len(self.levels)} considered, {reasons.total()} screened out"
-            f"{f' ({out})' if out else ''}, trained{' twice' if self.passes > 1 else ''}: {trained}{widths}"
+            f"{f' ({out})' if out else ''}, {f'trained for {self.epochs} epochs' if self.epochs else 'kept'}: "
+            f"{trained}{widths}"
             f"{f'; slower kinds left out: {left}' if left else ''}"
         )
 
@@ -168,7 +172,7 @@ def _kept(path: Path, key: str) -> Screening | None:
             return None
         levels = tuple(Level(**level) for level in found["levels"])
         left_out = tuple(Exclusion(**item) for item in found["left_out"])
-        return Screening(found["accuracy"], levels, found["passes"], left_out)
+        return Screening(found["accuracy"], levels, found["epochs"], left_out)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -179,7 +183,8 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
     A trained level is kept where the sweep looks for it, and not trained again.
     """
     parent = job.subject.build()
-    task, tuning = job.subject.task.build(), job.tuning
+    tuning = replace(job.tuning, fine_tune_epochs=LONGER * job.tuning.fine_tune_epochs)
+    task = job.subject.task.build()
     sign = 1.0 if task.metric.direction == "higher" else -1.0
 
     def score(model: nn.Module, part: Iterable[Any] = splits.validation) -> float:
@@ -200,21 +205,19 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
         most_lost = (HEALED if tuning.fine_tune_epochs else UNTRAINED) * scale
         tried = _tried(levels, shares, roundings(tuning.round_to), lambda model: score(model, few), of_few - most_lost)
     except EdgeOptError as error:
-        return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),), 1, left_out)
+        return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),), left_out=left_out)
     ratios = _ratios(job, splits, parent, tried.boldest, kept)
     order = sorted(
         (place for place in tried.boldest if ratios.get(place, 1.0) <= FASTER), key=lambda place: ratios[place]
     )
 
-    def trained(place: Place, passes: int) -> bool:
-        again = replace(tuning, round_to=place[1], passes=passes)
-        variant = variant_of(job.subject, splits, Candidate(place[0], "fp32", "torch"), again, job.cache)
-        # What the last round gives is scored where the sweep builds it.
-        return passes > 1 or whole - score(variant.model) <= ALLOWED * scale
+    def lack(place: Place) -> float:
+        rounded = replace(tuning, round_to=place[1])
+        variant = variant_of(job.subject, splits, Candidate(place[0], "fp32", "torch"), rounded, job.cache)
+        return (whole - score(variant.model)) / (ALLOWED * scale)
 
-    chosen = climb(order, tried.distinct, trained, has_epochs=tuning.fine_tune_epochs > 0)
-    passes = 2 if chosen and tuning.fine_tune_epochs else 1
-    return Screening(of_few, _judged(tried, ratios, order, chosen), passes, left_out)
+    chosen = climb(order, tried.distinct, lack)
+    return Screening(of_few, _judged(tried, ratios, order, chosen), tuning.fine_tune_epochs, left_out)
 
 
 def _first(part: Iterable[Any], samples: int) -> list[Any]:
@@ -296,29 +299,22 @@ def last_that(holds: Callable[[float], bool], values: Sequence[float], guess: in
 
 
 def climb(
-    order: Sequence[Place],
-    distinct: Mapping[RoundTo, Sequence[float]],
-    trained: Callable[[Place, int], bool],
-    *,
-    has_epochs: bool,
+    order: Sequence[Place], distinct: Mapping[RoundTo, Sequence[float]], lack: Callable[[Place], float]
 ) -> list[Place]:
-    """The level to offer; `order` has the fastest first, `trained` trains so often and says if enough is kept.
+    """The level to offer: the first, which is the fastest, or a gentler one if it lacks too much when it is trained.
 
-    A level that nearly has its accuracy after the first round of training gets the second; else one halfway to the
-    gentlest gets both.
+    `lack` trains a level and tells what it lacks, 1 being all that is allowed. It grows with the square of the share,
+    or faster, which says how much gentler. That level is trained where the sweep builds it.
 
-    >>> order, distinct, rounds = [(0.5, 8)], {8: [0.1, 0.3, 0.5]}, []
-    >>> climb(order, distinct, lambda *each: rounds.append(each) or each[0][0] < 0.5, has_epochs=True), rounds
-    ([(0.3, 8)], [((0.5, 8), 1), ((0.3, 8), 2)])
+    >>> climb([(0.5, 8)], {8: [0.1, 0.3, 0.5]}, lambda place: 2.0)  # 0.5 / sqrt(2) is 0.35
+    [(0.3, 8)]
     """
     if not order:
         return []
-    share, round_to = chosen = order[0]
-    gentler = [each for each in distinct[round_to] if each < share]
-    if not trained(chosen, 1) and gentler:
-        chosen = gentler[len(gentler) // 2], round_to
-    trained(chosen, 2 if has_epochs else 1)
-    return [chosen]
+    share, round_to = order[0]
+    most = share / math.sqrt(max(lack(order[0]), 1.0))
+    gentle = [each for each in distinct[round_to] if each <= most] or distinct[round_to][:1]
+    return [(gentle[-1], round_to)]
 
 
 def _judged(

@@ -23,6 +23,7 @@ from edge_opt.measuring.machine import usable_cores
 from edge_opt.profiling import profile
 from edge_opt.records import Candidate, SweepResult, Trial
 from edge_opt.run.config import (
+    GRID,
     SWEEP_KEYS,
     TASK_KEYS,
     RunConfig,
@@ -146,20 +147,21 @@ def job_options(config: RunConfig) -> dict[str, Any]:
 def board_of(config: RunConfig, measure_on: str | None, builders: Mapping[str, Any]) -> tuple[RunConfig, Board | None]:
     """The board that times, and the configuration with what it can run; both as they were where nothing is asked.
 
-    A board has ONNX Runtime alone. Levels that are found by times of this machine would be the wrong ones there.
+    A board has ONNX Runtime alone. Levels found by times of this machine would be the wrong ones there, so `auto` is a
+    grid.
     """
     if measure_on is None:
         return config, None
     if measure_on == builders["scheduler"]:
         raise InvalidInput(f"{measure_on} would build on the board, too; give the board a scheduler of its own")
-    if config.pruning_levels == "auto":
-        raise InvalidInput("pruning_levels is auto, which times levels here; name the levels to measure on a board")
     if "runtimes" in config.model_fields_set and config.runtimes != ["onnxruntime"]:
         raise InvalidInput(
             f"runtimes are {', '.join(config.runtimes)}, and a board has onnxruntime alone; leave the rest"
         )
     board = find_board(measure_on, builders["tls_dir"], builders["insecure"])
-    return config.model_copy(update={"runtimes": ["onnxruntime"]}), replace(board, limit_s=config.time_limit_s)
+    levels = [*GRID] if config.pruning_levels == "auto" else config.pruning_levels
+    fitting = config.model_copy(update={"runtimes": ["onnxruntime"], "pruning_levels": levels})
+    return fitting, replace(board, limit_s=config.time_limit_s)
 
 
 def timed_by(board: Board | None) -> dict[str, str]:
