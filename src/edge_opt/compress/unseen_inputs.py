@@ -1,0 +1,147 @@
+"""Inputs that the ranges of static int8 never saw, from the calibration itself: samples held out, sequences rolled.
+
+Ranges fit the inputs that they were found on. A model compared on these alone may differ on all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edge_opt.compress.agreement import Original, singles, unseen_agreement
+from edge_opt.compress.export import Tensors, in_batches_of
+from edge_opt.compress.quantize import Made
+from edge_opt.compress.runtimes import Runner
+from edge_opt.records import UnseenAgreement
+
+# A quarter is held out: the ranges of the rest are then nearly those of all. Of fewer samples, a quarter says nothing.
+_PARTS = 4
+_LEAST = 8
+# More samples than these tell little more.
+_MOST_HELD_OUT = 64
+_MOST_ROLLED = 256
+_FEW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What was found on unseen inputs, the file that ran on them, and the sample that differs most."""
+
+    found: UnseenAgreement
+    file: Path
+    worst: Tensors
+
+
+def compare_unseen(
+    original: Original,
+    made: Made,
+    runner: Runner,
+    reopen: Callable[[Path], Runner],
+    calibration: Sequence[Tensors],
+    checks: Sequence[Tensors],
+) -> Iterator[Unseen]:
+    """The twin on samples that it was made without, and the file itself, which `runner` runs, on rolled sequences.
+
+    `checks` are the batches that the file was compared on before.
+    """
+    if made.twin is not None:
+        twin, held_out = made.twin(), made.held_out
+        source = f"{sum(map(_count, held_out))} calibration samples, with ranges of the others"
+        with reopen(twin) as other:
+            yield from _found(original, other, held_out, source, twin, checks)
+    if not all(map(_are_sequences, calibration)):
+        return
+    most = min(_MOST_ROLLED, max(_FEW, original.affordable(calibration) or 0))
+    sequences = rolled(original.subject.names, calibration, most)
+    if sequences is not None and _count(sequences) >= (made.batch or 1):
+        batches = in_batches_of([sequences], made.batch)
+        source = f"{sum(map(_count, batches))} calibration sequences, rolled so that other tokens come first"
+        yield from _found(original, runner, batches, source, made.path, checks)
+
+
+def _found(
+    original: Original,
+    runner: Runner,
+    batches: Sequence[Tensors],
+    source: str,
+    file: Path,
+    checks: Sequence[Tensors],
+) -> Iterator[Unseen]:
+    found = unseen_agreement(original, runner, batches, source, checks)
+    if found is not None:
+        yield Unseen(found[0], file, singles(batches, found[1] + 1)[-1])
+
+
+def split(batches: Sequence[Tensors], fixed_batch: int | None) -> tuple[list[Tensors], list[Tensors]]:
+    """The batches to find ranges on, and others that were held out: none where there are fewer than eight samples.
+
+    One of every four batches, up to 64 samples of them. Of fewer than four batches it is a quarter of the samples of
+    each, unless the batch is fixed.
+    """
+    if sum(map(_count, batches)) < _LEAST:
+        return [*batches], []
+    if len(batches) >= _PARTS:
+        held: list[int] = []
+        for place in _one_of_four(len(batches)):
+            if sum(_count(batches[other]) for other in held) < _MOST_HELD_OUT:
+                held.append(place)
+        return [batch for place, batch in enumerate(batches) if place not in held], [batches[place] for place in held]
+    if fixed_batch is not None or any(_count(batch) < _PARTS for batch in batches):
+        return [*batches], []
+    kept, held_out = [], []
+    for batch in batches:
+        places = _one_of_four(_count(batch))[:_MOST_HELD_OUT]
+        kept.append(_samples(batch, [place for place in range(_count(batch)) if place not in places]))
+        held_out.append(_samples(batch, places))
+    return kept, held_out
+
+
+def _one_of_four(count: int) -> list[int]:
+    """A place in every four, each time another one, for loaders may have a rhythm."""
+    return [group * _PARTS + _PARTS - 1 - group % _PARTS for group in range(count // _PARTS)]
+
+
+def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_ROLLED) -> Tensors | None:
+    """Sequences of the batches, each rolled so that another token comes first; None where there is no other.
+
+    Models read single places, as a classifier does the first, and of a token that no sample had there ranges know
+    nothing. Every token has its turn that comes first nowhere and that no mask hides, the most frequent ones before
+    others, at most so many. All inputs of a sample are rolled together: masks and types stay with their tokens.
+    """
+    whole = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    masks = [tensor.bool() for name, tensor in zip(names, whole, strict=True) if "mask" in name]
+    others = [tensor for name, tensor in zip(names, whole, strict=True) if "mask" not in name]
+    if not others:
+        return None
+    # Of ids, types and positions, ids have the most values.
+    ids = max(others, key=lambda tensor: len(torch.unique(tensor)))
+    is_read = torch.stack([~torch.isin(ids, ids[:, 0]), *masks]).all(0)
+    tokens, counts = torch.unique(ids[is_read], return_counts=True)
+    wanted = tokens[counts.argsort(descending=True, stable=True)][:most]
+    probes: list[Tensors] = []
+    for token in wanted:
+        row, place = ((ids == token) & is_read).nonzero()[0].tolist()
+        probes.append(tuple(tensor[row].roll(-place) for tensor in whole))
+    return tuple(torch.stack(parts) for parts in zip(*probes, strict=True)) if probes else None
+
+
+def _are_sequences(batch: Tensors) -> bool:
+    """Whether all inputs are whole numbers of one shape, samples by places, as token ids and masks are."""
+    shape = batch[0].shape
+    return (
+        batch[0].dim() == 2
+        and shape[1] > 1
+        and all(tensor.shape == shape and not tensor.is_floating_point() for tensor in batch)
+    )
+
+
+def _count(batch: Tensors) -> int:
+    return len(batch[0]) if batch[0].dim() else 1
+
+
+def _samples(batch: Tensors, places: list[int]) -> Tensors:
+    count = _count(batch)
+    return tuple(tensor[places] if tensor.dim() and len(tensor) == count else tensor for tensor in batch)
