@@ -20,7 +20,7 @@ from edge_opt.compress.export import subject_of
 from edge_opt.compress.runtimes import TorchRunner
 from edge_opt.compress.unseen_inputs import rolled, split
 from edge_opt.errors import ConversionFailed, Disagrees
-from edge_opt.records import Agreement
+from edge_opt.records import Agreement, UnseenAgreement
 from edge_opt.report.results import agreement_text
 from needed import needed
 from zoo import torchvision_models
@@ -64,10 +64,11 @@ def test_a_model_that_reads_all_places_alike_passes_with_its_sequences_rolled() 
     calls = [torch.randint(0, 20, (4, 6)) for _ in range(8)]
     done = compress.convert(Tokens(), [calls[0]], "int8", scheme="static", calibration=calls)
     held_out, other_tokens = done.agreement.unseen
-    # One of four batches of eight: two, of four samples. Of twenty tokens, those that lead no sample have a turn.
-    assert held_out.samples == 2 * 4
-    assert held_out.source == "8 calibration samples, with ranges of the others"
-    assert other_tokens.samples == 20 - len({int(token) for call in calls for token in call[:, 0]}) > 0
+    # One of four batches of eight: two, of four samples. Of all samples, the five places behind the first have a turn.
+    assert (held_out.kind, held_out.samples, held_out.source) == (
+        "held out", 2 * 4, "8 calibration samples, with ranges of the others",
+    )  # fmt: skip
+    assert (other_tokens.kind, other_tokens.samples) == ("rolled", 8 * 4 * 5)
     assert done.agreement.relative_difference == max(
         entry.difference for entry in (*done.agreement.by_batch, *done.agreement.unseen) if entry.difference is not None
     )
@@ -125,16 +126,16 @@ def test_a_quarter_of_the_samples_is_held_out_of_few_batches() -> None:
     assert len(split([(torch.zeros(1000, 1),)], None)[1][0][0]) == 64
 
 
-def test_each_token_that_leads_no_sample_is_rolled_to_the_front_with_its_mask() -> None:
+def test_each_token_is_rolled_to_the_front_with_its_mask() -> None:
     ids = torch.tensor([[5, 6, 7, 0], [5, 7, 7, 8]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     found = rolled(("input_ids", "attention_mask"), [(ids, mask)])
-    # 5 leads already, 0 is hidden; 7 is there three times, 6 and 8 once.
+    # 5 leads already, 0 is hidden; 7 is there three times, 6 and 8 once. Then 7 from its other places.
     assert found is not None
-    assert found[0].tolist() == [[7, 0, 5, 6], [6, 7, 0, 5], [8, 5, 7, 7]]
-    assert found[1].tolist() == [[1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
+    assert found[0].tolist() == [[7, 0, 5, 6], [6, 7, 0, 5], [8, 5, 7, 7], [7, 7, 8, 5], [7, 8, 5, 7]]
+    assert found[1].tolist() == [[1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert [row[0] for row in rolled(("ids",), [(ids,)], 2)[0].tolist()] == [7, 0]  # type: ignore[index]
-    assert rolled(("ids",), [(torch.tensor([[5, 5], [6, 5]]),)]) is None
+    assert rolled(("ids", "mask"), [(ids, torch.zeros_like(ids))]) is None
 
 
 def test_ranges_without_what_was_held_out_are_found_in_the_same_runs(
@@ -193,10 +194,26 @@ class Shifted(nn.Module):
 
 def test_a_few_unseen_samples_that_are_small_by_chance_are_judged_by_the_scale_of_all() -> None:
     original, small, usual = Original(subject_of(nn.Identity(), (1, 4))), torch.full((2, 4), 0.1), torch.ones(8, 4)
-    found = unseen_agreement(original, TorchRunner(Shifted(), 1), [(small,)], "a test", [(usual,)])
+    found = unseen_agreement(original, TorchRunner(Shifted(), 1), [(small,)], "rolled", "a test", [(usual,)])
     # 0.1 over 1, the mean of the others; over their own it would be all of it
     assert found is not None and found[0].difference == pytest.approx(0.1)
     assert found[0].worst_sample == pytest.approx(0.1)
+
+
+def on_unseen(kind: Any, difference: float, error: float, worst_sample: float) -> Agreement:
+    entry = UnseenAgreement(kind, "16 samples", 16, difference, error, 0, 0.3, worst_sample)
+    return Agreement(0.1, 0.1, 1.0, None, 2, 1, "a test", unseen=(entry,))
+
+
+def test_what_was_held_out_is_judged_beyond_chance_and_rolled_sequences_one_by_one_too() -> None:
+    # 0.25 is 0.04 more than 0.2 and the error; a share of flips may be 0.1 and a quarter, 1 over the root of 16
+    trouble = trouble_of(on_unseen("held out", 0.25, 0.01, 0.9), 0.2)
+    assert (
+        trouble is not None and trouble[1] == "on 16 samples, outputs differ by 25.0% of their mean, 21.0% is allowed"
+    )
+    assert trouble_of(on_unseen("held out", 0.25, 0.06, 0.9), 0.2) is None
+    trouble = trouble_of(on_unseen("rolled", 0.25, 0.06, 0.9), 0.2)
+    assert trouble is not None and "a sample differs by 90.0% of the mean output, 50.0% is allowed" in trouble[1]
 
 
 def test_agreements_that_were_saved_before_can_be_read() -> None:

@@ -18,6 +18,7 @@ from edge_opt.compress.export import Subject, Tensors, require
 from edge_opt.compress.runtimes import Runner
 from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidInput, first_line
 from edge_opt.records import Agreement, BatchAgreement, UnseenAgreement
+from edge_opt.records.conversions import UnseenKind
 
 # The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
 # works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration
@@ -225,7 +226,12 @@ def _by_sample(samples: int, expected: Tensors, found: Tensors, scales: Sequence
 
 
 def unseen_agreement(
-    original: Original, runner: Runner, batches: Sequence[Tensors], source: str, checks: Sequence[Tensors]
+    original: Original,
+    runner: Runner,
+    batches: Sequence[Tensors],
+    kind: UnseenKind,
+    source: str,
+    checks: Sequence[Tensors],
 ) -> tuple[UnseenAgreement, int] | None:
     """Differences over batches that ranges were found without, judged together, and the sample that differs most.
 
@@ -244,7 +250,16 @@ def unseen_agreement(
     found = _batch_agreement(samples, samples, expected, theirs, scales)
     by_sample = _by_sample(samples, expected, theirs, scales)
     assert found.difference is not None and found.output is not None
-    entry = UnseenAgreement(source, samples, found.difference, found.output, found.flips, found.worst_sample)
+    entry = UnseenAgreement(
+        kind=kind,
+        source=source,
+        samples=samples,
+        difference=found.difference,
+        error=float(by_sample.std() / math.sqrt(samples)) if by_sample is not None and samples > 1 else 0.0,
+        output=found.output,
+        flips=found.flips,
+        worst_sample=found.worst_sample,
+    )
     return entry, 0 if by_sample is None else int(by_sample.argmax())
 
 
@@ -406,12 +421,18 @@ def _where(entry: BatchAgreement | UnseenAgreement) -> str:
 
 
 def _problem(entry: BatchAgreement | UnseenAgreement, bound: float, single: float) -> str | None:
+    flips_allowed = FLIPS_ALLOWED
+    if isinstance(entry, UnseenAgreement):
+        # Beyond chance: they are few, and those held out have ranges of fewer samples than the file has.
+        bound, flips_allowed = bound + entry.error, FLIPS_ALLOWED + 1 / math.sqrt(entry.samples)
+        # A sample of a kind of its own has no share in the ranges of the twin, and in those of the file it has.
+        single = math.inf if entry.kind == "held out" else single
     if entry.difference is not None and entry.difference > bound:
         return f"outputs differ by {units.percent(entry.difference)} of their mean, {units.percent(bound)} is allowed"
-    if entry.flips is not None and entry.flips > FLIPS_ALLOWED and entry.samples * FLIPS_ALLOWED >= 1:
+    if entry.flips is not None and entry.flips > flips_allowed and entry.samples * FLIPS_ALLOWED >= 1:
         return (
             f"{units.percent(entry.flips)} of the samples with a clear answer get another one, "
-            f"{units.percent(FLIPS_ALLOWED)} is allowed"
+            f"{units.percent(flips_allowed)} is allowed"
         )
     if entry.worst_sample is not None and entry.worst_sample > single:
         return (

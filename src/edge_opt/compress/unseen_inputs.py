@@ -5,8 +5,10 @@ Ranges fit the inputs that they were found on. A model compared on these alone m
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -51,7 +53,9 @@ def compare_unseen(
         twin, held_out = made.twin(), made.held_out
         source = f"{sum(map(_count, held_out))} calibration samples, with ranges of the others"
         with reopen(twin) as other:
-            yield from _found(original, other, held_out, source, twin, checks)
+            found = unseen_agreement(original, other, held_out, "held out", source, checks)
+        if found is not None:
+            yield Unseen(found[0], twin, singles(held_out, found[1] + 1)[-1])
     if not all(map(_are_sequences, calibration)):
         return
     most = min(_MOST_ROLLED, max(_FEW, original.affordable(calibration) or 0))
@@ -59,20 +63,9 @@ def compare_unseen(
     if sequences is not None and _count(sequences) >= (made.batch or 1):
         batches = in_batches_of([sequences], made.batch)
         source = f"{sum(map(_count, batches))} calibration sequences, rolled so that other tokens come first"
-        yield from _found(original, runner, batches, source, made.path, checks)
-
-
-def _found(
-    original: Original,
-    runner: Runner,
-    batches: Sequence[Tensors],
-    source: str,
-    file: Path,
-    checks: Sequence[Tensors],
-) -> Iterator[Unseen]:
-    found = unseen_agreement(original, runner, batches, source, checks)
-    if found is not None:
-        yield Unseen(found[0], file, singles(batches, found[1] + 1)[-1])
+        found = unseen_agreement(original, runner, batches, "rolled", source, checks)
+        if found is not None:
+            yield Unseen(found[0], made.path, singles(batches, found[1] + 1)[-1])
 
 
 def split(batches: Sequence[Tensors], fixed_batch: int | None) -> tuple[list[Tensors], list[Tensors]]:
@@ -105,11 +98,11 @@ def _one_of_four(count: int) -> list[int]:
 
 
 def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_ROLLED) -> Tensors | None:
-    """Sequences of the batches, each rolled so that another token comes first; None where there is no other.
+    """Sequences of the batches, each rolled so that a token from within comes first; None where there is none.
 
     Models read single places, as a classifier does the first, and of a token that no sample had there ranges know
-    nothing. Every token has its turn that comes first nowhere and that no mask hides, the most frequent ones before
-    others, at most so many. All inputs of a sample are rolled together: masks and types stay with their tokens.
+    nothing. Each token that no mask hides has its turn, frequent ones before others, and then each again from another
+    place, at most so many. All inputs of a sample are rolled together: masks and types stay with their tokens.
     """
     whole = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
     masks = [tensor.bool() for name, tensor in zip(names, whole, strict=True) if "mask" in name]
@@ -118,14 +111,17 @@ def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_R
         return None
     # Of ids, types and positions, ids have the most values.
     ids = max(others, key=lambda tensor: len(torch.unique(tensor)))
-    is_read = torch.stack([~torch.isin(ids, ids[:, 0]), *masks]).all(0)
-    tokens, counts = torch.unique(ids[is_read], return_counts=True)
-    wanted = tokens[counts.argsort(descending=True, stable=True)][:most]
-    probes: list[Tensors] = []
-    for token in wanted:
-        row, place = ((ids == token) & is_read).nonzero()[0].tolist()
-        probes.append(tuple(tensor[row].roll(-place) for tensor in whole))
-    return tuple(torch.stack(parts) for parts in zip(*probes, strict=True)) if probes else None
+    is_read = torch.stack([torch.ones_like(ids, dtype=torch.bool), *masks]).all(0)
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for row, place in is_read.nonzero().tolist():
+        if place:
+            places[int(ids[row, place])].append((row, place))
+    frequent = sorted(places, key=lambda token: (-len(places[token]), token))
+    rounds = zip_longest(*(places[token] for token in frequent))
+    turns = [turn for each in rounds for turn in each if turn is not None][:most]
+    if not turns:
+        return None
+    return tuple(torch.stack([tensor[row].roll(-place) for row, place in turns]) for tensor in whole)
 
 
 def _are_sequences(batch: Tensors) -> bool:

@@ -9,6 +9,7 @@ from edge_opt import units
 from edge_opt.records.devices import Precision
 from edge_opt.records.shown import Record, Shown
 
+UnseenKind = Literal["held out", "rolled"]
 Runtime = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]
 
 
@@ -112,18 +113,22 @@ class UnseenAgreement(Record):
     """Static int8 against the original on inputs that its ranges were found without.
 
     Attributes:
-        source: Which inputs, in words. Samples held out of the calibration are compared with a twin of the file, whose
-            ranges come from the other samples; rolled sequences with the file itself.
+        kind: "held out": samples of the calibration, compared with a twin of the file whose ranges come from the other
+            samples. "rolled": sequences of the calibration that begin with another token, compared with the file.
+        source: The same in words, with their number.
         samples: How many they are.
         difference: Mean difference over mean output, of the output that differs most.
+        error: Standard error of the difference, a share of the mean output, too: they are a few of many.
         output: Number of that output.
         flips: Of the samples with a clear answer, the share that gets another one; None where there are none.
         worst_sample: As that of `BatchAgreement`.
     """
 
+    kind: UnseenKind
     source: str
     samples: int
     difference: float
+    error: float
     output: int
     flips: float | None
     worst_sample: float | None
