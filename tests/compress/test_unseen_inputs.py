@@ -127,15 +127,23 @@ def test_a_quarter_of_the_samples_is_held_out_of_few_batches() -> None:
 
 
 def test_each_token_is_rolled_to_the_front_with_its_mask() -> None:
-    ids = torch.tensor([[5, 6, 7, 0], [5, 7, 7, 8]])
+    ids = torch.tensor([[5, 6, 7, 0], [4, 7, 7, 8]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     found = rolled(("input_ids", "attention_mask"), [(ids, mask)])
-    # 5 leads already, 0 is hidden; 7 is there three times, 6 and 8 once. Then 7 from its other places.
+    # 5 and 4 lead already, 0 is hidden; 7 is there three times, 6 and 8 once. Then 7 from its other places.
     assert found is not None
-    assert found[0].tolist() == [[7, 0, 5, 6], [6, 7, 0, 5], [8, 5, 7, 7], [7, 7, 8, 5], [7, 8, 5, 7]]
+    assert found[0].tolist() == [[7, 0, 5, 6], [6, 7, 0, 5], [8, 4, 7, 7], [7, 7, 8, 4], [7, 8, 4, 7]]
     assert found[1].tolist() == [[1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert [row[0] for row in rolled(("ids",), [(ids,)], 2)[0].tolist()] == [7, 0]  # type: ignore[index]
     assert rolled(("ids", "mask"), [(ids, torch.zeros_like(ids))]) is None
+
+
+def test_what_all_samples_begin_with_stays_in_front() -> None:
+    found = rolled(("ids",), [(torch.tensor([[5, 6, 7, 8], [5, 9, 9, 0]]),)])
+    # 9 is there twice behind the 5, once where it may be rolled from; then 0, 7 and 8, in the order of their numbers.
+    assert found is not None
+    assert found[0].tolist() == [[5, 0, 9, 9], [5, 7, 8, 6], [5, 8, 6, 7], [5, 9, 0, 9]]
+    assert rolled(("ids",), [(torch.tensor([[5, 6], [5, 6]]),)]) is None
 
 
 def test_ranges_without_what_was_held_out_are_found_in_the_same_runs(

@@ -21,6 +21,9 @@ _CUT = 1e-4
 _SHRINKS = 48
 _NARROWEST = 0.3
 
+# Masks add this, or more, to scores that must not count; what is rounded to a 256th of it is gone.
+ENDLESS = 1e4
+
 Ranges = dict[str, tuple[float, float]]
 
 
@@ -30,6 +33,11 @@ class Calibrated:
 
     ranges: Ranges
     fewer: Ranges | None = None
+
+    @property
+    def endless(self) -> set[str]:
+        """Tensors with values that 256 levels cannot hold beside any others."""
+        return {name for name, (low, high) in self.ranges.items() if max(-low, high) >= ENDLESS}
 
 
 def collect_ranges(

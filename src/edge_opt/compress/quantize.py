@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from edge_opt.compress.activation_ranges import METHODS, Calibrated, Ranges, collect_ranges
+from edge_opt.compress.activation_ranges import ENDLESS, METHODS, Calibrated, Ranges, collect_ranges
 from edge_opt.compress.balancing import balance, correct_biases
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, quiet, require, size_of
 from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
@@ -164,15 +164,16 @@ def quantize(
             if strength:
                 balance(prepared, names, every, strength, is_big)
         paths = {node.name: _path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
-        nodes = onnx.load(str(prepared), load_external_data=False).graph.node
+        graph = onnx.load(str(prepared), load_external_data=False).graph
+        nodes = graph.node
         spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
         if spare and not spared:
             raise InvalidInput(f"no operator of the exported model belongs to {', '.join(spare)}; nothing to spare")
         whole = [*spared, *_activations_before(nodes, set(spared))]
         try:
             found = known or collect_ranges(prepared, ops, names, batches, method, held_out)
-            reduced = is_reduced(reduce_range)
-            write = partial(_write_static, ranges=found.ranges, ops=ops, spared=whole, reduced=reduced, is_big=is_big)
+            reduced, left = is_reduced(reduce_range), [*whole, *_masked(onnx, graph, found.endless)]
+            write = partial(_write_static, ranges=found.ranges, ops=ops, spared=left, reduced=reduced, is_big=is_big)
             write(prepared, target)
             if correct_bias:
                 corrected = target.with_name(f"corrected-{target.name}")
@@ -279,6 +280,32 @@ def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], wh
 
 
 SPARED_KEY = "edge_opt.spared"
+
+
+# What hands a mask on, and scores that one was added to.
+_CARRYING = frozenset("Where Add Sub Mul Expand Unsqueeze Squeeze Reshape Slice Cast Transpose Concat Identity".split())
+_MASKING = ("Where", "Add", "Sub", "Mul")
+
+
+def _masked(onnx: Any, graph: Any, endless: set[str]) -> list[str]:
+    """Nodes that make a mask, add it to scores, or read such scores, up to the softmax: rounded, it hides nothing.
+
+    Beside values near minus infinity, 256 levels hold no others. Calibration may have no sample with anything hidden,
+    so it is not only tensors that were seen to be endless, but what is made with such a constant.
+    """
+    read = {name for node in graph.node if node.op_type in _MASKING for name in node.input}
+    constants = {
+        item.name
+        for item in graph.initializer
+        if item.name in read and item.data_type == onnx.TensorProto.FLOAT and not item.external_data
+        if not (abs(onnx.numpy_helper.to_array(item)) < ENDLESS).all()
+    }
+    reached, found = set(endless), list[str]()
+    for node in graph.node:
+        if reached.intersection(node.input) or (node.op_type in _MASKING and constants.intersection(node.input)):
+            found.append(node.name)
+            reached |= set(node.output) if node.op_type in _CARRYING else set()
+    return found
 
 
 def _activations_before(nodes: Any, spared: set[str]) -> list[str]:

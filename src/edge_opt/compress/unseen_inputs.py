@@ -102,7 +102,8 @@ def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_R
 
     Models read single places, as a classifier does the first, and of a token that no sample had there ranges know
     nothing. Each token that no mask hides has its turn, frequent ones before others, and then each again from another
-    place, at most so many. All inputs of a sample are rolled together: masks and types stay with their tokens.
+    place, at most so many. All inputs of a sample are rolled together: masks and types stay with their tokens. What
+    all samples begin with, as many tokenizers do, stays in front.
     """
     whole = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
     masks = [tensor.bool() for name, tensor in zip(names, whole, strict=True) if "mask" in name]
@@ -112,16 +113,21 @@ def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_R
     # Of ids, types and positions, ids have the most values.
     ids = max(others, key=lambda tensor: len(torch.unique(tensor)))
     is_read = torch.stack([torch.ones_like(ids, dtype=torch.bool), *masks]).all(0)
+    # One sample tells nothing of what others begin with.
+    start = int((ids == ids[0]).all(0).long().cumprod(0).sum()) if len(ids) > 1 else 0
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row, place in is_read.nonzero().tolist():
-        if place:
+        if place > start:
             places[int(ids[row, place])].append((row, place))
     frequent = sorted(places, key=lambda token: (-len(places[token]), token))
     rounds = zip_longest(*(places[token] for token in frequent))
     turns = [turn for each in rounds for turn in each if turn is not None][:most]
     if not turns:
         return None
-    return tuple(torch.stack([tensor[row].roll(-place) for row, place in turns]) for tensor in whole)
+    return tuple(
+        torch.stack([torch.cat([tensor[row, :start], tensor[row, start:].roll(start - place)]) for row, place in turns])
+        for tensor in whole
+    )
 
 
 def _are_sequences(batch: Tensors) -> bool:
