@@ -284,11 +284,12 @@ def _mean_size(output: torch.Tensor) -> float:
 def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
     """Of the samples whose best score is clearly ahead, the share that gets another answer.
 
-    Clearly: by half the spread of that sample's scores. Networks that are not trained have many near ties, which any
-    rounding decides anew.
+    Clearly: by half the spread of that sample's scores, or of the mean spread of all where that is more: two scores
+    are always as far apart as twice their own. Networks that are not trained have many near ties, which any rounding
+    decides anew.
     """
-    best = scores.double().topk(2, dim=1).values
-    is_clear = best[:, 0] - best[:, 1] > 0.5 * scores.double().std(1, correction=0)
+    best, spread = scores.double().topk(2, dim=1).values, scores.double().std(1, correction=0)
+    is_clear = best[:, 0] - best[:, 1] > 0.5 * spread.clamp_min(float(spread.mean()))
     if not bool(is_clear.any()):
         return None
     return float((scores.argmax(1) != others.argmax(1))[is_clear].double().mean())
