@@ -64,7 +64,7 @@ def spare_until_it_agrees(
     if enough is None:
         raise ConversionFailed(
             f"int8 does not come within {bound:g} of the original while any layer is in int8: {problems[-1]}; "
-            "calibrate on more data, or set allow= to what may differ"
+            "calibrate on more data, choose another scheme, or set allow= to what may differ"
         )
     low = max((count for count in points if count < enough), default=enough)
     while enough - low > 1:
