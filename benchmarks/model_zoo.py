@@ -240,7 +240,8 @@ OTHERS: dict[str, ZooNet] = {
                      "mobilenetv4_hybrid_medium", "cs3darknet_s", "vovnet39a", "poolformer_s12", "repghostnet_050",
                      "regnetz_005", "gernet_s", "efficientvit_m0", "semnasnet_050", "skresnet18", "nf_regnet_b0",
                      "xception41", "fbnetc_100", "res2net50_14w_8s", "ese_vovnet19b_dw", "mobilenetv3_small_050",
-                     "tf_efficientnet_lite0", "regnetx_002", "selecsls42b", "hgnetv2_b0", "mobilevitv2_050")
+                     "tf_efficientnet_lite0", "regnetx_002", "selecsls42b", "hgnetv2_b0", "mobilevitv2_050",
+                     "mobilenetv1_100", "inception_next_atto", "mambaout_femto", "convmixer_768_32")
     },
     **{
         f"timm:{name}": _timm(name, 224)
@@ -284,8 +285,44 @@ OTHERS: dict[str, ZooNet] = {
         "Segformer", lambda: (None, {"pixel_values": torch.randn(2, 3, 64, 64)}), "ForSemanticSegmentation",
         depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 48, 64], decoder_hidden_size=64,
     ),
-    "transformers:mobilevitv2": _transformer(
-        "MobileViTV2", lambda: (None, {"pixel_values": torch.randn(2, 3, 64, 64)}), "ForImageClassification"
+    **{
+        f"transformers:{kind.lower()}": _transformer(
+            kind, lambda: (None, {"pixel_values": torch.randn(2, 3, 64, 64)}), "ForImageClassification", **options
+        )
+        # With the weights that they start from, outputs are zero.
+        for kind, options in (
+            ("MobileViTV2", {"initializer_range": 0.1}), ("MobileViT", {"initializer_range": 0.1, "image_size": 64}),
+        )
+    },
+    "transformers:deberta-v2": _transformer(
+        "DebertaV2", _tokens(), "ForSequenceClassification", vocab_size=100, relative_attention=True,
+        pos_att_type=["p2c", "c2p"], position_buckets=16, **_SMALL,
+    ),
+    "transformers:mobilebert": _transformer(
+        "MobileBert", _tokens(), "ForSequenceClassification", vocab_size=100, hidden_size=64, embedding_size=32,
+        num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, intra_bottleneck_size=32,
+        true_hidden_size=32,
+    ),
+    "transformers:convbert": _transformer(
+        "ConvBert", _tokens(), "ForSequenceClassification", vocab_size=100, embedding_size=64, conv_kernel_size=5,
+        **_SMALL,
+    ),
+    "transformers:xlm-roberta": _transformer(
+        "XLMRoberta", _tokens(attention_mask=torch.ones(2, 16, dtype=torch.int64)), "ForTokenClassification",
+        vocab_size=100, **_SMALL,
+    ),
+    "transformers:fnet": _transformer(
+        "FNet", _tokens(), "ForSequenceClassification", vocab_size=100, hidden_size=64, num_hidden_layers=2,
+        intermediate_size=128,
+    ),
+    "transformers:gptj": _transformer(
+        "GPTJ", _tokens(use_cache=False), "ForCausalLM", vocab_size=100, n_positions=32, n_embd=64, n_layer=2,
+        n_head=4, rotary_dim=16,
+    ),
+    "transformers:hubert": _transformer(
+        "Hubert", lambda: (torch.randn(2, 2000), {}), "ForSequenceClassification", conv_dim=(32, 32, 32),
+        conv_kernel=(10, 3, 3), conv_stride=(5, 2, 2), num_feat_extract_layers=3, num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4, classifier_proj_size=32, **_SMALL,
     ),
 }  # fmt: skip
 ALL_NETS: dict[str, ZooNet] = {**NETS, **OTHERS}

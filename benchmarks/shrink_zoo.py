@@ -1,4 +1,4 @@
-"""Over many kinds of models: which are pruned, exported and run in a verified int8, and whether a wrong output passed.
+"""Over many kinds of models: which are pruned, exported, run in verified int8 and int4, and what wrong output passed.
 
     python benchmarks/shrink_zoo.py [PART OF A NAME ...] [--others] [--again] [--table]
 
@@ -8,7 +8,8 @@ goes on with what is missing. `--others` takes models that are on nobody's list,
 
 A model counts as pruned where at least a tenth of its MACs or parameters goes at half of the channels, with the proof
 that it is the original with those channels silenced. Models are as their library makes them, with random weights.
-Whatever `convert` accepted is compared once more here, on inputs that it never saw.
+Whatever `convert` accepted is compared once more here, on inputs that it never saw. Models are also trained for int8,
+two steps on random inputs towards outputs of zero, and the trained copy is converted.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from model_zoo import ALL_NETS, NETS, OTHERS, ZooNet
 from timing import RESULTS, save
 from torch import nn
 
-from edge_opt.compress import convert, export_onnx, open_runner, prune
+from edge_opt.compress import convert, export_onnx, finetune, open_runner, prune
 from edge_opt.compress.agreement import BOUNDS, difference_share
-from edge_opt.compress.export import Subject, subject_of
+from edge_opt.compress.answers import flat_tensors
+from edge_opt.compress.export import Subject, Tensors, subject_of
 from edge_opt.errors import Disagrees, EdgeOptError, message_of
 from edge_opt.records import Exported
 
@@ -39,6 +41,7 @@ RATIO = 0.5
 # Batches of two samples each.
 CALIBRATION, FRESH = 16, 8
 AT_LEAST = 0.1
+STEPS = 2
 LIMIT_S = 900
 PLACES = (("onnxruntime", "auto"), ("openvino", "static"))
 # Asked where the others have no int8, for they are slower to convert to.
@@ -62,10 +65,14 @@ def row(name: str, net: ZooNet, stack: ExitStack) -> dict[str, Any]:
         "model": name, "prune": _pruned(model, inputs, kwargs), "export": export, "int8": [],
     }  # fmt: skip
     places = [*PLACES]
+    call = (model, inputs, kwargs, file)
     while places:
-        found["int8"].append(_int8(subject, (model, inputs, kwargs, file), *places.pop(0), [*calibration], fresh))
+        found["int8"].append(_verified(subject, call, "int8", *places.pop(0), [*calibration], fresh))
         if not places and len(found["int8"]) < len(PLACES) + 1 and not any(each["verified"] for each in found["int8"]):
             places = [*FURTHER_PLACES]
+    if any(isinstance(module, nn.Linear) for module in model.modules()):
+        found["int4"] = _verified(subject, call, "int4", "onnxruntime", "auto", [*calibration], fresh)
+    found["trained"] = _trained(subject, inputs, kwargs, [*calibration], fresh)
     after = subject.outputs(subject.tensors)
     found["left_as_it_was"] = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     return {**found, "cpu_s": round(time.process_time() - start)}
@@ -104,15 +111,44 @@ def _exported(
     }, done
 
 
-def _int8(
-    subject: Subject, call: tuple[Any, ...], runtime: str, scheme: str, batches: list[Any], fresh: list[Any]
+def _trained(
+    subject: Subject, inputs: Any, kwargs: Mapping[str, Any], calibration: list[Tensors], fresh: list[Tensors]
 ) -> dict[str, Any]:
+    """Two steps of training for int8, and the trained copy in int8."""
+
+    def forward(model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+        answer = flat_tensors(subject.flat(None, model)(*batch["tensors"]))
+        return next(tensor for tensor in answer if tensor.is_floating_point())
+
+    batches = [{"tensors": tensors, "labels": torch.zeros(len(tensors[0]))} for tensors in calibration[:STEPS]]
+    try:
+        tuned = finetune(
+            subject.model, batches, epochs=1, learning_rate=1e-4, precision="int8", forward=forward, progress=False,
+            loss=lambda outputs, labels: outputs.float().square().mean(),
+        )  # fmt: skip
+    except EdgeOptError as error:
+        return {"verified": False, "disagrees": False, "reason": message_of(error)}
+    call = (tuned.model, inputs, kwargs, None)
+    copy = subject_of(tuned.model, inputs, kwargs)
+    return _verified(copy, call, "int8", "onnxruntime", "auto", calibration, fresh)
+
+
+def _verified(
+    subject: Subject,
+    call: tuple[Any, ...],
+    precision: str,
+    runtime: str,
+    scheme: str,
+    batches: list[Any],
+    fresh: list[Any],
+) -> dict[str, Any]:
+    """What `convert` accepted, compared once more, or why it refused."""
     model, inputs, kwargs, exported = call
     where: dict[str, Any] = {"runtime": runtime, "scheme": scheme, "verified": False}
     start = time.process_time()
     try:
         done = convert(
-            model, inputs, "int8", runtime, kwargs=kwargs, scheme=scheme, calibration=batches, exported=exported
+            model, inputs, precision, runtime, kwargs=kwargs, scheme=scheme, calibration=batches, exported=exported
         )
     except EdgeOptError as error:
         return {**where, "disagrees": isinstance(error, Disagrees), "reason": message_of(error)}
@@ -121,14 +157,14 @@ def _int8(
     ours = _joined([subject.outputs(batch) for batch in fresh])
     floats = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.is_floating_point()]
     difference = max(difference_share(a, b) for a, b in floats)
-    int8 = sum(layer.precision == "int8" for layer in done.layers)
+    taken = sum(layer.precision == precision for layer in done.layers)
     return {
         **where,
         "verified": True,
         "difference": difference,
         "told_apart": min(told_apart(a, b) for a, b in floats),
-        "is_wrong": not difference <= BOUNDS["int8"],
-        "int8_layers": int8,
+        "is_wrong": not difference <= BOUNDS[precision],
+        f"{precision}_layers": taken,
         "layers": len(done.layers),
         "left": {layer.path: layer.reason for layer in done.kept_layers},
         "cpu_s": round(time.process_time() - start),
@@ -171,13 +207,22 @@ def main() -> None:
             "| model | pruned: MACs left, parameters left | ONNX | int8, layers | differs by |\n|---|---|---|---|---|"
         )
         print("\n".join(line(each) for each in rows))
+        print(
+            "\n| model | int4 weights, layers | differs by | trained for int8, layers | differs by |"
+            "\n|---|---|---|---|---|"
+        )
+        print("\n".join(second_line(each) for each in rows if "trained" in each))
     print(
         f"\n{sum(each['prune'].get('pruned', False) for each in rows)} pruned, "
         f"{sum(each['export'].get('exported', False) for each in rows)} exported, "
         f"{sum(any(place['verified'] for place in each['int8']) for each in rows)} in a verified int8, "
-        f"{sum(place.get('is_wrong', False) for each in rows for place in each['int8'])} wrong outputs accepted, "
+        f"{sum(place.get('is_wrong', False) for each in rows for place in _places(each))} wrong outputs accepted, "
         f"{sum(not each.get('left_as_it_was', False) for each in rows)} models changed, of {len(rows)}"
     )
+
+
+def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*found["int8"], *(found[key] for key in ("int4", "trained") if key in found)]
 
 
 def _kept() -> dict[str, dict[str, Any]]:
@@ -219,6 +264,21 @@ def line(found: Mapping[str, Any]) -> str:
     file = "yes" if export.get("exported") else f"no: {export['reason'][:90]}"
     text = f"| {found['model']} | {share} | {file} | {layers.lstrip('; ')} | {worst} |"
     return text if found.get("left_as_it_was") else f"{text} CHANGED OR NOT DONE"
+
+
+def second_line(found: Mapping[str, Any]) -> str:
+    """A row of the second table: int4 of weights, and int8 after training for it."""
+    cells = []
+    for key, precision in (("int4", "int4"), ("trained", "int8")):
+        place = found.get(key)
+        if place is None:
+            cells += ["no linear layer", ""]
+        elif place["verified"]:
+            wrong = " WRONG" if place["is_wrong"] else ""
+            cells += [f"{place[f'{precision}_layers']}/{place['layers']}", f"{place['difference']:.1%}{wrong}"]
+        else:
+            cells += [f"no: {_why(place)}", ""]
+    return f"| {found['model']} | {' | '.join(cells)} |"
 
 
 def _why(refused: Mapping[str, Any]) -> str:

@@ -146,6 +146,21 @@ def test_near_ties_that_rounding_decides_anew_are_not_clear_answers() -> None:
     assert trouble_of(found, 0.01) is None
 
 
+def test_of_two_classes_a_near_tie_is_no_clear_answer_either() -> None:
+    class Swapped(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.cat([x[:4].flip(1), x[4:]]),)
+
+    # Four of twenty are ahead by 0.1, the others by 1. The spread of two scores is half of what is between them, so
+    # that every one is ahead by half of its own; half of the mean spread is (4 x 0.05 + 16 x 0.5) / 20 / 2 = 0.205.
+    scores = torch.tensor([[0.0, 0.1]] * 4 + [[0.0, 1.0]] * 16)
+    subject = subject_of(nn.Identity(), (1, 2))
+    found = agreement(subject, TorchRunner(Swapped(), 1), [(scores,)], "a test", fixed_batch=20)
+    assert found.top1 == 16 / 20 and found.by_batch[0].flips == 0.0
+    far = agreement(subject, TorchRunner(Swapped(), 1), [(10 * scores[4:],)], "a test", fixed_batch=16)
+    assert far.by_batch[0].flips == 4 / 16
+
+
 def found_by(runtime_differences: dict[int, float]) -> Agreement:
     sizes = tuple(BatchAgreement(samples, share, 0, None) for samples, share in runtime_differences.items())
     return Agreement(0.1, 0.1, 1.0, None, 2, 1, "a test", by_batch=sizes)

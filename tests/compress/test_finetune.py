@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 from edge_opt.compress import accuracy, finetune, prune
@@ -196,6 +197,27 @@ def test_training_for_int8_sees_the_rounded_weights_and_moves_the_whole_ones() -
     assert quantized_weight(tuned.model.weight, 0, largest)[0, 1].item() == pytest.approx(1.0, abs=0.01)
     assert finetune(model, batch, **options).history[1].loss == pytest.approx(36.0)
     assert list(tuned.model.state_dict()) == ["weight"] and "weight" not in vars(tuned.model)
+
+
+def test_training_for_int8_rounds_weights_that_are_computed() -> None:
+    # as wav2vec2 has them in the convolution of its positions
+    largest = 64 if needs_reduced_range() else 127
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[float(largest), 0.4]]))
+    model = weight_norm(model)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    batch = [(torch.tensor([[0.0, 10.0]]), torch.tensor([[10.0]]))]
+    options = {"epochs": 1, "learning_rate": 0.2, "metric": "mae", "loss": "mse", "progress": False}
+    # As above: 0.4 rounds to 0, and 0 instead of 10 is a loss of 100; in float it is one of 36.
+    tuned = finetune(model, batch, precision="int8", **options)
+    assert tuned.history[1].loss == pytest.approx(100.0, rel=1e-4)
+    assert finetune(model, batch, **options).history[1].loss == pytest.approx(36.0, rel=1e-4)
+    assert list(tuned.model.state_dict()) == list(kept)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        # In float again: what the copy computes is its whole weight, not a rounded one.
+        assert tuned.model(torch.tensor([[0.0, 1.0]])).item() % 1 != 0
 
 
 def test_training_is_for_int8_only_and_needs_layers_that_round() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,41 @@ def test_as_few_layers_as_suffice_stay_in_float() -> None:
     assert spare_until_it_agrees(ranked, lambda s: found(0.2 if len(s) < 18 else 0.05), 0.1)[0] == tuple(ranked[:18])
     with pytest.raises(ConversionFailed, match="while any layer is in int8"):
         spare_until_it_agrees(ranked, lambda s: found(0.2), 0.1)
+
+
+class Masked(nn.Module):
+    """Attention over tokens, of which a mask hides some by a number that is added to their scores."""
+
+    def __init__(self, hidden: float) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.embed, self.head = nn.Embedding(20, 16), nn.Linear(16, 3)
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        added = torch.where(mask[:, None, :] > 0, 0.0, self.hidden)
+        scores = self.query(x) @ self.key(x).transpose(1, 2) / 4 + added
+        return self.head((scores.softmax(-1) @ self.value(x))[:, 0])
+
+
+@pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(torch.float32).min, -1e4])
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_a_mask_hides_in_static_int8_what_it_hides_in_float(hidden: float, is_calibrated: bool) -> None:
+    torch.manual_seed(0)
+    ids, mask = torch.randint(0, 20, (32, 8)), torch.ones(32, 8, dtype=torch.int64)
+    mask[:, 5:] = 0
+    seen = mask if is_calibrated else torch.ones_like(mask)
+    model = Masked(hidden).eval()
+    done = compress.convert(
+        model, [ids, seen], "int8", calibration=[(ids, seen)], scheme="static", verify_on=[(ids, mask)]
+    )
+    assert done.agreement.relative_difference < 0.1
+    assert [layer.path for layer in done.layers if layer.precision == "int8"].count("") == 2  # both products
+    other = ids.clone()
+    other[:, 5:] = torch.randint(0, 20, (32, 3))
+    with compress.open_runner(done) as runner:
+        assert torch.equal(runner(ids, mask)[0], runner(other, mask)[0])
 
 
 class Uneven(nn.Module):

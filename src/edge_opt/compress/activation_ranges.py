@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,64 @@ _CUT = 1e-4
 _SHRINKS = 48
 _NARROWEST = 0.3
 
+# Masks add this, or more, to scores that must not count; what is rounded to a 256th of it is gone.
+ENDLESS = 1e4
+
 Ranges = dict[str, tuple[float, float]]
 
 
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Ranges of all batches, and of those that were not held out: None where none were."""
+
+    ranges: Ranges
+    fewer: Ranges | None = None
+
+    @property
+    def endless(self) -> set[str]:
+        """Tensors with values that 256 levels cannot hold beside any others."""
+        return {name for name, (low, high) in self.ranges.items() if max(-low, high) >= ENDLESS}
+
+
 def collect_ranges(
-    prepared: Path, ops: Iterable[str], names: tuple[str, ...], batches: list[Tensors], method: str
-) -> Ranges:
-    """The range of every float tensor that goes into or out of an operator of these kinds."""
+    prepared: Path,
+    ops: Iterable[str],
+    names: tuple[str, ...],
+    batches: Sequence[Tensors],
+    method: str,
+    held_out: Sequence[Tensors] = (),
+) -> Calibrated:
+    """The range of every float tensor that goes into or out of an operator of these kinds; each batch is run once.
+
+    Histograms take a second run, for their bins need the whole range.
+    """
     onnx = require("onnx")
     model = onnx.load(str(prepared), load_external_data=False)
     wanted = _tensors(onnx, model.graph, frozenset(ops))
     with Observer(prepared, wanted, names) as observer:
-        ranges = _whole(observer.values(batches))
-        if method != "minmax":
-            choose = _percentile if method == "percentile" else _entropy
-            found = _histograms(observer.values(batches), ranges)
-            ranges = {name: choose(counts, *ranges[name]) for name, counts in found.items()}
-    return ranges
+        seen, unseen = _whole(observer.values(batches)), _whole(observer.values(held_out, len(batches)))
+        ranges = _united(seen, unseen)
+        if method == "minmax":
+            return Calibrated(ranges, seen if held_out else None)
+        choose = _percentile if method == "percentile" else _entropy
+        few = _histograms(observer.values(batches), ranges)
+        rest = _histograms(observer.values(held_out, len(batches)), ranges)
+    fewer = {name: _within(choose(counts, *ranges[name]), seen[name]) for name, counts in few.items()}
+    if not held_out:
+        return Calibrated(fewer)
+    return Calibrated({name: choose(counts + rest[name], *ranges[name]) for name, counts in few.items()}, fewer)
+
+
+def _united(some: Ranges, others: Ranges) -> Ranges:
+    return {
+        name: (min(low, others.get(name, (low, high))[0]), max(high, others.get(name, (low, high))[1]))
+        for name, (low, high) in some.items()
+    }
+
+
+def _within(chosen: tuple[float, float], seen: tuple[float, float]) -> tuple[float, float]:
+    """A range chosen from bins of a wider one, no wider than what was seen."""
+    return max(chosen[0], seen[0]), min(chosen[1], seen[1])
 
 
 class Observer:
@@ -63,9 +105,9 @@ class Observer:
     def __exit__(self, *_: object) -> None:
         self._probe.unlink(missing_ok=True)
 
-    def values(self, batches: Iterable[Tensors]) -> Iterator[tuple[str, Any]]:
-        """Each tensor by name with its values, batch by batch."""
-        for number, batch in enumerate(batches, start=1):
+    def values(self, batches: Iterable[Tensors], before: int = 0) -> Iterator[tuple[str, Any]]:
+        """Each tensor by name with its values, batch by batch; so many batches came before these."""
+        for number, batch in enumerate(batches, start=before + 1):
             doing(f"quantising: ranges of calibration batch {number}")
             feeds = {name: tensor.numpy() for name, tensor in zip(self._names, batch, strict=True)}
             # Without a name the session would return every output.

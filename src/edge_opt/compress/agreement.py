@@ -17,7 +17,8 @@ from edge_opt._support.checks import is_number
 from edge_opt.compress.export import Subject, Tensors, require
 from edge_opt.compress.runtimes import Runner
 from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidInput, first_line
-from edge_opt.records import Agreement, BatchAgreement
+from edge_opt.records import Agreement, BatchAgreement, UnseenAgreement
+from edge_opt.records.conversions import UnseenKind
 
 # The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
 # works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration
@@ -26,11 +27,15 @@ BOUNDS = MappingProxyType({"fp32": 0.01, "fp16": 0.05, "bf16": 0.1, "int8": 0.2,
 # Of the samples with a clear answer, so many may get another one; and so much accuracy may go, beyond chance.
 FLIPS_ALLOWED = 0.1
 DROP_ALLOWED = 0.05
+# A single sample may differ by so many times the bound: of int8, by half of the mean output.
+SINGLE_ALLOWED = 2.5
 # A large batch is where runtimes change their kernels. It may cost this many FLOPs, for it is run twice.
 _LARGE_BATCH = 512
 # The mean of one sample's outputs says little: calls of fewer samples than this are judged together.
 _SMALL_BATCH = 16
 _LARGE_FLOPS = 3e10
+# Answers of the original are kept for the next file up to this size.
+_KEPT_BYTES = 1 << 24
 
 
 def bound_of(precision: str, allow: float | None) -> float:
@@ -76,8 +81,42 @@ class _Sums:
                 self.labelled += len(labels)
 
 
+class Original:
+    """A model that is asked once for each batch, for several files are held against its answers."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._known: dict[int, tuple[Tensors, Tensors]] = {}
+        self._sizes: dict[int, list[Tensors]] = {}
+        self._flops: tuple[float | None] | None = None
+
+    def outputs(self, batch: Tensors) -> Tensors:
+        """What the original returns."""
+        if id(batch) in self._known:
+            return self._known[id(batch)][1]
+        found = self.subject.outputs(batch)
+        if sum(tensor.nbytes for tensor in found) <= _KEPT_BYTES:
+            # With the batch, whose number no other may get meanwhile.
+            self._known[id(batch)] = batch, found
+        return found
+
+    def affordable(self, batches: Sequence[Tensors]) -> int | None:
+        """How many samples may be asked at once; None where it is not known what one costs."""
+        if self._flops is None:
+            self._flops = (_flops(self.subject, batches[0]),)
+        [flops] = self._flops
+        return None if flops is None else int(_LARGE_FLOPS / max(flops / max(1, _count(batches[0])), 1.0))
+
+    def other_sizes(self, batches: Sequence[Tensors]) -> list[Tensors]:
+        """Samples of the batches one by one, and many at once."""
+        key = id(batches[0])
+        if key not in self._sizes:
+            self._sizes[key] = list(_other_sizes(self, batches))
+        return self._sizes[key]
+
+
 def agreement(
-    subject: Subject,
+    subject: Subject | Original,
     runner: Runner,
     batches: Sequence[Tensors],
     source: str,
@@ -88,6 +127,7 @@ def agreement(
 
     Beside the batches as they come, one sample and a large batch are compared, unless the batch is fixed.
     """
+    original = subject if isinstance(subject, Original) else Original(subject)
     sums = _Sums()
     sizes: list[BatchAgreement] = []
     small: dict[int, list[tuple[Tensors, Tensors]]] = {}
@@ -96,22 +136,23 @@ def agreement(
         if _count(batch) < _SMALL_BATCH:
             small.setdefault(_count(batch), []).append((expected, found))
         else:
-            sizes.append(_batch_agreement(_count(batch), expected, found))
+            sizes.append(_batch_agreement(_count(batch), _count(batch), expected, found))
 
     for batch, answers in zip(batches, labels or [None] * len(batches), strict=True):
-        expected, found = subject.outputs(batch), runner(*batch)
+        expected, found = original.outputs(batch), runner(*batch)
         _check(expected, found, runner)
         sums.add(expected, found, answers)
         note(batch, expected, found)
     if fixed_batch is None:
-        for batch in _other_sizes(subject, batches):
-            both = _at_another_size(subject, runner, batch)
+        for batch in original.other_sizes(batches):
+            both = _at_another_size(original, runner, batch)
             if isinstance(both, BatchAgreement):
                 sizes.append(both)
             elif both is not None:
                 note(batch, *both)
     for count, pairs in small.items():
-        sizes.append(_batch_agreement(count, *(_joined(outputs) for outputs in zip(*pairs, strict=True))))
+        expected, found = (_joined(outputs) for outputs in zip(*pairs, strict=True))
+        sizes.append(_batch_agreement(count, count * len(pairs), expected, found))
     return Agreement(
         max_difference=sums.largest,
         mean_difference=sums.total / max(1, sums.elements),
@@ -155,18 +196,77 @@ def _joined(outputs: Sequence[Tensors]) -> Tensors:
     )
 
 
-def _batch_agreement(count: int, expected: Tensors, found: Tensors) -> BatchAgreement:
-    """The output that differs most, and how many clear answers became others, in calls of so many samples."""
-    shares = [difference_share(ours, theirs) for ours, theirs in zip(expected, found, strict=True)]
+def _batch_agreement(
+    count: int, samples: int, expected: Tensors, found: Tensors, scales: Sequence[float] | None = None
+) -> BatchAgreement:
+    """The output and the sample that differ most, and the clear answers that became others, in calls of `count`."""
+    scales = scales or [0.0] * len(expected)
+    shares = [difference_share(*both) for both in zip(expected, found, scales, strict=True)]
     worst = max(range(len(shares)), key=lambda place: shares[place])
     flips = _clear_flips(expected[0], found[0]) if _is_scores(expected[0]) else None
-    return BatchAgreement(count, shares[worst], worst, flips)
+    by_sample = _by_sample(samples, expected, found, scales)
+    single = None if by_sample is None else float(by_sample.max())
+    return BatchAgreement(count, shares[worst], worst, flips, worst_sample=single)
 
 
-def difference_share(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def _by_sample(samples: int, expected: Tensors, found: Tensors, scales: Sequence[float]) -> torch.Tensor | None:
+    """Of each sample the mean difference, over the mean output of all, or over its own if that is more.
+
+    The mean of one sample may be near zero, where any rounding would be much of it. Of several outputs the one that
+    differs most counts; None where no output has a row for each sample.
+    """
+    rows = []
+    for ours, theirs, scale in zip(expected, found, scales, strict=True):
+        if ours.dim() and len(ours) == samples and ours.numel() and ours.is_floating_point():
+            sizes = ours.double().abs().reshape(samples, -1)
+            sizes = torch.where(torch.isfinite(sizes), sizes, 0.0).mean(1)
+            difference = _difference(ours, theirs).reshape(samples, -1).mean(1)
+            rows.append(difference / sizes.clamp_min(max(float(sizes.mean()), scale) or 1e-6))
+    return torch.stack(rows).amax(0) if rows else None
+
+
+def unseen_agreement(
+    original: Original,
+    runner: Runner,
+    batches: Sequence[Tensors],
+    kind: UnseenKind,
+    source: str,
+    checks: Sequence[Tensors],
+) -> tuple[UnseenAgreement, int] | None:
+    """Differences over batches that ranges were found without, judged together, and the sample that differs most.
+
+    They may be few, and small by chance: outputs of the batches `checks` are a scale, too. None where the original
+    refuses them: what was made up may be nothing that it takes.
+    """
+    pairs = []
+    for batch in batches:
+        both = _at_another_size(original, runner, batch)
+        if both is None or isinstance(both, BatchAgreement):
+            return None
+        pairs.append(both)
+    samples = sum(_count(batch) for batch in batches)
+    expected, theirs = (_joined(outputs) for outputs in zip(*pairs, strict=True))
+    scales = [_mean_size(output) for output in _joined([original.outputs(check) for check in checks])]
+    found = _batch_agreement(samples, samples, expected, theirs, scales)
+    by_sample = _by_sample(samples, expected, theirs, scales)
+    assert found.difference is not None and found.output is not None
+    entry = UnseenAgreement(
+        kind=kind,
+        source=source,
+        samples=samples,
+        difference=found.difference,
+        error=float(by_sample.std() / math.sqrt(samples)) if by_sample is not None and samples > 1 else 0.0,
+        output=found.output,
+        flips=found.flips,
+        worst_sample=found.worst_sample,
+    )
+    return entry, 0 if by_sample is None else int(by_sample.argmax())
+
+
+def difference_share(ours: torch.Tensor, theirs: torch.Tensor, scale: float = 0.0) -> float:
     """Mean difference over mean output; of whole numbers, which are ids or flags, the share that differs.
 
-    What bounds are held against. However small outputs are, they are their own scale.
+    What bounds are held against. However small outputs are, they are their own scale, unless a larger one is given.
     """
     if not ours.numel():
         return 0.0
@@ -174,33 +274,37 @@ def difference_share(ours: torch.Tensor, theirs: torch.Tensor) -> float:
         return float((ours != theirs).double().mean())
     difference = float(_difference(ours, theirs).mean())
     # An output of nothing but zeros has no scale of its own.
-    return difference / (_magnitude(ours) / ours.numel() or 1e-6) if difference else 0.0
+    return difference / (max(_mean_size(ours), scale) or 1e-6) if difference else 0.0
+
+
+def _mean_size(output: torch.Tensor) -> float:
+    return _magnitude(output) / max(1, output.numel())
 
 
 def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
     """Of the samples whose best score is clearly ahead, the share that gets another answer.
 
-    Clearly: by half the spread of that sample's scores. Networks that are not trained have many near ties, which any
-    rounding decides anew.
+    Clearly: by half the spread of that sample's scores, or of the mean spread of all where that is more: two scores
+    are always as far apart as twice their own. Networks that are not trained have many near ties, which any rounding
+    decides anew.
     """
-    best = scores.double().topk(2, dim=1).values
-    is_clear = best[:, 0] - best[:, 1] > 0.5 * scores.double().std(1, correction=0)
+    best, spread = scores.double().topk(2, dim=1).values, scores.double().std(1, correction=0)
+    is_clear = best[:, 0] - best[:, 1] > 0.5 * spread.clamp_min(float(spread.mean()))
     if not bool(is_clear.any()):
         return None
     return float((scores.argmax(1) != others.argmax(1))[is_clear].double().mean())
 
 
-def _other_sizes(subject: Subject, batches: Sequence[Tensors]) -> Iterator[Tensors]:
+def _other_sizes(original: Original, batches: Sequence[Tensors]) -> Iterator[Tensors]:
     """Samples one by one, and as many at once as are affordable up to 512."""
     first, count = batches[0], _count(batches[0])
     seen = {_count(batch) for batch in batches}
     if not first[0].dim() or not count:
         return
-    flops = _flops(subject, first)
-    affordable = 1 if flops is None else int(_LARGE_FLOPS / max(flops / count, 1.0))
+    affordable = original.affordable(batches)
     if 1 not in seen:
-        yield from singles(batches, min(_SMALL_BATCH, max(1, affordable)))
-    if flops is None:
+        yield from singles(batches, min(_SMALL_BATCH, max(1, affordable or 1)))
+    if affordable is None:
         return
     target = min(_LARGE_BATCH, affordable)
     if target > max(seen):
@@ -247,11 +351,11 @@ def _flops(subject: Subject, batch: Tensors) -> float | None:
 
 
 def _at_another_size(
-    subject: Subject, runner: Runner, batch: Tensors
+    original: Original, runner: Runner, batch: Tensors
 ) -> tuple[Tensors, Tensors] | BatchAgreement | None:
     """What both return; None where the original refuses this many. A refusal of the runtime is no wrong output."""
     try:
-        expected = subject.outputs(batch)
+        expected = original.outputs(batch)
     except Exception:  # whatever the model's own code raises
         return None
     if not expected:
@@ -270,8 +374,9 @@ def _merged(found: list[BatchAgreement]) -> Iterator[BatchAgreement]:
         entries = [entry for entry in found if entry.samples == size]
         flips = [entry.flips for entry in entries if entry.flips is not None]
         refused = next((entry.refused for entry in entries if entry.refused), "")
+        singles = [entry.worst_sample for entry in entries if entry.worst_sample is not None]
         worst = max(entries, key=lambda entry: -1.0 if entry.difference is None else entry.difference)
-        yield replace(worst, flips=max(flips, default=None), refused=refused)
+        yield replace(worst, flips=max(flips, default=None), refused=refused, worst_sample=max(singles, default=None))
 
 
 def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
@@ -286,21 +391,21 @@ def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
             )
 
 
-def trouble_of(found: Agreement, bound: float) -> tuple[BatchAgreement | None, str] | None:
-    """The batch size that differs too much and what is wrong there, in words; None where nothing is."""
+def trouble_of(
+    found: Agreement, bound: float, single: float | None = None
+) -> tuple[BatchAgreement | UnseenAgreement | None, str] | None:
+    """The batch size or the unseen inputs that differ too much, and what is wrong there; None where nothing is.
+
+    A single sample may differ by `single`: two and a half times the bound unless given.
+    """
     if math.isinf(bound):
         return None
-    for entry in found.by_batch:
-        if entry.difference is not None and entry.difference > bound:
-            return entry, (
-                f"at batch {entry.samples} outputs differ by {units.percent(entry.difference)} of their mean, "
-                f"{units.percent(bound)} is allowed"
-            )
-        if entry.flips is not None and entry.flips > FLIPS_ALLOWED and entry.samples * FLIPS_ALLOWED >= 1:
-            return entry, (
-                f"at batch {entry.samples} {units.percent(entry.flips)} of the samples with a clear answer get another "
-                f"one, {units.percent(FLIPS_ALLOWED)} is allowed"
-            )
+    most = SINGLE_ALLOWED * bound if single is None else single
+    entries: tuple[BatchAgreement | UnseenAgreement, ...] = (*found.by_batch, *found.unseen)
+    for entry in entries:
+        problem = _problem(entry, bound, most)
+        if problem is not None:
+            return entry, f"{_where(entry)} {problem}"
     if found.accuracy is not None and found.accuracy_before is not None:
         drop = found.accuracy_before - found.accuracy
         # Twice the standard error of a share, at most: a few samples prove little.
@@ -309,6 +414,32 @@ def trouble_of(found: Agreement, bound: float) -> tuple[BatchAgreement | None, s
                 f"accuracy falls from {units.percent(found.accuracy_before)} to {units.percent(found.accuracy)} on "
                 f"{found.samples} samples"
             )
+    return None
+
+
+def _where(entry: BatchAgreement | UnseenAgreement) -> str:
+    return f"on {entry.source}," if isinstance(entry, UnseenAgreement) else f"at batch {entry.samples}"
+
+
+def _problem(entry: BatchAgreement | UnseenAgreement, bound: float, single: float) -> str | None:
+    flips_allowed = FLIPS_ALLOWED
+    if isinstance(entry, UnseenAgreement):
+        # Beyond chance: they are few, and those held out have ranges of fewer samples than the file has.
+        bound, flips_allowed = bound + entry.error, FLIPS_ALLOWED + 1 / math.sqrt(entry.samples)
+        # A sample of a kind of its own has no share in the ranges of the twin, and in those of the file it has.
+        single = math.inf if entry.kind == "held out" else single
+    if entry.difference is not None and entry.difference > bound:
+        return f"outputs differ by {units.percent(entry.difference)} of their mean, {units.percent(bound)} is allowed"
+    if entry.flips is not None and entry.flips > flips_allowed and entry.samples * FLIPS_ALLOWED >= 1:
+        return (
+            f"{units.percent(entry.flips)} of the samples with a clear answer get another one, "
+            f"{units.percent(flips_allowed)} is allowed"
+        )
+    if entry.worst_sample is not None and entry.worst_sample > single:
+        return (
+            f"a sample differs by {units.percent(entry.worst_sample)} of the mean output, {units.percent(single)} is "
+            "allowed for a single one"
+        )
     return None
 
 
@@ -341,15 +472,22 @@ def strange_kernels(found: Agreement, second: Agreement, other: str) -> tuple[Ba
     return None
 
 
+# For what differs on the batches given, and for what differs on unseen inputs only.
+_CURES = (
+    "Keep layers in float (spare='auto' finds them), calibrate on more data, choose another runtime or scheme, or take",
+    "Its ranges fit the calibration alone: calibrate on more data, use scheme='dynamic' in onnxruntime, keep layers in "
+    "float (spare='auto' finds them), compare on data of your own with verify_on=, or take",
+)
+
+
 def disagreement(what: str, found: Agreement, problem: str, begins: str | None) -> Disagrees:
     """The error of a ruined conversion: where, how far, where it begins, and what to do."""
     fine = [str(e.samples) for e in found.by_batch if e.difference is not None and f"batch {e.samples} " not in problem]
     others = f" (at batch {', '.join(fine)} by at most {_most(found, problem)})" if fine else ""
     place = f"; it begins at {begins}" if begins else ""
-    return Disagrees(
-        f"{what} disagrees with the original: {problem}{others}{place}. Keep layers in float (spare='auto' finds "
-        "them), calibrate on more data, choose another runtime or scheme, or take it as it is with allow="
-    )
+    is_unseen = any(problem.startswith(f"{_where(entry)} ") for entry in found.unseen)
+    cure = _CURES[is_unseen]
+    return Disagrees(f"{what} disagrees with the original: {problem}{others}{place}. {cure} it as it is with allow=")
 
 
 def _most(found: Agreement, problem: str) -> str:

@@ -18,8 +18,10 @@ from torch import nn
 from edge_opt._support.checks import is_number
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.waiting import doing, telling
-from edge_opt.compress.activation_ranges import Ranges
+from edge_opt.compress.activation_ranges import Calibrated
 from edge_opt.compress.agreement import (
+    SINGLE_ALLOWED,
+    Original,
     agreement,
     bound_of,
     disagreement,
@@ -61,6 +63,7 @@ from edge_opt.compress.quantize import (
     sample_remarks,
 )
 from edge_opt.compress.runtimes import IN_TORCH, SUFFIXES, CompiledRunner, Runner, TorchRunner, is_fast, open_file
+from edge_opt.compress.unseen_inputs import Unseen, compare_unseen, split
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
 from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime, SparedPoint
@@ -70,6 +73,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 Labels = list[torch.Tensor | None]
 _VERIFIED_BATCHES = 8
 _FIXED_BATCHES = 64
+_CALIBRATION = "calibration batches"
 
 
 def convert(
@@ -109,13 +113,14 @@ def convert(
         folder: Where the file goes; without it, to a folder that is gone with the process.
         spare: Paths of layers that stay in float, with everything inside them. "auto" spares those that hurt most,
             as few as bring the difference below `allow`, 0.1 unless given.
-        verify_on: Batches to compare on; those of the calibration unless given, else the example.
+        verify_on: Batches to compare on; those of the calibration unless given, else the example. Without it static
+            int8 is also compared on a quarter of the calibration that ranges were found without, and on rolled tokens.
         reduce_range: Whether weights get 7 bits; None gives them where this CPU would saturate.
         exported: The result of `export_onnx`, so that the model is not exported again.
         filename: Name of the file; made from the model and the precision unless given.
         must_run: Whether to raise where no layer runs in what was asked; turn it off for a file of another machine.
-        allow: Largest mean difference of an output, as a share of its mean, before `Disagrees` is raised; None is the
-            bound of the precision (fp32 0.01, fp16 0.05, bf16 0.1, int8 0.2, int4 0.5), True takes anything.
+        allow: Largest mean difference of an output, as a share of its mean, before `Disagrees` is raised (2.5 times it
+            for one sample); None: fp32 0.01, fp16 0.05, bf16 0.1, int8 0.2, int4 0.5. True takes anything.
         scheme: How ONNX Runtime's int8 is made: "static" with ranges from calibration, "dynamic" with ranges of each
             input, "weights" of products only; "auto" is dynamic for recurrent layers and transformers, else static.
         group_size: Weights that share a scale where only weights are quantised: 32 is closer, 128 is smaller.
@@ -147,11 +152,15 @@ def convert(
         checks, answers, source = _checks(subject, verify_on, ranges, labels)
     place = Path(own_folder() if folder is None else folder)
     name = filename or f"{subject.name}.{precision}.{SUFFIXES[runtime]}"
-    job = Job(
-        subject, place, ranges, method, spared, reduce_range, exported, name, scheme, group_size, balance, correct_bias
-    )
+    how = (scheme, group_size, balance, correct_bias, _holds_out(precision, scheme, source, bound))
+    job = Job(subject, place, ranges, method, spared, reduce_range, exported, name, *how)
     budget = (AUTO_BOUND if allow is None else bound) if spare == "auto" else None
     return _converted(job, maker, precision, runtime, _Verification(checks, answers, source, bound, budget, must_run))
+
+
+def _holds_out(precision: str, scheme: str, source: str, bound: float) -> bool:
+    """Whether inputs that ranges never saw are compared, too; the caller's own batches say it better than ours."""
+    return precision == "int8" and scheme == "static" and source == _CALIBRATION and not math.isinf(bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,25 +177,25 @@ class _Verification:
 
 def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Verification) -> Converted:
     """Made aside, tried, verified, and then put in place."""
-    subject, place, checks, answers = job.subject, job.folder, held.checks, held.answers
+    subject, place, original = job.subject, job.folder, Original(job.subject)
     with telling(), staging(place) as aside:
         doing(f"converting to {precision} for {runtime}")
         job = replace(job, folder=aside)
         curve: tuple[SparedPoint, ...] = ()
         if held.budget is not None:
-            spared, curve = _auto_spared(job, runtime, checks, answers, held.budget)
+            spared, curve = _auto_spared(job, runtime, original, held)
             job = replace(job, spare=spared)
         made = maker(job)
-        if made.batch is not None and any(made.batch != len(check[0]) for check in checks if check[0].dim()):
-            checks = in_batches_of(checks, made.batch)[:_FIXED_BATCHES]
-            answers = [None] * len(checks)
+        if made.batch is not None and any(made.batch != len(check[0]) for check in held.checks if check[0].dim()):
+            checks = in_batches_of(held.checks, made.batch)[:_FIXED_BATCHES]
+            held = replace(held, checks=checks, answers=[None] * len(checks))
         doing(f"comparing {precision} on {runtime} with the original")
-        kernels, layers, found = _tried(made, runtime, precision, subject, checks, answers, held.source)
+        kernels, layers, found, unseen = _tried(made, runtime, precision, original, job, held)
         if held.must_run:
             _check_effective(layers, precision, runtime, job.spare)
-        _check_agreement(found, held.bound, made, precision, runtime, checks)
+        _check_agreement(found, unseen, held, made, precision, runtime)
         if (precision, runtime) == ("int8", "openvino") and is_suspicious(found) and not math.isinf(held.bound):
-            _check_kernels(found, job, made, checks, answers)
+            _check_kernels(found, original, made, held)
         files = publish(with_data(made.path), place)
     return Converted(
         precision=cast(Precision, precision),
@@ -214,38 +223,54 @@ def _original_bytes(job: Job) -> int:
 
 
 def _tried(
-    made: Made, runtime: str, precision: str, subject: Subject, checks: list[Tensors], answers: Labels, source: str
-) -> tuple[tuple[Kernel, ...], tuple[LayerPrecision, ...], Agreement]:
+    made: Made, runtime: str, precision: str, original: Original, job: Job, held: _Verification
+) -> tuple[tuple[Kernel, ...], tuple[LayerPrecision, ...], Agreement, list[Unseen]]:
     """What was made, run once: its kernels, what its layers run in, and how far it agrees."""
     with _runner(made, runtime, precision) as runner:
         has_kernels = made.model is None and made.layers is None
-        kernels = executed_kernels(runner, checks[0]) if has_kernels else ()
+        kernels = executed_kernels(runner, held.checks[0]) if has_kernels else ()
         layers = _torch_layers(made.model) if made.model else made.layers
         if layers is None:
             layers = _layers(made.path, kernels, precision, runtime)
-        return kernels, layers, agreement(subject, runner, checks, source, answers, made.batch)
+        return kernels, layers, *_compared(made, runner, original, job, held, held.bound)
+
+
+def _compared(
+    made: Made, runner: Runner, original: Original, job: Job, held: _Verification, bound: float
+) -> tuple[Agreement, list[Unseen]]:
+    """How far it agrees on the batches given and, where that is within the bound, on inputs that ranges never saw."""
+    found = agreement(original, runner, held.checks, held.source, held.answers, made.batch)
+    if not job.hold_out or trouble_of(found, bound) is not None:
+        return found, []
+    reopen = partial(_open, runtime=runner.runtime, precision="int8")
+    unseen = list(compare_unseen(original, made, runner, reopen, job.calibration or [], held.checks))
+    return replace(found, unseen=tuple(entry.found for entry in unseen)), unseen
 
 
 def _auto_spared(
-    job: Job, runtime: str, checks: list[Tensors], answers: Labels, bound: float
+    job: Job, runtime: str, original: Original, held: _Verification
 ) -> tuple[tuple[str, ...], tuple[SparedPoint, ...]]:
     """The layers that int8 must leave in float, by trying; ranges are found once."""
-    known: list[Ranges] = []
+    known: list[Calibrated] = []
     first = replace(job, filename=f"try-{job.filename}", spare=())
     source = _in_onnx("fp32")(replace(first, filename=f"float-{first.filename}"))
     path = job.folder / first.filename
+    assert held.budget is not None
+    bound, single = held.budget, SINGLE_ALLOWED * held.bound
 
     def attempt(spared: tuple[str, ...]) -> Agreement:
         doing(f"trying int8 with {len(spared)} layers in float")
         if job.scheme == "static":
-            known[:] = [_static(replace(first, spare=spared), source, path, known[0] if known else None)]
+            made, ranges = _static(replace(first, spare=spared), source, path, known[0] if known else None)
+            known[:] = [ranges]
         else:
             is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
             quantize_dynamic(source.path, path, spared, is_reduced(job.reduce_range), is_big)
+            made = replace(source, path=path)
         with _open(path, runtime, "int8") as runner:
-            return agreement(job.subject, runner, checks, "a try", answers, source.batch)
+            return _compared(made, runner, original, job, held, bound)[0]
 
-    return spare_until_it_agrees(ranked_layers(job.subject, checks[0]), attempt, bound)
+    return spare_until_it_agrees(ranked_layers(job.subject, held.checks[0]), attempt, bound, single)
 
 
 def _checked_spared(
@@ -310,38 +335,41 @@ def _checks(
         assert read is not None
         return read, answers, "verify_on"
     if ranges is not None:
-        return ranges[:_VERIFIED_BATCHES], labels[: len(ranges)][:_VERIFIED_BATCHES], "calibration batches"
+        return ranges[:_VERIFIED_BATCHES], labels[: len(ranges)][:_VERIFIED_BATCHES], _CALIBRATION
     return [subject.tensors], [None], "example inputs"
 
 
 def _check_agreement(
-    found: Agreement, bound: float, made: Made, precision: str, runtime: str, checks: list[Tensors]
+    found: Agreement, unseen: list[Unseen], held: _Verification, made: Made, precision: str, runtime: str
 ) -> None:
     """Refuse a conversion that ruined the model, with the layer where the difference begins."""
-    trouble = trouble_of(found, bound)
+    trouble = trouble_of(found, held.bound)
     if trouble is None:
         return
     entry, problem = trouble
     begins = None
     if made.reference is not None:
-        batch = checks[0] if entry is None else sized(checks, entry.samples)
+        beyond = next((each for each in unseen if each.found is entry), None)
+        file, batch = (made.path, held.checks[0]) if beyond is None else (beyond.file, beyond.worst)
+        if beyond is None and entry is not None:
+            batch = sized(held.checks, entry.samples)
         begins = first_difference(
-            made.reference, made.path, lambda path: _open(path, runtime, precision), PATH_KEY, batch, bound
+            made.reference, file, lambda path: _open(path, runtime, precision), PATH_KEY, batch, held.bound
         )
     raise disagreement(f"{precision} on {runtime}", found, problem, begins)
 
 
-def _check_kernels(found: Agreement, job: Job, made: Made, checks: list[Tensors], answers: Labels) -> None:
+def _check_kernels(found: Agreement, original: Original, made: Made, held: _Verification) -> None:
     """Refuse what OpenVINO makes of a file that ONNX Runtime runs much closer to the original."""
     with _open(made.path, "onnxruntime", "int8") as runner:
-        second = agreement(job.subject, runner, checks, "a second opinion", answers, made.batch)
+        second = agreement(original, runner, held.checks, "a second opinion", held.answers, made.batch)
     strange = strange_kernels(found, second, "onnxruntime")
     if strange is None:
         return
     entry, problem, bound = strange
     begins = None
     if made.reference is not None:
-        batch, reopen = sized(checks, entry.samples), partial(_open, runtime="openvino", precision="int8")
+        batch, reopen = sized(held.checks, entry.samples), partial(_open, runtime="openvino", precision="int8")
         begins = first_difference(made.reference, made.path, reopen, PATH_KEY, batch, bound)
     raise disagreement("int8 on openvino", found, problem, begins)
 
@@ -477,26 +505,42 @@ def _int8(job: Job) -> Made:
     elif job.scheme == "weights":
         quantize_weights(source.path, path, job.spare, 8, job.group_size, is_big)
     else:
-        _static(job, source, path)
+        made, _ = _static(job, source, path)
         remarks = (*range_remarks(job.reduce_range), *sample_remarks(job.calibration or []))
+        return replace(made, remarks=(*source.remarks, *remarks))
     prepared = path.with_name(f"prepared-{path.name}")
     return Made(path, source.outputs, (*source.remarks, *remarks), reference=prepared, batch=source.batch)
 
 
-def _static(job: Job, source: Made, path: Path, ranges: Ranges | None = None) -> Ranges:
+def _static(job: Job, source: Made, path: Path, known: Calibrated | None = None) -> tuple[Made, Calibrated]:
+    """The file in static int8, and its ranges, so that another one need not find them."""
     assert job.calibration is not None
-    return quantize(
+    batches, held_out = split(job.calibration, source.batch) if job.hold_out else (job.calibration, [])
+    prepared = path.with_name(f"prepared-{path.name}")
+    write = partial(
+        quantize,
         source.path,
-        path,
-        job.subject.names,
-        job.calibration,
+        prepared,
+        names=job.subject.names,
+        batches=batches,
         method=job.method,
         spare=job.spare,
         reduce_range=job.reduce_range,
-        ranges=ranges,
         strength=job.balance,
         correct_bias=job.correct_bias,
     )
+    found = write(path, held_out=held_out, known=known)
+
+    def twin() -> Path:
+        beside = path.with_name(f"twin-{path.name}")
+        write(beside, known=Calibrated(found.fewer or {}))
+        return beside
+
+    made = Made(
+        path, source.outputs, reference=prepared, batch=source.batch, held_out=tuple(held_out),
+        twin=twin if held_out else None,
+    )  # fmt: skip
+    return made, found
 
 
 @precision("int4", "onnxruntime")

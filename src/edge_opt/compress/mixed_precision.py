@@ -42,25 +42,29 @@ def _outputs(subject: Subject, batch: Tensors) -> list[torch.Tensor]:
 
 
 def spare_until_it_agrees(
-    ranked: list[str], attempt: Callable[[tuple[str, ...]], Agreement], bound: float
+    ranked: list[str], attempt: Callable[[tuple[str, ...]], Agreement], bound: float, single: float | None = None
 ) -> tuple[tuple[str, ...], tuple[SparedPoint, ...]]:
     """The shortest head of the ranking that, kept in float, brings the rest within the bound; with what each try gave.
 
     Doubling finds a number that suffices, bisection the smallest one. All in float would be no int8 at all, and raises.
+    `single` is how far a single sample may differ, as in `trouble_of`.
     """
     points: dict[int, SparedPoint] = {}
+    problems: list[str] = []
 
     def suffices(count: int) -> bool:
         found = attempt(tuple(ranked[:count]))
         worst = found.relative_difference
         points[count] = SparedPoint(tuple(ranked[:count]), worst or 0.0, found.top1, found.accuracy)
-        return trouble_of(found, bound) is None
+        trouble = trouble_of(found, bound, single)
+        problems.extend([trouble[1]] if trouble else [])
+        return trouble is None
 
     enough = next((count for count in _doubling(len(ranked)) if suffices(count)), None)
     if enough is None:
         raise ConversionFailed(
-            f"int8 does not come within {bound:g} of the original while any layer is in int8; calibrate on more data, "
-            "or set allow= to what may differ"
+            f"int8 does not come within {bound:g} of the original while any layer is in int8: {problems[-1]}; "
+            "calibrate on more data, choose another scheme, or set allow= to what may differ"
         )
     low = max((count for count in points if count < enough), default=enough)
     while enough - low > 1:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from edge_opt._support.waiting import quiet
-from edge_opt.compress.activation_ranges import METHODS, Ranges, collect_ranges
+from edge_opt.compress.activation_ranges import ENDLESS, METHODS, Calibrated, Ranges, collect_ranges
 from edge_opt.compress.balancing import balance, correct_biases
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, require, size_of
 from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
@@ -25,7 +25,10 @@ from edge_opt.records import Exported, LayerPrecision
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a conversion has to go by; it writes into `folder` only, where nobody looks yet."""
+    """What a conversion has to go by; it writes into `folder` only, where nobody looks yet.
+
+    `hold_out` asks static int8 for a twin, too, whose ranges leave out a part of the calibration.
+    """
 
     subject: Subject
     folder: Path
@@ -39,6 +42,7 @@ class Job:
     group_size: int = 32
     balance: float = 0.0
     correct_bias: bool = False
+    hold_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class Made:
     """A file, for torch with the module that it holds the weights of.
 
     `reference` is the float file beside it whose nodes have the same names, and `batch` the only batch it takes, if so.
-    `layers` is what the maker knows of them, where no kernels can be asked.
+    `layers` is what the maker knows of them, where no kernels can be asked. `twin` writes a file like it whose ranges
+    were found without the batches `held_out`.
     """
 
     path: Path
@@ -56,6 +61,8 @@ class Made:
     reference: Path | None = None
     batch: int | None = None
     layers: tuple[LayerPrecision, ...] | None = None
+    held_out: tuple[Tensors, ...] = ()
+    twin: Callable[[], Path] | None = None
 
 
 Maker = Callable[[Job], Made]
@@ -128,6 +135,7 @@ def is_below(path: str, tops: Iterable[str]) -> bool:
 
 def quantize(
     source: Path,
+    prepared: Path,
     target: Path,
     names: tuple[str, ...],
     batches: list[Tensors],
@@ -135,47 +143,49 @@ def quantize(
     method: str,
     spare: tuple[str, ...],
     reduce_range: bool | None,
-    ranges: Ranges | None = None,
+    held_out: Sequence[Tensors] = (),
+    known: Calibrated | None = None,
     strength: float = 0.0,
     correct_bias: bool = False,
-) -> Ranges:
-    """Write the quantised twin of an exported file; returns the ranges, so that another twin need not find them.
+) -> Calibrated:
+    """Write an exported file in static int8; returns the ranges, so that another one like it need not find them.
 
-    `strength` is that of balancing, and `correct_bias` takes out what rounded weights shift; see `balancing`.
+    `prepared` is the float file that it is made of; it is there where ranges are `known`. `held_out` are batches whose
+    share in the ranges can be told apart. `strength` is that of balancing, and `correct_bias` takes out what rounded
+    weights shift; see `balancing`. Both go by all batches.
     """
     onnx = require("onnx")
     registry = require("onnxruntime.quantization.registry")
     ops = list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
-    prepared = target.with_name(f"prepared-{target.name}")
     is_big = size_of(source) > EXTERNAL_DATA_BYTES
+    every = [*batches, *held_out]
     with quiet():
-        if ranges is None:
+        if known is None:
             prepare(source, prepared, is_big)
             if strength:
-                balance(prepared, names, batches, strength, is_big)
+                balance(prepared, names, every, strength, is_big)
         paths = {node.name: _path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
-        nodes = onnx.load(str(prepared), load_external_data=False).graph.node
+        graph = onnx.load(str(prepared), load_external_data=False).graph
+        nodes = graph.node
         spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
         if spare and not spared:
             raise InvalidInput(f"no operator of the exported model belongs to {', '.join(spare)}; nothing to spare")
         whole = [*spared, *_activations_before(nodes, set(spared))]
         try:
-            if ranges is None:
-                ranges = collect_ranges(prepared, ops, names, batches, method)
-            write = partial(
-                _write_static, ranges=ranges, ops=ops, spared=whole, reduced=is_reduced(reduce_range), is_big=is_big
-            )
+            found = known or collect_ranges(prepared, ops, names, batches, method, held_out)
+            reduced, left = is_reduced(reduce_range), [*whole, *_masked(onnx, graph, found.endless)]
+            write = partial(_write_static, ranges=found.ranges, ops=ops, spared=left, reduced=reduced, is_big=is_big)
             write(prepared, target)
             if correct_bias:
                 corrected = target.with_name(f"corrected-{target.name}")
-                correct_biases(prepared, target, corrected, names, batches, is_big)
+                correct_biases(prepared, target, corrected, names, every, is_big)
                 write(corrected, target)
         except OSError:
             raise
         except Exception as error:  # the quantiser raises whatever its parts do
             raise ConversionFailed(f"ONNX Runtime could not quantise the model: {first_line(error)}") from error
         _label(onnx, target, paths, spared, whole)
-    return ranges
+    return found
 
 
 def is_reduced(reduce_range: bool | None) -> bool:
@@ -196,7 +206,7 @@ ENOUGH_SAMPLES = 32
 
 
 def sample_remarks(calibration: Sequence[Tensors]) -> tuple[str, ...]:
-    """That ranges come from few samples, where they do; agreement is then found on the very samples that set them."""
+    """That ranges come from few samples, where they do."""
     count = sum(len(batch[0]) if batch[0].dim() else 1 for batch in calibration)
     if count >= ENOUGH_SAMPLES:
         return ()
@@ -271,6 +281,32 @@ def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], wh
 
 
 SPARED_KEY = "edge_opt.spared"
+
+
+# What hands a mask on, and scores that one was added to.
+_CARRYING = frozenset("Where Add Sub Mul Expand Unsqueeze Squeeze Reshape Slice Cast Transpose Concat Identity".split())
+_MASKING = ("Where", "Add", "Sub", "Mul")
+
+
+def _masked(onnx: Any, graph: Any, endless: set[str]) -> list[str]:
+    """Nodes that make a mask, add it to scores, or read such scores, up to the softmax: rounded, it hides nothing.
+
+    Beside values near minus infinity, 256 levels hold no others. Calibration may have no sample with anything hidden,
+    so it is not only tensors that were seen to be endless, but what is made with such a constant.
+    """
+    read = {name for node in graph.node if node.op_type in _MASKING for name in node.input}
+    constants = {
+        item.name
+        for item in graph.initializer
+        if item.name in read and item.data_type == onnx.TensorProto.FLOAT and not item.external_data
+        if not (abs(onnx.numpy_helper.to_array(item)) < ENDLESS).all()
+    }
+    reached, found = set(endless), list[str]()
+    for node in graph.node:
+        if reached.intersection(node.input) or (node.op_type in _MASKING and constants.intersection(node.input)):
+            found.append(node.name)
+            reached |= set(node.output) if node.op_type in _CARRYING else set()
+    return found
 
 
 def _activations_before(nodes: Any, spared: set[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from edge_opt.errors import InvalidInput
 
@@ -51,11 +52,12 @@ def rounding_layers(model: nn.Module, is_reduced: bool) -> Iterator[None]:
     if not layers:
         raise InvalidInput("the model has no convolution or linear layer whose rounding could be trained for")
 
+    largest = 64 if is_reduced else 127
+
     def before(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        weight = layer.get_parameter("weight")
-        rounded = quantized_weight(weight, channel_dim(layer), 64 if is_reduced else 127)
-        # An attribute of the instance stands in front of the parameter of that name.
-        layer.__dict__["weight"] = _straight_through(weight, rounded)
+        if not is_parametrized(layer, "weight"):
+            # An attribute of the instance stands in front of the parameter of that name.
+            layer.__dict__["weight"] = _rounded_weight(layer.weight, channel_dim(layer), largest)
         return tuple(_arriving(value) for value in args)
 
     def after(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -63,9 +65,29 @@ def rounding_layers(model: nn.Module, is_reduced: bool) -> Iterator[None]:
 
     with ExitStack() as stack:
         for layer in layers:
+            if is_parametrized(layer, "weight"):
+                # Its weight is computed, as by weight_norm: rounding is one step more.
+                steps: Any = layer.parametrizations["weight"]  # type: ignore[index]
+                steps.append(_Rounded(channel_dim(layer), largest))
+                stack.callback(steps.__delitem__, -1)
             stack.callback(layer.register_forward_pre_hook(before).remove)
             stack.callback(layer.register_forward_hook(after, always_call=True).remove)
         yield
+
+
+class _Rounded(nn.Module):
+    """The last step of a weight that is computed: rounded."""
+
+    def __init__(self, channel_dim: int, largest: int) -> None:
+        super().__init__()
+        self._channel_dim, self._largest = channel_dim, largest
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return _rounded_weight(weight, self._channel_dim, self._largest)
+
+
+def _rounded_weight(weight: Any, channel_dim: int, largest: int) -> torch.Tensor:
+    return _straight_through(weight, quantized_weight(weight, channel_dim, largest))
 
 
 def _straight_through(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ from edge_opt.records.conversions import (
     RunnerProfile,
     Runtime,
     SparedPoint,
+    UnseenAgreement,
 )
 from edge_opt.records.costs import (
     Cause,
@@ -184,6 +185,6 @@ __all__ = [
     "ServingComparison", "ServingMemory", "ServingPart", "ServingReport", "Shape", "Shortfall", "SparedPoint",
     "SparseInfo", "Speculation", "Speedup", "Status", "StepTime", "StorageInfo", "SweepResult", "SweepStatus",
     "TargetComparison", "TargetFit", "TensorInfo", "TensorShape", "Totals", "Trace", "TrainingCost",
-    "TrainingLayer", "TrainingStep", "Trial", "TrialMetrics", "TrialStatus", "Unpriced", "UsedBandwidth",
-    "Utilization", "Verdict", "Violation",
+    "TrainingLayer", "TrainingStep", "Trial", "TrialMetrics", "TrialStatus", "Unpriced", "UnseenAgreement",
+    "UsedBandwidth", "Utilization", "Verdict", "Violation",
 ]  # fmt: skip

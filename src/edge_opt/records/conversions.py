@@ -9,6 +9,7 @@ from edge_opt import units
 from edge_opt.records.devices import Precision
 from edge_opt.records.shown import Record, Shown
 
+UnseenKind = Literal["held out", "rolled"]
 Runtime = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]
 
 
@@ -95,6 +96,8 @@ class BatchAgreement(Record):
         output: Number of that output; None where it was refused.
         flips: Of the samples with a clear answer, the share that gets another one; None where there are none.
         refused: Why the runtime takes no batch of this size; "" where it does.
+        worst_sample: Mean difference of the sample that differs most, over the mean output of all, or over its own
+            where that is larger; None where outputs are not one for each sample.
     """
 
     samples: int
@@ -102,6 +105,33 @@ class BatchAgreement(Record):
     output: int | None
     flips: float | None
     refused: str = ""
+    worst_sample: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenAgreement(Record):
+    """Static int8 against the original on inputs that its ranges were found without.
+
+    Attributes:
+        kind: "held out": samples of the calibration, compared with a twin of the file whose ranges come from the other
+            samples. "rolled": sequences of the calibration that begin with another token, compared with the file.
+        source: The same in words, with their number.
+        samples: How many they are.
+        difference: Mean difference over mean output, of the output that differs most.
+        error: Standard error of the difference, a share of the mean output, too: they are a few of many.
+        output: Number of that output.
+        flips: Of the samples with a clear answer, the share that gets another one; None where there are none.
+        worst_sample: As that of `BatchAgreement`.
+    """
+
+    kind: UnseenKind
+    source: str
+    samples: int
+    difference: float
+    error: float
+    output: int
+    flips: float | None
+    worst_sample: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +149,8 @@ class Agreement(Shown):
         by_batch: What was found at each batch size: one sample, the batches given, and a large one.
         accuracy_before: Share of labels that the original meets; None where the batches have no labels.
         accuracy: Share of labels that the converted model meets; None where the batches have no labels.
+        unseen: Of static int8 that was compared on its calibration: what was found on inputs that the ranges never saw.
+            Empty for all else, with `verify_on=` and with `allow=True`.
     """
 
     max_difference: float
@@ -131,14 +163,16 @@ class Agreement(Shown):
     by_batch: tuple[BatchAgreement, ...] = ()
     accuracy_before: float | None = None
     accuracy: float | None = None
+    unseen: tuple[UnseenAgreement, ...] = ()
 
     @property
     def relative_difference(self) -> float | None:
-        """Mean difference over mean output, where it is largest: the output and the batch size that bounds are held to.
+        """Mean difference over mean output, where it is largest: of all that the bound is held to.
 
-        None where nothing could be compared.
+        That is every output, at every batch size, on unseen inputs, too. None where nothing could be compared.
         """
-        return max((entry.difference for entry in self.by_batch if entry.difference is not None), default=None)
+        found = [*(entry.difference for entry in self.by_batch), *(entry.difference for entry in self.unseen)]
+        return max((difference for difference in found if difference is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,11 @@ def agreement_text(found: Agreement) -> str:
     top1 = "" if found.top1 is None else f"same top-1 for {units.percent(found.top1)}, "
     share = found.relative_difference
     relative = "" if share is None else f"; at most {units.percent(share)} of the mean output"
+    unseen = "".join(f"; {units.percent(entry.difference)} on {entry.source}" for entry in found.unseen)
     samples = f"{found.samples} sample{'s' * (found.samples != 1)}"
     return (
         f"agreement on {samples} of {found.source}: {top1}largest difference {found.max_difference:.3g}, "
-        f"mean {found.mean_difference:.3g}{relative}"
+        f"mean {found.mean_difference:.3g}{relative}{unseen}"
     )
 
 
