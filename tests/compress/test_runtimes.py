@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from torch import nn
 
 from convertible import Pair
 from edge_opt import compress
-from edge_opt.errors import InvalidInput
+from edge_opt.compress import runtimes
+from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.measuring.machine import crash_of
 from edge_opt.model import SmallCNN
 from edge_opt.records import Converted
 
@@ -131,3 +134,21 @@ def test_refusals(converted: dict[str, Converted], tmp_path: Path) -> None:
             runner(torch.zeros(1, 2, 28, 28))
         with pytest.raises(InvalidInput, match="no inputs given"):
             compress.measure_runner(runner)
+
+
+def test_instructions_that_a_machine_announces_and_refuses_end_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The process that tries them is ended, as a virtual machine ends one that uses AMX.
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\nkill -ILL $$\n", encoding="utf-8")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
+    monkeypatch.setattr(runtimes, "crash_of", crash_of.__wrapped__)
+    monkeypatch.setattr(runtimes, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
+    for precision, runtime in (("int8", "openvino"), ("bf16", "openvino"), ("bf16", "torch")):
+        with pytest.raises(ConversionFailed, match=rf"{runtime} computes {precision} here .*\(SIGILL\); start Python"):
+            runtimes.check_instructions(precision, runtime)
+    runtimes.check_instructions("fp32", "openvino")
+    monkeypatch.setattr(runtimes, "cpu_flags", lambda: frozenset({"avx512f"}))
+    runtimes.check_instructions("int8", "openvino")

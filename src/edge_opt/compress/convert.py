@@ -62,10 +62,18 @@ from edge_opt.compress.quantize import (
     range_remarks,
     sample_remarks,
 )
-from edge_opt.compress.runtimes import IN_TORCH, SUFFIXES, CompiledRunner, Runner, TorchRunner, is_fast, open_file
+from edge_opt.compress.runtimes import (
+    IN_TORCH,
+    SUFFIXES,
+    CompiledRunner,
+    Runner,
+    TorchRunner,
+    check_instructions,
+    is_fast,
+    open_file,
+)
 from edge_opt.compress.unseen_inputs import Unseen, compare_unseen, split
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.measuring.machine import crash_of
 from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime, SparedPoint
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -278,7 +286,7 @@ def _checked_spared(
 ) -> tuple[str, ...]:
     """The layers to spare, once the precision can run here and the method is known."""
     if runtime in IN_TORCH:
-        _check_runs(precision)
+        check_instructions(precision, runtime)
     check_method(method)
     if spare == "auto":
         if precision != "int8" or runtime not in ("onnxruntime", "openvino"):
@@ -305,17 +313,6 @@ def _check_static_options(precision: str, runtime: str, scheme: str, balance: fl
         raise InvalidInput(
             "balance= and correct_bias= are for static int8 in onnxruntime and openvino; give scheme='static', or "
             "leave them out"
-        )
-
-
-def _check_runs(precision: str) -> None:
-    """Refuse a precision in which torch would end this process."""
-    dtype = _DTYPES.get(precision, torch.float32)
-    found = None if dtype is torch.float32 else crash_of(dtype)
-    if found is not None:
-        raise ConversionFailed(
-            f"torch computes {precision} here with instructions that the machine refuses ({found}); "
-            "start Python with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, or choose another runtime"
         )
 
 

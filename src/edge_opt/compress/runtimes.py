@@ -22,7 +22,7 @@ from edge_opt.compress.export import require
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.latency import Runner as Repeats
 from edge_opt.measuring.latency import interleaved
-from edge_opt.measuring.machine import read_environment
+from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.measuring.onnx_timing import open_session, reason
 from edge_opt.records import Converted, Latency
 
@@ -95,6 +95,25 @@ SUFFIXES = MappingProxyType(
     }
 )
 IN_TORCH = ("torch", "torch-compile")
+
+
+def check_instructions(precision: str, runtime: str) -> None:
+    """Refuse a precision that would end this process, because the machine refuses instructions that it announces.
+
+    Torch computes 16-bit floats with them, OpenVINO whole numbers, too. It is tried in another process, by torch; for
+    OpenVINO only where a CPU announces matrix units (AMX), which virtual machines are known to refuse.
+    """
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
+    if runtime == "openvino":
+        dtype = torch.bfloat16 if precision != "fp32" and "amx_tile" in cpu_flags() else None
+    found = None if dtype is None else crash_of(dtype)
+    if found is not None:
+        raise ConversionFailed(
+            f"{runtime} computes {precision} here with instructions that the machine refuses ({found}); "
+            "start Python with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, or choose another runtime"
+        )
+
+
 # They take a file of ONNX, so that one export does for all.
 BY_ONNX_FILE = ("onnxruntime", "openvino")
 # What Python imports to run each.
@@ -272,6 +291,7 @@ class OpenVinoRunner(Closing):
     def __init__(self, path: Path, threads: int, precision: str, effective_precision: str | None = None) -> None:
         self.path, self.threads, self.precision = path, threads, precision
         self.effective_precision = effective_precision
+        check_instructions(precision, self.runtime)
         self._request = self.compiled().create_infer_request()
 
     def compiled(self, more: Mapping[str, Any] | None = None) -> Any:
