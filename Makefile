@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev
 # Packages are installed without bytecode. Unless Python may write it, every process would compile torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check docs bench clean
+.PHONY: demo test quick coverage check docs bench clean
 
 # What the tests need beside Python: a browser to open reports with, and real images.
 SYSTEM := chromium dataset-fashion-mnist
@@ -43,6 +43,12 @@ test: check $(SYSTEM_READY)
 ## quick: the suite without the slow tests
 quick: $(SYSTEM_READY)
 	$(BIN)/python $(PYTEST) -m "not slow"
+
+## coverage: the whole suite, and which lines it does not run
+coverage: $(SYSTEM_READY)
+	$(BIN)/coverage run $(PYTEST)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --show-missing --fail-under 95
 
 ## check: ruff and mypy
 check: $(DEV_READY)
