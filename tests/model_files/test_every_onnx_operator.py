@@ -628,8 +628,8 @@ RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLik
 SIZES = (
     "Add Sub Mul Div Mod Pow Neg Abs Sign Floor Ceil Round Sqrt Min Max Clip CumSum Equal Greater GreaterOrEqual Less "
     "LessOrEqual And Or Xor Not Where Cast CastLike Shape Size Constant ConstantOfShape Range Reshape Flatten "
-    "Transpose Squeeze Unsqueeze Concat Split Slice Gather GatherElements GatherND ScatterElements ScatterND Expand Tile "
-    "Pad Trilu OneHot ReduceSum ReduceProd ReduceMax ReduceMin ReduceMean ArgMax ArgMin TopK Identity"
+    "Transpose Squeeze Unsqueeze Concat Split Slice Gather GatherElements GatherND ScatterElements ScatterND Expand "
+    "Tile Pad Trilu OneHot ReduceSum ReduceProd ReduceMax ReduceMin ReduceMean ArgMax ArgMin TopK Identity"
 ).split()
 
 # Their answers would be wrong, so there is none.

@@ -37,6 +37,7 @@ _GROWING = frozenset(
     "Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose BROADCAST_TO TILE FILL RANGE PAD PADV2 "
     "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR ONE_HOT TRANSPOSE_CONV SCATTER_ND".split()
 )
+_STEPS = frozenset((torch.int8, torch.uint8, torch.int16))
 _MOST_WORK = 1 << 20
 _MOST_NESTED_STEPS = 10_000  # of loops in loops
 _MOST_OPEN_STEPS = 3_000  # of a loop that does not say beforehand how often it runs
@@ -204,6 +205,9 @@ class Run:
             real = [self.known.get(name) for name in node.inputs]
             is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
             is_known = is_known and can_work_out(node) and node.op not in BY_SHAPE
+            # Integers of a few bits stand for multiples of a scale there, which is not at hand.
+            is_steps = node.domain == "tflite" and any(one is not None and one.dtype in _STEPS for one in real)
+            is_known = is_known and not is_steps
             is_known = is_known and self._can_work_out([one for one in real if one is not None])
             if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
                 with _ByRule():  # type: ignore[no-untyped-call]
