@@ -27,8 +27,31 @@ class Op(NamedTuple):
     fields: Mapping[str, Any] = {}
 
 
+class Steps(NamedTuple):
+    """A constant of integers that stand for multiples of a scale."""
+
+    array: np.ndarray[Any, Any]
+    scale: float
+
+
+class Scaled(NamedTuple):
+    """A tensor of integers that stand for multiples of a scale."""
+
+    shape: tuple[int, ...]
+    kind: str
+    scale: float
+    zero: int
+
+
+class State(NamedTuple):
+    """A tensor that is kept between runs."""
+
+    shape: tuple[int, ...]
+    kind: str = "float32"
+
+
 class Graph(NamedTuple):
-    """Operators on tensors: a shape with an element type, or an array for a constant."""
+    """Operators on tensors: a shape with an element type and perhaps a scale, an array for a constant, or a state."""
 
     ops: Sequence[Op]
     tensors: Mapping[str, Any]
@@ -79,7 +102,7 @@ def _subgraph(graph: Graph, model: Any, codes: dict[str, int], opening: dict[str
 def _code(kind: str, model: Any, codes: dict[str, int]) -> int:
     if kind not in codes:
         code = schema.OperatorCodeT()
-        code.version = 1
+        code.version = 2 if kind == "BROADCAST_TO" else 1
         code.builtinCode = _CODES.get(kind, schema.BuiltinOperator.CUSTOM)
         code.deprecatedBuiltinCode = min(code.builtinCode, 127)
         code.customCode = None if kind in _CODES else kind
@@ -91,6 +114,11 @@ def _code(kind: str, model: Any, codes: dict[str, int]) -> int:
 def _tensor(name: str, value: Any, model: Any, opened: Sequence[int] | None) -> Any:
     tensor = schema.TensorT()
     tensor.name, tensor.buffer = name, 0
+    tensor.isVariable = isinstance(value, State)
+    scale, zero = value.scale if isinstance(value, (Steps, Scaled)) else 0.1, 0
+    if isinstance(value, Scaled):
+        value, zero = value[:2], value.zero
+    value = value.array if isinstance(value, Steps) else value
     if isinstance(value, np.ndarray):
         shape, kind = value.shape, value.dtype.name
         data = value.tobytes()
@@ -100,9 +128,9 @@ def _tensor(name: str, value: Any, model: Any, opened: Sequence[int] | None) -> 
     tensor.shape, tensor.type = list(shape), _TYPES[kind.upper()]
     if opened is not None:
         tensor.shapeSignature = list(opened)
-    if kind in ("int8", "int16", "uint8", "int4"):
+    if kind in ("int8", "int16", "uint8", "int4") or scale != 0.1:
         tensor.quantization = schema.QuantizationParametersT()
-        tensor.quantization.scale, tensor.quantization.zeroPoint = [0.1], [0]
+        tensor.quantization.scale, tensor.quantization.zeroPoint = [scale], [zero]
     if data:
         buffer = schema.BufferT()
         buffer.data = np.frombuffer(data, np.uint8)

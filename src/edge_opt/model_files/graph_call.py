@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,21 +19,37 @@ Handler = Callable[["Call"], Result]
 MOST_ELEMENTS = 1 << 50  # a tensor beyond a petabyte is a mistake in the file
 
 _handlers: dict[str, Handler] = {}
+_shapes_only: set[str] = set()
+handlers: Mapping[str, Handler] = MappingProxyType(_handlers)
 
 
-def operator(*names: str) -> Callable[[Handler], Handler]:
-    """Register how nodes of these types are written in torch; "domain:Type" for types that are not ONNX's own."""
+def operator(*names: str, has_values: bool = True) -> Callable[[Handler], Handler]:
+    """Register how nodes of these types are written in torch; "domain:Type" for types that are not ONNX's own.
+
+    Where `has_values` is False, the result has the shape, the type and the cost of the node, and not its values.
+    """
 
     def register(handler: Handler) -> Handler:
         for name in names:
             _handlers[name] = handler
+        if not has_values:
+            _shapes_only.update(names)
         return handler
 
     return register
 
 
 def handler_of(node: FileNode) -> Handler | None:
-    return _handlers.get(f"{node.domain}:{node.op}" if node.domain else node.op)
+    return _handlers.get(_key(node))
+
+
+def can_work_out(node: FileNode) -> bool:
+    """Whether a node's handler returns the node's own values where those of its inputs are known."""
+    return _key(node) in _handlers and _key(node) not in _shapes_only
+
+
+def _key(node: FileNode) -> str:
+    return f"{node.domain}:{node.op}" if node.domain else node.op
 
 
 class Call:

@@ -23,7 +23,7 @@ from edge_opt.model_files import (
     tflite_operators,
 )
 from edge_opt.model_files.file_records import MOST_KNOWN, MOST_STEPS, FileGraph, FileNode, Function, Reference
-from edge_opt.model_files.graph_call import Call, handler_of, numbers, real_values, torch_dtype
+from edge_opt.model_files.graph_call import Call, can_work_out, handler_of, numbers, real_values, torch_dtype
 from edge_opt.model_files.graph_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, Plan
 from edge_opt.model_files.graph_scopes import Span, names_from_outside, names_read
 from edge_opt.trace.lifetimes import nbytes_of
@@ -37,8 +37,7 @@ _GROWING = frozenset(
     "Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose BROADCAST_TO TILE FILL RANGE PAD PADV2 "
     "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR ONE_HOT TRANSPOSE_CONV SCATTER_ND".split()
 )
-# Their results are never sizes or conditions, and their scales are not at hand.
-_WIDENING = frozenset(("DEQUANTIZE", "QUANTIZE"))
+_STEPS = frozenset((torch.int8, torch.uint8, torch.int16))
 _MOST_WORK = 1 << 20
 _MOST_NESTED_STEPS = 10_000  # of loops in loops
 _MOST_OPEN_STEPS = 3_000  # of a loop that does not say beforehand how often it runs
@@ -155,7 +154,8 @@ class Run:
             self._step(node, place in self.plan.on_bytes)
         self._note(node.outputs)
         for name in (*self.plan.reads[place], *node.outputs):
-            if self.plan.last.get(name) == place and name not in self.plan.outputs and name not in self.plan.tensors:
+            is_over = self.plan.last.get(name) == place and name != ""  # which stands for all that are left out
+            if is_over and name not in self.plan.outputs and name not in self.plan.tensors:
                 self.values.pop(name, None)
                 self.bytes.pop(name, None)
 
@@ -204,7 +204,10 @@ class Run:
         with _unrecorded():
             real = [self.known.get(name) for name in node.inputs]
             is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
-            is_known = is_known and handler_of(node) is not None and node.op not in BY_SHAPE | _WIDENING
+            is_known = is_known and can_work_out(node) and node.op not in BY_SHAPE
+            # Integers of a few bits stand for multiples of a scale there, which is not at hand.
+            is_steps = node.domain == "tflite" and any(one is not None and one.dtype in _STEPS for one in real)
+            is_known = is_known and not is_steps
             is_known = is_known and self._can_work_out([one for one in real if one is not None])
             if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
                 with _ByRule():  # type: ignore[no-untyped-call]
@@ -214,14 +217,26 @@ class Run:
                     self.known[node.outputs[0]] = made[0]
                 is_known &= all(isinstance(one, torch.Tensor) and one.numel() <= MOST_KNOWN for one in made)
                 is_known = is_known and self._can_work_out(made)
-            if is_known:
-                found = self._called(Call(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
+            found = self._worked_out(node, real) if is_known else None
+            if found is not None:
                 self.known.update(zip(node.outputs, found, strict=False))
                 self.values.update(zip(node.outputs, found, strict=False))
+            elif is_known and node.op not in _GROWING:
+                with _ByRule():  # type: ignore[no-untyped-call]
+                    self._step(node, False)
             for name in node.outputs:
                 value = self.values.get(name)
                 if isinstance(value, torch.Tensor) and not value.is_meta:
                     self.values[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+    def _worked_out(self, node: FileNode, real: list[torch.Tensor | None]) -> tuple[Any, ...] | None:
+        """The values of a node whose inputs are known; None where torch has no kernel for their element type."""
+        try:
+            return self._called(Call(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
+        except TraceFailed as error:
+            if isinstance(error.__cause__, NotImplementedError):
+                return None
+            raise
 
     def _step(self, node: FileNode, on_bytes: bool, attributes: dict[str, Any] | None = None) -> None:
         """Read one node; its results are noted under their names."""

@@ -32,7 +32,7 @@ def narrow_product_cost(out: TensorInfo, x: TensorInfo, weight: TensorInfo, *oth
     )
 
 
-@operator("com.microsoft:MatMulNBits")
+@operator("com.microsoft:MatMulNBits", has_values=False)
 def matmul_of_few_bits(call: Call) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
@@ -41,7 +41,7 @@ def matmul_of_few_bits(call: Call) -> torch.Tensor:
     return found
 
 
-@operator("com.microsoft:GatherBlockQuantized")
+@operator("com.microsoft:GatherBlockQuantized", has_values=False)
 def gather_of_few_bits(call: Call) -> torch.Tensor:
     """Rows of a quantised table, widened; of weights that are packed as bytes, one byte holds several."""
     table, index, scale = call.tensor(), call.tensor(1), call.tensor(2)
@@ -95,10 +95,10 @@ def _joined(call: Call, projected: torch.Tensor, past: int) -> Any:
         old_key, old_value = call.tensor(past).unbind()
         key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
     found = _attended(query, key, value, bool(call.get("unidirectional", 0)) and not call.has(past))
-    return (found, torch.stack([key, value]))[: len(call.node.outputs)]
+    return (found, torch.stack([key, value])) if len(call.node.outputs) > 1 else found
 
 
-@operator("com.microsoft:Attention")
+@operator("com.microsoft:Attention", has_values=False)
 def fused_attention(call: Call) -> Any:
     """One product for queries, keys and values, then attention; the mask is applied inside."""
     x, weight = call.tensor(), call.tensor(1)
@@ -106,7 +106,7 @@ def fused_attention(call: Call) -> Any:
     return _joined(call, projected + call.tensor(2) if call.has(2) else projected, 4)
 
 
-@operator("com.microsoft:QAttention")
+@operator("com.microsoft:QAttention", has_values=False)
 def quantized_attention(call: Call) -> Any:
     """The same with a product of bytes; attention itself is of floats."""
     product = integer_product(call.tensor(), call.tensor(1), torch.int32)
@@ -114,7 +114,7 @@ def quantized_attention(call: Call) -> Any:
     return _joined(call, projected + call.tensor(2) if call.has(2) else projected, 8)
 
 
-@operator("com.microsoft:GroupQueryAttention")
+@operator("com.microsoft:GroupQueryAttention", has_values=False)
 def grouped_attention(call: Call) -> Any:
     """Queries share keys and values; what was said before comes from the cache, as long as the inputs say it is."""
     heads, own = int(call.get("num_heads", 0)), int(call.get("kv_num_heads", 0))
@@ -138,12 +138,12 @@ def grouped_attention(call: Call) -> Any:
 # Parts of transformers
 
 
-@operator("com.microsoft:RotaryEmbedding", "RotaryEmbedding")
+@operator("com.microsoft:RotaryEmbedding", "RotaryEmbedding", has_values=False)
 def rotary_embedding(call: Call) -> torch.Tensor:
     return _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0)))
 
 
-@operator("com.microsoft:EmbedLayerNormalization")
+@operator("com.microsoft:EmbedLayerNormalization", has_values=False)
 def embed_layer_norm(call: Call) -> Any:
     """Rows of two or three tables, their sum, and a norm over it."""
     ids = call.tensor()
@@ -155,7 +155,7 @@ def embed_layer_norm(call: Call) -> Any:
     return (found, ids.new_empty((ids.shape[0],)), whole)[: len(call.node.outputs)]
 
 
-@operator("com.microsoft:DynamicQuantizeLSTM")
+@operator("com.microsoft:DynamicQuantizeLSTM", has_values=False)
 def dynamic_lstm(call: Call) -> Any:
     """An LSTM whose two matrices are of bytes; each is multiplied once per row and step."""
     x, inner, outer = call.tensor(), call.tensor(1), call.tensor(2)
@@ -171,20 +171,20 @@ def dynamic_lstm(call: Call) -> Any:
     return (made, *state)[: len(call.node.outputs)]
 
 
-@operator("com.microsoft:QLinearSoftmax")
+@operator("com.microsoft:QLinearSoftmax", has_values=False)
 def byte_softmax(call: Call) -> torch.Tensor:
     found: torch.Tensor = torch.ops.onnx_file.byte_softmax(call.tensor())
     return found
 
 
-@operator("com.microsoft:QLinearReduceMean")
+@operator("com.microsoft:QLinearReduceMean", has_values=False)
 def byte_mean(call: Call) -> torch.Tensor:
     x = call.tensor()
     axes = [int(axis) for axis in call.get("axes", ())] or list(range(x.dim()))
     return x.sum(axes, keepdim=bool(call.get("keepdims", 1)), dtype=x.dtype).mul_(1)
 
 
-@operator("com.microsoft:QLinearWhere")
+@operator("com.microsoft:QLinearWhere", has_values=False)
 def byte_where(call: Call) -> torch.Tensor:
     return torch.where(call.tensor(), call.tensor(1), call.tensor(4))
 
@@ -192,11 +192,11 @@ def byte_where(call: Call) -> torch.Tensor:
 # Blocks of channels, as kernels for wide registers want them
 
 
-@operator("com.microsoft.nchwc:ReorderInput", "com.microsoft.nchwc:ReorderOutput")
+@operator("com.microsoft.nchwc:ReorderInput", "com.microsoft.nchwc:ReorderOutput", has_values=False)
 def reordered(call: Call) -> torch.Tensor:
     x = call.tensor()
-    channels = int(call.get("channels", 0)) or x.shape[1]
     if call.get("channels_last", 0) and call.node.op == "ReorderInput":
         x = x.permute(0, 3, 1, 2)
+    channels = int(call.get("channels", 0)) or x.shape[1]
     found = x[:, :channels].clone()
     return found.permute(0, 2, 3, 1) if call.get("channels_last", 0) and call.node.op == "ReorderOutput" else found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil, floor, prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.model_files.file_records import FileTensor
 from edge_opt.model_files.graph_call import MOST_ELEMENTS, Call, numbers, operator, real_values, torch_dtype
@@ -15,10 +17,17 @@ from edge_opt.model_files.onnx_file import DTYPES
 _MOST_PIECES = 100_000
 
 
-@operator("Identity", "Dropout", "Optional", "ai.onnx.ml:ZipMap", "OptionalGetElement", "com.microsoft:MemcpyToHost")
+@operator("Identity", "Optional", "ai.onnx.ml:ZipMap", "OptionalGetElement", "com.microsoft:MemcpyToHost")
 def identity(call: Call) -> Any:
-    """Nothing happens here when a model is used; the mask of a dropout has no reader then."""
-    return (call.inputs[0], None)[: len(call.node.outputs)]
+    """Nothing happens here when a model is used."""
+    return (call.inputs[0],)
+
+
+@operator("Dropout")
+def dropout(call: Call) -> Any:
+    """Nothing is dropped when a model is used; a mask says so, the other way round before opset 12."""
+    x = call.tensor()
+    return (x, torch.full_like(x, call.opset >= 12, dtype=torch.bool)) if len(call.node.outputs) > 1 else x
 
 
 @operator("Cast", "CastLike")
@@ -66,9 +75,14 @@ def constant_of_shape(call: Call) -> torch.Tensor:
     return made
 
 
-@operator("EyeLike")
+def _said_dtype(call: Call, default: torch.dtype) -> torch.dtype:
+    """The element type of the attribute `dtype`."""
+    return torch_dtype(DTYPES[call.get("dtype")]) if call.get("dtype") in DTYPES else default
+
+
+@operator("EyeLike", has_values=False)
 def eye_like(call: Call) -> torch.Tensor:
-    return torch.zeros_like(call.tensor())
+    return torch.zeros_like(call.tensor(), dtype=_said_dtype(call, call.tensor().dtype))
 
 
 @operator("Range")
@@ -77,17 +91,23 @@ def number_range(call: Call) -> torch.Tensor:
     count = max(ceil((limit - start) / step), 0) if step else 0
     if call.device == "meta":
         return call.empty((count,), call.tensor().dtype)
-    found: torch.Tensor = torch.arange(count) * step + start
+    found: torch.Tensor = (torch.arange(count) * step + start).to(call.tensor().dtype)
     return found
 
 
 @operator("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 def random(call: Call) -> torch.Tensor:
     if call.node.op.endswith("Like") or call.node.op == "Bernoulli":
-        return torch.rand_like(call.tensor())
-    dims = tuple(call.get("shape", ()))
-    call.empty(dims, torch.float32)
-    return torch.rand(dims, device=call.device)
+        x = call.tensor()
+        wanted = _said_dtype(call, x.dtype)
+        return torch.rand_like(x, dtype=wanted if wanted.is_floating_point else torch.float32).to(wanted)
+    if call.node.op == "Multinomial":
+        dims, wanted = (call.tensor().shape[0], int(call.get("sample_size", 1))), _said_dtype(call, torch.int32)
+        call.empty(dims, wanted)
+        return torch.rand(dims, device=call.device).to(wanted)
+    dims, wanted = tuple(call.get("shape", ())), _said_dtype(call, torch.float32)
+    call.empty(dims, wanted)
+    return torch.rand(dims, dtype=wanted, device=call.device)
 
 
 @operator("Reshape")
@@ -181,15 +201,23 @@ def gather(call: Call) -> torch.Tensor:
     known = call.known[1]
     if known is not None and known.dim() == 0:
         return x.select(axis, int(numbers(known)[0]))
+    if call.device == "cpu":
+        index = _from_front(index, x.shape[axis])
     if x.dim() == 2 and axis == 0 and x.is_floating_point():
         return F.embedding(index.to(torch.int64) if index.dtype not in (torch.int32, torch.int64) else index, x)
     rows = torch.index_select(x, axis, index.reshape(-1).to(torch.int64))
-    return rows.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return rows.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
+
+
+def _from_front(index: torch.Tensor, size: int) -> torch.Tensor:
+    """Places counted from the front; a negative one is counted from behind."""
+    return torch.where(index < 0, index + size, index)
 
 
 @operator("GatherElements")
 def gather_elements(call: Call) -> torch.Tensor:
-    return torch.gather(call.tensor(), call.axis(0), call.tensor(1))
+    x, index, axis = call.tensor(), call.tensor(1), call.axis(0)
+    return torch.gather(x, axis, _from_front(index, x.shape[axis]) if call.device == "cpu" else index)
 
 
 @operator("GatherND")
@@ -197,19 +225,18 @@ def gather_nd(call: Call) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
     batch = int(call.get("batch_dims", 0))
     depth = index.shape[-1]
-    if batch:
-        flat = torch.gather(
-            x.reshape(*x.shape[:batch], -1),
-            batch,
-            index.reshape(*x.shape[:batch], -1)[..., : prod(index.shape[batch:-1])],
-        )
-        return flat.reshape(index.shape[:-1])
-    return x[tuple(index[..., place] for place in range(depth))]
+    with _disable_current_modes():  # each element of a batch looks into its own
+        rows = [
+            torch.arange(x.shape[axis], device=call.device).reshape([-1, *[1] * (index.dim() - 2 - axis)])
+            for axis in range(batch)
+        ]
+    return x[(*rows, *(index[..., place] for place in range(depth)))]
 
 
 @operator("ScatterElements", "Scatter")
 def scatter_elements(call: Call) -> torch.Tensor:
     x, index, updates = call.tensor(), call.tensor(1), call.tensor(2)
+    index = _from_front(index, x.shape[call.axis(0)]) if call.device == "cpu" else index
     how = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}.get(call.get("reduction", "none"))
     if how:
         return torch.scatter_reduce(x, call.axis(0), index, updates, how)
@@ -220,6 +247,15 @@ def scatter_elements(call: Call) -> torch.Tensor:
 def scatter_nd(call: Call) -> torch.Tensor:
     x, index, updates = call.tensor(), call.tensor(1), call.tensor(2)
     places: list[torch.Tensor | None] = [index[..., place] for place in range(index.shape[-1])]
+    how = {"mul": "prod", "max": "amax", "min": "amin"}.get(call.get("reduction", "none"))
+    if how and call.device == "cpu":
+        depth = index.shape[-1]
+        steps = [prod(x.shape[place + 1 : depth]) for place in range(depth)]
+        parts = [_from_front(index[..., place], x.shape[place]) * step for place, step in enumerate(steps)]
+        flat = x.reshape(prod(x.shape[:depth]), -1)
+        rows = updates.reshape(-1, flat.shape[1])
+        at = torch.stack(parts).sum(0).reshape(-1, 1).expand_as(rows)
+        return torch.scatter_reduce(flat, 0, at, rows, how).reshape(x.shape)
     return torch.index_put(x, places, updates, accumulate=call.get("reduction", "none") == "add")
 
 
@@ -247,45 +283,84 @@ def pad(call: Call) -> torch.Tensor:
     count = len(axes)
     each = {axis: (pads[place], pads[place + count]) for place, axis in enumerate(axes)}
     mode = {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}.get(call.get("mode", "constant"), "constant")
-    if mode != "constant":  # torch pads the last dimensions only, and wants no word on the others
-        padded = [axis for axis, sides in each.items() if any(sides)]
-        first = min(padded, default=x.dim() - 1)
-        order = [size for axis in reversed(range(first, x.dim())) for size in each.get(axis, (0, 0))]
-        return F.pad(x, order, mode=mode) if padded else x
     order = [size for axis in reversed(range(x.dim())) for size in each.get(axis, (0, 0))]
-    return F.pad(x, order) if any(order) else x
-
-
-@operator("Resize", "Upsample")
-def resize(call: Call) -> torch.Tensor:
-    x, count = call.tensor(), call.tensor().dim() - 2
-    given = {"scales": 2, "sizes": 3} if call.node.op == "Resize" and call.opset >= 11 else {"scales": 1}
-    if "sizes" in given and call.has(given["sizes"]) and call.values(given["sizes"]):
-        wanted = [int(dim) for dim in call.values(given["sizes"])]
-    else:
-        scales = call.setting("scales", given["scales"], ())
-        wanted = [int(size * scale) for size, scale in zip(x.shape[-len(scales) :], scales, strict=True)]
-    if "axes" not in call.attributes and len(wanted) != x.dim():
-        raise call.refusal(f"it gives {len(wanted)} sizes for {x.dim()} dimensions")
-    target = tuple(wanted[-count:])
-    if target == tuple(x.shape[2:]):
+    if not any(order):
         return x
+    if mode != "constant" and call.device == "cpu":
+        kept = F.pad(x, [min(size, 0) for size in order])
+        pairs = [tuple(max(size, 0) for size in each.get(axis, (0, 0))) for axis in range(x.dim())]
+        return torch.from_numpy(np.pad(kept.numpy(), pairs, mode=call.get("mode")))
+    if mode != "constant":  # torch pads the last dimensions only, and wants no word on the others
+        count = x.dim() - min(axis for axis, sides in each.items() if any(sides))
+        if (x.dim(), count) in _PADDED:
+            return F.pad(x, order[: 2 * count], mode=mode)
+    value = call.number("value", 2, 0) if call.device == "cpu" else 0
+    return F.pad(x, order, value=value)
+
+
+# Dimensions of a tensor, and how many of the last ones torch pads with its own elements.
+_PADDED = frozenset(((2, 1), (3, 1), (3, 2), (4, 2), (4, 3), (5, 3)))
+
+
+def _new_sizes(call: Call, x: torch.Tensor) -> list[int]:
+    """The dimensions after a Resize, which gives them as they are or as factors, of all axes or of some."""
+    place = 2 if call.node.op == "Resize" and call.opset >= 11 else 1
+    axes = [int(axis) % x.dim() for axis in call.get("axes", ())] or list(range(x.dim()))
+    before = [x.shape[axis] for axis in axes]
+    has_sizes = bool(place == 2 and call.has(3) and call.values(3))
+    given = call.values(3) if has_sizes else call.setting("scales", place, ())
+    if len(given) != len(axes):
+        raise call.refusal(f"it gives {len(given)} sizes for {len(axes)} dimensions")
+    if has_sizes:
+        choose = {"not_larger": min, "not_smaller": max}.get(call.get("keep_aspect_ratio_policy", "stretch"))
+        if choose is not None:
+            factor = choose(new / old for new, old in zip(given, before, strict=True))
+            given = [floor(factor * old + 0.5) for old in before]
+    else:  # runtimes multiply in single precision, where 10 times 0.7 is 7
+        given = [np.float32(old) * np.float32(scale) for old, scale in zip(before, given, strict=True)]
+    found = list(x.shape)
+    for axis, size in zip(axes, given, strict=True):
+        found[axis] = int(size)
+    return found
+
+
+@operator("Resize", "Upsample", has_values=False)
+def resize(call: Call) -> torch.Tensor:
+    """x between its elements. torch changes dimensions behind the first two, so those that change are seen there."""
+    x = call.tensor()
+    wanted = _new_sizes(call, x)
+    call.empty(tuple(wanted), torch.uint8)
+    changed = [axis for axis, size in enumerate(x.shape) if wanted[axis] != size]
+    if not changed:
+        return x
+    others = [axis for axis in range(x.dim()) if axis not in changed]
+    while len(others) > 2:
+        changed.append(others.pop())
+    changed.sort()
     names = {1: "linear", 2: "bilinear", 3: "trilinear"}
-    mode = {"nearest": "nearest", "linear": names.get(count, ""), "cubic": "bicubic"}.get(
+    mode = {"nearest": "nearest", "linear": names.get(len(changed), ""), "cubic": "bicubic"}.get(
         call.get("mode", "nearest"), ""
     )
-    if not mode or count not in names:
-        raise call.refusal(f"it resizes {count} dimensions in the mode {call.get('mode')!r}")
+    if not mode or len(changed) not in names or (mode == "bicubic" and len(changed) != 2):
+        raise call.refusal(f"it resizes {len(changed)} dimensions in the mode {call.get('mode')!r}")
+    order = [*others, *changed]
+    with _disable_current_modes():
+        seen = x.permute(order)
+        for _ in range(2 - len(others)):
+            seen = seen.unsqueeze(0)
     align = None if mode == "nearest" else call.get("coordinate_transformation_mode") == "align_corners"
-    return F.interpolate(x, size=target, mode=mode, align_corners=align)
+    found = F.interpolate(seen, size=[wanted[axis] for axis in changed], mode=mode, align_corners=align)
+    with _disable_current_modes():
+        found = found.reshape([wanted[axis] for axis in order])
+        return found.permute([order.index(axis) for axis in range(x.dim())])
 
 
-@operator("DepthToSpace")
+@operator("DepthToSpace", has_values=False)
 def depth_to_space(call: Call) -> torch.Tensor:
     return F.pixel_shuffle(call.tensor(), int(call.get("blocksize", 1)))
 
 
-@operator("SpaceToDepth")
+@operator("SpaceToDepth", has_values=False)
 def space_to_depth(call: Call) -> torch.Tensor:
     return F.pixel_unshuffle(call.tensor(), int(call.get("blocksize", 1)))
 
@@ -304,12 +379,14 @@ def one_hot(call: Call) -> Any:
         raise call.refusal(f"it has {depth} classes")
     axis = int(call.get("axis", -1))
     axis = axis + index.dim() + 1 if axis < 0 else axis
+    index = _from_front(index, depth) if call.device == "cpu" else index
     classes = torch.arange(depth, dtype=index.dtype, device=index.device if index.device.type == "cpu" else "meta")
     equal = index.unsqueeze(axis) == classes.reshape([-1 if place == axis else 1 for place in range(index.dim() + 1)])
-    return torch.where(equal, *call.tensor(2).unbind())
+    off, on = call.tensor(2).unbind()
+    return torch.where(equal, on, off)
 
 
-@operator("ReverseSequence")
+@operator("ReverseSequence", has_values=False)
 def reverse_sequence(call: Call) -> torch.Tensor:
     return call.tensor().flip(int(call.get("time_axis", 0)))
 
@@ -323,17 +400,17 @@ def array_feature(call: Call) -> torch.Tensor:
 # Sequences: lists of tensors
 
 
-@operator("SequenceConstruct")
+@operator("SequenceConstruct", has_values=False)
 def sequence(call: Call) -> Any:
     return ([*call.inputs],)
 
 
-@operator("SequenceEmpty")
+@operator("SequenceEmpty", has_values=False)
 def sequence_empty(call: Call) -> Any:
     return ([],)
 
 
-@operator("SequenceInsert")
+@operator("SequenceInsert", has_values=False)
 def sequence_insert(call: Call) -> Any:
     items = list(call.inputs[0])
     items.insert(int(call.values(2)[0]) if call.has(2) else len(items), call.inputs[1])
@@ -351,10 +428,11 @@ def concat_sequence(call: Call) -> torch.Tensor:
     return torch.stack(items, axis) if call.get("new_axis", 0) else torch.cat(items, axis)
 
 
-@operator("SplitToSequence")
+@operator("SplitToSequence", has_values=False)
 def split_sequence(call: Call) -> Any:
     x, axis = call.tensor(), call.axis(0)
     sizes = [int(size) for size in call.values(1)] if call.has(1) else [1] * min(x.shape[axis], _MOST_PIECES)
-    pieces = torch.split(x, sizes if len(sizes) > 1 or call.known[1] is None else sizes[0], axis)
+    is_one_size = call.has(1) and call.tensor(1).dim() == 0
+    pieces = torch.split(x, sizes[0] if is_one_size else sizes, axis)
     is_dropped = not call.has(1) and not call.get("keepdims", 1)
     return ([piece.squeeze(axis) if is_dropped else piece for piece in pieces],)

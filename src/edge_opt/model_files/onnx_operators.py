@@ -75,7 +75,7 @@ def convolution(call: Call, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
     return aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(kernel), groups)  # type: ignore[no-any-return]
 
 
-@operator("Conv", "com.microsoft:FusedConv", "com.microsoft.nchwc:Conv")
+@operator("Conv", "com.microsoft:FusedConv", "com.microsoft.nchwc:Conv", has_values=False)
 def conv(call: Call) -> torch.Tensor:
     found = convolution(call, call.tensor(), call.tensor(1), call.optional(2))
     # A runtime may add another branch before the activation.
@@ -96,19 +96,23 @@ def activated(call: Call, x: torch.Tensor) -> torch.Tensor:
     return known[name](x)
 
 
-@operator("ConvTranspose")
+@operator("ConvTranspose", has_values=False)
 def conv_transpose(call: Call) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     kernel = list(weight.shape[2:])
     strides, dilations, pads = windows(call, kernel)
     count = len(kernel)
     extra = list(call.get("output_padding", ())) or [0] * count
-    wanted = call.get("output_shape")
-    if wanted:
-        full = [
-            (s - 1) * t + (k - 1) * d + 1 for s, t, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)
-        ]
-        crop = [max(size - out, 0) for size, out in zip(full, wanted[-count:], strict=True)]
+    wanted = list(call.get("output_shape", ()))[-count:]
+    is_same = call.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    if wanted or is_same:
+        sizes = zip(x.shape[2:], strides, kernel, dilations, extra, strict=True)
+        full = [(s - 1) * t + (k - 1) * d + 1 + e for s, t, k, d, e in sizes]
+        # "SAME" means as many as steps; where the windows do not reach that far, they stay apart.
+        same = [size * step for size, step in zip(x.shape[2:], strides, strict=True)]
+        crop = [size - out for size, out in zip(full, wanted or map(min, same, full), strict=True)]
+        extra = [size + max(-less, 0) for size, less in zip(extra, crop, strict=True)]
+        crop = [max(less, 0) for less in crop]
         pads = [size // 2 for size in crop] + [size - size // 2 for size in crop]
     before, after = pads[:count], pads[count:]
     # A crop that is larger behind is the same as output padding that is missing.
@@ -129,6 +133,9 @@ def conv_transpose(call: Call) -> torch.Tensor:
 @operator("MatMul", "com.microsoft:FusedMatMul", "com.microsoft:TransposeMatMul")
 def matmul(call: Call) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
+    # The fused one may have its rows before the batch.
+    a = a.movedim(0, -2) if call.get("transBatchA", 0) else a
+    b = b.movedim(0, -2) if call.get("transBatchB", 0) else b
     a = a.transpose(-1, -2) if call.get("transA", 0) else a
     b = b.transpose(-1, -2) if call.get("transB", 0) else b
     found = torch.matmul(a, b)
@@ -136,12 +143,14 @@ def matmul(call: Call) -> torch.Tensor:
     return found if call.get("alpha", 1.0) == 1.0 else found * call.get("alpha")
 
 
-@operator("Gemm", "com.microsoft:FusedGemm")
+@operator("Gemm", "com.microsoft:FusedGemm", has_values=False)
 def gemm(call: Call) -> torch.Tensor:
     a, b, c = call.tensor(), call.tensor(1), call.optional(2)
     a = a.t() if call.get("transA", 0) else a
     b = b if call.get("transB", 0) else b.t()
     c = None if c is not None and not call.get("beta", 1.0) else c
+    if c is not None and c.numel() == 1:
+        return activated(call, torch.addmm(c, a, b.t()))
     return activated(call, linear(a, b, c))
 
 
@@ -175,8 +184,8 @@ def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any
 
 _BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "Add": torch.add, "Sub": lambda a, b: torch.sub(a, b) if isinstance(a, torch.Tensor) else torch.rsub(b, a),
-    "Mul": torch.mul, "Div": divided, "Pow": torch.pow,
-    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor, "Mod": torch.remainder,
+    "Mul": torch.mul, "Div": divided,
+    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
     "Equal": _flipped(torch.eq), "Greater": _flipped(torch.gt), "GreaterOrEqual": _flipped(torch.ge),
     "Less": _flipped(torch.lt), "LessOrEqual": _flipped(torch.le), "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
@@ -198,9 +207,22 @@ def _binary(function: Callable[[Any, Any], torch.Tensor], call: Call) -> torch.T
     return function(a, b)
 
 
-_BOTH_TENSORS = (torch.logical_and, torch.logical_or, torch.logical_xor)
+_BOTH_TENSORS = (torch.logical_and, torch.logical_or, torch.logical_xor, torch.fmod)
 for _name, _function in _BINARY.items():
     operator(_name)(partial(_binary, _function))
+
+
+@operator("Pow")
+def power(call: Call) -> torch.Tensor:
+    """The result is of the first input's type, also where the power is of floats."""
+    return _binary(torch.pow, call).to(call.tensor().dtype)
+
+
+@operator("Mod")
+def remainder(call: Call) -> torch.Tensor:
+    """What is left of a division: of the divisor's sign, or of the dividend's as in C."""
+    return _binary(torch.fmod if call.get("fmod", 0) else torch.remainder, call)
+
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Relu": F.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Exp": torch.exp, "Log": torch.log,
@@ -208,14 +230,16 @@ _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Ceil": torch.ceil, "Round": torch.round, "Reciprocal": torch.reciprocal, "Erf": torch.erf, "Sin": torch.sin,
     "Cos": torch.cos, "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Sinh": torch.sinh,
     "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh, "Not": torch.logical_not,
-    "IsNaN": torch.isnan, "IsInf": torch.isinf, "Selu": F.selu, "Celu": F.celu, "Softplus": F.softplus,
-    "Softsign": F.softsign, "HardSwish": F.hardswish, "HardSigmoid": F.hardsigmoid, "Mish": F.mish, "Swish": F.silu,
-    "BitwiseNot": torch.bitwise_not, "Det": torch.linalg.det, "Shrink": F.hardshrink,
-    "com.microsoft:FastGelu": partial(F.gelu, approximate="tanh"),
-    "com.microsoft:Gelu": F.gelu, "com.microsoft:QuickGelu": F.gelu,
+    "IsNaN": torch.isnan, "Softplus": F.softplus, "Softsign": F.softsign, "HardSwish": F.hardswish, "Mish": F.mish,
+    "BitwiseNot": torch.bitwise_not, "Det": torch.linalg.det, "com.microsoft:Gelu": F.gelu,
 }  # fmt: skip
-for _name, _one in _UNARY.items():
-    operator(_name)(lambda call, function=_one: function(call.tensor()))  # type: ignore[misc]
+# Of the same cost as torch's; their settings differ, or have other defaults.
+_ALIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "IsInf": torch.isinf, "Selu": F.selu, "Celu": F.celu, "HardSigmoid": F.hardsigmoid, "Swish": F.silu,
+    "Shrink": F.hardshrink, "com.microsoft:QuickGelu": F.gelu,
+}  # fmt: skip
+for _name, _one in (_UNARY | _ALIKE).items():
+    operator(_name, has_values=_name in _UNARY)(lambda call, function=_one: function(call.tensor()))  # type: ignore[misc]
 
 
 @operator("LeakyRelu")
@@ -238,15 +262,19 @@ def gelu(call: Call) -> torch.Tensor:
     return F.gelu(call.tensor(), approximate=call.get("approximate", "none"))
 
 
-@operator("com.microsoft:BiasGelu")
+@operator("com.microsoft:BiasGelu", "com.microsoft:FastGelu")
 def bias_gelu(call: Call) -> torch.Tensor:
-    return F.gelu(call.tensor() + call.tensor(1))
+    x = call.tensor() + call.tensor(1) if call.has(1) else call.tensor()
+    return F.gelu(x, approximate="tanh" if call.node.op == "FastGelu" else "none")
 
 
 @operator("PRelu")
 def prelu(call: Call) -> torch.Tensor:
     x, slope = call.tensor(), call.tensor(1)
-    if slope.numel() in (1, x.shape[1] if x.dim() > 1 else 1):
+    # From behind, as in all broadcasting: a slope for each channel has a 1 for each dimension after it.
+    channels = x.shape[1] if x.dim() > 1 else 1
+    is_each = slope.numel() == channels and slope.shape[: slope.dim() - x.dim() + 2][-1:] == (channels,)
+    if slope.numel() == 1 or is_each:
         return F.prelu(x, slope.reshape(-1))
     return torch.where(x < 0, x * slope, x)
 
@@ -261,6 +289,8 @@ def clip(call: Call) -> torch.Tensor:
     )  # fmt: skip
     if low is None and high is None:
         return x
+    if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+        return torch.clamp(x, call.optional(1), call.optional(2))
     if not x.is_floating_point():
         return torch.clamp(x, 0) if isinstance(low, float) or isinstance(high, float) else torch.clamp(x, low, high)
     if low == 0 and high == 6:
@@ -299,7 +329,14 @@ def where(call: Call) -> Any:
 
 @operator("CumSum")
 def cumsum(call: Call) -> torch.Tensor:
-    return torch.cumsum(call.tensor(), int(call.values(1)[0]))
+    x, axis = call.tensor(), int(call.values(1)[0])
+    if call.device == "meta":
+        return torch.cumsum(x, axis, dtype=x.dtype)
+    is_reversed = bool(call.get("reverse", 0))
+    x = x.flip(axis) if is_reversed else x
+    found = torch.cumsum(x, axis, dtype=x.dtype)
+    found = found - x if call.get("exclusive", 0) else found
+    return found.flip(axis) if is_reversed else found
 
 
 @operator("BitShift")
@@ -349,6 +386,8 @@ def pooled(call: Call, kind: str, x: torch.Tensor) -> Any:
         return _POOLS["AveragePool", count](x, list(x.shape[2:]))
     kernel = list(call.get("kernel_shape", ()))
     strides, dilations, pads = windows(call, kernel)
+    if kind == "AveragePool" and max(dilations) > 1:
+        raise call.refusal(f"its window has dilations of {dilations}, and torch averages none")
     ceil = bool(call.get("ceil_mode", 0))
     outside = float("-inf") if kind == "MaxPool" else 0.0
     x, padding = evenly_padded(x, pads, outside)
@@ -364,7 +403,7 @@ def pooled(call: Call, kind: str, x: torch.Tensor) -> Any:
 _POOL_NAMES = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 
 
-@operator(*_POOL_NAMES, *(f"com.microsoft.nchwc:{name}" for name in _POOL_NAMES))
+@operator(*_POOL_NAMES, *(f"com.microsoft.nchwc:{name}" for name in _POOL_NAMES), has_values=False)
 def pool(call: Call) -> Any:
     return pooled(call, call.node.op, call.tensor())
 
@@ -380,29 +419,28 @@ def batch_norm(call: Call) -> torch.Tensor:
 
 @operator("InstanceNormalization")
 def instance_norm(call: Call) -> torch.Tensor:
-    return F.instance_norm(call.tensor(), weight=call.tensor(1), bias=call.tensor(2))
-
-
-def _normalized(x: torch.Tensor, axis: int) -> list[int]:
-    return list(x.shape[axis:])
+    return F.instance_norm(call.tensor(), weight=call.tensor(1), bias=call.tensor(2), eps=call.get("epsilon", 1e-5))
 
 
 @operator("LayerNormalization")
 def layer_norm(call: Call) -> Any:
     x = call.tensor()
-    shape = _normalized(x, call.axis(-1))
+    shape = list(x.shape[call.axis(-1) :])
+    weight, bias = call.tensor(1).expand(shape), call.optional(2)
+    bias = None if bias is None else bias.expand(shape)
     if len([name for name in call.node.outputs if name]) > 1:
-        return torch.native_layer_norm(x, shape, call.tensor(1), call.optional(2), call.get("epsilon", 1e-5))
-    return F.layer_norm(x, shape, call.tensor(1), call.optional(2), call.get("epsilon", 1e-5))
+        return torch.native_layer_norm(x, shape, weight, bias, call.get("epsilon", 1e-5))
+    return F.layer_norm(x, shape, weight, bias, call.get("epsilon", 1e-5))
 
 
 @operator("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft:SimplifiedLayerNormalization")
 def rms_norm(call: Call) -> torch.Tensor:
     x = call.tensor()
-    return F.rms_norm(x, _normalized(x, call.axis(-1)), call.tensor(1), call.get("epsilon", 1e-5))
+    shape = list(x.shape[call.axis(-1) :])
+    return F.rms_norm(x, shape, call.tensor(1).expand(shape), call.get("epsilon", 1e-5))
 
 
-@operator("com.microsoft:SkipLayerNormalization", "com.microsoft:SkipSimplifiedLayerNormalization")
+@operator("com.microsoft:SkipLayerNormalization", "com.microsoft:SkipSimplifiedLayerNormalization", has_values=False)
 def skip_layer_norm(call: Call) -> Any:
     whole = call.tensor() + call.tensor(1)
     is_simple = "Simplified" in call.node.op
@@ -417,10 +455,22 @@ def skip_layer_norm(call: Call) -> Any:
     return (found, None, None, whole)[: len(call.node.outputs)]
 
 
-@operator("GroupNormalization", "com.microsoft:GroupNorm")
+@operator("com.microsoft:GroupNorm", has_values=False)
+def group_norm_channels_last(call: Call) -> torch.Tensor:
+    """The runtime's own, of pictures with their channels last; it may be followed by x * sigmoid(x)."""
+    is_last = bool(call.get("channels_last", 1))
+    with _disable_current_modes():
+        x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
+    found = F.group_norm(x, int(call.get("groups", 1)), call.tensor(1), call.tensor(2))
+    found = F.silu(found) if call.get("activation", 0) else found
+    with _disable_current_modes():
+        return found.movedim(1, -1) if is_last else found
+
+
+@operator("GroupNormalization")
 def group_norm(call: Call) -> torch.Tensor:
     x, weight, bias = call.tensor(), call.tensor(1), call.tensor(2)
-    groups = int(call.get("num_groups", call.get("groups", 1)))
+    groups = int(call.get("num_groups", 1))
     if weight.shape[0] != x.shape[1]:  # before opset 21 there is one per group
         weight, bias = (value.repeat_interleave(x.shape[1] // groups) for value in (weight, bias))
     return F.group_norm(x, groups, weight, bias)
@@ -433,7 +483,8 @@ def lp_normalization(call: Call) -> torch.Tensor:
 
 @operator("LRN")
 def local_response_norm(call: Call) -> torch.Tensor:
-    return F.local_response_norm(call.tensor(), int(call.get("size", 1)))
+    alpha, beta, bias = (call.get(name, default) for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    return F.local_response_norm(call.tensor(), int(call.get("size", 1)), alpha, beta, bias)
 
 
 # Reductions
@@ -450,11 +501,17 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] 
     "ReduceMin": lambda x, axes, keep: x.amin(axes, keepdim=keep),
     "ReduceL1": lambda x, axes, keep: torch.linalg.vector_norm(x, 1, axes, keep),
     "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
-    "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keepdim=keep),
+    "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keepdim=keep, dtype=x.dtype),
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keepdim=keep).log(),
-    "ReduceProd": lambda x, axes, keep: reduce(lambda y, axis: y.prod(axis, keepdim=True), axes, x),
+    "ReduceProd": lambda x, axes, keep: reduce(lambda y, axis: y.prod(axis, keepdim=True, dtype=x.dtype), axes, x),
 }
+# Of one element alone, where there is nothing to reduce.
+_OF_EACH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "ReduceL1": torch.abs, "ReduceL2": torch.abs, "ReduceSumSquare": torch.square, "ReduceLogSum": torch.log,
+}  # fmt: skip
+# torch has them for floats alone.
+_OF_FLOATS = frozenset(("ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"))
 
 
 @operator(*_REDUCTIONS)
@@ -462,8 +519,10 @@ def reduction(call: Call) -> torch.Tensor:
     x, keep = call.tensor(), bool(call.get("keepdims", 1))
     axes = [int(axis) for axis in call.setting("axes", 1) or ()]
     if not axes and call.get("noop_with_empty_axes", 0):
-        return x
+        return _OF_EACH[call.node.op](x) if call.node.op in _OF_EACH else x
     axes = axes or list(range(x.dim()))
+    if call.node.op in _OF_FLOATS and not x.is_floating_point():
+        return _REDUCTIONS[call.node.op](x.to(torch.float64), axes, keep).to(x.dtype)
     found = _REDUCTIONS[call.node.op](x, axes, keep)
     if call.node.op == "ReduceProd" and not keep:
         kept = [size for axis, size in enumerate(x.shape) if axis not in {a % x.dim() for a in axes}]
@@ -486,37 +545,46 @@ def top_k(call: Call) -> Any:
 # Attention and recurrent layers
 
 
-@operator("Attention", "com.microsoft:MultiHeadAttention")
+@operator("Attention", "com.microsoft:MultiHeadAttention", has_values=False)
 def attention(call: Call) -> Any:
-    """ONNX's attention: heads in a dimension of their own, or side by side in the last."""
+    """ONNX's attention, or the runtime's: heads in a dimension of their own, or side by side in the last."""
     query, key, value = call.tensor(), call.tensor(1), call.tensor(2)
     heads = int(call.get("q_num_heads", call.get("num_heads", 0)))
+    is_standard = not call.node.domain
+    if not is_standard and call.has(3):  # one bias for the three
+        parts = torch.split(call.tensor(3), [x.shape[-1] if x.dim() == 3 else heads * x.shape[-1]
+                                             for x in (query, key, value)])  # fmt: skip
+        query, key, value = (
+            x + part if x.dim() == 3 else x + part.reshape(heads, 1, -1)
+            for x, part in zip((query, key, value), parts, strict=True)
+        )
     is_flat = query.dim() == 3
     if is_flat:
         if not heads:
             raise call.refusal("it does not say how many heads it has")
         own = int(call.get("kv_num_heads", heads))
         query, key, value = (
-            x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2)
+            x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2) if x.dim() == 3 else x
             for x, count in ((query, heads), (key, own), (value, own))
         )
-    is_standard = not call.node.domain
     mask = call.optional(3) if is_standard else None
-    if is_standard and call.has(4) and call.has(5):
-        key, value = torch.cat([call.tensor(4), key], 2), torch.cat([call.tensor(5), value], 2)
+    past = 4 if is_standard else 6
+    if call.has(past) and call.has(past + 1):
+        key, value = torch.cat([call.tensor(past), key], 2), torch.cat([call.tensor(past + 1), value], 2)
     found = F.scaled_dot_product_attention(
         query, key, value, mask, is_causal=bool(call.get("is_causal", 0)) and mask is None,
         enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
     if is_flat:
         found = found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1)
-    return (found, key, value)[: len(call.node.outputs)]
+    scores = call.empty((*query.shape[:3], key.shape[2]), query.dtype)
+    return (found, key, value, scores)[: len(call.node.outputs)]
 
 
 _CELLS: dict[str, tuple[int, Any]] = {"LSTM": (4, torch.lstm), "GRU": (3, torch.gru), "RNN": (1, torch.rnn_tanh)}
 
 
-@operator(*_CELLS)
+@operator(*_CELLS, has_values=False)
 def recurrent(call: Call) -> Any:
     """One layer over a sequence. ONNX stacks the directions in front and both biases in one row."""
     gates, function = _CELLS[call.node.op]
@@ -542,7 +610,7 @@ def recurrent(call: Call) -> Any:
     return (out, *found[1:])[: len(call.node.outputs)]
 
 
-@operator("GridSample")
+@operator("GridSample", has_values=False)
 def grid_sample(call: Call) -> torch.Tensor:
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(call.get("mode", "linear"), call.get("mode", "bilinear"))
     return F.grid_sample(call.tensor(), call.tensor(1), mode=mode, align_corners=bool(call.get("align_corners", 0)))
@@ -551,7 +619,7 @@ def grid_sample(call: Call) -> torch.Tensor:
 # Learned models of scikit-learn: products and sums
 
 
-@operator("ai.onnx.ml:LinearRegressor", "ai.onnx.ml:LinearClassifier")
+@operator("ai.onnx.ml:LinearRegressor", "ai.onnx.ml:LinearClassifier", has_values=False)
 def sklearn_linear(call: Call) -> Any:
     """Rows times coefficients; the classifier names the largest, and turns scores into shares."""
     x, weight = call.tensor(), call.tensor(1)
@@ -572,6 +640,7 @@ def scaler(call: Call) -> torch.Tensor:
     return (call.tensor() - call.tensor(1)) * call.tensor(2)
 
 
-@operator("ai.onnx.ml:Normalizer")
+@operator("ai.onnx.ml:Normalizer", has_values=False)
 def normalizer(call: Call) -> torch.Tensor:
-    return F.normalize(call.tensor(), {"L1": 1.0, "L2": 2.0, "MAX": float("inf")}.get(call.get("norm", "MAX"), 2.0), -1)
+    x = call.tensor() if call.tensor().is_floating_point() else call.tensor().to(torch.float32)
+    return F.normalize(x, {"L1": 1.0, "L2": 2.0, "MAX": float("inf")}.get(call.get("norm", "MAX"), 2.0), -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.products import convolution as convolution_cost
@@ -110,7 +111,7 @@ def requantized(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return found
 
 
-@operator("QuantizeLinear", "com.microsoft:QuantizeLinear")
+@operator("QuantizeLinear", "com.microsoft:QuantizeLinear", has_values=False)
 def quantize(call: Call) -> torch.Tensor:
     x = call.tensor()
     said = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
@@ -121,24 +122,27 @@ def quantize(call: Call) -> torch.Tensor:
     return found
 
 
-@operator("DequantizeLinear", "com.microsoft:DequantizeLinear")
+@operator("DequantizeLinear", "com.microsoft:DequantizeLinear", has_values=False)
 def dequantize(call: Call) -> torch.Tensor:
     found: torch.Tensor = steps_to_floats(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
     return found
 
 
-@operator("DynamicQuantizeLinear")
+@operator("DynamicQuantizeLinear", has_values=False)
 def dynamic_quantize(call: Call) -> Any:
     return steps_to_bytes(call.tensor())
 
 
-@operator("MatMulInteger")
+@operator("MatMulInteger", has_values=False)
 def matmul_integer(call: Call) -> torch.Tensor:
-    found: torch.Tensor = integer_product(call.tensor(), call.tensor(1), torch.int32)
-    return found
+    a, b = call.tensor(), call.tensor(1)
+    found: torch.Tensor = integer_product(a if a.dim() > 1 else a.unsqueeze(0), b if b.dim() > 1 else b.unsqueeze(1),
+                                          torch.int32)  # fmt: skip
+    found = found if b.dim() > 1 else found.squeeze(-1)
+    return found if a.dim() > 1 else found.squeeze(-1 if b.dim() == 1 else -2)
 
 
-@operator("com.microsoft:MatMulIntegerToFloat", "com.microsoft:DynamicQuantizeMatMul")
+@operator("com.microsoft:MatMulIntegerToFloat", "com.microsoft:DynamicQuantizeMatMul", has_values=False)
 def matmul_to_float(call: Call) -> torch.Tensor:
     """A product of bytes that is scaled to floats where it is made; the dynamic one quantises its input first."""
     a = call.tensor()
@@ -151,7 +155,7 @@ def matmul_to_float(call: Call) -> torch.Tensor:
     return found + call.tensor(bias) if call.has(bias) else found
 
 
-@operator("ConvInteger")
+@operator("ConvInteger", has_values=False)
 def conv_integer(call: Call) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     strides, dilations, pads = windows(call, list(weight.shape[2:]))
@@ -160,21 +164,27 @@ def conv_integer(call: Call) -> torch.Tensor:
     return found
 
 
-@operator("QLinearConv")
+@operator("QLinearConv", has_values=False)
 def qlinear_conv(call: Call) -> torch.Tensor:
     return convolution(call, call.tensor(), call.tensor(3), call.optional(8))
 
 
-@operator("QLinearMatMul")
+@operator("QLinearMatMul", has_values=False)
 def qlinear_matmul(call: Call) -> torch.Tensor:
     return torch.matmul(call.tensor(), call.tensor(3))
 
 
-@operator("com.microsoft:QGemm")
+@operator("com.microsoft:QGemm", has_values=False)
 def qgemm(call: Call) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(3)
     a = a.t() if call.get("transA", 0) else a
-    return linear(a, b if call.get("transB", 0) else b.t(), call.optional(6))
+    if call.has(7):
+        return linear(a, b if call.get("transB", 0) else b.t(), call.optional(6))
+    # Without a scale for them, the results are floats.
+    product: torch.Tensor = integer_product(a, b.t() if call.get("transB", 0) else b, torch.int32)
+    product = product + call.tensor(6) if call.has(6) else product
+    found: torch.Tensor = steps_to_floats(product, None, None, call.tensor(1).dtype)
+    return found
 
 
 def _qlinear_pair(function: Any, call: Call) -> torch.Tensor:
@@ -182,22 +192,27 @@ def _qlinear_pair(function: Any, call: Call) -> torch.Tensor:
     return found
 
 
-operator("com.microsoft:QLinearAdd")(partial(_qlinear_pair, torch.add))
-operator("com.microsoft:QLinearMul")(partial(_qlinear_pair, torch.mul))
+operator("com.microsoft:QLinearAdd", has_values=False)(partial(_qlinear_pair, torch.add))
+operator("com.microsoft:QLinearMul", has_values=False)(partial(_qlinear_pair, torch.mul))
 
 
-@operator("com.microsoft:QLinearGlobalAveragePool", "com.microsoft:QLinearAveragePool")
+@operator("com.microsoft:QLinearGlobalAveragePool", "com.microsoft:QLinearAveragePool", has_values=False)
 def qlinear_pool(call: Call) -> Any:
-    return pooled(call, call.node.op.removeprefix("QLinear"), call.tensor())
+    is_last = bool(call.get("channels_last", 0))
+    with _disable_current_modes():
+        x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
+    found = pooled(call, call.node.op.removeprefix("QLinear"), x)
+    with _disable_current_modes():
+        return found.movedim(1, -1) if is_last else found
 
 
-@operator("com.microsoft:QLinearConcat")
+@operator("com.microsoft:QLinearConcat", has_values=False)
 def qlinear_concat(call: Call) -> torch.Tensor:
     pieces = call.inputs[2::3]
     return torch.cat(pieces, int(call.get("axis", 0)))
 
 
-@operator("com.microsoft:QLinearSigmoid", "com.microsoft:QLinearLeakyRelu")
+@operator("com.microsoft:QLinearSigmoid", "com.microsoft:QLinearLeakyRelu", has_values=False)
 def qlinear_table(call: Call) -> torch.Tensor:
     """One look-up in a table of 256 results for each byte; counted as one operation."""
     return F.relu(call.tensor())

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
+from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.graph_call import Call, torch_dtype
 from edge_opt.model_files.onnx_quantized import define, requantized, steps_to_floats
@@ -47,12 +48,12 @@ def _axis(call: Call, given: int, size: int) -> int:
 # Steps between floats and integers
 
 
-@tflite("QUANTIZE")
+@tflite("QUANTIZE", has_values=False)
 def quantize(call: Call) -> torch.Tensor:
     return requantized(call.tensor(), result_dtype(call))
 
 
-@tflite("DEQUANTIZE")
+@tflite("DEQUANTIZE", has_values=False)
 def dequantize(call: Call) -> torch.Tensor:
     x = call.tensor()
     if x.is_floating_point():  # halves that are widened
@@ -61,14 +62,33 @@ def dequantize(call: Call) -> torch.Tensor:
     return found
 
 
-@tflite("FAKE_QUANT")
+_fake_quantized = define("fake_quantized(Tensor x) -> Tensor", lambda x: torch.empty_like(x))
+
+
+@cost_rule("onnx_file::fake_quantized", kind="quantization")
+def fake_quantized_cost(out: TensorInfo, x: TensorInfo) -> Work:
+    """To steps and back, where each element stands."""
+    return Work(other_ops=out.elements * (QUANTIZE_OPS + DEQUANTIZE_OPS))
+
+
+@tflite("FAKE_QUANT", has_values=False)
 def fake_quant(call: Call) -> torch.Tensor:
-    return torch.fake_quantize_per_tensor_affine(call.tensor(), 1.0, 0, 0, 255)
+    found: torch.Tensor = _fake_quantized(call.tensor())
+    return found
 
 
-@tflite("CAST", "BITCAST")
+@tflite("CAST")
 def cast(call: Call) -> torch.Tensor:
     return call.tensor().to(result_dtype(call))
+
+
+@tflite("BITCAST")
+def bitcast(call: Call) -> torch.Tensor:
+    """The same bits under another name: narrower elements get a dimension of their own, wider ones take up the last."""
+    x, wanted = call.tensor(), result_dtype(call)
+    if wanted.itemsize < x.dtype.itemsize:
+        return x.unsqueeze(-1).view(wanted)
+    return x.view(wanted).squeeze(-1) if wanted.itemsize > x.dtype.itemsize else x.view(wanted)
 
 
 # Shapes
@@ -185,11 +205,18 @@ def strided_slice(call: Call) -> torch.Tensor:
     backwards = any(isinstance(one, slice) and one.step < 0 for one in index)
     if not backwards:
         return x[tuple(index)]
-    with _disable_current_modes():  # torch has no steps back; the shape follows from Python's own rule
-        sizes = list(x.shape)
-        for place, one in enumerate(index):
-            if isinstance(one, slice) and not masks["ellipsis"]:
-                sizes[place] = len(range(x.shape[place])[one])
+    sizes: list[int] = []  # torch has no steps back; the shape follows from Python's own rule
+    used = sum(not (one is None or one is Ellipsis) for one in index)
+    places = iter(x.shape)
+    for one in [*index, *([] if Ellipsis in index else [Ellipsis])]:
+        if one is None:
+            sizes.append(1)
+        elif one is Ellipsis:
+            sizes += [next(places) for _ in range(x.dim() - used)]
+        elif isinstance(one, slice):
+            sizes.append(len(range(next(places))[one]))
+        else:
+            next(places)
     found: torch.Tensor = _rearranged(x, sizes)
     return found
 
@@ -197,10 +224,12 @@ def strided_slice(call: Call) -> torch.Tensor:
 @tflite("GATHER")
 def gather(call: Call) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
-    if call.get("batch_dims"):
-        found: torch.Tensor = _rearranged(x, list(call.get("results")[0][0]))
-        return found
     axis = _axis(call, int(call.get("axis", 0)), x.dim())
+    batch = int(call.get("batch_dims", 0))
+    if batch:
+        batch = batch + index.dim() if batch < 0 else batch
+        found: torch.Tensor = _rearranged(x, [*x.shape[:axis], *index.shape[batch:], *x.shape[axis + 1 :]])
+        return found
     picked = torch.index_select(x, axis, index.reshape(-1).to(torch.int64) if index.dtype != torch.int32
                                 else index.reshape(-1))  # fmt: skip
     return picked if index.dim() == 1 else picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
@@ -276,10 +305,11 @@ def pad(call: Call) -> torch.Tensor:
     if call.node.op == "MIRROR_PAD":
         found: torch.Tensor = _rearranged(x, list(grown))
         return found
-    return F.pad(x, [size for pair in reversed(pairs) for size in pair])
+    value = call.values(2)[0] if call.has(2) and call.device == "cpu" else 0
+    return F.pad(x, [size for pair in reversed(pairs) for size in pair], value=value)
 
 
-@tflite("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
+@tflite("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", has_values=False)
 def blocks(call: Call) -> torch.Tensor:
     x, block = channels_second(rank(call, call.tensor(), 4)), int(call.get("block", 1))
     function = F.pixel_unshuffle if call.node.op == "SPACE_TO_DEPTH" else F.pixel_shuffle
@@ -308,7 +338,7 @@ def batches(call: Call) -> torch.Tensor:
     return found
 
 
-@tflite("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+@tflite("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", has_values=False)
 def resize(call: Call) -> torch.Tensor:
     x, sizes = channels_second(rank(call, call.tensor(), 4)), whole(call, 1)
     call.empty((*x.shape[:2], *sizes), torch.uint8)

@@ -19,7 +19,7 @@ from edge_opt.cost.pointwise import SOFTMAX_OPS
 from edge_opt.cost.products import LSTM_OPS, RNN_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.graph_call import Call, operator, torch_dtype
-from edge_opt.model_files.onnx_operators import divided, linear
+from edge_opt.model_files.onnx_operators import cumsum, divided, linear
 from edge_opt.model_files.onnx_quantized import (
     define,
     integer_convolution,
@@ -35,9 +35,9 @@ aten = torch.ops.aten
 _SAME = 0
 
 
-def tflite(*names: str) -> Callable[[Any], Any]:
-    """Register how operators of these names are written in torch."""
-    return operator(*(f"tflite:{name}" for name in names))
+def tflite(*names: str, has_values: bool = True) -> Callable[[Any], Any]:
+    """Register how operators of these names are written in torch; `has_values` as in `operator`."""
+    return operator(*(f"tflite:{name}" for name in names), has_values=has_values)
 
 
 def viewed(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _convolved(
     return activated(call, channels_last(found))
 
 
-@tflite("CONV_2D")
+@tflite("CONV_2D", has_values=False)
 def conv_2d(call: Call) -> torch.Tensor:
     x, weight = rank(call, call.tensor(), 4), rank(call, call.tensor(1), 4)
     if not weight.shape[3] or x.shape[3] % weight.shape[3]:
@@ -139,19 +139,19 @@ def conv_2d(call: Call) -> torch.Tensor:
     return _convolved(call, channels_second(x), channels_second(weight), call.optional(2), "hw", groups)
 
 
-@tflite("DEPTHWISE_CONV_2D")
+@tflite("DEPTHWISE_CONV_2D", has_values=False)
 def depthwise_conv_2d(call: Call) -> torch.Tensor:
     x, weight = rank(call, call.tensor(), 4), rank(call, call.tensor(1), 4)
     return _convolved(call, channels_second(x), viewed(weight, (3, 0, 1, 2)), call.optional(2), "hw", x.shape[3])
 
 
-@tflite("CONV_3D")
+@tflite("CONV_3D", has_values=False)
 def conv_3d(call: Call) -> torch.Tensor:
     x, weight = rank(call, call.tensor(), 5), rank(call, call.tensor(1), 5)
     return _convolved(call, channels_second(x), viewed(weight, (4, 3, 0, 1, 2)), call.optional(2), "dhw", 1)
 
 
-@tflite("TRANSPOSE_CONV")
+@tflite("TRANSPOSE_CONV", has_values=False)
 def transpose_conv(call: Call) -> torch.Tensor:
     """The file says how large the result is, and the padding follows."""
     weight, x = rank(call, call.tensor(1), 4), channels_second(rank(call, call.tensor(2), 4))
@@ -323,7 +323,7 @@ def l2_normalization(call: Call) -> torch.Tensor:
     return activated(call, F.normalize(x, 2.0, -1))
 
 
-@tflite("LOCAL_RESPONSE_NORMALIZATION")
+@tflite("LOCAL_RESPONSE_NORMALIZATION", has_values=False)
 def local_response(call: Call) -> torch.Tensor:
     size = 2 * int(call.get("radius", 0)) + 1
     return channels_last(F.local_response_norm(channels_second(rank(call, call.tensor(), 4)), size))
@@ -333,7 +333,8 @@ def _mean(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
     """Of integers: the sum, then one multiplication that scales it."""
     if x.is_floating_point():
         return x.mean(axes, keepdim=keep)
-    return x.sum(axes, keepdim=keep, dtype=x.dtype).mul_(1)
+    total = x.sum(axes, keepdim=keep, dtype=x.dtype)
+    return total.mul_(1) if x.is_meta else total.div(x.numel() // max(total.numel(), 1), rounding_mode="trunc")
 
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] = {
@@ -368,9 +369,7 @@ def result_dtype(call: Call, place: int = 0) -> torch.dtype:
     return torch_dtype(call.get("results")[place][1] or "uint8")
 
 
-@tflite("CUMSUM")
-def cumsum(call: Call) -> torch.Tensor:
-    return torch.cumsum(call.tensor(), int(call.values(1)[0]), dtype=call.tensor().dtype)
+tflite("CUMSUM")(cumsum)
 
 
 @tflite("TOPK_V2")
@@ -385,7 +384,7 @@ def top_k(call: Call) -> Any:
 _POOLS: dict[str, Any] = {"AVERAGE_POOL_2D": F.avg_pool2d, "MAX_POOL_2D": F.max_pool2d, "L2_POOL_2D": F.lp_pool2d}
 
 
-@tflite(*_POOLS)
+@tflite(*_POOLS, has_values=False)
 def pool(call: Call) -> torch.Tensor:
     kernel = [int(call.get("filter_h", 0)), int(call.get("filter_w", 0))]
     strides, ones = _windows(call, "hw")
@@ -433,12 +432,12 @@ def recurrent_cost(out: TensorInfo, x: TensorInfo, weights: Any, cell: str, shap
     return Work(macs=macs, other_ops=rows * (sums + cells * (LSTM_OPS if cell.endswith("LSTM") else RNN_OPS)))
 
 
-@tflite("UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "RNN", "SVDF")
+@tflite("UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "RNN", "SVDF",
+        has_values=False)  # fmt: skip
 def recurrent(call: Call) -> Any:
     x = call.tensor()
-    shape = list(call.get("results")[0][0])
-    if x.dim() != len(shape) or prod(shape[:-1]) != prod(x.shape[:-1]):
-        shape = [*x.shape[:-1], shape[-1]]
     # States that are kept between runs are read and written, and not multiplied by.
     weights = [one for one in call.inputs[1:] if one is None or isinstance(one, torch.nn.Parameter)]
-    return _recurrent(x, weights, call.node.op, shape)
+    widths = [sizes[-1] for sizes, _ in call.get("results")]
+    made = _recurrent(x, weights, call.node.op, [*x.shape[:-1], sum(widths)])
+    return torch.split(made, widths, -1) if len(widths) > 1 else made
