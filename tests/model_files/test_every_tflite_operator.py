@@ -83,6 +83,8 @@ PRODUCTS = [
     one_op("FULLY_CONNECTED", x(2, 3, of="int8"), w(4, 3, of="int8"), Steps(i32(1, 2, 3, 4), 0.01), makes="int8",
            options="FullyConnectedOptions", macs=2 * 3 * 4),
     one_op("FULLY_CONNECTED", x(2, 3), w(4, 3, of="int8"), w(4), options="FullyConnectedOptions", macs=2 * 3 * 4),
+    one_op("FULLY_CONNECTED", x(2, 3, of="int16"), w(4, 3, of="int8"), Steps(np.arange(4), 0.01), makes="int16",
+           options="FullyConnectedOptions", macs=2 * 3 * 4),
     one_op("BATCH_MATMUL", x(5, 2, 3), x(5, 3, 4), options="BatchMatMulOptions", macs=5 * 2 * 3 * 4),
     one_op("BATCH_MATMUL", x(5, 3, 2), w(4, 3), options="BatchMatMulOptions", adjX=True, adjY=True, macs=5 * 2 * 3 * 4),
     one_op("BATCH_MATMUL", x(5, 1, 2, 3), x(6, 3, 4), options="BatchMatMulOptions", macs=5 * 6 * 2 * 3 * 4),
@@ -142,6 +144,8 @@ NORMS = [
     *(one_op(kind, x(2, 3, 4), i32(0, 1, 2), options="ReducerOptions") for kind in _REDUCED),
     *(one_op(kind, x(2, 3, 4), scalar(-1), options="ReducerOptions") for kind in _REDUCED),
     *(one_op(kind, x(2, 3, of="int32"), i32(0), makes="int32", options="ReducerOptions") for kind in _REDUCED),
+    *(one_op(kind, x(2, 3, 4), i32(1, 1, -2), options="ReducerOptions") for kind in _REDUCED),
+    *(one_op(kind, x(), i32(), options="ReducerOptions") for kind in _REDUCED),
     *(one_op(kind, x(2, 3, of="int8"), i32(0), makes="int8", options="ReducerOptions")
       for kind in ("MEAN", "SUM", "REDUCE_MAX")),
     *(one_op(kind, x(2, 3, of="bool"), i32(-1), makes="bool", options="ReducerOptions")
@@ -180,6 +184,8 @@ MOVED = [
     one_op("RANK", x(2, 3, 4), makes="int32"),
     one_op("RESHAPE", x(2, 3, 4), i32(4, -1), options="ReshapeOptions"),
     one_op("RESHAPE", x(2, 3, 4), options="ReshapeOptions", newShape=[6, -1]),
+    one_op("RESHAPE", x(1, 1), i32(), options="ReshapeOptions"),
+    one_op("RESHAPE", x(2, 3), fed([3, 2]), makes=((3, 2), "float32"), options="ReshapeOptions"),
     one_op("SQUEEZE", x(1, 3, 1), options="SqueezeOptions", squeezeDims=[]),
     one_op("SQUEEZE", x(1, 3, 1), options="SqueezeOptions", squeezeDims=[-1]),
     *(one_op("EXPAND_DIMS", x(2, 3), i32(axis), options="ExpandDimsOptions") for axis in (0, -1, 1)),

@@ -107,8 +107,9 @@ def rank_of(call: Call) -> torch.Tensor:
 @tflite("RESHAPE")
 def reshape(call: Call) -> torch.Tensor:
     x = call.tensor()
-    is_known = len(call.known) > 1 and call.known[1] is not None
-    sizes = whole(call, 1) if is_known else list(call.get("new_shape", ()))
+    if len(call.known) > 1 and call.known[1] is not None:
+        return x.reshape(whole(call, 1))
+    sizes = list(call.get("new_shape", ()))
     if not sizes and (call.has(1) or x.numel() != 1):
         sizes = list(call.get("results")[0][0])
     return x.reshape(sizes)
