@@ -677,6 +677,8 @@ REFUSED = {
     "differ beside dimension 0": row("Concat", x(2, 3), x(2, 4), axis=0),
     "it has no value that is understood": row("Constant"),
     "cannot be multiplied by (4, 4)": row("MatMulInteger", x(2, 3, of="uint8"), w(4, 4, of="uint8")),
+    "its axis is 4": row("Resize", x(1, 2, 4, 4), None, None, ints(6), axes=[4]),
+    "its axis is 2": row("Pad", x(3, 4), ints(1, 2), None, ints(2)),
     "its axis is 3": row("Flatten", x(2), axis=3),
     "depends on the values of": row("Tile", x(2, 3), x(2, of="int64")),
     "do not fit each other": row("Where", x(2, of="bool"), x(3), x(3)),

@@ -312,6 +312,7 @@ REFUSED = {
     "its activation 5 is not known": conv("CONV_2D", x(1, 8, 8, 4), w(6, 1, 1, 4), w(6), fusedActivationFunction=5),
     "its window is [0, 2]": pool("MAX_POOL_2D", x(1, 8, 8, 4), 0, 2),
     "its axis is 2": one_op("SPLIT", scalar(2), x(2, 6), options="SplitOptions", numSplits=1),
+    "its axis is 3": one_op("SUM", x(2, 3, 4), i32(3), options="ReducerOptions"),
     "cannot be cut into 4": one_op("SPLIT", scalar(1), x(2, 6), makes=["float32"] * 4, options="SplitOptions"),
     "it cuts 3 dimensions of (4, 5)": one_op("STRIDED_SLICE", x(4, 5), i32(0, 0, 0), i32(1, 1, 1), i32(1, 1, 1),
                                              options="StridedSliceOptions"),
