@@ -572,10 +572,36 @@ LISTS = [
         for how in ("", "keepdims=0", "axis=1")),
     several("s = SplitToSequence(a axis=1); y = SequenceAt(s k)", {"a": x(6, 1), "k": scalar(0)}),
     several("s = SplitToSequence(a axis=1); y = Identity(s)", {"a": x(6, 2)}),
+    several("t = Constant(value_string='text'); u = Constant(value_strings=['a','b']); y = Relu(a)", {"a": x(2, 3)}),
     several("s = Optional(a); y = OptionalGetElement(s)", {"a": x(2, 3)}),
     several(f"b = {MS}:MemcpyToHost(a); y = Relu(b)", {"a": x(2, 3)}, "y = Relu(a)"),
     several(f"l p = {ML}:LinearClassifier(a coefficients=[1.0]*9 intercepts=[1.0]*3 classlabels_ints=[0,1,2]); "
             f"q = {ML}:ZipMap(p classlabels_int64s=[0,1,2]); y = Relu(p)", {"a": x(2, 3)}, version=15, macs=2 * 9),
+]  # fmt: skip
+
+
+def on_bytes(call: str, given: Fed, weight: Any = ZERO, macs: int = 0, **more: Any) -> OnnxRow:
+    """An operator that runtimes run on bytes, because it stands between steps to floats and back."""
+    text = ("q = QuantizeLinear(a s o); f = DequantizeLinear(q s o); v = DequantizeLinear(w s o); c = {}; "
+            "r = QuantizeLinear(c s o); y = DequantizeLinear(r s o)")  # fmt: skip
+    return several(text.format(call), {"a": given, "w": weight, "s": ONE, "o": ZERO, **more}, macs=macs, version=13)
+
+
+_BYTES = w(4, 4, 3, 3, of="uint8")
+ON_BYTES = [
+    on_bytes("Conv(f v strides=[2,2] pads=[0,0,1,1])", x(1, 4, 6, 6), _BYTES, macs=9 * 4 * 4 * 9),
+    on_bytes("ConvTranspose(f v strides=[2,2])", x(1, 4, 5, 5), _BYTES, macs=25 * 4 * 4 * 9),
+    on_bytes("Gemm(f v transB=1)", x(2, 3), w(4, 3, of="uint8"), macs=2 * 3 * 4),
+    on_bytes("MatMul(f v)", x(5, 2, 3), w(3, 4, of="uint8"), macs=5 * 2 * 3 * 4),
+    *(on_bytes(f"{op}(f f)", x(2, 3)) for op in ("Add", "Mul", "Sub")),
+    on_bytes("Concat(f f axis=1)", x(2, 3)), on_bytes("Flatten(f)", x(2, 3, 4)), on_bytes("Transpose(f)", x(2, 3)),
+    on_bytes("MaxPool(f kernel_shape=[3,3] pads=[1]*4)", x(1, 4, 6, 6)),
+    on_bytes("GlobalAveragePool(f)", x(1, 4, 6, 6)),
+    on_bytes("AveragePool(f kernel_shape=[3,3] pads=[0,1,1,0])", x(1, 4, 6, 6)),
+    on_bytes("Reshape(f n)", x(2, 3, 4), n=ints(6, -1)), on_bytes("Squeeze(f n)", x(1, 3), n=ints(0)),
+    on_bytes("Unsqueeze(f n)", x(2, 3), n=ints(1)), on_bytes("Slice(f n m)", x(4, 5), n=ints(1), m=ints(3)),
+    on_bytes("Pad(f n)", x(2, 3), n=ints(1, 0, 0, 2)), on_bytes("Clip(f)", x(2, 3)), on_bytes("Relu(f)", x(2, 3)),
+    on_bytes("Resize(f - n)", x(1, 2, 4, 4), n=scalar([1, 1, 2, 2], "float32")),
 ]  # fmt: skip
 
 PICTURE = {"a": x(1, 16, 6, 6), "w": w(16, 16, 3, 3)}
@@ -619,6 +645,7 @@ TABLES = [
     BYTES,
     LEARNED,
     LISTS,
+    ON_BYTES,
     OTHER_HARDWARE,
 ]
 ROWS = [pytest.param(one, id=one.label) for table in TABLES for one in table]
@@ -648,6 +675,10 @@ REFUSED = {
     "has 0 dimensions to pool": row("GlobalMaxPool", x(1, 4)),
     "it reorders 3 dimensions": row("Transpose", x(2, 3), perm=[0, 1, 2]),
     "differ beside dimension 0": row("Concat", x(2, 3), x(2, 4), axis=0),
+    "it has no value that is understood": row("Constant"),
+    "cannot be multiplied by (4, 4)": row("MatMulInteger", x(2, 3, of="uint8"), w(4, 4, of="uint8")),
+    "its axis is 4": row("Resize", x(1, 2, 4, 4), None, None, ints(6), axes=[4]),
+    "its axis is 2": row("Pad", x(3, 4), ints(1, 2), None, ints(2)),
     "its axis is 3": row("Flatten", x(2), axis=3),
     "depends on the values of": row("Tile", x(2, 3), x(2, of="int64")),
     "do not fit each other": row("Where", x(2, of="bool"), x(3), x(3)),

@@ -116,6 +116,12 @@ class Call:
             raise self.refusal(f"its axis is {found}, and its input has {size} dimensions")
         return found + size if found < 0 else found
 
+    def from_front(self, axis: Any, size: int) -> int:
+        """An axis of so many, counted from the front."""
+        if not -size <= int(axis) < max(size, 1):
+            raise self.refusal(f"its axis is {int(axis)}, and its input has {size} dimensions")
+        return int(axis) % size if size else 0
+
     def operands(self) -> list[Any]:
         """Both inputs, with a number for a known constant of one element: eager code would write it as such."""
         first, second = self.tensor(), self.tensor(1)

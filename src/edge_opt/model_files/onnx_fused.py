@@ -1,4 +1,4 @@
-"""Operators that ONNX Runtime fuses or adds: attention as a whole, embeddings with a norm, weights of 4 and 2 bits."""
+"""Attention, and operators that ONNX Runtime fuses or adds: embeddings with a norm, weights of 4 and 2 bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.cost.products import DEQUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
@@ -84,6 +85,42 @@ def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2)
 
 
+@operator("Attention", "com.microsoft:MultiHeadAttention", has_values=False)
+def attention(call: Call) -> Any:
+    """ONNX's attention, or the runtime's: heads in a dimension of their own, or side by side in the last."""
+    query, key, value = call.tensor(), call.tensor(1), call.tensor(2)
+    heads = int(call.get("q_num_heads", call.get("num_heads", 0)))
+    is_standard = not call.node.domain
+    if not is_standard and call.has(3):  # one bias for the three
+        parts = torch.split(call.tensor(3), [x.shape[-1] if x.dim() == 3 else heads * x.shape[-1]
+                                             for x in (query, key, value)])  # fmt: skip
+        query, key, value = (
+            x + part if x.dim() == 3 else x + part.reshape(heads, 1, -1)
+            for x, part in zip((query, key, value), parts, strict=True)
+        )
+    is_flat = query.dim() == 3
+    if is_flat:
+        if not heads:
+            raise call.refusal("it does not say how many heads it has")
+        own = int(call.get("kv_num_heads", heads))
+        query, key, value = (
+            x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2) if x.dim() == 3 else x
+            for x, count in ((query, heads), (key, own), (value, own))
+        )
+    mask = call.optional(3) if is_standard else None
+    past = 4 if is_standard else 6
+    if call.has(past) and call.has(past + 1):
+        key, value = torch.cat([call.tensor(past), key], 2), torch.cat([call.tensor(past + 1), value], 2)
+    found = F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=bool(call.get("is_causal", 0)) and mask is None,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    if is_flat:
+        found = found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1)
+    scores = call.empty((*query.shape[:3], key.shape[2]), query.dtype)
+    return (found, key, value, scores)[: len(call.node.outputs)]
+
+
 def _joined(call: Call, projected: torch.Tensor, past: int) -> Any:
     """Attention of queries, keys and values that one product made side by side."""
     heads = int(call.get("num_heads", 0))
@@ -135,12 +172,39 @@ def grouped_attention(call: Call) -> Any:
     return (found, key, value)[: len(call.node.outputs)]
 
 
-# Parts of transformers
+# Parts of transformers and of pictures
 
 
 @operator("com.microsoft:RotaryEmbedding", "RotaryEmbedding", has_values=False)
 def rotary_embedding(call: Call) -> torch.Tensor:
     return _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0)))
+
+
+@operator("com.microsoft:SkipLayerNormalization", "com.microsoft:SkipSimplifiedLayerNormalization", has_values=False)
+def skip_layer_norm(call: Call) -> Any:
+    whole = call.tensor() + call.tensor(1)
+    is_simple = "Simplified" in call.node.op
+    bias = 3 if is_simple else 4
+    if call.has(bias):
+        whole = whole + call.tensor(bias)
+    shape = [whole.shape[-1]]
+    if is_simple:
+        found = F.rms_norm(whole, shape, call.tensor(2))
+    else:
+        found = F.layer_norm(whole, shape, call.tensor(2), call.optional(3))
+    return (found, None, None, whole)[: len(call.node.outputs)]
+
+
+@operator("com.microsoft:GroupNorm", has_values=False)
+def group_norm_channels_last(call: Call) -> torch.Tensor:
+    """The runtime's own, of pictures with their channels last; it may be followed by x * sigmoid(x)."""
+    is_last = bool(call.get("channels_last", 1))
+    with _disable_current_modes():
+        x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
+    found = F.group_norm(x, int(call.get("groups", 1)), call.tensor(1), call.tensor(2))
+    found = F.silu(found) if call.get("activation", 0) else found
+    with _disable_current_modes():
+        return found.movedim(1, -1) if is_last else found
 
 
 @operator("com.microsoft:EmbedLayerNormalization", has_values=False)

@@ -279,7 +279,7 @@ def tile(call: Call) -> torch.Tensor:
 def pad(call: Call) -> torch.Tensor:
     x = call.tensor()
     pads = [int(size) for size in call.setting("pads", 1, ())]
-    axes = [int(axis) % x.dim() for axis in call.setting("axes", 3) or range(x.dim())]
+    axes = [call.from_front(axis, x.dim()) for axis in call.setting("axes", 3) or range(x.dim())]
     count = len(axes)
     each = {axis: (pads[place], pads[place + count]) for place, axis in enumerate(axes)}
     mode = {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}.get(call.get("mode", "constant"), "constant")
@@ -305,7 +305,7 @@ _PADDED = frozenset(((2, 1), (3, 1), (3, 2), (4, 2), (4, 3), (5, 3)))
 def _new_sizes(call: Call, x: torch.Tensor) -> list[int]:
     """The dimensions after a Resize, which gives them as they are or as factors, of all axes or of some."""
     place = 2 if call.node.op == "Resize" and call.opset >= 11 else 1
-    axes = [int(axis) % x.dim() for axis in call.get("axes", ())] or list(range(x.dim()))
+    axes = [call.from_front(axis, x.dim()) for axis in call.get("axes", ())] or list(range(x.dim()))
     before = [x.shape[axis] for axis in axes]
     has_sizes = bool(place == 2 and call.has(3) and call.values(3))
     given = call.values(3) if has_sizes else call.setting("scales", place, ())

@@ -292,8 +292,10 @@ def _operator(code: Table) -> tuple[str, str]:
 
 def _constant(one: Tensor) -> FileTensor:
     values = None
-    if one.data is not None and one.dtype in _NUMPY and prod(one.shape) <= MOST_KNOWN:
-        values = np.frombuffer(one.data, _NUMPY[one.dtype]).reshape(one.shape).copy()
+    # One without elements has no bytes, and is known all the same.
+    is_there = one.data is not None or not prod(one.shape)
+    if is_there and one.dtype in _NUMPY and prod(one.shape) <= MOST_KNOWN:
+        values = np.frombuffer(one.data or b"", _NUMPY[one.dtype]).reshape(one.shape).copy()
     return FileTensor(one.name, one.shape, one.dtype or "uint8", values)
 
 

@@ -39,12 +39,6 @@ def whole(call: Call, place: int) -> list[int]:
     return [int(value) for value in call.values(place)]
 
 
-def _axis(call: Call, given: int, size: int) -> int:
-    if not -size <= given < max(size, 1):
-        raise call.refusal(f"its axis is {given}, and its input has {size} dimensions")
-    return given % size if size else 0
-
-
 # Steps between floats and integers
 
 
@@ -107,8 +101,9 @@ def rank_of(call: Call) -> torch.Tensor:
 @tflite("RESHAPE")
 def reshape(call: Call) -> torch.Tensor:
     x = call.tensor()
-    is_known = len(call.known) > 1 and call.known[1] is not None
-    sizes = whole(call, 1) if is_known else list(call.get("new_shape", ()))
+    if len(call.known) > 1 and call.known[1] is not None:
+        return x.reshape(whole(call, 1))
+    sizes = list(call.get("new_shape", ()))
     if not sizes and (call.has(1) or x.numel() != 1):
         sizes = list(call.get("results")[0][0])
     return x.reshape(sizes)
@@ -158,7 +153,7 @@ def unpack(call: Call) -> Any:
 @tflite("SPLIT")
 def split(call: Call) -> Any:
     x, pieces = call.tensor(1), len(call.node.outputs)
-    axis = _axis(call, whole(call, 0)[0], x.dim())
+    axis = call.from_front(whole(call, 0)[0], x.dim())
     if not pieces or x.shape[axis] % pieces:
         raise call.refusal(f"its input {tuple(x.shape)} cannot be cut into {pieces}")
     return torch.split(x, x.shape[axis] // pieces, axis)
@@ -167,7 +162,7 @@ def split(call: Call) -> Any:
 @tflite("SPLIT_V")
 def split_by_sizes(call: Call) -> Any:
     x, sizes = call.tensor(), whole(call, 1)
-    axis = _axis(call, whole(call, 2)[0], x.dim())
+    axis = call.from_front(whole(call, 2)[0], x.dim())
     rest = x.shape[axis] - sum(size for size in sizes if size >= 0)
     return torch.split(x, [rest if size < 0 else size for size in sizes], axis)
 
@@ -224,7 +219,7 @@ def strided_slice(call: Call) -> torch.Tensor:
 @tflite("GATHER")
 def gather(call: Call) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
-    axis = _axis(call, int(call.get("axis", 0)), x.dim())
+    axis = call.from_front(call.get("axis", 0), x.dim())
     batch = int(call.get("batch_dims", 0))
     if batch:
         batch = batch + index.dim() if batch < 0 else batch

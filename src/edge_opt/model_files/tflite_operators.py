@@ -352,7 +352,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] 
 @tflite(*_REDUCTIONS)
 def reduction(call: Call) -> torch.Tensor:
     x = call.tensor()
-    axes = [int(axis) for axis in call.values(1)]
+    axes = sorted({call.from_front(axis, x.dim()) for axis in call.values(1)})
     if not axes or not x.dim():
         return x
     return _REDUCTIONS[call.node.op](x, axes, bool(call.get("keep_dims")))
