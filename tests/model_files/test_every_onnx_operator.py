@@ -708,6 +708,41 @@ def test_macs_follow_from_the_dimensions(one: OnnxRow, folder: Path) -> None:
     assert profiled(one, folder).totals.macs == one.macs
 
 
+# One addition for each result, or of each query, key and value.
+BIASED = {
+    "FastGelu": (lambda *bias: row(f"{MS}:FastGelu", x(2, 3), *bias), w(3), 2 * 3),
+    "MatMulIntegerToFloat": (
+        lambda *bias: row(f"{MS}:MatMulIntegerToFloat", x(2, 3, of="uint8"), w(3, 4, of="uint8"), ONE, ONE, ZERO,
+        ZERO, *bias),
+        w(4), 2 * 4,
+    ),
+    "DynamicQuantizeMatMul": (
+        lambda *bias: row(f"{MS}:DynamicQuantizeMatMul", x(2, 3), w(3, 4, of="uint8"), ONE, ZERO, *bias), w(4), 2 * 4
+    ),
+    "Gemm": (lambda *bias: row("Gemm", x(2, 3), w(3, 4), *bias), w(1), 2 * 4),
+    "QGemm": (
+        lambda *bias: row(f"{MS}:QGemm", x(2, 3, of="uint8"), ONE, ZERO, w(3, 4, of="uint8"), ONE, ZERO, *bias),
+        w(4, of="int32"), 2 * 4,
+    ),
+    "SkipLayerNormalization": (
+        lambda *bias: row(f"{MS}:SkipLayerNormalization", x(2, 3), x(2, 3), w(3), w(3), *bias), w(3), 2 * 3
+    ),
+    "MultiHeadAttention": (
+        lambda *bias: row(f"{MS}:MultiHeadAttention", x(1, 5, 8), x(1, 6, 8), x(1, 6, 8), *bias, num_heads=2),
+        w(24), (5 + 6 + 6) * 8,
+    ),
+    "Attention": (lambda *bias: row(f"{MS}:Attention", x(1, 6, 8), w(8, 24), *bias, num_heads=2), w(24), 6 * 24),
+    "Conv": (lambda *bias: row("Conv", x(1, 4, 6, 6), w(6, 4, 3, 3), *bias), w(6), 16 * 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_is_one_addition_for_each_result(name: str, folder: Path) -> None:
+    made, bias, additions = BIASED[name]
+    without, with_bias = (profiled(one, folder).totals.flops for one in (made(), made(bias)))
+    assert with_bias - without == additions
+
+
 @pytest.mark.parametrize("version", sorted({given.values[0].version for given in ROWS}))
 def test_nothing_is_without_a_price_and_nothing_else_has_macs(version: int, folder: Path) -> None:
     whole = joined([given.values[0] for given in ROWS if given.values[0].version == version])
