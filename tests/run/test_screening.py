@@ -105,6 +105,8 @@ def test_a_model_that_does_not_prune_is_swept_unpruned(tmp_path: Path) -> None:
     job, splits = job_of(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), tmp_path)
     found = screen(job, splits, [("fp32", "torch")])
     assert found.chosen == [0.0] and "not pruned: nothing in Sequential can be pruned" in str(found)
+    # What int8 is trained for, it is still trained for.
+    assert found.job(job) is job
 
 
 def test_a_level_that_is_rounded_back_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,8 +115,10 @@ class Screening:
         return [0.0, *(level.share for level in self.trained)]
 
     def job(self, job: PipelineJob) -> PipelineJob:
-        """The job that makes what was chosen as the screening made it."""
-        round_to = next((level.round_to for level in self.trained), job.tuning.round_to)
+        """The job that makes what was chosen as the screening made it; the same where nothing was chosen."""
+        if not self.trained:
+            return job
+        round_to = self.trained[0].round_to
         return replace(job, tuning=replace(job.tuning, round_to=round_to, fine_tune_epochs=self.epochs))
 
     def __str__(self) -> str:
@@ -217,7 +219,8 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
         return (whole - score(variant.model)) / (ALLOWED * scale)
 
     chosen = climb(order, tried.distinct, lack)
-    return Screening(of_few, _judged(tried, ratios, order, chosen), tuning.fine_tune_epochs, left_out)
+    epochs = tuning.fine_tune_epochs if chosen else 0
+    return Screening(of_few, _judged(tried, ratios, order, chosen), epochs, left_out)
 
 
 def _first(part: Iterable[Any], samples: int) -> list[Any]:
