@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ from edge_opt.search.build import Event, PhaseEnded, PhaseStarted
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import candidate_folder, run_sweep
 from edge_opt.search.workers import started
-from sweep_control import end, finished, lines, start, table, wait_for_lines
+from sweep_control import address_in, end, finished, lines, start, table, wait_for_lines
 from sweep_jobs import Arithmetic, WorkerKiller
 from sweep_process import CONSTRAINTS, SPACE
 
@@ -117,10 +115,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     commands += [[*dask, "worker", *local, "--scheduler-file", str(address), "--nthreads", "1", "--no-nanny"]] * 2
     processes = [subprocess.Popen(command, **quiet) for command in commands]  # type: ignore[call-overload]
     try:
-        deadline = time.monotonic() + 60
-        while not address.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield json.loads(address.read_text(encoding="utf-8"))["address"], processes[0]
+        yield address_in(address), processes[0]
     finally:
         # Asked to close at the same time, Dask's processes may wait for each other.
         for process in processes:

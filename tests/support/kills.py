@@ -6,7 +6,6 @@ scheduler. Whatever ends, a result that was kept is never found again, and no pr
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -21,7 +20,7 @@ import psutil
 
 from edge_opt.search.certificates import make_certificates
 from edge_opt.search.store import Store
-from sweep_control import finished, lines
+from sweep_control import address_in, finished, lines
 from sweep_process import space_of
 
 HERE = Path(__file__).parent
@@ -198,10 +197,7 @@ def dask_cluster(folder: Path, workers: int) -> Iterator[tuple[str, Path, subpro
     commands += [[*dask, "worker", "--nthreads", "1", "--no-nanny", *local]] * workers
     processes = [subprocess.Popen(command, **quiet) for command in commands]  # type: ignore[call-overload]
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not address.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield json.loads(address.read_text(encoding="utf-8"))["address"], tls, processes[0]
+        yield address_in(address), tls, processes[0]
     finally:
         for process in processes:
             process.kill()

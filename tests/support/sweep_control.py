@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -67,3 +68,14 @@ def table(result: SweepResult) -> SweepResult:
 
 def finished(folder: Path) -> set[str]:
     return set(Store.look(folder).trials()) if (folder / "sweep.sqlite").exists() else set()
+
+
+def address_in(scheduler_file: Path) -> str:
+    """The address that a scheduler of Dask writes to a file; the file is there before all of it is written."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return str(json.loads(scheduler_file.read_text(encoding="utf-8"))["address"])
+        except (OSError, ValueError):
+            assert time.monotonic() < deadline, f"no scheduler has written {scheduler_file.name}"
+            time.sleep(0.05)
