@@ -48,7 +48,7 @@ from edge_opt.boards.estimate import (
     share_of_peak,
 )
 from edge_opt.boards.roofline import used_bandwidth
-from edge_opt.records import DeviceSpec
+from edge_opt.records.devices import DeviceSpec
 
 COUNTS = (8, 5, 3, 1)
 # torchvision's nets, and what ncnn calls the same.

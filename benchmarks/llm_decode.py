@@ -23,7 +23,7 @@ from typing import Any
 from edge_opt.boards.catalog import device
 from edge_opt.boards.token_rates import PREFILL_SPREAD
 from edge_opt.boards.weight_formats import weight_format
-from edge_opt.records import ServingReport
+from edge_opt.records.serving import ServingReport
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.model_source import import_transformers
 

@@ -30,7 +30,8 @@ from unseen import UNSEEN
 
 import edge_opt as eo
 from edge_opt.calibration.operator_bench import kept_heap
-from edge_opt.records import Calibration, ModelProfile
+from edge_opt.records.predictions import Calibration
+from edge_opt.records.profiles import ModelProfile
 
 BATCHES = (1, 8)
 VISITS = 5

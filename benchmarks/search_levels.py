@@ -36,7 +36,7 @@ from edge_opt.data import Splits, load_splits
 from edge_opt.errors import EdgeOptError, message_of
 from edge_opt.model import SmallCNN
 from edge_opt.profiling import profile
-from edge_opt.records import Candidate
+from edge_opt.records.sweeps import Candidate
 from edge_opt.run.job import PipelineJob, Reference, Subject, Tuning, variant_of
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import screen

@@ -35,7 +35,7 @@ from edge_opt.compress.agreement import BOUNDS, difference_share
 from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.export import Subject, Tensors, subject_of
 from edge_opt.errors import Disagrees, EdgeOptError, message_of
-from edge_opt.records import Exported
+from edge_opt.records.conversions import Exported
 
 RATIO = 0.5
 # Batches of two samples each.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_opt.records import Candidate, TrialMetrics
+from edge_opt.records.sweeps import Candidate, TrialMetrics
 
 
 @dataclass(frozen=True)

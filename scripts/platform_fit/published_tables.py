@@ -21,7 +21,7 @@ import published_nets as nets
 
 from edge_opt.boards.class_costs import Workload
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Engine
+from edge_opt.records.devices import Engine
 
 if sys.version_info >= (3, 11):
     import tomllib

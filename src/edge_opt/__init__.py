@@ -32,7 +32,8 @@ _HOMES = {
     "fitting": ("compare_targets", "fit_batch"),
     "measuring.session": ("measure",),
     "profiling": ("clear_caches", "profile"),
-    "records": ("ModelProfile", "OpCost", "TensorInfo"),
+    "records.costs": ("OpCost", "TensorInfo"),
+    "records.profiles": ("ModelProfile",),
     "report.png": ("bar_chart",),
     "report.save": ("load",),
     "run.sweep": ("sweep",),
@@ -88,9 +89,9 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.measuring.session import measure as measure
     from edge_opt.profiling import clear_caches as clear_caches
     from edge_opt.profiling import profile as profile
-    from edge_opt.records import ModelProfile as ModelProfile
-    from edge_opt.records import OpCost as OpCost
-    from edge_opt.records import TensorInfo as TensorInfo
+    from edge_opt.records.costs import OpCost as OpCost
+    from edge_opt.records.costs import TensorInfo as TensorInfo
+    from edge_opt.records.profiles import ModelProfile as ModelProfile
     from edge_opt.report.png import bar_chart as bar_chart
     from edge_opt.report.save import load as load
     from edge_opt.run.sweep import sweep as sweep

@@ -10,22 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt import units
 from edge_opt.errors import InvalidInput
-from edge_opt.records import (
+from edge_opt.records.devices import Precision
+from edge_opt.records.measurements import Comparison, Interval, Verdict
+from edge_opt.records.profiles import (
     ComparedFigure,
     ComparedLayer,
-    Comparison,
     FigureUnit,
-    Interval,
     LayerFigures,
     ModelComparison,
     ModelProfile,
-    Precision,
-    SweepResult,
-    Trial,
-    TrialMetrics,
-    Verdict,
 )
-from edge_opt.records.sweeps import SHARES
+from edge_opt.records.sweeps import SHARES, SweepResult, Trial, TrialMetrics
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Target
@@ -242,7 +237,7 @@ def compare_profiles(
 ) -> ModelComparison:
     """Profiles against the first of them; `latencies` are the verdicts on the others, None where there are none.
 
-    >>> from edge_opt.records import ModelProfile
+    >>> from edge_opt.records.profiles import ModelProfile
     >>> compare_profiles([])
     Traceback (most recent call last):
     edge_opt.errors.InvalidInput: 0 models cannot be compared; give at least two

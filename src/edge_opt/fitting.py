@@ -21,7 +21,9 @@ from edge_opt.boards.passes import ITEMSIZE
 from edge_opt.boards.targets import Target, find_spec, find_targets
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.profiling import profile
-from edge_opt.records import BatchFit, MemoryNeed, ModelProfile, Precision, Prediction, TargetComparison, TargetFit
+from edge_opt.records.devices import BatchFit, Precision
+from edge_opt.records.predictions import MemoryNeed, Prediction, TargetComparison, TargetFit
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize
 
 MOST = 1 << 16

@@ -13,7 +13,8 @@ from edge_opt.boards.roofline import PRECISIONS
 from edge_opt.cost.rules import clear_prices, price
 from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unpriced_operators
 from edge_opt.errors import InvalidInput
-from edge_opt.records import ModelProfile, Precision
+from edge_opt.records.devices import Precision
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace import called, clear_memo, trace
 
 if TYPE_CHECKING:

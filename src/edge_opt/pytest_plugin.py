@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 if TYPE_CHECKING:
-    from edge_opt.records import CheckResult
+    from edge_opt.records.profiles import CheckResult
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from edge_opt.budgets.check import check
 from edge_opt.errors import MissingExtra, TrainingFailed
 from edge_opt.profiling import profile
-from edge_opt.records import ModelProfile
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.report.save import figures
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from edge_opt import ModelProfile
-    from edge_opt.records import ModuleMemory
+    from edge_opt.records.measurements import ModuleMemory
 
 
 Need = Literal["compute", "timing", "memory"]

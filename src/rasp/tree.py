@@ -19,7 +19,8 @@ from rasp.config import CFG
 
 if TYPE_CHECKING:
     from edge_opt import ModelProfile
-    from edge_opt.records import ModuleCall, ModuleMemory, OpCall, Trace
+    from edge_opt.records.costs import ModuleCall, OpCall, Trace
+    from edge_opt.records.measurements import ModuleMemory
 
 
 @dataclass(frozen=True, slots=True)

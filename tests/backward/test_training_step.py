@@ -22,7 +22,7 @@ from edge_opt.backward.step_trace import summed
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.measuring.memory import record_events, replay
-from edge_opt.records import TrainingStep
+from edge_opt.records.training_steps import TrainingStep
 from edge_opt.report.training_tables import curve_svg
 
 F32 = 4

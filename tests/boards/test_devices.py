@@ -16,7 +16,7 @@ from edge_opt._support.json import from_plain, to_plain
 from edge_opt.boards.catalog import KINDS, user_folder
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, UnknownDevice
-from edge_opt.records import DeviceSpec, Figure
+from edge_opt.records.devices import DeviceSpec, Figure
 
 DATA = Path(eo.__file__).parent / "boards" / "data"
 MINE = """

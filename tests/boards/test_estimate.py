@@ -36,7 +36,8 @@ from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.energy import modeled
 from edge_opt.model import SmallCNN
-from edge_opt.records import DeviceSpec, ModelProfile
+from edge_opt.records.devices import DeviceSpec
+from edge_opt.records.profiles import ModelProfile
 from zoo import torchvision_models
 
 SOURCE = {"source": "test", "kind": "derived"}

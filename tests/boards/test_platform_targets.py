@@ -19,7 +19,7 @@ from edge_opt.boards.targets import find_spec, find_target
 from edge_opt.cli import app
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.model import SmallCNN
-from edge_opt.records import ModelProfile
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.run.config import RunConfig
 from edge_opt.run.findings import check_target
 

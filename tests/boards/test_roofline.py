@@ -15,7 +15,8 @@ from edge_opt._support.json import from_plain, to_plain
 from edge_opt.boards.catalog import spec_from
 from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.errors import InvalidInput
-from edge_opt.records import DeviceSpec, Interval, LayerLatencies, LayerLatency, Roofline
+from edge_opt.records.devices import DeviceSpec, Roofline
+from edge_opt.records.measurements import Interval, LayerLatencies, LayerLatency
 
 
 def figure(value: float) -> dict[str, object]:

@@ -16,7 +16,8 @@ from edge_opt.boards.capacity import peak_memory
 from edge_opt.boards.estimate import estimate
 from edge_opt.errors import InvalidDevice, InvalidInput, UnknownDevice, UnreadableProfile
 from edge_opt.model import SmallCNN
-from edge_opt.records import ModelProfile, TargetComparison
+from edge_opt.records.predictions import TargetComparison
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.report.profile_text import render
 
 SHAPE = (1, 1, 28, 28)

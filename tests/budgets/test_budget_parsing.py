@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_opt.budgets import PROFILE_METRICS, TRIAL_METRICS, parse_budget
 from edge_opt.errors import BudgetError, EdgeOptError
-from edge_opt.records import Budget
+from edge_opt.records.profiles import Budget
 
 NAMES = sorted({*PROFILE_METRICS, *TRIAL_METRICS})
 

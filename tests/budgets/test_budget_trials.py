@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
-from edge_opt.records import Violation
+from edge_opt.records.sweeps import Violation
 from trial_metrics import METRICS
 
 

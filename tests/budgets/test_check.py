@@ -17,7 +17,8 @@ from edge_opt.budgets.check import check_profile
 from edge_opt.budgets.parse import parse_budget, parse_increase
 from edge_opt.errors import BudgetError, InvalidInput, UnreadableProfile
 from edge_opt.profiling import with_predictions
-from edge_opt.records import CheckResult, Comparison, Interval, ModelProfile
+from edge_opt.records.measurements import Comparison, Interval
+from edge_opt.records.profiles import CheckResult, ModelProfile
 from edge_opt.report.checks import as_junit, as_markdown, document
 
 SHAPE = (1, 3, 8, 8)

@@ -31,7 +31,8 @@ from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.cli import app
 from edge_opt.errors import CalibrationMissing, InvalidCalibration, InvalidInput
 from edge_opt.measuring.latency import Clock, busy_remark
-from edge_opt.records import Calibration, OperatorSample, OpSignature, ReferenceRun, TensorInfo
+from edge_opt.records.costs import OpSignature, TensorInfo
+from edge_opt.records.predictions import Calibration, OperatorSample, ReferenceRun
 from edge_opt.trace import trace
 
 

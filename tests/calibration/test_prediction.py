@@ -13,7 +13,7 @@ import edge_opt as eo
 from calibrations import OVERHEADS, changed, formula, imaginary
 from edge_opt.calibration.operator_times import BoostedTrees
 from edge_opt.errors import InvalidInput, MeasurementFailed
-from edge_opt.records import ModelProfile
+from edge_opt.records.profiles import ModelProfile
 
 
 def small() -> nn.Module:

@@ -17,15 +17,9 @@ from edge_opt.boards.targets import find_target, find_targets
 from edge_opt.calibration.operator_bench import read_distances
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.model import SmallCNN
-from edge_opt.records import (
-    Calibration,
-    Environment,
-    FreshOutput,
-    MeasuredBandwidth,
-    MeasuredPeak,
-    ModelProfile,
-    OperatorSample,
-)
+from edge_opt.records.measurements import Environment
+from edge_opt.records.predictions import Calibration, FreshOutput, MeasuredBandwidth, MeasuredPeak, OperatorSample
+from edge_opt.records.profiles import ModelProfile
 
 MACHINE = Environment("a CPU", 2, 1, None, None, 2**30, "Linux", "3.11", "2.13", "cpu")
 

@@ -12,7 +12,7 @@ import edge_opt as eo
 from edge_opt._support.json import from_plain
 from edge_opt.cli import app
 from edge_opt.model import SmallCNN
-from edge_opt.records import TargetComparison
+from edge_opt.records.predictions import TargetComparison
 
 SMALL = ["profile", "edge_opt.model:SmallCNN", "-i", "1x1x28x28"]
 

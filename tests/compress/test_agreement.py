@@ -17,8 +17,7 @@ from edge_opt.compress.quantize import sample_remarks
 from edge_opt.compress.runtimes import TorchRunner
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
-from edge_opt.records import Agreement
-from edge_opt.records.conversions import BatchAgreement
+from edge_opt.records.conversions import Agreement, BatchAgreement
 
 SHAPE = (1, 1, 28, 28)
 PICTURES = [torch.randn(16, 1, 28, 28)]

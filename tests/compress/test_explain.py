@@ -14,15 +14,9 @@ from edge_opt import compress
 from edge_opt.compress import runtimes as cpu
 from edge_opt.measuring.statistics import latency_of
 from edge_opt.model import SmallCNN
-from edge_opt.records import (
-    Agreement,
-    Converted,
-    Kernel,
-    Latency,
-    LayerPrecision,
-    ModelProfile,
-    RunnerProfile,
-)
+from edge_opt.records.conversions import Agreement, Converted, Kernel, LayerPrecision, RunnerProfile
+from edge_opt.records.measurements import Latency
+from edge_opt.records.profiles import ModelProfile
 
 SHAPE = (1, 1, 28, 28)
 

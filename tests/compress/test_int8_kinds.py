@@ -17,7 +17,7 @@ from edge_opt.compress.activation_ranges import _entropy, _histograms, _percenti
 from edge_opt.compress.export import subject_of
 from edge_opt.compress.mixed_precision import ranked_layers, spare_until_it_agrees
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.records import Agreement, BatchAgreement
+from edge_opt.records.conversions import Agreement, BatchAgreement
 
 
 def test_an_lstm_runs_in_int8_without_calibration() -> None:

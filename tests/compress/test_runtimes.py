@@ -15,7 +15,7 @@ from edge_opt.compress import runtimes
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
 from edge_opt.model import SmallCNN
-from edge_opt.records import Converted
+from edge_opt.records.conversions import Converted
 
 SHAPE = (1, 1, 28, 28)
 

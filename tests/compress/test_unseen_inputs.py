@@ -20,7 +20,7 @@ from edge_opt.compress.export import subject_of
 from edge_opt.compress.runtimes import TorchRunner
 from edge_opt.compress.unseen_inputs import rolled, split
 from edge_opt.errors import ConversionFailed, Disagrees
-from edge_opt.records import Agreement, UnseenAgreement
+from edge_opt.records.conversions import Agreement, UnseenAgreement
 from edge_opt.report.results import agreement_text
 from needed import needed
 from zoo import torchvision_models

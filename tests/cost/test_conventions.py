@@ -19,7 +19,8 @@ import edge_opt as eo
 from edge_opt.cost.conventions import CONVENTIONS, count, reconcile, under_convention
 from edge_opt.cost.conventions.reconciliation import convention
 from edge_opt.errors import InvalidInput, RuleError
-from edge_opt.records import Cause, ModelProfile
+from edge_opt.records.costs import Cause
+from edge_opt.records.profiles import ModelProfile
 from zoo import torchvision_models
 
 TOOLS = sorted(CONVENTIONS)

@@ -15,7 +15,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.cost.pointwise import adaptive_taps
-from edge_opt.records import OpCost
+from edge_opt.records.costs import OpCost
 
 F32 = 4
 

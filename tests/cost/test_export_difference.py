@@ -10,7 +10,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.model_files.file_model import load_onnx
-from edge_opt.records import Reconciliation
+from edge_opt.records.costs import Reconciliation
 from onnx_graphs import node, write
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.records import SparseInfo
+from edge_opt.records.costs import SparseInfo
 from operator_calls import Call, profiled
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta")

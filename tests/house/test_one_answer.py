@@ -9,7 +9,7 @@ import pytest
 import edge_opt as eo
 from edge_opt.compress import prune
 from edge_opt.model import SmallCNN
-from edge_opt.records import LayerPrecision
+from edge_opt.records.conversions import LayerPrecision
 from edge_opt.run.config import RunConfig
 from edge_opt.run.findings import on_target
 

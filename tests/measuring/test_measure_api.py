@@ -17,7 +17,7 @@ from awkward import Awkward, same, state
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measuring.machine import BACKENDS, CPU
 from edge_opt.measuring.session import Caller, call_on, first_dimension, on_device, writes_parameters
-from edge_opt.records import Energy, Latency, Measurement, Refusal
+from edge_opt.records.measurements import Energy, Latency, Measurement, Refusal
 from edge_opt.trace import trace
 
 SHORT: dict[str, Any] = {"min_time_s": 0.01, "max_time_s": 0.02, "threads": 1, "memory": False, "energy": None}

@@ -19,7 +19,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.measuring.diagnosis import diagnose, machine_noise
 from edge_opt.measuring.latency import Clock
 from edge_opt.measuring.statistics import compare_latencies, latency_of
-from edge_opt.records import Diagnosis, Facility
+from edge_opt.records.measurements import Diagnosis, Facility
 from timings import environment, steady
 
 

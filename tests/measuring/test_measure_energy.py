@@ -14,7 +14,7 @@ import edge_opt as eo
 from edge_opt.errors import InvalidInput, MeterFailed, RuleError
 from edge_opt.measuring.energy import measure_energy, meter, meters
 from edge_opt.measuring.energy_meters import Bench, PowerIntegral, gpu_of, in_thread
-from edge_opt.records import Interval, Latency
+from edge_opt.records.measurements import Interval, Latency
 from replay import RecordedNvml, Replay
 
 PACKAGE = "sys/class/powercap/intel-rapl:0/energy_uj"

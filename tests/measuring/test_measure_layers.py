@@ -15,7 +15,8 @@ import edge_opt as eo
 from edge_opt.measuring.layers import RecordedBlock, Recorder, RecordingCost, layer_latencies, recording_cost
 from edge_opt.measuring.statistics import latency_of
 from edge_opt.model import SmallCNN
-from edge_opt.records import LayerLatencies, LayerLatency, Measurement, ModelProfile
+from edge_opt.records.measurements import LayerLatencies, LayerLatency, Measurement
+from edge_opt.records.profiles import ModelProfile
 from zoo import torchvision_models
 
 FREE = RecordingCost(0.0, 0.0)

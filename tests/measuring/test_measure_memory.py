@@ -16,7 +16,7 @@ from torch.profiler import profile as torch_profile
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measuring.memory import Allocation, Boundary, measure_memory, replay
-from edge_opt.records import MeasuredMemory
+from edge_opt.records.measurements import MeasuredMemory
 from edge_opt.trace import trace
 
 FLOAT = 4

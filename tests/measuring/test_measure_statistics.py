@@ -23,7 +23,7 @@ from edge_opt.measuring.statistics import (
     resamples,
     waiting_share,
 )
-from edge_opt.records import Comparison, Latency
+from edge_opt.records.measurements import Comparison, Latency
 from timings import environment, steady
 
 NOISE = json.loads((Path(__file__).parents[1] / "recordings" / "latency_noise.json").read_text(encoding="utf-8"))[

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import edge_opt as eo
 from edge_opt.measuring.memory import measure_memory
-from edge_opt.records import MeasuredMemory, Trace
+from edge_opt.records.costs import Trace
+from edge_opt.records.measurements import MeasuredMemory
 from zoo import torchvision_models
 
 FLOAT = 4

@@ -10,7 +10,7 @@ import edge_opt as eo
 from edge_opt.measuring import session
 from edge_opt.measuring.session import measure_pair
 from edge_opt.measuring.statistics import latency_of
-from edge_opt.records import Latency
+from edge_opt.records.measurements import Latency
 
 
 def test_blocks_of_both_models_are_pairs_and_both_are_left_as_found() -> None:

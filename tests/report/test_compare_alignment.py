@@ -11,7 +11,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.comparing import align
-from edge_opt.records import LayerFigures, ModelComparison
+from edge_opt.records.profiles import LayerFigures, ModelComparison
 from zoo import torchvision_models
 
 SHAPE = (1, 3, 64, 64)

@@ -12,7 +12,8 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, UnreadableProfile
-from edge_opt.records import Candidate, ModelComparison, ModelProfile, SweepResult, Trial, Violation
+from edge_opt.records.profiles import ModelComparison, ModelProfile
+from edge_opt.records.sweeps import Candidate, SweepResult, Trial, Violation
 from edge_opt.report.comparison import as_csv, as_markdown, chosen_rows, comparison_page, load_comparison, render
 from trial_metrics import METRICS
 

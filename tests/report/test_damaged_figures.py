@@ -14,7 +14,7 @@ import edge_opt as eo
 from calibrations import imaginary
 from edge_opt.boards.calibration_file import load_calibration, save_calibration
 from edge_opt.errors import InvalidCalibration, InvalidConfig, UnreadableProfile, UnreadableSweep
-from edge_opt.records import Candidate, SweepResult, Trial
+from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.report.sweep_files import read_sweep, sweep_document
 from edge_opt.run.config import read_config
 from sweep_jobs import figures

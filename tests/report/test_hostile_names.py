@@ -17,7 +17,7 @@ import edge_opt as eo
 import rasp
 from browser import Browser
 from edge_opt.hardware import estimate_layerwise_stats, save_hardware_artifacts
-from edge_opt.records import CheckResult, ModelComparison, ModelProfile
+from edge_opt.records.profiles import CheckResult, ModelComparison, ModelProfile
 from edge_opt.report.checks import as_junit
 from edge_opt.report.checks import as_markdown as check_markdown
 from edge_opt.report.comparison import as_csv, as_markdown, comparison_page, document, load_comparison

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
-from edge_opt.records import OpCost, OpSignature, StorageInfo, TensorInfo
+from edge_opt.records.costs import OpCost, OpSignature, StorageInfo, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.records import ModelProfile
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.report.profile_text import render
 
 

@@ -21,7 +21,8 @@ import edge_opt as eo
 from browser import Browser, Page
 from edge_opt import units
 from edge_opt.model import SmallCNN
-from edge_opt.records import Factor, Finalist, Finals, ModelProfile, Speedup
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import Factor, Finalist, Finals, Speedup
 from edge_opt.report.figures import Agreement
 from edge_opt.report.page import write_page
 from edge_opt.report.page.page import embedded, page_text

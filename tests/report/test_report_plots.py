@@ -15,7 +15,7 @@ from torch import nn
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.model import SmallCNN
-from edge_opt.records import SweepResult
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.figures import (
     axis_named,
     bars,

@@ -91,7 +91,7 @@ def test_a_profile_names_the_model_and_its_figures_in_one_line() -> None:
 def test_a_repr_imports_nothing_heavy() -> None:
     script = """
 import sys
-from edge_opt.records import BatchFit
+from edge_opt.records.devices import BatchFit
 repr(BatchFit(1, 2, "ram", 3, 4, 5, 6, 7, 8))
 assert not {"torch", "rich", "pandas", "numpy"} & set(sys.modules), sorted(sys.modules)
 """

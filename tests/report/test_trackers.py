@@ -9,7 +9,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput
-from edge_opt.records import ModelProfile
+from edge_opt.records.profiles import ModelProfile
 
 
 @pytest.fixture(scope="module")

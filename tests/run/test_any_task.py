@@ -15,7 +15,7 @@ from torch import nn
 import edge_opt as eo
 from edge_opt.compress.agreement import sized
 from edge_opt.errors import InvalidConfig, InvalidInput
-from edge_opt.records import SweepResult
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.run.config import read_config
 from edge_opt.run.job import Subject
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
-from edge_opt.records import Candidate
+from edge_opt.records.sweeps import Candidate
 from edge_opt.run.dependencies import code_sources, data_sources, first_weights
 from edge_opt.search.space import Space
 from edge_opt.search.store import Source, Store

@@ -21,7 +21,7 @@ from edge_opt.cli import app
 from edge_opt.data import load_splits
 from edge_opt.errors import InvalidInput, OtherSettings, UnknownDevice
 from edge_opt.model import SmallCNN
-from edge_opt.records import Candidate, Trial, TrialMetrics
+from edge_opt.records.sweeps import Candidate, Trial, TrialMetrics
 from edge_opt.report.sweep_files import read_sweep
 from edge_opt.run.config import RunConfig, read_config
 from edge_opt.run.outputs import conclusion

@@ -18,7 +18,7 @@ from edge_opt.compress.task import task_of
 from edge_opt.errors import InvalidConfig, InvalidInput, MeasurementFailed
 from edge_opt.measuring.statistics import wilson
 from edge_opt.model import SmallCNN
-from edge_opt.records import Candidate, SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import Candidate, SweepResult, Trial, TrialMetrics
 from edge_opt.run.outputs import commit, reproducibility, simulate_deployment
 from edge_opt.run.run import aggregate, check_device, flat, mean_of
 from edge_opt.run.scores import figure_of

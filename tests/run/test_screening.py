@@ -15,7 +15,7 @@ from edge_opt.compress.levels import levels_of
 from edge_opt.compress.runtimes import PACKAGES, SUFFIXES
 from edge_opt.data import Splits, load_splits
 from edge_opt.model import SmallCNN
-from edge_opt.records import Candidate
+from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
 from edge_opt.run.handover import program
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, computing_with, variant_of

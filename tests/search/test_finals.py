@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from edge_opt.measuring.statistics import quiet_logs
-from edge_opt.records import Candidate, SweepResult, Trial
+from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.run.contest import Referee
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject
 from edge_opt.run.scores import Figure

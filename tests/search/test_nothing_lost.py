@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, NotSaved, UnreadableStore
-from edge_opt.records import Candidate
+from edge_opt.records.sweeps import Candidate
 from edge_opt.search.locks import alone, at_work, run_folder
 from edge_opt.search.process import Isolation, Limits, packed
 from edge_opt.search.space import Space

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_opt.budgets import parse_budget, violations
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Candidate, Factor, Finalist, Finals, Trial, TrialMetrics
+from edge_opt.records.sweeps import Candidate, Factor, Finalist, Finals, Trial, TrialMetrics
 from edge_opt.search.choose import (
     Point,
     Span,

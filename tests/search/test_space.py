@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Candidate
+from edge_opt.records.sweeps import Candidate
 from edge_opt.search.space import Space
 
 SPACE = Space((0.0, 0.25, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"), {"conv1": (0.0, 0.1), "conv2": (0.0, 0.3)})

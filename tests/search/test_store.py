@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
-from edge_opt.records import Candidate, Trial
+from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.locks import alone, at_work, folder_lock, owner
 from edge_opt.search.progress import status
 from edge_opt.search.space import Space, plain_space

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Candidate, Trial
+from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.build import Event, PhaseStarted
 from edge_opt.search.process import Isolation, Limits, begin_nursery, nurseries_kept, packed
 from edge_opt.search.space import Space

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from edge_opt.cli import app
 from edge_opt.cli.shell import Shell
 from edge_opt.errors import InvalidInput, SweepInterrupted
-from edge_opt.records import Candidate, Trial
+from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.build import Event, Notice, PhaseEnded, PhaseStarted, SweepStarted, TrialFinished
 from edge_opt.search.progress import Tally, progress
 from edge_opt.search.space import Space

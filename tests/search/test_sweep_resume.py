@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, SweepInterrupted
-from edge_opt.records import SweepResult
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.search.build import Event, TrialFinished
 from edge_opt.search.progress import status
 from edge_opt.search.space import Space

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 import edge_opt as eo
 from edge_opt.boards.catalog import device
 from edge_opt.errors import InvalidInput, MissingExtra, ModelNotFound
-from edge_opt.records import ServingComparison
+from edge_opt.records.serving import ServingComparison
 from edge_opt.serving.host_decoding import decode_peak_bytes
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.model_source import import_transformers

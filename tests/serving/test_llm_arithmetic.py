@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from edge_opt.records import ServingReport
+from edge_opt.records.serving import ServingReport
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.serving_costs import distinct_experts
 from language_models import config, small_llama

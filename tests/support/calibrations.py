@@ -10,14 +10,14 @@ from edge_opt.calibration.operator_bench import Overheads
 from edge_opt.calibration.operator_draws import is_warm, plan
 from edge_opt.cost.rules import price
 from edge_opt.measuring.machine import read_environment
-from edge_opt.records import (
+from edge_opt.records.costs import OpSignature
+from edge_opt.records.predictions import (
     Calibration,
     FreshOutput,
     GroupDeviation,
     MeasuredBandwidth,
     MeasuredPeak,
     OperatorSample,
-    OpSignature,
 )
 
 FLOPS_PER_S, BYTES_PER_S, CALL_S = 50e9, 20e9, 3e-6

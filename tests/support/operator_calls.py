@@ -10,7 +10,8 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.cost.rules import price
-from edge_opt.records import ModelProfile, OpCost, OpSignature, TensorInfo
+from edge_opt.records.costs import OpCost, OpSignature, TensorInfo
+from edge_opt.records.profiles import ModelProfile
 
 
 class Call(nn.Module):

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import edge_opt as eo
 import rasp
 from edge_opt.cost.conventions import count, reconcile, under_convention
-from edge_opt.records import ModelProfile
+from edge_opt.records.profiles import ModelProfile
 from zoo import torchvision_models
 
 

@@ -13,16 +13,10 @@ import edge_opt as eo
 from calibrations import imaginary
 from edge_opt import compress
 from edge_opt.comparing import compare
-from edge_opt.records import (
-    Agreement,
-    Converted,
-    Kernel,
-    LayerPrecision,
-    ModelProfile,
-    RunnerProfile,
-    ServingComparison,
-    SweepStatus,
-)
+from edge_opt.records.conversions import Agreement, Converted, Kernel, LayerPrecision, RunnerProfile
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.serving import ServingComparison
+from edge_opt.records.sweeps import SweepStatus
 from sweeps import small_sweep
 
 WIDTH = 8

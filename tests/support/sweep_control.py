@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from edge_opt.records import SweepResult
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.search.store import Store
 
 PATIENCE_S = 60

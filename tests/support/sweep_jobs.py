@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from edge_opt.records import Candidate, TrialMetrics
+from edge_opt.records.sweeps import Candidate, TrialMetrics
 
 
 def figures(candidate: Candidate) -> TrialMetrics:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from edge_opt.records import (
-    Candidate,
-    LayerSensitivity,
-    Precision,
-    Sensitivity,
-    SweepResult,
-    Trial,
-    TrialMetrics,
-    Violation,
-)
-from edge_opt.records.compression import Change
+from edge_opt.records.compression import Change, LayerSensitivity, Sensitivity
+from edge_opt.records.devices import Precision
+from edge_opt.records.sweeps import Candidate, SweepResult, Trial, TrialMetrics, Violation
 
 _SHARE_OF_BYTES = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": 0.25}
 

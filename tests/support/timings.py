@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.records import Environment
+from edge_opt.records.measurements import Environment
 
 
 def environment(**changed: Any) -> Environment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_opt.records import TrialMetrics
+from edge_opt.records.sweeps import TrialMetrics
 
 METRICS = TrialMetrics(
     accuracy=0.93, accuracy_low=0.91, accuracy_high=0.95, accuracy_drop=0.02,

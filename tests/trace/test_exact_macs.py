@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.records import ModelProfile
+from edge_opt.records.profiles import ModelProfile
 
 
 def macs(model: nn.Module, inputs: object, **kwargs: object) -> int:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import edge_opt as eo
 from edge_opt.errors import TraceFailed
-from edge_opt.records import Trace
+from edge_opt.records.costs import Trace
 
 
 def images(*layers: nn.Module) -> tuple[nn.Module, tuple[int, ...]]:

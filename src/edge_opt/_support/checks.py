@@ -65,7 +65,7 @@ def implausible(record: Any, place: str = "") -> str | None:
 
     What an operator was called with may be any number and is not looked at.
 
-    >>> from edge_opt.records import TensorInfo
+    >>> from edge_opt.records.costs import TensorInfo
     >>> implausible(TensorInfo((2, -3), "float32", -24))
     'shape[1] is -3; it cannot be below 0'
     """

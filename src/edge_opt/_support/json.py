@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from edge_opt.errors import InvalidInput, UnreadableProfile
-from edge_opt.records import SparseInfo, TensorInfo
+from edge_opt.records.costs import SparseInfo, TensorInfo
 
 T = TypeVar("T")
 _Convert = Callable[[Any], Any]

@@ -16,7 +16,7 @@ from edge_opt.backward.optimizers import find_optimizer
 from edge_opt.backward.step_report import checked_model, memory_and_flops, peak_of, plan_of
 from edge_opt.backward.step_trace import StepPlan
 from edge_opt.errors import EdgeOptError
-from edge_opt.records import CheckpointChoice, Remedy, TrainingStep
+from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
 from edge_opt.trace.inputs import CallArguments, InputSpec, materialize
 
 _LEAST_SAVING = 0.01

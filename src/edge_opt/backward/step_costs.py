@@ -20,19 +20,10 @@ from edge_opt.boards.targets import Found, Target, find_spec, find_targets
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.cost import price
 from edge_opt.profiling import profile
-from edge_opt.records import (
-    Calibration,
-    DeviceSpec,
-    MemoryByKind,
-    MemoryPoint,
-    OpCost,
-    OpSignature,
-    Prediction,
-    ReferenceRun,
-    StepTime,
-    TrainingLayer,
-    TrainingStep,
-)
+from edge_opt.records.costs import OpCost, OpSignature
+from edge_opt.records.devices import DeviceSpec
+from edge_opt.records.predictions import Calibration, Prediction, ReferenceRun
+from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
 
 _NOTHING = OpCost()

@@ -15,7 +15,8 @@ from edge_opt.backward.optimizers import find_optimizer, groups_of
 from edge_opt.backward.step_costs import StepCosts, StepMemory, step_times
 from edge_opt.backward.step_trace import StepPlan, StepTrace, trace_step
 from edge_opt.errors import InvalidInput
-from edge_opt.records import OpCost, TrainingStep
+from edge_opt.records.costs import OpCost
+from edge_opt.records.training_steps import TrainingStep
 from edge_opt.trace import called
 from edge_opt.trace.inputs import CallArguments, call_arguments
 from edge_opt.trace.tracer import one_at_a_time, original_module

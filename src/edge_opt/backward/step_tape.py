@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import _StopRecomputationError
 
-from edge_opt.records import OpSignature, Role
+from edge_opt.records.costs import OpSignature, Role
 from edge_opt.trace.lifetimes import Lifetimes
 from edge_opt.trace.modules import Frame, ModuleStack
 from edge_opt.trace.operators import Behavior, behavior, known_behavior

@@ -17,7 +17,7 @@ from edge_opt.backward.cpu_kernels import as_on_cpu, casting
 from edge_opt.backward.step_tape import Phase, StepOp, StepStack, StepTape
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.measuring.backward_pass import summed
-from edge_opt.records import ModuleCall, Role, StorageInfo
+from edge_opt.records.costs import ModuleCall, Role, StorageInfo
 from edge_opt.trace.inputs import CallArguments, InputSpec, materialize, meta_tensor, real_tensor
 from edge_opt.trace.leftovers import Aftermath, forget_frames
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of

@@ -13,21 +13,17 @@ from edge_opt._support.checks import implausible
 from edge_opt._support.files import write_named
 from edge_opt.boards.catalog import normalized, user_folder
 from edge_opt.errors import CalibrationMissing, InvalidCalibration
-from edge_opt.records import (
-    Bandwidth,
+from edge_opt.records.costs import OpSignature, TensorInfo
+from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
+from edge_opt.records.measurements import Environment
+from edge_opt.records.predictions import (
     Calibration,
-    DeviceSpec,
-    Environment,
-    Figure,
     FreshOutput,
     GroupDeviation,
     MeasuredBandwidth,
     MeasuredPeak,
     OperatorSample,
-    OpSignature,
-    Peak,
     ReferenceRun,
-    TensorInfo,
 )
 
 SCHEMA = "edge-opt calibration"

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from edge_opt.boards.passes import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
-from edge_opt.records import SCRATCH_IS_APART as SCRATCH_IS_APART
-from edge_opt.records import MemoryKind, MemoryNeed, ModelProfile, Precision, Role, TensorInfo, Trace
+from edge_opt.records.costs import Role, TensorInfo, Trace
+from edge_opt.records.devices import SCRATCH_IS_APART as SCRATCH_IS_APART
+from edge_opt.records.devices import Precision
+from edge_opt.records.predictions import MemoryKind, MemoryNeed
+from edge_opt.records.profiles import ModelProfile
 
 # Who drops tensors: eager torch when Python lets go of them, a planning runtime after their last use.
 Lifetimes = Literal["eager", "planner"]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast, get_args
 
 from edge_opt._support.checks import is_number
 from edge_opt.errors import InvalidDevice, UnknownDevice
-from edge_opt.records import Bandwidth, DeviceSpec, Engine, Figure, FigureKind, KnownLatency, Peak, Power
+from edge_opt.records.devices import Bandwidth, DeviceSpec, Engine, Figure, FigureKind, KnownLatency, Peak, Power
 
 ENGINES: tuple[str, ...] = get_args(Engine)
 KINDS: tuple[str, ...] = get_args(FigureKind)

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.errors import InvalidInput
-from edge_opt.records import ModelProfile, OpCall, OpSignature
+from edge_opt.records.costs import OpCall, OpSignature
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.shown import Record
 
 Vector = NDArray[np.float64]

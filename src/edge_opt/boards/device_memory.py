@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from edge_opt.boards.cuda_allocator import AllocatorSettings, Block, CachingAllocator, parse_settings
 from edge_opt.errors import InvalidInput
-from edge_opt.records import DeviceMemory, DeviceMemoryPoint, ModelProfile, ModuleMemory, Trace
+from edge_opt.records.costs import Trace
+from edge_opt.records.measurements import ModuleMemory
+from edge_opt.records.predictions import DeviceMemory, DeviceMemoryPoint
+from edge_opt.records.profiles import ModelProfile
 
 SOURCE = "simulated: torch's CUDA caching allocator, replayed on the traced lifetimes"
 NOT_IN_IT = "workspaces of cuDNN and cuBLAS, the CUDA context and loaded kernels are not in it"

@@ -17,18 +17,10 @@ from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, Roof, checked_ro
 from edge_opt.boards.targets import Target, find_spec, find_target, published
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
-from edge_opt.records import (
-    Bound,
-    DeviceSpec,
-    Energy,
-    Engine,
-    Figure,
-    LayerPrediction,
-    ModelProfile,
-    Power,
-    Precision,
-    Prediction,
-)
+from edge_opt.records.devices import Bound, DeviceSpec, Engine, Figure, Power, Precision
+from edge_opt.records.measurements import Energy
+from edge_opt.records.predictions import LayerPrediction, Prediction
+from edge_opt.records.profiles import ModelProfile
 
 # Under a model's load a device draws its power under load; a power mode and a TDP are ceilings, idle is no load at all.
 _WORKING_STATES = ("load", "highest_mode", "tdp")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edge_opt.records import ModelProfile, OpCall, OpSignature, Precision, TensorInfo
+from edge_opt.records.costs import OpCall, OpSignature, TensorInfo
+from edge_opt.records.devices import Precision
+from edge_opt.records.profiles import ModelProfile
 
 ITEMSIZE: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int4": 2}
 # Bytes per value of matrices of weights where that is not the size of everything else. Groups of 128 share a half of

@@ -17,7 +17,7 @@ from edge_opt._support.files import write_named
 from edge_opt.boards.class_costs import CLASSES, Habits, Vector
 from edge_opt.boards.class_fit import Costs, Spread
 from edge_opt.errors import InvalidDevice, InvalidInput
-from edge_opt.records import Engine
+from edge_opt.records.devices import Engine
 from edge_opt.records.shown import Record
 
 if sys.version_info >= (3, 11):

@@ -9,19 +9,19 @@ from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.passes import Pass, fused_passes, passes
 from edge_opt.boards.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
-from edge_opt.records import (
+from edge_opt.records.devices import (
     Bound,
     DeviceSpec,
     Engine,
     Figure,
-    LayerLatencies,
-    ModelProfile,
     Precision,
     Roofline,
     RooflinePoint,
     UsedBandwidth,
     Utilization,
 )
+from edge_opt.records.measurements import LayerLatencies
+from edge_opt.records.profiles import ModelProfile
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Of an engine's own measurements the first that is there. A copy reads and writes each byte that it counts once.

@@ -14,7 +14,8 @@ from edge_opt.boards.catalog import device as find_device
 from edge_opt.boards.fitted import platforms_named
 from edge_opt.boards.platform_file import Platform, load_platform, timed_devices
 from edge_opt.errors import InvalidInput, UnknownDevice
-from edge_opt.records import Calibration, DeviceSpec
+from edge_opt.records.devices import DeviceSpec
+from edge_opt.records.predictions import Calibration
 
 HOST = "host"
 Target = str | os.PathLike[str] | DeviceSpec | Calibration | Platform

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edge_opt.boards.weight_formats import WeightFormat
 from edge_opt.errors import InvalidInput
-from edge_opt.records import DeviceSpec, Engine
+from edge_opt.records.devices import DeviceSpec, Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from typing import Generic, TypeVar
 from edge_opt import units
 from edge_opt.boards.capacity import peak_memory
 from edge_opt.errors import InvalidInput
-from edge_opt.records import FigureUnit, Interval, Latency, ModelProfile, TrainingCost, TrialMetrics
-from edge_opt.records.sweeps import SHARES
+from edge_opt.records.measurements import Interval, Latency
+from edge_opt.records.profiles import FigureUnit, ModelProfile
+from edge_opt.records.sweeps import SHARES, TrialMetrics
+from edge_opt.records.training_steps import TrainingCost
 
 Kind = FigureUnit
 S = TypeVar("S")

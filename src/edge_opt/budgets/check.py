@@ -11,22 +11,19 @@ from edge_opt.budgets.budget_metrics import PROFILE_METRICS, Metric, trial_metri
 from edge_opt.budgets.parse import parse_budget, parse_increase
 from edge_opt.comparing import Subject, align, as_profile, compared_latency, layer_figures, profiled_differently
 from edge_opt.errors import InvalidInput
-from edge_opt.records import (
-    SCRATCH_IS_APART,
+from edge_opt.records.devices import SCRATCH_IS_APART, Precision
+from edge_opt.records.measurements import Comparison, Interval
+from edge_opt.records.profiles import (
     Budget,
     CheckedBudget,
     CheckResult,
-    Comparison,
     Contribution,
     Increase,
-    Interval,
     LayerFigures,
     ModelProfile,
     Outcome,
-    Precision,
-    TrialMetrics,
-    Violation,
 )
+from edge_opt.records.sweeps import TrialMetrics, Violation
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Target

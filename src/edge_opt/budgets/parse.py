@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TRIAL_METRICS, Metric
 from edge_opt.errors import BudgetError, InvalidInput
-from edge_opt.records import Budget, Increase, Relation
+from edge_opt.records.profiles import Budget, Increase, Relation
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _RELATION = re.compile(r"<=|>=|[<>≤≥]")

@@ -39,17 +39,17 @@ from edge_opt.errors import InvalidInput
 from edge_opt.measuring.allocator import kept_memory
 from edge_opt.measuring.latency import Progress, busy_remark
 from edge_opt.measuring.machine import crash_of, read_environment
-from edge_opt.records import (
+from edge_opt.records.devices import Precision
+from edge_opt.records.predictions import (
     Calibration,
     FreshOutput,
     GroupDeviation,
     MeasuredBandwidth,
     MeasuredPeak,
     OperatorSample,
+    PeakClass,
     ReferenceRun,
 )
-from edge_opt.records.devices import Precision
-from edge_opt.records.predictions import PeakClass
 
 _WORKING_SETS = tuple(1 << power for power in range(15, 28))  # 32 KiB to 128 MiB
 _FRESH = tuple(1 << power for power in range(18, 27, 2))  # 256 KiB to 64 MiB

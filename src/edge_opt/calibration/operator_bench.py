@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.errors import MeasurementFailed
 from edge_opt.measuring.allocator import kept_memory
-from edge_opt.records import OperatorSample, OpSignature, ReferenceRun, Shape, TensorInfo, Trace
+from edge_opt.records.costs import OpSignature, Shape, TensorInfo, Trace
+from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace
 from edge_opt.trace.operators import Behavior, behavior, operator_name
 

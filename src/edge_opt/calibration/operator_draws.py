@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edge_opt.records import OpSignature, TensorInfo
+from edge_opt.records.costs import OpSignature, TensorInfo
 from edge_opt.trace.operators import Behavior, behavior, signature_of
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.cost.rules import price
-from edge_opt.records import Calibration, OperatorSample, OpSignature, TensorInfo
+from edge_opt.records.costs import OpSignature, TensorInfo
+from edge_opt.records.predictions import Calibration, OperatorSample
 
 # Where data lies that was touched this many bytes ago: closer than the first, in a core's own cache; closer than the
 # second, in a shared one. The regression learns what that is worth here; these only have to separate the cases.

@@ -37,16 +37,10 @@ from edge_opt.calibration.operator_times import (
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measuring.machine import read_environment
-from edge_opt.records import (
-    Basis,
-    Bound,
-    Calibration,
-    LayerPrediction,
-    ModelProfile,
-    Precision,
-    Prediction,
-    Trace,
-)
+from edge_opt.records.costs import Trace
+from edge_opt.records.devices import Bound, Precision
+from edge_opt.records.predictions import Basis, Calibration, LayerPrediction, Prediction
+from edge_opt.records.profiles import ModelProfile
 
 _NINE_IN_TEN = 1.645  # standard deviations of a normal error
 

@@ -20,7 +20,8 @@ from edge_opt.errors import InvalidInput, first_line
 from edge_opt.loading import FORMS, Example, find_object, load_model, parse_reference
 
 if TYPE_CHECKING:
-    from edge_opt.records import ModelProfile, TargetComparison
+    from edge_opt.records.predictions import TargetComparison
+    from edge_opt.records.profiles import ModelProfile
     from edge_opt.trace.inputs import InputSpec
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge_opt.boards.class_costs import Workload
     from edge_opt.boards.own_board import Suggestion
     from edge_opt.boards.platform_file import Platform
-    from edge_opt.records import ModelProfile
+    from edge_opt.records.profiles import ModelProfile
 
     Net = ModelProfile | Workload
 

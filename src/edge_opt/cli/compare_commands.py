@@ -31,7 +31,9 @@ from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
 
 if TYPE_CHECKING:
-    from edge_opt.records import Budget, CheckResult, Increase, ModelComparison, ModelProfile, Precision, Trial
+    from edge_opt.records.devices import Precision
+    from edge_opt.records.profiles import Budget, CheckResult, Increase, ModelComparison, ModelProfile
+    from edge_opt.records.sweeps import Trial
 
 
 FORM = "RUN#CANDIDATE"

@@ -28,7 +28,8 @@ from edge_opt.loading import MODEL_FILES, load_model
 from edge_opt.units import percent
 
 if TYPE_CHECKING:
-    from edge_opt.records import Converted, Importance, Pruned
+    from edge_opt.records.compression import Importance, Pruned
+    from edge_opt.records.conversions import Converted
 
 
 def _source(model: str, taken: tuple[str, ...] = ()) -> str:

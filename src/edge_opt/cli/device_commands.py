@@ -22,7 +22,9 @@ from edge_opt.text import printable
 
 if TYPE_CHECKING:
     from edge_opt.boards.known_platforms import KnownPlatform
-    from edge_opt.records import Calibration, DeviceSpec, Diagnosis, Facility
+    from edge_opt.records.devices import DeviceSpec
+    from edge_opt.records.measurements import Diagnosis, Facility
+    from edge_opt.records.predictions import Calibration
     from edge_opt.report.sheets import Sheet
 
 

@@ -32,7 +32,9 @@ from edge_opt.report.profile_text import SORT_KEYS, check_view
 from edge_opt.report.table import LEVELS
 
 if TYPE_CHECKING:
-    from edge_opt.records import Engine, Level, ModelProfile, ServingReport
+    from edge_opt.records.devices import Engine
+    from edge_opt.records.profiles import Level, ModelProfile
+    from edge_opt.records.serving import ServingReport
 
 
 Targets = Annotated[
@@ -385,7 +387,7 @@ def llm(
     edge-opt llm models/llama/ -t host -w fp32 --measure
     """
     import edge_opt as eo
-    from edge_opt.records import ServingComparison
+    from edge_opt.records.serving import ServingComparison
     from edge_opt.report.serving_tables import save_serving, serving_document, serving_writer
 
     for path in output or []:

@@ -22,7 +22,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, MODEL_FILES
 
 if TYPE_CHECKING:
-    from edge_opt.records import SweepResult
+    from edge_opt.records.sweeps import SweepResult
     from edge_opt.run.config import RunConfig
     from edge_opt.run.run import RunResult
 

@@ -11,7 +11,7 @@ from edge_opt.compress.recipe import apply_spec, load_pruned, load_weights, save
 from edge_opt.compress.runtimes import Runner, measure_runner, measure_runners, open_runner
 from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.compress.training import accuracy, finetune
-from edge_opt.records import FineTuned
+from edge_opt.records.compression import FineTuned
 
 __all__ = [
     "FineTuned",

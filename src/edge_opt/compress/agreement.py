@@ -17,8 +17,7 @@ from edge_opt._support.checks import is_number
 from edge_opt.compress.export import Subject, Tensors, require
 from edge_opt.compress.runtimes import Runner
 from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidInput, first_line
-from edge_opt.records import Agreement, BatchAgreement, UnseenAgreement
-from edge_opt.records.conversions import UnseenKind
+from edge_opt.records.conversions import Agreement, BatchAgreement, UnseenAgreement, UnseenKind
 
 # The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
 # works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration

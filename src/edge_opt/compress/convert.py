@@ -74,7 +74,8 @@ from edge_opt.compress.runtimes import (
 )
 from edge_opt.compress.unseen_inputs import Unseen, compare_unseen, split
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.records import Agreement, Converted, Exported, Kernel, LayerPrecision, Precision, Runtime, SparedPoint
+from edge_opt.records.conversions import Agreement, Converted, Exported, Kernel, LayerPrecision, Runtime, SparedPoint
+from edge_opt.records.devices import Precision
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

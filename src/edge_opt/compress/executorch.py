@@ -16,7 +16,7 @@ from edge_opt.compress.export import Subject, Tensors, example_batches, export_c
 from edge_opt.compress.quantize import Job, Made, precision
 from edge_opt.compress.runtimes import Closing, in_pieces
 from edge_opt.errors import ConversionFailed, EdgeOptError, ExportFailed, InvalidInput, first_line
-from edge_opt.records import LayerPrecision
+from edge_opt.records.conversions import LayerPrecision
 
 # Memory is planned for the largest batch, so that it must have an end.
 MOST_SAMPLES = 512

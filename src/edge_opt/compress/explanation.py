@@ -11,17 +11,10 @@ from edge_opt import units
 from edge_opt.compress.runtimes import is_fast, vector_bytes
 from edge_opt.compress.scoring import metric_of
 from edge_opt.measuring.statistics import compare_latencies
-from edge_opt.records import (
-    Comparison,
-    Converted,
-    Explanation,
-    Latency,
-    LayerChange,
-    ModelProfile,
-    Reason,
-    RunnerProfile,
-)
-from edge_opt.records.compression import Bottleneck, Topic
+from edge_opt.records.compression import Bottleneck, Explanation, LayerChange, Reason, Topic
+from edge_opt.records.conversions import Converted, RunnerProfile
+from edge_opt.records.measurements import Comparison, Latency
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import MetricDirection
 
 # Bytes per element of a layer that runs in it, over the four of the profile's float32.

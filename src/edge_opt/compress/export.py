@@ -30,7 +30,7 @@ from edge_opt.compress.exporter_start import translations_kept
 from edge_opt.errors import ExportFailed, InvalidInput, message_of
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on, on_device
-from edge_opt.records import Exported
+from edge_opt.records.conversions import Exported
 from edge_opt.trace.modules import module_paths
 
 

@@ -16,7 +16,7 @@ from edge_opt.compress.export import PATH_KEY, require
 from edge_opt.compress.quantize import SPARED_KEY
 from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Kernel, LayerPrecision, RunnerProfile
+from edge_opt.records.conversions import Kernel, LayerPrecision, RunnerProfile
 
 # Operators with weights or products, by the family that runtimes fuse and rename them within.
 _FAMILIES = {

@@ -11,7 +11,8 @@ from torch import nn
 from edge_opt.boards.targets import Found
 from edge_opt.calibration.predict import predicted_seconds
 from edge_opt.errors import InvalidInput, PruningFailed
-from edge_opt.records import ModelProfile, PruneRequest, PruneResult
+from edge_opt.records.compression import PruneRequest, PruneResult
+from edge_opt.records.profiles import ModelProfile
 
 MOST = 0.98
 STEPS = 12

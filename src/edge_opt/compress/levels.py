@@ -15,7 +15,7 @@ from edge_opt.compress.prune import Plan, check_prunable, heal, make_plan
 from edge_opt.compress.ranking import best_kind
 from edge_opt.compress.recipe import apply_spec
 from edge_opt.compress.widths import RoundTo, fast_multiple
-from edge_opt.records import Importance, PruneRequest
+from edge_opt.records.compression import Importance, PruneRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from edge_opt.compress.export import Subject, Tensors, example_batches, export_c
 from edge_opt.compress.quantize import Job, Made, precision
 from edge_opt.compress.runtimes import Closing, in_pieces
 from edge_opt.errors import ConversionFailed, ExportFailed, InvalidInput, first_line
-from edge_opt.records import LayerPrecision
+from edge_opt.records.conversions import LayerPrecision
 
 _LAYERS = {
     "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "CONV_3D", "FULLY_CONNECTED", "BATCH_MATMUL",

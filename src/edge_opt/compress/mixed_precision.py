@@ -13,7 +13,7 @@ from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.export import Subject, Tensors, undisturbed
 from edge_opt.compress.sensitivity import at_precision, watching
 from edge_opt.errors import ConversionFailed
-from edge_opt.records import Agreement, SparedPoint
+from edge_opt.records.conversions import Agreement, SparedPoint
 
 # Without a bound of the caller's: half of what int8 may differ by.
 AUTO_BOUND = 0.1

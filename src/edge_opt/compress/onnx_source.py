@@ -20,7 +20,7 @@ from edge_opt.measuring.session import call_on
 from edge_opt.model_files.file_model import FileModel, OnnxModel
 from edge_opt.model_files.graph_plan import identifier
 from edge_opt.profiling import profile
-from edge_opt.records import Exported
+from edge_opt.records.conversions import Exported
 
 # Per-channel scales and quantised operators that runtimes fuse came with this opset.
 _QUANTIZABLE_OPSET = 13

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt.compress.recipe import apply_spec
 from edge_opt.errors import PruningFailed
-from edge_opt.records import KeptIndices, PruneCheck, PruneSpec
+from edge_opt.records.compression import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments
 
 # Of what silencing the channels changes, the share by which the pruned model may differ: rounding stays far below.

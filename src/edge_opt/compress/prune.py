@@ -46,16 +46,16 @@ from edge_opt.compress.reconstruction import reestimate_norms, stand_in
 from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
-from edge_opt.records import (
+from edge_opt.records.compression import (
     Importance,
     LayerChannels,
-    ModelProfile,
     Pruned,
     PruneRequest,
     PruneResult,
     PruneSpec,
     Shortfall,
 )
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace.inputs import CallArguments, call_arguments, materialize, real_tensor
 
 

@@ -20,7 +20,7 @@ from edge_opt.compress.balancing import balance, correct_biases
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, require, size_of
 from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
-from edge_opt.records import Exported, LayerPrecision
+from edge_opt.records.conversions import Exported, LayerPrecision
 
 
 @dataclass(frozen=True, slots=True)

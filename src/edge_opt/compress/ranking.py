@@ -14,7 +14,7 @@ from edge_opt.compress.channels import NONE, ChannelMap, Group, TensorDim
 from edge_opt.compress.reconstruction import reconstruction_scores
 from edge_opt.compress.task import task_of
 from edge_opt.errors import InvalidInput, PruningFailed
-from edge_opt.records import Importance
+from edge_opt.records.compression import Importance
 
 KINDS: tuple[Importance, ...] = ("auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2", "random")
 # Narrow layers are rounded to this at least where widths are chosen for speed: a vector of the smallest CPUs.

@@ -24,7 +24,8 @@ from edge_opt.measuring.latency import Runner as Repeats
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.measuring.onnx_timing import open_session, reason
-from edge_opt.records import Converted, Latency
+from edge_opt.records.conversions import Converted
+from edge_opt.records.measurements import Latency
 
 _FAST = {
     "fp16": {"avx512_fp16", "amx_fp16", "fphp", "asimdhp"},

@@ -20,7 +20,7 @@ from edge_opt.compress.rounding import channel_dim, quantized_activation, quanti
 from edge_opt.compress.scoring import count_samples, first_tensor, takes_model
 from edge_opt.compress.task import Batch, Task, task_of
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Importance, LayerSensitivity, PruneRequest, Sensitivity
+from edge_opt.records.compression import Importance, LayerSensitivity, PruneRequest, Sensitivity
 from edge_opt.records.sweeps import MetricDirection
 
 PRECISIONS = ("int8", "fp16", "bf16")

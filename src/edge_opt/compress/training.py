@@ -22,7 +22,7 @@ from edge_opt.compress.runtimes import needs_reduced_range
 from edge_opt.compress.scoring import first_tensor
 from edge_opt.compress.task import Task, task_of
 from edge_opt.errors import InvalidInput, TrainingFailed
-from edge_opt.records import EpochRecord, FineTuned
+from edge_opt.records.compression import EpochRecord, FineTuned
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.trace.modules import module_paths
 

@@ -17,7 +17,7 @@ from edge_opt.compress.agreement import Original, singles, unseen_agreement
 from edge_opt.compress.export import Tensors, in_batches_of
 from edge_opt.compress.quantize import Made
 from edge_opt.compress.runtimes import Runner
-from edge_opt.records import UnseenAgreement
+from edge_opt.records.conversions import UnseenAgreement
 
 # A quarter is held out: the ranges of the rest are then nearly those of all. Of fewer samples, a quarter says nothing.
 _PARTS = 4

@@ -12,7 +12,7 @@ from typing import Literal
 from edge_opt.boards.platform_file import Platform
 from edge_opt.boards.targets import Found
 from edge_opt.compress.runtimes import vector_bytes
-from edge_opt.records import DeviceSpec
+from edge_opt.records.devices import DeviceSpec
 
 RoundTo = int | Literal["auto"]
 # A tile of two vectors; wider machines gain nothing from more than this, and narrow layers would lose too much.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 # (a + bi)(c + di) = (ac - bd) + (ad + bc)i: four real multiply-accumulates in a sum of products.
 MACS_PER_PRODUCT = 4

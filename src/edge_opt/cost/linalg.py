@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_opt.cost.complex_numbers import is_complex
 from edge_opt.cost.rules import Work, aten, cost_rule
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 _COMPLEX = 4
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_opt.cost.complex_numbers import complex_ops, is_complex
 from edge_opt.cost.rules import Work, aten, copied, cost_rule, free_operators
-from edge_opt.records import Shape, TensorInfo
+from edge_opt.records.costs import Shape, TensorInfo
 
 cost_rule(
     aten.clone, aten.contiguous, aten.reshape, aten.flatten, aten.unflatten, aten._unsafe_view, aten.to,

@@ -10,7 +10,7 @@ from math import ceil, log2, prod
 from typing import Any
 
 from edge_opt.cost.rules import Rule, Work, aten, cost_rule, operator_name, per_input, per_output
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 SOFTMAX_OPS = 5  # running maximum, subtract, exp, sum, divide
 

@@ -9,7 +9,7 @@ from edge_opt.cost.complex_numbers import ADD, MACS_PER_PRODUCT, is_complex
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
 from edge_opt.cost.rules import Work, aten, copied, cost_rule, free_operators, operator_name, per_output
 from edge_opt.cost.sorting import sort_ops
-from edge_opt.records import SparseInfo, TensorInfo
+from edge_opt.records.costs import SparseInfo, TensorInfo
 
 
 def products(x: TensorInfo, macs: int, additions: int = 0) -> Work:

@@ -12,7 +12,7 @@ import torch
 
 from edge_opt.cost.complex_numbers import complex_ops, is_complex
 from edge_opt.errors import RuleError
-from edge_opt.records import OpCost, OpPrice, OpSignature, TensorInfo
+from edge_opt.records.costs import OpCost, OpPrice, OpSignature, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

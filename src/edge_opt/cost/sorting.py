@@ -9,7 +9,7 @@ from math import ceil, log2
 from typing import Any
 
 from edge_opt.cost.rules import Work, aten, cost_rule
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 
 def _length(x: TensorInfo, dim: Any = -1) -> int:

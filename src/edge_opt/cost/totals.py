@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from edge_opt.records import LayerCost, OpCost, OpPrice, PeakMemory, Totals, Trace, Unpriced
+from edge_opt.records.costs import LayerCost, OpCost, OpPrice, PeakMemory, Totals, Trace, Unpriced
 from edge_opt.records.shown import maker
 
 _layer_cost = maker(LayerCost)

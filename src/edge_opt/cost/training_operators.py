@@ -8,7 +8,7 @@ from typing import Any
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
 from edge_opt.cost.products import products
 from edge_opt.cost.rules import Work, aten, cost_rule, per_output
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 
 def _pair_ops(p: float) -> int:

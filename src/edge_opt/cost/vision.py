@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_opt.cost.rules import Work, aten, cost_rule, operator_name, per_output
 from edge_opt.cost.sorting import sort_ops
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 
 def weighted_sum(taps: int) -> int:

@@ -14,7 +14,7 @@ from torch import nn
 from edge_opt._support.state import random_numbers_kept
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import interleaved
-from edge_opt.records import LayerStep, MeasuredStep
+from edge_opt.records.measurements import LayerStep, MeasuredStep
 from edge_opt.trace.modules import module_paths
 
 _sequence_number = torch._C._autograd._get_sequence_nr

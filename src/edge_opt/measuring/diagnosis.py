@@ -10,7 +10,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import Clock, Progress, interleaved
 from edge_opt.measuring.machine import BACKENDS, read_environment
 from edge_opt.measuring.statistics import compare_latencies
-from edge_opt.records import Comparison, Diagnosis, Environment, Facility, Latency
+from edge_opt.records.measurements import Comparison, Diagnosis, Environment, Facility, Latency
 
 _PACKAGES = ("torch", "numpy", "pandas", "torchvision", "timm", "onnxruntime", "openvino")
 # A product of this size takes about a millisecond on a small core and fits into its cache.

@@ -25,7 +25,8 @@ from edge_opt.measuring.energy_meters import (
     meters,
     names,
 )
-from edge_opt.records import Energy, Latency, ModelProfile, Refusal
+from edge_opt.records.measurements import Energy, Latency, Refusal
+from edge_opt.records.profiles import ModelProfile
 
 __all__ = [
     "BYTE_PJ",

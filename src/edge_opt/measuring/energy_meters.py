@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from edge_opt.errors import MeterFailed, RuleError
-from edge_opt.records import Energy, EnergySource, Latency, ModelProfile
+from edge_opt.records.measurements import Energy, EnergySource, Latency
+from edge_opt.records.profiles import ModelProfile
 
 
 @contextmanager

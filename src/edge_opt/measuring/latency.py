@@ -15,7 +15,7 @@ from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
 from edge_opt.measuring.allocator import kept_memory, trim
 from edge_opt.measuring.machine import CPU, Device, machine_cpu_s, usable_cores
 from edge_opt.measuring.statistics import CONTENDED_CORES, latency_of, median, relative_half_width
-from edge_opt.records import Environment, Latency
+from edge_opt.records.measurements import Environment, Latency
 
 # The kernel counts the machine's time in hundredths of a second.
 _TELLING_TIME_S = 0.2

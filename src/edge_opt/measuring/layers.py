@@ -15,7 +15,8 @@ from torch import nn
 
 from edge_opt.measuring.machine import Device
 from edge_opt.measuring.statistics import resamples
-from edge_opt.records import Interval, Latency, LayerCost, LayerLatencies, LayerLatency, ModuleCall, OpCost
+from edge_opt.records.costs import LayerCost, ModuleCall, OpCost
+from edge_opt.records.measurements import Interval, Latency, LayerLatencies, LayerLatency
 from edge_opt.trace.modules import module_paths
 
 Now = Callable[[], int]

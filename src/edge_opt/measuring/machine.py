@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Environment
+from edge_opt.records.measurements import Environment
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,8 @@ from torch.autograd.profiler import profile
 
 from edge_opt._support.state import as_found
 from edge_opt.errors import InvalidInput, MeasurementFailed
-from edge_opt.records import MeasuredMemory, ModuleMemory, Trace
+from edge_opt.records.costs import Trace
+from edge_opt.records.measurements import MeasuredMemory, ModuleMemory
 from edge_opt.trace.inputs import CallArguments, materialize
 from edge_opt.trace.modules import Frame, ModuleStack, module_paths
 from edge_opt.trace.operators import WHOLE

@@ -27,7 +27,7 @@ from edge_opt.errors import ConversionFailed, EdgeOptError, InvalidInput, first_
 from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.latency import Runner, interleaved
 from edge_opt.measuring.machine import cpu_name, read_environment, usable_cores
-from edge_opt.records import Latency
+from edge_opt.records.measurements import Latency
 
 Array = NDArray[Any]
 ORDER, INPUTS, RESULT = "order.json", "inputs.npz", "result.json"

@@ -14,7 +14,8 @@ from typing import Any
 
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.measuring.statistics import latency_of, median
-from edge_opt.records import Environment, Interval, LayerLatencies, LayerLatency, Measurement, ModelProfile
+from edge_opt.records.measurements import Environment, Interval, LayerLatencies, LayerLatency, Measurement
+from edge_opt.records.profiles import ModelProfile
 
 FORMS = ("ONNX Runtime's profiling JSON, trtexec --exportProfile, the CSV of TFLite's benchmark_model, a CSV of "
          "ExecuTorch's Inspector, or a trace of torch.profiler")  # fmt: skip

@@ -35,18 +35,17 @@ from edge_opt.measuring.latency import (
 from edge_opt.measuring.layers import Recorder, clock_of, layer_latencies, recording_cost
 from edge_opt.measuring.machine import CPU, Device, find_device, read_environment
 from edge_opt.measuring.statistics import compare_latencies, compare_placements
-from edge_opt.records import (
+from edge_opt.records.costs import LayerCost, Trace
+from edge_opt.records.measurements import (
     Comparison,
     Energy,
     Latency,
-    LayerCost,
     LayerLatencies,
     MeasuredMemory,
     Measurement,
-    ModelProfile,
     Refusal,
-    Trace,
 )
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace import trace
 from edge_opt.trace.inputs import (
     CallArguments,

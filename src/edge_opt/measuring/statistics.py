@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge_opt import units
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Comparison, Environment, Interval, Latency, Verdict
+from edge_opt.records.measurements import Comparison, Environment, Interval, Latency, Verdict
 
 Floats = NDArray[np.float64]
 

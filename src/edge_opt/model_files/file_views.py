@@ -19,7 +19,8 @@ from edge_opt.errors import InvalidInput
 from edge_opt.model_files.file_model import FileModel
 from edge_opt.model_files.file_records import FileNode
 from edge_opt.model_files.graph_reading import recorded_operators
-from edge_opt.records import ModelProfile, OpCost
+from edge_opt.records.costs import OpCost
+from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace.tracer import trace
 
 # From light to dark, as Model Explorer mixes them.

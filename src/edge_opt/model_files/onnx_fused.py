@@ -12,7 +12,7 @@ from edge_opt.cost.products import DEQUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.graph_call import Call, operator
 from edge_opt.model_files.onnx_quantized import define, integer_product, steps_to_floats
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 # Weights of a few bits
 

@@ -16,7 +16,7 @@ from edge_opt.model_files.file_records import FileNode
 from edge_opt.model_files.graph_call import Call, operator, torch_dtype
 from edge_opt.model_files.onnx_file import DTYPES
 from edge_opt.model_files.onnx_operators import convolution, evenly_padded, linear, pooled, windows
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 # Operators of their own, for what torch has no word for on the meta device: integers that grow in a product, bytes
 # made from floats and back. Each is one operator of a trace, with a rule below.

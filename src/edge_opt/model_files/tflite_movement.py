@@ -21,7 +21,7 @@ from edge_opt.model_files.tflite_operators import (
     result_dtype,
     tflite,
 )
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 _rearranged = define(
     "rearranged(Tensor x, int[] shape) -> Tensor",

@@ -29,7 +29,7 @@ from edge_opt.model_files.onnx_quantized import (
     widened,
 )
 from edge_opt.model_files.tflite_file import ACTIVATIONS
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 aten = torch.ops.aten
 _SAME = 0

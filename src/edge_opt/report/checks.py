@@ -16,7 +16,7 @@ from edge_opt import units
 from edge_opt._support.files import write_named, writer_for
 from edge_opt._support.json import to_plain
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS
-from edge_opt.records import CheckedBudget, CheckResult, Contribution
+from edge_opt.records.profiles import CheckedBudget, CheckResult, Contribution
 from edge_opt.report.comparison import cell, figure_text, fragment, notes, page, table
 from edge_opt.report.terminal import Cell, Strip, print_table, rendered
 from edge_opt.text import html, markdown, printable, xml

@@ -20,7 +20,7 @@ from edge_opt._support import files
 from edge_opt._support.extras import written_with
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
-from edge_opt.records import ComparedLayer, FigureUnit, LayerFigures, ModelComparison
+from edge_opt.records.profiles import ComparedLayer, FigureUnit, LayerFigures, ModelComparison
 from edge_opt.report.table import heading
 from edge_opt.report.terminal import Cell, Strip, paper_width, print_table, rendered
 from edge_opt.text import html, markdown, printable, spreadsheet

@@ -13,7 +13,10 @@ from edge_opt._support.json import from_plain
 from edge_opt.boards.catalog import device as find_device
 from edge_opt.boards.roofline import PRECISIONS, roofline
 from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableProfile
-from edge_opt.records import DeviceSpec, LayerSensitivity, ModelProfile, Roofline, Sensitivity, SweepResult
+from edge_opt.records.compression import LayerSensitivity, Sensitivity
+from edge_opt.records.devices import DeviceSpec, Roofline
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.sweep_files import frontier_keys, sweep_rows
 from edge_opt.report.table import Row, leaf_rows
 
@@ -353,7 +356,7 @@ class Sensitivities:
 def sensitivities(found: Sensitivity) -> Sensitivities:
     """What each layer loses under each change; a score that rose is a loss below zero.
 
-    >>> from edge_opt.records import LayerSensitivity, Sensitivity
+    >>> from edge_opt.records.compression import LayerSensitivity, Sensitivity
     >>> row = LayerSensitivity("conv1", "Conv2d", "prune", "0.5", 0.75, -0.125, 0.1, None, 0.5, "")
     >>> sensitivities(Sensitivity("accuracy", 0.875, 64, (row,), ())).losses
     ((0.125,),)

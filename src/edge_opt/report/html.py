@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge_opt import units
-from edge_opt.records import ModelComparison, ModelProfile, SweepResult
+from edge_opt.records.profiles import ModelComparison, ModelProfile
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, totals_table
 from edge_opt.report.sheets import facts_html, strips_html
 from edge_opt.report.summary import summary_lines

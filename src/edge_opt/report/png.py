@@ -13,7 +13,9 @@ from edge_opt import units
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.records import ModelProfile, Roofline, SweepResult
+from edge_opt.records.devices import Roofline
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.figures import (
     DEVICES,
     Axis,

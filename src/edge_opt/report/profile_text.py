@@ -11,7 +11,9 @@ from rich.text import Text
 
 from edge_opt import units
 from edge_opt.errors import InvalidInput
-from edge_opt.records import DeviceMemory, Level, ModelProfile, OpCost, Shape
+from edge_opt.records.costs import OpCost, Shape
+from edge_opt.records.predictions import DeviceMemory
+from edge_opt.records.profiles import Level, ModelProfile
 from edge_opt.report.summary import NO_WORK, summary_lines
 from edge_opt.report.table import (
     Node,

@@ -6,39 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from edge_opt import units
-from edge_opt.records import (
-    Agreement,
-    BatchFit,
-    Calibration,
-    CheckResult,
-    Comparison,
-    Converted,
-    DeviceMemory,
-    DeviceSpec,
-    Diagnosis,
-    Explanation,
-    FineTuned,
-    Latency,
-    LayerLatencies,
-    Measurement,
-    MemoryNeed,
-    ModelComparison,
-    ModelProfile,
-    Prediction,
-    Pruned,
-    Reconciliation,
-    Roofline,
-    RunnerProfile,
-    Sensitivity,
-    ServingComparison,
-    ServingReport,
-    SweepResult,
-    SweepStatus,
-    TargetComparison,
-    TrainingStep,
-    Trial,
-    Utilization,
-)
+from edge_opt.records.compression import Explanation, FineTuned, Pruned, Sensitivity
+from edge_opt.records.conversions import Agreement, Converted, RunnerProfile
+from edge_opt.records.costs import Reconciliation
+from edge_opt.records.devices import BatchFit, DeviceSpec, Roofline, Utilization
+from edge_opt.records.measurements import Comparison, Diagnosis, Latency, LayerLatencies, Measurement
+from edge_opt.records.predictions import Calibration, DeviceMemory, MemoryNeed, Prediction, TargetComparison
+from edge_opt.records.profiles import CheckResult, ModelComparison, ModelProfile
+from edge_opt.records.serving import ServingComparison, ServingReport
+from edge_opt.records.sweeps import SweepResult, SweepStatus, Trial
+from edge_opt.records.training_steps import TrainingStep
 from edge_opt.report import checks, comparison, profile_text, results, serving_tables, target_tables, training_tables
 from edge_opt.report.html import comparison_html, profile_html, sweep_html
 from edge_opt.report.sheets import Fact, Sheet, own_view, sheet

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
-from edge_opt.records import (
-    Agreement,
-    Converted,
+from edge_opt.records.compression import (
     LayerSensitivity,
     PruneCheck,
     Pruned,
@@ -18,6 +16,7 @@ from edge_opt.records import (
     Sensitivity,
     Shortfall,
 )
+from edge_opt.records.conversions import Agreement, Converted
 from edge_opt.report.figures import change_of
 from edge_opt.report.sheets import Sheet
 from edge_opt.report.terminal import Cell, Strip

@@ -15,7 +15,7 @@ from edge_opt._support import files
 from edge_opt._support.checks import implausible
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
-from edge_opt.records import SCHEMA_VERSION, Level, ModelProfile
+from edge_opt.records.profiles import SCHEMA_VERSION, Level, ModelProfile
 from edge_opt.report.profile_text import render
 from edge_opt.report.summary import summary_lines
 from edge_opt.report.table import columns, table

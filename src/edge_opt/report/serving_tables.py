@@ -13,7 +13,7 @@ from rich.console import Console
 from edge_opt import units
 from edge_opt._support.files import by_suffix, write_whole
 from edge_opt._support.json import to_plain
-from edge_opt.records import SERVING_FORMAT, ServingReport
+from edge_opt.records.serving import SERVING_FORMAT, ServingReport
 from edge_opt.report.comparison import cell, page, table
 from edge_opt.report.sheets import strips_html
 from edge_opt.report.summary import short_first

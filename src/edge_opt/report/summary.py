@@ -9,16 +9,10 @@ from dataclasses import dataclass
 
 from edge_opt import units
 from edge_opt.boards.capacity import peak_memory
-from edge_opt.records import (
-    Bound,
-    Energy,
-    Latency,
-    LayerLatencies,
-    MeasuredMemory,
-    Measurement,
-    ModelProfile,
-    Prediction,
-)
+from edge_opt.records.devices import Bound
+from edge_opt.records.measurements import Energy, Latency, LayerLatencies, MeasuredMemory, Measurement
+from edge_opt.records.predictions import Prediction
+from edge_opt.records.profiles import ModelProfile
 
 
 def measured_lines(found: Measurement) -> list[tuple[str, str]]:

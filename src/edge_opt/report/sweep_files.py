@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edge_opt._support.checks import implausible
 from edge_opt._support.json import from_plain, laid_out, to_plain
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
-from edge_opt.records import Factor, SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import Factor, SweepResult, Trial, TrialMetrics
 from edge_opt.text import spreadsheet
 from edge_opt.units import megabytes
 
@@ -33,7 +33,7 @@ def sweep_document(result: SweepResult) -> str:
     """The sweep as JSON that `read_sweep` reads back exactly: one line per candidate.
 
     >>> import json
-    >>> from edge_opt.records import Candidate, SweepResult, Trial
+    >>> from edge_opt.records.sweeps import Candidate, SweepResult, Trial
     >>> lost = Trial(Candidate(0.0, "fp32", "torch"), "failed", None, "raised", "no data", (), 0.1)
     >>> json.loads(sweep_document(SweepResult("net", lost, (), (), (), None, "")))["format"]
     'edge_opt.sweep'

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_opt import units
-from edge_opt.records import Factor, Speedup, SweepResult, Trial, TrialMetrics
-from edge_opt.records.sweeps import SHARES
+from edge_opt.records.sweeps import SHARES, Factor, Speedup, SweepResult, Trial, TrialMetrics
 from edge_opt.report.sheets import Fact, Sheet
 from edge_opt.report.terminal import Cell, Strip
 from edge_opt.text import html, printable

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_opt import units
 from edge_opt.errors import InvalidInput
-from edge_opt.records import LayerCost, Level, ModelProfile, OpCost, Shape
+from edge_opt.records.costs import LayerCost, OpCost, Shape
+from edge_opt.records.profiles import Level, ModelProfile
 from edge_opt.report.summary import NO_WORK, Predicted, predicted_by_call, predicted_whole, together
 
 if TYPE_CHECKING:

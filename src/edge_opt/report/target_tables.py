@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from edge_opt import units
-from edge_opt.records import DeviceSpec, Figure, TargetComparison, TargetFit
+from edge_opt.records.devices import DeviceSpec, Figure
+from edge_opt.records.predictions import TargetComparison, TargetFit
 from edge_opt.report.sheets import Fact, Sheet
 from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table, rendered
 from edge_opt.text import printable

@@ -12,7 +12,7 @@ from rich.console import Console
 from edge_opt import units
 from edge_opt._support.files import by_suffix, write_whole
 from edge_opt._support.json import to_plain
-from edge_opt.records import MemoryPoint, TrainingLayer, TrainingStep
+from edge_opt.records.training_steps import MemoryPoint, TrainingLayer, TrainingStep
 from edge_opt.report.comparison import cell, page, table
 from edge_opt.report.profile_text import ROWS_AT_MOST
 from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered

@@ -21,7 +21,8 @@ from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder
 from edge_opt.measuring.statistics import quiet_logs
-from edge_opt.records import Candidate, Finals, Latency, SweepResult
+from edge_opt.records.measurements import Latency
+from edge_opt.records.sweeps import Candidate, Finals, SweepResult
 from edge_opt.run.job import INPUTS, QUIET_WITHIN, Bench, PipelineJob, built_file, is_disturbed, kept_inputs
 from edge_opt.search.board_worker import Board, packed_inputs
 from edge_opt.search.build import Listener, Notice

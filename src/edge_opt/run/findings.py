@@ -18,7 +18,10 @@ from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.hardware import layer_estimates, summarize_hardware
 from edge_opt.measuring.machine import usable_cores
-from edge_opt.records import SCRATCH_IS_APART, ModelProfile, Sensitivity, SweepResult
+from edge_opt.records.compression import Sensitivity
+from edge_opt.records.devices import SCRATCH_IS_APART
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.sweep_tables import speedup_data
 from edge_opt.run.config import RunConfig
 from edge_opt.run.handover import ship

@@ -20,7 +20,7 @@ from edge_opt.compress.runtimes import HINTS, IN_TORCH, SUFFIXES
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput, first_line
 from edge_opt.measuring.machine import read_environment
-from edge_opt.records import SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, speedup_data
 from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, kept_inputs, weights_of
 

@@ -51,7 +51,10 @@ from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
-from edge_opt.records import Candidate, Converted, Exported, Importance, Latency, PruneSpec, TrialMetrics
+from edge_opt.records.compression import Importance, PruneSpec
+from edge_opt.records.conversions import Converted, Exported
+from edge_opt.records.measurements import Latency
+from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.search.board_worker import packed_inputs
 from edge_opt.trace.inputs import CallArguments

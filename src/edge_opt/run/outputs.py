@@ -18,7 +18,9 @@ from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.errors import InvalidInput
 from edge_opt.hardware import precision_tradeoff_table, save_hardware_artifacts
 from edge_opt.measuring.machine import read_environment
-from edge_opt.records import ModelProfile, Sensitivity, SweepResult, Trial
+from edge_opt.records.compression import Sensitivity
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import SweepResult, Trial
 from edge_opt.report.page import write_page
 from edge_opt.report.png import write_sweep_plots
 from edge_opt.report.sweep_files import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.metrics import Metrics
-from edge_opt.records import SweepResult, Trial
+from edge_opt.records.sweeps import SweepResult, Trial
 from edge_opt.report.sweep_files import WeightBudgets, sweep_rows
 from edge_opt.run.config import RunConfig
 

@@ -23,7 +23,8 @@ from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.loading import load_model
-from edge_opt.records import Sensitivity, SweepResult, TrialMetrics
+from edge_opt.records.compression import Sensitivity
+from edge_opt.records.sweeps import SweepResult, TrialMetrics
 from edge_opt.run.config import GRID, RunConfig
 from edge_opt.run.dependencies import code_sources, plain
 from edge_opt.run.findings import check_target, findings, hand_over

@@ -32,8 +32,9 @@ from edge_opt.compress.runtimes import BY_ONNX_FILE, measure_runners
 from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError
-from edge_opt.records import Candidate, Exported, Precision
-from edge_opt.records.sweeps import SHARES
+from edge_opt.records.conversions import Exported
+from edge_opt.records.devices import Precision
+from edge_opt.records.sweeps import SHARES, Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, computing_with, variant_of
 from edge_opt.search.space import IMPOSSIBLE, Exclusion, Pair, Space

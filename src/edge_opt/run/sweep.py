@@ -21,7 +21,7 @@ from edge_opt.data.datasets import splits_of
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.profiling import profile
-from edge_opt.records import Candidate, SweepResult, Trial
+from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.run.config import (
     GRID,
     SWEEP_KEYS,

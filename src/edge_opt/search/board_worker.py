@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult, read_result, this_machine, write_order
-from edge_opt.records import Candidate, TrialMetrics
+from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.locks import alone
 from edge_opt.search.process import Outcome

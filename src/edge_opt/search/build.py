@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from edge_opt.records import Candidate, SweepResult, Trial
+from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.search.locks import at_work
 from edge_opt.search.process import Isolation, Limits, Outcome, Phase
 

@@ -14,7 +14,7 @@ from edge_opt import units
 from edge_opt.budgets import trial_metrics
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.statistics import paired_ratio, wilson
-from edge_opt.records import Finals, Trial, TrialMetrics, Violation
+from edge_opt.records.sweeps import Finals, Trial, TrialMetrics, Violation
 
 ALL_OBJECTIVES = ("accuracy", "deploy_latency_ms", "latency_ms", "energy_j", "peak_memory_mb", "size_mb")
 _MORE_IS_BETTER = {"accuracy", "test_accuracy", "throughput"}

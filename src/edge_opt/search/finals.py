@@ -10,8 +10,18 @@ from typing import Any, Literal
 import numpy as np
 
 from edge_opt.measuring.statistics import mean_and_half_width, paired_ratio
-from edge_opt.records import Candidate, Factor, Finalist, Finals, Speedup, SweepResult, Trial, TrialMetrics, Violation
-from edge_opt.records.sweeps import FASTER_THAN_UNPRUNED
+from edge_opt.records.sweeps import (
+    FASTER_THAN_UNPRUNED,
+    Candidate,
+    Factor,
+    Finalist,
+    Finals,
+    Speedup,
+    SweepResult,
+    Trial,
+    TrialMetrics,
+    Violation,
+)
 from edge_opt.search.choose import not_worse, ranked_frontier
 
 # So many of the accepted candidates that may win, and of those on the frontier; the baseline and the steps between it

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
 from edge_opt._support.json import to_plain
-from edge_opt.records import TrialMetrics
+from edge_opt.records.sweeps import TrialMetrics
 
 _LENGTH = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1

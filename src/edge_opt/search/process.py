@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, Protocol, cast
 from edge_opt import units
 from edge_opt._support.extras import optional
 from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
-from edge_opt.records import Candidate, Failure, TrialMetrics
+from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
 from edge_opt.search.nursery import end_group, frame
 
 Phase = Literal["build", "measure", "compare"]

@@ -16,7 +16,7 @@ from edge_opt._support.json import to_plain
 from edge_opt._support.waiting import console_width
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput
-from edge_opt.records import SweepStatus, Trial
+from edge_opt.records.sweeps import SweepStatus, Trial
 from edge_opt.search.build import (
     Event,
     Listener,

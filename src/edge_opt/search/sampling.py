@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from edge_opt._support.extras import optional
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Candidate, Trial
+from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.choose import span
 from edge_opt.search.space import SamplerName, Space
 

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from edge_opt.errors import InvalidInput
-from edge_opt.records import Candidate, Precision
+from edge_opt.records.devices import Precision
 from edge_opt.records.shown import Record
+from edge_opt.records.sweeps import Candidate
 
 Pair = tuple[Precision, str]
 # What models can be converted to; int4 is of weights on paper, and no runtime here takes it.

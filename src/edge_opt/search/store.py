@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import NotSaved, OtherSettings, UnreadableProfile, UnreadableStore
-from edge_opt.records import Candidate, Trial
+from edge_opt.records.sweeps import Candidate, Trial
 
 
 def plain_trial(trial: Trial) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from edge_opt._support.json import from_plain
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
-from edge_opt.records import Budget, Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
+from edge_opt.records.profiles import Budget
+from edge_opt.records.sweeps import Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
 from edge_opt.search.build import (
     Builders,
     Listener,

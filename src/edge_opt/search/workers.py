@@ -23,7 +23,7 @@ from edge_opt import __version__
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import EdgeOptError, InvalidInput, first_line
-from edge_opt.records import Candidate
+from edge_opt.records.sweeps import Candidate
 from edge_opt.search.build import WAITING, Listener, Notice, Order, emptied
 from edge_opt.search.certificates import make_certificates, security_from
 from edge_opt.search.locks import at_work

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.errors import InvalidInput, MeasurementFailed, MissingExtra, first_line
 from edge_opt.measuring.machine import read_environment
-from edge_opt.records import Bandwidth, DeviceSpec, Figure, MeasuredServing, Peak
+from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
+from edge_opt.records.serving import MeasuredServing
 from edge_opt.serving.model_source import find_config, find_language_model, import_transformers, quiet
 from edge_opt.serving.token_trace import cache_argument, filled_cache, handed_out, traced_model
 

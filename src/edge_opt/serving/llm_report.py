@@ -19,11 +19,10 @@ from edge_opt.boards.targets import HOST, Target, find_spec
 from edge_opt.boards.token_rates import PREFILL_SPREAD
 from edge_opt.boards.weight_formats import cache_bytes_per_value, weight_format
 from edge_opt.errors import InvalidInput
-from edge_opt.records import (
+from edge_opt.records.devices import DeviceSpec, Engine
+from edge_opt.records.measurements import Energy
+from edge_opt.records.serving import (
     DecodeCost,
-    DeviceSpec,
-    Energy,
-    Engine,
     MeasuredServing,
     ServingComparison,
     ServingMemory,

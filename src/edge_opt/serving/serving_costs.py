@@ -21,17 +21,8 @@ from edge_opt.boards.token_rates import (
     unpack_rate,
 )
 from edge_opt.boards.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes, tensor_type
-from edge_opt.records import (
-    Bound,
-    CurvePoint,
-    DecodeCost,
-    DeviceSpec,
-    Engine,
-    PartName,
-    PrefillCost,
-    ServingMemory,
-    ServingPart,
-)
+from edge_opt.records.devices import Bound, DeviceSpec, Engine
+from edge_opt.records.serving import CurvePoint, DecodeCost, PartName, PrefillCost, ServingMemory, ServingPart
 from edge_opt.serving.token_trace import StepTrace, TracedModel
 
 # llama.cpp reads a prompt in pieces of this many tokens, so its tensors are no larger than for one of them.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from edge_opt.records import Role, Shape, StorageInfo
+from edge_opt.records.costs import Role, Shape, StorageInfo
 from edge_opt.records.shown import maker
 
 _storage_info = maker(StorageInfo)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from edge_opt.records import OpCall, OpSignature
+from edge_opt.records.costs import OpCall, OpSignature
 from edge_opt.trace.tape import Tape
 
 # Rounds after which it is asked whether they are alike: the first ones meet weights that are new.

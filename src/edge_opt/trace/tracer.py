@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.state import as_found, garbage_kept, random_numbers_kept, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
-from edge_opt.records import Role, StorageInfo, Trace
+from edge_opt.records.costs import Role, StorageInfo, Trace
 from edge_opt.trace.handoffs import Handoffs, watched
 from edge_opt.trace.inputs import (
     CallArguments,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edge_opt.cost.conventions.ledger import RECURRENT_OPS, Entry, Layer, Op, recurrent_cells, subject_of
 from edge_opt.cost.conventions.reconciliation import convention
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 _ATTENTION = "aten.scaled_dot_product_attention"
 _COUNTED = RECURRENT_OPS | frozenset((

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from edge_opt.records import ModelProfile, ModuleCall, OpCall, OpPrice, OpSignature, Shape, TensorInfo, Trace
+from edge_opt.records.costs import ModuleCall, OpCall, OpPrice, OpSignature, Shape, TensorInfo, Trace
+from edge_opt.records.profiles import ModelProfile
 
 Unit = Literal["macs", "flops"]
 

@@ -29,7 +29,7 @@ from edge_opt.cost.conventions.ledger import (
     subject_of,
 )
 from edge_opt.cost.conventions.reconciliation import convention
-from edge_opt.records import TensorInfo
+from edge_opt.records.costs import TensorInfo
 
 Counted = Iterator[tuple[str, int]]
 

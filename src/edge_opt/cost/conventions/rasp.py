@@ -32,7 +32,8 @@ from edge_opt.cost.conventions.ledger import (
     subject_of,
 )
 from edge_opt.cost.conventions.reconciliation import convention
-from edge_opt.records import ModelProfile, TensorInfo
+from edge_opt.records.costs import TensorInfo
+from edge_opt.records.profiles import ModelProfile
 
 Release = Literal["latest", "2020"]
 RELEASES: tuple[Release, ...] = ("latest", "2020")

@@ -22,7 +22,8 @@ from edge_opt.cost.conventions.ledger import (
 )
 from edge_opt.cost.totals import layer_costs, total_costs
 from edge_opt.errors import InvalidInput, RuleError
-from edge_opt.records import Cause, ModelProfile, OpCost, Reconciliation
+from edge_opt.records.costs import Cause, OpCost, Reconciliation
+from edge_opt.records.profiles import ModelProfile
 
 Counting = Callable[[Sequence[Layer]], Iterable[Entry]]
 

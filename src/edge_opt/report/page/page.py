@@ -17,7 +17,9 @@ from typing import Any
 from edge_opt._support.extras import missing
 from edge_opt._support.files import write_named
 from edge_opt.errors import InvalidInput
-from edge_opt.records import ModelProfile, Sensitivity, SweepResult
+from edge_opt.records.compression import Sensitivity
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.figures import read_sensitivity
 from edge_opt.report.page.payload import payload
 from edge_opt.report.page.runs import Run, runs_payload

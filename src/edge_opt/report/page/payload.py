@@ -10,17 +10,10 @@ from typing import Any, Literal
 from edge_opt import units
 from edge_opt._support.extras import written_with
 from edge_opt._support.json import to_plain
-from edge_opt.records import (
-    Energy,
-    Level,
-    Measurement,
-    ModelProfile,
-    Sensitivity,
-    Speedup,
-    SweepResult,
-    TrialMetrics,
-)
-from edge_opt.records.sweeps import SHARES
+from edge_opt.records.compression import Sensitivity
+from edge_opt.records.measurements import Energy, Measurement
+from edge_opt.records.profiles import Level, ModelProfile
+from edge_opt.records.sweeps import SHARES, Speedup, SweepResult, TrialMetrics
 from edge_opt.report.figures import (
     DeviceRoofs,
     Provenance,

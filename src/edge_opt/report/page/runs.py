@@ -15,8 +15,8 @@ from urllib.parse import quote
 from edge_opt import units
 from edge_opt._support.extras import written_with
 from edge_opt.errors import InvalidInput
-from edge_opt.records import ModelProfile, SweepResult, TrialMetrics
-from edge_opt.records.sweeps import SHARES
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import SHARES, SweepResult, TrialMetrics
 from edge_opt.report.figures import axes_of
 from edge_opt.report.page.payload import is_disturbed
 from edge_opt.report.sweep_files import frontier_keys, sweep_rows

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edge_opt import units
-from edge_opt.records import ModelProfile, SweepResult, Trial
+from edge_opt.records.profiles import ModelProfile
+from edge_opt.records.sweeps import SweepResult, Trial
 from edge_opt.report.figures import DeviceRoofs, Sensitivities, layer_name
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call
 from edge_opt.report.table import leaf_rows
