@@ -4,7 +4,7 @@
 
 FOLDER holds llm_raspberry_pi_5.csv.gz, llm_raspberry_pi_5_formats.csv.gz and llm_apple_m1.csv.gz, other people's
 measurements, which are not part of this project. Nothing here is fitted to them: the shares of the data sheet that
-`boards/token_rates.py` uses come from other machines.
+`serving/token_rates.py` uses come from other machines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from statistics import median
 from typing import Any
 
 from edge_opt.boards.catalog import device
-from edge_opt.boards.token_rates import PREFILL_SPREAD
-from edge_opt.boards.weight_formats import weight_format
 from edge_opt.records.serving import ServingReport
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.model_source import import_transformers
+from edge_opt.serving.token_rates import PREFILL_SPREAD
+from edge_opt.serving.weight_formats import weight_format
 
 CONTEXT = 128  # llama-bench's tg128, from an empty cache, and pp128; the Pi's prompts are of unknown length
 LLMFIT_EFFICIENCY = 0.55

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import edge_opt as eo
-from edge_opt.backward.step_trace import summed
+from edge_opt.training_steps.step_trace import summed
 
 TESTS = Path(__file__).parent.parent / "tests"
 # Smallest pictures that these take; the others take 64 x 64.

@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import edge_opt as eo
-from edge_opt.backward.remedies import repeated_blocks
-from edge_opt.backward.step_trace import summed
 from edge_opt.measuring.memory import record_events, replay
+from edge_opt.training_steps.remedies import repeated_blocks
+from edge_opt.training_steps.step_trace import summed
 
 TESTS = Path(__file__).parent.parent / "tests"
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

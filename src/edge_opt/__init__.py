@@ -10,8 +10,8 @@ __version__ = "0.2.0"
 # Every public name, by the module it lives in. Nothing is imported before it is asked for: `import edge_opt` costs
 # nothing, and the command line starts without torch.
 _HOMES = {
-    "backward.remedies": ("fewest_checkpoints",),
-    "backward.step_report": ("training_step",),
+    "training_steps.remedies": ("fewest_checkpoints",),
+    "training_steps.step_report": ("training_step",),
     "boards.calibration_file": ("calibrated_device", "load_calibration"),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
@@ -57,8 +57,6 @@ __all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream")
 
 if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
     from edge_opt import compress as compress
-    from edge_opt.backward.remedies import fewest_checkpoints as fewest_checkpoints
-    from edge_opt.backward.step_report import training_step as training_step
     from edge_opt.boards.calibration_file import calibrated_device as calibrated_device
     from edge_opt.boards.calibration_file import load_calibration as load_calibration
     from edge_opt.boards.capacity import peak_memory as peak_memory
@@ -99,6 +97,8 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.search.sweep import run_sweep as run_sweep
     from edge_opt.serving.llm_report import llm as llm
     from edge_opt.trace.inputs import InputSpec as InputSpec
+    from edge_opt.training_steps.remedies import fewest_checkpoints as fewest_checkpoints
+    from edge_opt.training_steps.step_report import training_step as training_step
 
 
 def __getattr__(name: str) -> Any:

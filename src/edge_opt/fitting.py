@@ -13,7 +13,6 @@ from torch import nn
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt._support.waiting import doing, telling
-from edge_opt.backward.step_report import training_step
 from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
 from edge_opt.boards.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
 from edge_opt.boards.device_memory import device_memory
@@ -25,6 +24,7 @@ from edge_opt.records.devices import BatchFit, Precision
 from edge_opt.records.predictions import MemoryNeed, Prediction, TargetComparison, TargetFit
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize
+from edge_opt.training_steps.step_report import training_step
 
 MOST = 1 << 16
 

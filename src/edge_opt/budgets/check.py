@@ -312,7 +312,7 @@ def _with_training(
     """The profile with what a training step of its model takes; a saved profile stays as it is."""
     if not _is_model(subject):
         return profile
-    from edge_opt.backward.step_report import training_step
+    from edge_opt.training_steps.step_report import training_step
 
     return replace(profile, training=training_step(subject, inputs, kwargs=kwargs, optimizer=optimizer).cost)
 

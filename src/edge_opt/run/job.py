@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
-from edge_opt.backward.step_report import training_step
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, export_onnx, finetune, load_pruned, measure_runner, open_runner, prune
 from edge_opt.compress.agreement import sized
@@ -58,6 +57,7 @@ from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.search.board_worker import packed_inputs
 from edge_opt.trace.inputs import CallArguments
+from edge_opt.training_steps.step_report import training_step
 
 
 @contextmanager

@@ -16,8 +16,6 @@ from edge_opt._support.waiting import doing
 from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.estimate import working_power
 from edge_opt.boards.targets import HOST, Target, find_spec
-from edge_opt.boards.token_rates import PREFILL_SPREAD
-from edge_opt.boards.weight_formats import cache_bytes_per_value, weight_format
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec, Engine
 from edge_opt.records.measurements import Energy
@@ -39,7 +37,9 @@ from edge_opt.serving.serving_costs import (
     serving_parts,
     speed_of,
 )
+from edge_opt.serving.token_rates import PREFILL_SPREAD
 from edge_opt.serving.token_trace import TracedModel, traced_model
+from edge_opt.serving.weight_formats import cache_bytes_per_value, weight_format
 
 CONTEXT = 4096
 PROMPT = 512

@@ -9,7 +9,9 @@ from math import prod
 import torch
 
 from edge_opt.boards.estimate import share_of_peak
-from edge_opt.boards.token_rates import (
+from edge_opt.records.devices import Bound, DeviceSpec, Engine
+from edge_opt.records.serving import CurvePoint, DecodeCost, PartName, PrefillCost, ServingMemory, ServingPart
+from edge_opt.serving.token_rates import (
     DELTA_PASSES,
     PREFILL_SPREAD,
     UNPACK_OPERATIONS,
@@ -20,10 +22,8 @@ from edge_opt.boards.token_rates import (
     row_rate,
     unpack_rate,
 )
-from edge_opt.boards.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes, tensor_type
-from edge_opt.records.devices import Bound, DeviceSpec, Engine
-from edge_opt.records.serving import CurvePoint, DecodeCost, PartName, PrefillCost, ServingMemory, ServingPart
 from edge_opt.serving.token_trace import StepTrace, TracedModel
+from edge_opt.serving.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes, tensor_type
 
 # llama.cpp reads a prompt in pieces of this many tokens, so its tensors are no larger than for one of them.
 PIECE = 512

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_opt.boards.weight_formats import WeightTensor, described
 from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.records.costs import OpCall, OpSignature, Trace
 from edge_opt.records.serving import PartName
 from edge_opt.serving.model_source import LanguageModel, quiet, text_config
+from edge_opt.serving.weight_formats import WeightTensor, described
 from edge_opt.trace import InputSpec, trace
 from edge_opt.trace.shadow import Copier
 

@@ -13,8 +13,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from edge_opt._support.state import random_numbers_kept, without_fast_path
-from edge_opt.backward.cpu_kernels import as_on_cpu, casting
-from edge_opt.backward.step_tape import Phase, StepOp, StepStack, StepTape
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.measuring.backward_pass import summed
 from edge_opt.records.costs import ModuleCall, Role, StorageInfo
@@ -24,6 +22,8 @@ from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.modules import module_paths, owned_parameters
 from edge_opt.trace.shadow import shadow_of
 from edge_opt.trace.tape import FastPathTaken, NeedsData
+from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
+from edge_opt.training_steps.step_tape import Phase, StepOp, StepStack, StepTape
 
 Loss = Callable[[Any], torch.Tensor]
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, or of groups of them

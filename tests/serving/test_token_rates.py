@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_opt.boards.catalog import device, devices
-from edge_opt.boards.token_rates import (
+from edge_opt.serving.token_rates import (
     DELTA_PASSES,
     EVIDENCE,
     MOST_ABOVE,
@@ -30,7 +30,7 @@ from edge_opt.boards.token_rates import (
     row_rate,
     sheet_share,
 )
-from edge_opt.boards.weight_formats import WEIGHT_FORMATS
+from edge_opt.serving.weight_formats import WEIGHT_FORMATS
 from edge_opt.errors import InvalidInput
 
 

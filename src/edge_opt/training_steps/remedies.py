@@ -12,12 +12,12 @@ from torch import nn
 
 from edge_opt._support.checks import check_positive
 from edge_opt._support.waiting import doing
-from edge_opt.backward.optimizers import find_optimizer
-from edge_opt.backward.step_report import checked_model, memory_and_flops, peak_of, plan_of
-from edge_opt.backward.step_trace import StepPlan
 from edge_opt.errors import EdgeOptError
 from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
 from edge_opt.trace.inputs import CallArguments, InputSpec, materialize
+from edge_opt.training_steps.optimizers import find_optimizer
+from edge_opt.training_steps.step_report import checked_model, memory_and_flops, peak_of, plan_of
+from edge_opt.training_steps.step_trace import StepPlan
 
 _LEAST_SAVING = 0.01
 _MOST_CANDIDATES = 48

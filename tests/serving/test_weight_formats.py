@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_opt.boards.weight_formats import (
+from edge_opt.errors import InvalidInput
+from edge_opt.serving.weight_formats import (
     BLOCK_TYPES,
     WEIGHT_FORMATS,
     WeightTensor,
@@ -14,7 +15,6 @@ from edge_opt.boards.weight_formats import (
     tensor_type,
     weight_format,
 )
-from edge_opt.errors import InvalidInput
 
 
 def llama(hidden: int, inner: int, layers: int, key: int, vocabulary: int, sharing: int) -> tuple[WeightTensor, ...]:

@@ -13,8 +13,6 @@ from math import prod
 import numpy as np
 from torch import nn
 
-from edge_opt.backward.step_tape import Phase, StepOp
-from edge_opt.backward.step_trace import Segment, StepTrace
 from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.boards.targets import Found, Target, find_spec, find_targets
 from edge_opt.calibration.reference_networks import REFERENCES
@@ -25,6 +23,8 @@ from edge_opt.records.devices import DeviceSpec
 from edge_opt.records.predictions import Calibration, Prediction, ReferenceRun
 from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
+from edge_opt.training_steps.step_tape import Phase, StepOp
+from edge_opt.training_steps.step_trace import Segment, StepTrace
 
 _NOTHING = OpCost()
 _PHASES = {
@@ -395,7 +395,7 @@ def _paces(runs: Sequence[ReferenceRun]) -> tuple[float, ...]:
 @lru_cache(maxsize=64)
 def _reference_work(name: str, batch: int) -> float | None:
     """Work of a reference model's backward relative to its forward's; None where this version cannot trace it."""
-    from edge_opt.backward.step_report import training_step
+    from edge_opt.training_steps.step_report import training_step
 
     reference = next((item for item in REFERENCES if item.name == name), None)
     if reference is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_opt.boards.weight_formats import WeightFormat
+from edge_opt.serving.weight_formats import WeightFormat
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec, Engine
 
@@ -105,7 +105,7 @@ EVIDENCE = (
     *_of("RTX 4090", "gpu", 1008e9, ("Llama-3-8B q6_k", (6.157e9, 1169), 93.0, f"{_SPEEDS}/issues/10")),
 )  # fmt: skip
 # Part of the bandwidth on paper that streaming weights reaches: the median over the machines above, and for the CPU
-# the STREAM copy of the Raspberry Pi 4 as one more. tests/boards/test_token_rates.py derives all of these.
+# the STREAM copy of the Raspberry Pi 4 as one more. tests/serving/test_token_rates.py derives all of these.
 SHARE: dict[Engine, float] = {"cpu": 0.58, "gpu": 0.8, "npu": 0.8, "all": 0.8}
 # GPUs with more than this on paper reach less of it with a single sequence: the median of four. Weights of eight bits
 # or more are so few per byte that they keep up: Llama-2-7B in fp16 and q8_0 on M1, M2 and M3 Max reach 0.77 to 0.87
@@ -262,7 +262,7 @@ def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = No
     """Operations per second that products of many rows reach in a format, and why; None where no peak is known.
 
     >>> from edge_opt.boards.catalog import device
-    >>> from edge_opt.boards.weight_formats import WEIGHT_FORMATS
+    >>> from edge_opt.serving.weight_formats import WEIGHT_FORMATS
     >>> round(matrix_rate(device("raspberry-pi-5"), WEIGHT_FORMATS["q8_0"])[0] / 1e9, 1)  # a tenth of 614.4
     61.4
     """
@@ -299,7 +299,7 @@ def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None)
     """Operations per second that products with one row reach in a format, and why; None where no peak is known.
 
     >>> from edge_opt.boards.catalog import device
-    >>> from edge_opt.boards.weight_formats import WEIGHT_FORMATS
+    >>> from edge_opt.serving.weight_formats import WEIGHT_FORMATS
     >>> round(row_rate(device("raspberry-pi-4"), WEIGHT_FORMATS["q4_0"])[0] / 1e9, 2)  # 0.19 × 48e9
     9.12
     """

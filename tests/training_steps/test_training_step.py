@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from edge_opt import units
-from edge_opt.backward.step_trace import summed
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.measuring.memory import record_events, replay
 from edge_opt.records.training_steps import TrainingStep
 from edge_opt.report.training_tables import curve_svg
+from edge_opt.training_steps.step_trace import summed
 
 F32 = 4
 

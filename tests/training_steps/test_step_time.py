@@ -9,8 +9,8 @@ from torch import nn
 
 import edge_opt as eo
 from calibrations import imaginary
-from edge_opt.backward.step_costs import _reference_work
 from edge_opt.records.predictions import Calibration, ReferenceRun
+from edge_opt.training_steps.step_costs import _reference_work
 
 NAMES = ("lstm-224", "gru-160", "text-384", "patches-32", "plain-40")
 PACE = 1.5

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from edge_opt._support.checks import check_whole
-from edge_opt.backward.optimizers import find_optimizer, groups_of
-from edge_opt.backward.step_costs import StepCosts, StepMemory, step_times
-from edge_opt.backward.step_trace import StepPlan, StepTrace, trace_step
 from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import OpCost
 from edge_opt.records.training_steps import TrainingStep
 from edge_opt.trace import called
 from edge_opt.trace.inputs import CallArguments, call_arguments
 from edge_opt.trace.tracer import one_at_a_time, original_module
+from edge_opt.training_steps.optimizers import find_optimizer, groups_of
+from edge_opt.training_steps.step_costs import StepCosts, StepMemory, step_times
+from edge_opt.training_steps.step_trace import StepPlan, StepTrace, trace_step
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Target
@@ -93,7 +93,7 @@ def training_step(
     if autocast is not None:
         step = replace(step, remarks=(*step.remarks, _AUTOCAST_REMARK))
     if remedies:
-        from edge_opt.backward.remedies import what_would_help
+        from edge_opt.training_steps.remedies import what_would_help
 
         step = replace(step, remedies=what_would_help(step, model, arguments, plan, accumulate))
     if target is not None:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import edge_opt as eo
-from edge_opt.backward.step_trace import summed
 from edge_opt.measuring.memory import record_events, replay
+from edge_opt.training_steps.step_trace import summed
 
 
 def static_peak(model: nn.Module, inputs: Any, **options: Any) -> int:
