@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from decode_evidence import EVIDENCE, DecodeEvidence
 from edge_opt.boards.catalog import device, devices
+from edge_opt.errors import InvalidInput
 from edge_opt.serving.token_rates import (
     DELTA_PASSES,
-    EVIDENCE,
     MOST_ABOVE,
     OVERHEAD_S,
     ROW_SHARE,
@@ -23,7 +24,6 @@ from edge_opt.serving.token_rates import (
     UNPACKED_SHARE,
     WIDE_BYTES_PER_S,
     WIDE_SHARE,
-    DecodeEvidence,
     matrix_rate,
     overhead_s,
     read_rate,
@@ -31,7 +31,6 @@ from edge_opt.serving.token_rates import (
     sheet_share,
 )
 from edge_opt.serving.weight_formats import WEIGHT_FORMATS
-from edge_opt.errors import InvalidInput
 
 
 def rows_of(engine: str, *, is_wide: bool = False) -> list[DecodeEvidence]:
