@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-# Nodes that are followed in all, each as often as it runs.
-MOST_STEPS = 50_000
+# Nodes that are executed, each as often as a loop or a function runs it: some ten seconds of work.
+MOST_NODES = 50_000
 # As many as numpy and torch have.
 MOST_DIMENSIONS = 64
 # Sizes from here on are refused.

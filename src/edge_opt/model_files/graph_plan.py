@@ -18,7 +18,6 @@ from edge_opt.model_files.file_records import (
     FileNode,
     FileTensor,
     FileValue,
-    Function,
     ModelFile,
 )
 from edge_opt.model_files.graph_call import MOST_ELEMENTS, real_values, torch_dtype
@@ -88,7 +87,6 @@ class Plan:
         self.known = {name: value for name, one in constants.items() if (value := real_values(one)) is not None}
         self.tensors = {name: hollow(one, self.roles[name]) for name, one in constants.items()}
         self.names = [value.name for value in file.graph.inputs]
-        self.function_steps = _function_steps(file.functions)
         self.inner: dict[int, torch.Tensor] = {}  # constants of graphs inside nodes, by the identity of their record
         for place, node in enumerate(self.nodes):
             self._add_inner(node, self.paths[place])
@@ -267,29 +265,6 @@ def _constant_nodes(
             places.add(place)
             names.update(node.outputs)
     return frozenset(places), frozenset(names)
-
-
-_DEEPEST_FUNCTION = 64
-
-
-def _function_steps(functions: Mapping[tuple[str, str], Function]) -> dict[tuple[str, str], int]:
-    """How many nodes a call of each function runs at least, those of functions that it calls included.
-
-    Ten functions that call each other ten times are a hundred lines in a file, and ten thousand million steps.
-    """
-    found: dict[tuple[str, str], int] = {}
-
-    def steps(key: tuple[str, str], depth: int) -> int:
-        if key not in functions or depth > _DEEPEST_FUNCTION:
-            return 0
-        if key not in found:
-            found[key] = 0  # one that calls itself is refused where it is run
-            found[key] = sum(1 + steps((node.domain, node.op), depth + 1) for node in functions[key].nodes)
-        return found[key]
-
-    for key in functions:
-        steps(key, 0)
-    return found
 
 
 def _roles(

@@ -22,12 +22,11 @@ from edge_opt.model_files import (
     tflite_movement,
     tflite_operators,
 )
-from edge_opt.model_files.file_records import MOST_KNOWN, MOST_STEPS, FileGraph, FileNode, Function, Reference
+from edge_opt.model_files.file_records import MOST_KNOWN, MOST_NODES, FileGraph, FileNode, Function, Reference
 from edge_opt.model_files.graph_call import Call, can_work_out, handler_of, numbers, real_values, torch_dtype
 from edge_opt.model_files.graph_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, Plan
 from edge_opt.model_files.graph_scopes import Span, names_from_outside, names_read
 from edge_opt.trace.lifetimes import nbytes_of
-from edge_opt.trace.repetition import Repetition
 from edge_opt.trace.shapes import output_specs
 
 # Importing them fills the table of operators.
@@ -39,12 +38,10 @@ _GROWING = frozenset(
 )
 _STEPS = frozenset((torch.int8, torch.uint8, torch.int16))
 _MOST_WORK = 1 << 20
-_MOST_NESTED_STEPS = 10_000  # of loops in loops
-_MOST_OPEN_STEPS = 3_000  # of a loop that does not say beforehand how often it runs
 # Elements of constants beyond a handful that are worked out in all: what they hold decides no shape.
 _FEW_ELEMENTS = 1_024
 _MOST_FOLDED = 1 << 21
-_USUAL_INPUTS = 8
+_INPUTS_OF_A_NODE = 8
 _DEEPEST_CALL = 64
 
 
@@ -84,10 +81,8 @@ class Run:
         self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
         self.known: dict[str, torch.Tensor] = dict(plan.known)
         self.bytes: dict[str, torch.Tensor] = {}  # what a DequantizeLinear was given, by the name of its result
-        self.varying: frozenset[str] = frozenset()  # what a loop gives its body, and what is made of it
-        self.steps = 0
-        self.limit = self.most = MOST_STEPS  # the step that is one too many now, and how many may be in all
-        self.rounds = 1  # how often the loops around will run what is read now
+        self.loop_values: frozenset[str] = frozenset()  # what a loop passes to its body, and what depends on it
+        self.executed_nodes = 0
         self.depth = 0
         self.folded = 0
         self.outside: dict[int, list[str]] = {}  # what graphs inside read from around them, by their identity
@@ -182,12 +177,13 @@ class Run:
         return found
 
     def _count(self, node: FileNode) -> None:
-        """Note one more step; a sum of a thousand values is a thousand."""
-        self.steps += 1 + max(0, len(node.inputs) - _USUAL_INPUTS)
-        if self.steps > self.limit:
-            if self.rounds == 1:
-                raise TraceFailed(f"{node.label}: its graph takes more than {MOST_STEPS:,} steps")
-            raise TraceFailed(f"{node.label}: its loops take more than {self.most:,} steps; bound them to profile")
+        """Count an executed node; one with a thousand inputs takes as long as many."""
+        self.executed_nodes += 1 + len(node.inputs) // _INPUTS_OF_A_NODE
+        if self.executed_nodes > MOST_NODES:
+            raise TraceFailed(
+                f"{node.label}: the file executes more than {MOST_NODES:,} nodes, each loop iteration and function "
+                "call included; profile the body of its loop as a file of its own"
+            )
 
     def _can_work_out(self, made: Sequence[torch.Tensor]) -> bool:
         """Whether values of that many elements are worked out: few always, many until enough have been."""
@@ -274,9 +270,6 @@ class Run:
         self.depth += 1
         if self.depth > _DEEPEST_CALL:
             raise call.refusal("its functions call each other in a circle")
-        needed = self.plan.function_steps[call.node.domain, call.node.op]
-        if self.steps + needed > self.limit:
-            raise call.refusal(f"it runs {needed * self.rounds:,} nodes, and more than {MOST_STEPS:,} are not followed")
         outer_values, outer_known = self.values, self.known
         self.values = {"": None, **dict(zip(function.inputs, call.inputs, strict=False))}
         self.values |= {name: None for name in function.inputs if name not in self.values}
@@ -296,29 +289,26 @@ class Run:
             self.depth -= 1
 
     def inner(self, node: FileNode) -> None:
-        """A node inside a function or a body: constant where everything it reads is known."""
+        """Read a node inside a function or a body: constant where everything it reads is known."""
         self._count(node)
-        read = names_read(node)
-        is_known = all(name in self.known for name in read)
-        if node.op not in BY_SHAPE and (not is_known or node.op in RANDOM or node.op in CONTROL):
+        names = names_read(node)
+        is_known = node.op not in RANDOM and node.op not in CONTROL and all(name in self.known for name in names)
+        if node.op in BY_SHAPE:
+            self._fold(node)
+        elif not is_known:
             self._step(node, False)
-        elif self.varying.isdisjoint(read) or node.op in BY_SHAPE:
+        elif self.loop_values.isdisjoint(names):
             self._fold(node)
         else:
-            self._repeated(node)
-
-    def _repeated(self, node: FileNode) -> None:
-        """A node of a loop's body whose values are known in this round: a runtime works them out in each round.
-
-        Counting whole numbers is left out: it is the loop's own work.
-        """
-        self.varying |= set(node.outputs)
-        made: dict[str, Any] = {}
-        if any(self.known[name].is_floating_point() for name in names_read(node) if name):
-            self._step(node, False)
-            made = {name: self.values[name] for name in node.outputs if name in self.values}
-        self._fold(node)
-        self.values.update(made)
+            # A runtime computes this in each iteration, so it is recorded although its values are known here.
+            # Arithmetic on integers is left out: it is the counting of the loop itself.
+            self.loop_values |= set(node.outputs)
+            recorded: dict[str, Any] = {}
+            if any(self.known[name].is_floating_point() for name in names):
+                self._step(node, False)
+                recorded = {name: self.values[name] for name in node.outputs if name in self.values}
+            self._fold(node)
+            self.values.update(recorded)
 
     def _size(self, dim: int | str) -> int | str:
         return self.dims.get(dim, dim) if isinstance(dim, str) else dim
@@ -396,9 +386,6 @@ class _Control:
     def __init__(self, run: Run, call: Call) -> None:
         self.run = run
         self.call = call
-        self.skipped = 0  # rounds that need not be run
-        self.last_varying: frozenset[str] = frozenset()
-        self.before: Any = None  # what the round before began with
 
     def found(self) -> tuple[Any, ...]:
         found: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
@@ -412,9 +399,9 @@ class _Control:
         run.depth += 1
         if run.depth > _DEEPEST_CALL:
             raise self.call.refusal("its graphs call each other too deep")
-        before_values, before_known, before_varying = run.values, run.known, run.varying
+        before_values, before_known, before_loop_values = run.values, run.known, run.loop_values
         names = [value.name for value in graph.inputs]
-        run.varying = run.varying.union(names) if is_round else run.varying
+        run.loop_values = run.loop_values.union(names) if is_round else run.loop_values
         tensors = {name: run.plan.inner[id(one)] for name, one in graph.constants.items()}
         if id(graph) not in run.outside:
             run.outside[id(graph)] = names_from_outside(graph)
@@ -429,60 +416,18 @@ class _Control:
             for node in graph.nodes:
                 run.inner(node)
             self.last_known = [run.known.get(value.name) for value in graph.outputs]
-            self.last_varying = run.varying
             return [run.value(value.name) for value in graph.outputs]
         finally:
-            run.values, run.known, run.varying = before_values, before_known, before_varying
+            run.values, run.known, run.loop_values = before_values, before_known, before_loop_values
             run.depth -= 1
 
-    def _check_steps(self, count: int, each: int) -> None:
-        if count * each > MOST_STEPS:
-            raise self.call.refusal(f"it runs {count:,} times, and more than {MOST_STEPS:,} steps are not followed")
-
-    def _rounds(self, count: int) -> Iterator[int]:
-        """The rounds of a loop. Its first one may take no more than its share of all steps: then the others can
-        be run, too, and loops in loops are refused before they have taken that many."""
-        run = self.run
-        outer, before = (run.limit, run.most), run.rounds
-        run.most = min(run.most, MOST_STEPS if before == 1 else _MOST_NESTED_STEPS)
-        run.rounds = before * count
-        run.limit = min(run.limit, run.steps + run.most // max(run.rounds, 1))
-        try:
-            number = 0
-            while number < count:
-                yield number
-                run.limit, run.most = outer
-                number, self.skipped = number + 1 + self.skipped, 0
-        finally:
-            (run.limit, run.most), run.rounds = outer, before
-
-    def _skip(
-        self, watch: Repetition, left: int, state: list[Any], known: Sequence[torch.Tensor | None],
-        scans: list[list[Any]],
-    ) -> int:  # fmt: skip
-        """How many rounds were recorded as the last one was, because nothing in them would differ.
-
-        What they would have made is put into `state` and `scans`. The last round is run, so that results are its own.
-        """
-        run, before = self.run, self.before
-        if not all(isinstance(value, torch.Tensor) for value in (*state, *(one[-1] for one in scans if one))):
-            return 0
-        is_asked = watch.is_asked(state)
-        layout = [(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype) for value in state]
-        self.before = (layout, [None if one is None else numbers(one) for one in known], run.folded, run.steps)
-        if not is_asked or left < 2 or before[:-1] != self.before[:-1]:
-            return 0
-        if self.call.node.op == "Loop" and not is_even(self.call.get("body"), self.last_varying):
-            return 0
-        found = watch.repeated(left - 1, state, [one[-1] for one in scans])
-        if found is None:
-            return 0
-        state[:] = found[0]
-        for values, more in zip(scans, found[1], strict=True):
-            values.extend(more)
-        run.steps += (left - 1) * (run.steps - before[-1])
-        self.skipped = left - 1
-        return left - 1
+    def _check_iterations(self, count: int, body: FileGraph) -> None:
+        """Refuse a loop whose number of iterations is too large before its first iteration."""
+        if count * len(body.nodes) > MOST_NODES:
+            raise self.call.refusal(
+                f"it runs {count:,} iterations of {len(body.nodes):,} nodes, and at most {MOST_NODES:,} nodes are "
+                "executed; profile its body as a file of its own"
+            )
 
     def _if(self) -> tuple[Any, ...]:
         condition = self.call.known[0]
@@ -494,16 +439,12 @@ class _Control:
     def _while(self) -> tuple[Any, ...]:
         call, body = self.call, self.call.get("body")
         state, known = list(call.inputs), list(call.known)
-        run, outer = self.run, (self.run.limit, self.run.most)
-        run.limit, run.most = min(run.limit, run.steps + _MOST_OPEN_STEPS), min(run.most, _MOST_OPEN_STEPS)
-        run.rounds += 1
         while True:
             self._body(call.get("condition"), state, known)
             goes_on = self.last_known[0] if self.last_known else None
             if goes_on is None:
                 raise call.refusal("how often it runs depends on values that are known only when the model runs")
             if not numbers(goes_on)[0]:
-                (run.limit, run.most), run.rounds = outer, run.rounds - 1
                 return tuple(state)
             state, before = self._body(body, state, known, True), known
             known = list(self.last_known)
@@ -528,10 +469,8 @@ class _Control:
         trips = int(numbers(count)[0]) if goes_on is None or numbers(goes_on)[0] else 0
         state, known = list(call.inputs[2:]), list(call.known[2:])
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
-        self._check_steps(trips, len(body.nodes))
-        watch = Repetition()
-        for number in self._rounds(trips):
-            number += self._skip(watch, trips - number, state, known, scans)
+        self._check_iterations(trips, body)
+        for number in range(trips):
             with _unrecorded():
                 given = [torch.tensor(number), torch.tensor(True)]
                 shown = [value.to("meta") for value in given]
@@ -556,10 +495,8 @@ class _Control:
         axes = list(call.get("scan_input_axes", ())) or [0] * inputs
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
         count = rows[0].shape[axes[0]]
-        self._check_steps(count, len(body.nodes))
-        watch = Repetition()
-        for number in self._rounds(count):
-            number += self._skip(watch, count - number, state, [], scans)
+        self._check_iterations(count, body)
+        for number in range(count):
             step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
             made = self._body(body, [*state, *step], [None] * (len(state) + inputs))
             state = made[: len(state)]
@@ -567,39 +504,6 @@ class _Control:
                 scans[place].append(value)
         places = list(call.get("scan_output_axes", ())) or [0] * len(scans)
         return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, places, strict=True)))
-
-
-# What grows evenly with the number of a round stays so; numbers that pick elements or that are added change no shape.
-_EVEN = {
-    "Add": (0, 1),
-    "Sub": (0, 1),
-    "Identity": (0,),
-    "Cast": (0,),
-    "Unsqueeze": (0,),
-    "Squeeze": (0,),
-    "Reshape": (0,),
-}
-_PICKED = {"Gather": (1,), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1), "Div": (0, 1)}
-
-
-def is_even(body: FileGraph, varying: frozenset[str]) -> bool:
-    """Whether the rounds of a loop differ only in numbers that grow evenly, and that decide no shape.
-
-    `varying` has the values that are known in each round, and made of what the loop gives its body. Values that the
-    loop carries on are the same in each round; so is the condition, which is true as long as it runs.
-    """
-    counting = {body.inputs[0].name}
-    for node in body.nodes:
-        read = counting.intersection(names_read(node))
-        if not read:
-            continue
-        table = _EVEN if varying.issuperset(node.outputs) else _PICKED
-        places = [place for place, name in enumerate(node.inputs) if name in counting]
-        if node.domain or not read.issubset(node.inputs) or not set(places).issubset(table.get(node.op, ())):
-            return False
-        if table is _EVEN:
-            counting.update(node.outputs)
-    return counting.isdisjoint(value.name for value in body.outputs)
 
 
 def _check_inner(graph: FileGraph, made: set[str]) -> None:

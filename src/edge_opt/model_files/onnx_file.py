@@ -17,7 +17,7 @@ from edge_opt.model_files.file_records import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
     MOST_KNOWN,
-    MOST_STEPS,
+    MOST_NODES,
     FileGraph,
     FileNode,
     FileTensor,
@@ -82,8 +82,8 @@ class _Reader:
     def node(self, message: memoryview) -> FileNode:
         self.nodes += 1
         self.wire.allow(_USUAL_FIELDS)
-        if self.nodes > MOST_STEPS:
-            raise UnreadableModel(f"it has more than {MOST_STEPS:,} nodes, and no more are followed")
+        if self.nodes > MOST_NODES:
+            raise UnreadableModel(f"it has more than {MOST_NODES:,} nodes, and no more are followed")
         texts: dict[int, str] = {3: "", 4: "", 7: ""}
         inputs: list[str] = []
         outputs: list[str] = []

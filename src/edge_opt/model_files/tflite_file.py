@@ -15,7 +15,7 @@ from edge_opt.model_files.file_records import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
     MOST_KNOWN,
-    MOST_STEPS,
+    MOST_NODES,
     FileGraph,
     FileNode,
     FileTensor,
@@ -168,7 +168,7 @@ class _Reader:
         self.buffers = model.tables(4)
         self.inside: list[int] = []
         self.graphs: dict[int, FileGraph] = {}
-        self.steps: dict[int, int] = {}  # of each graph with those that it calls, by its identity
+        self.node_counts: dict[int, int] = {}  # of each graph with those that it calls, by its identity
 
     def graph(self, index: int) -> FileGraph:
         if not 0 <= index < len(self.subgraphs):
@@ -180,18 +180,18 @@ class _Reader:
             self.graphs[index] = graph = self._read(self.subgraphs[index])
             self.inside.pop()
             # Ten graphs that call each other ten times are few bytes, and ten thousand million steps.
-            self.steps[id(graph)] = sum(
-                1 + sum(self.steps[id(inner)] for inner in graphs_in(node)) for node in graph.nodes
+            self.node_counts[id(graph)] = sum(
+                1 + sum(self.node_counts[id(inner)] for inner in graphs_in(node)) for node in graph.nodes
             )
-            if self.steps[id(graph)] > MOST_STEPS:
-                raise UnreadableModel(f"its graphs take more than {MOST_STEPS:,} steps, and no more are followed")
+            if self.node_counts[id(graph)] > MOST_NODES:
+                raise UnreadableModel(f"its graphs call each other for more than {MOST_NODES:,} nodes")
         return self.graphs[index]
 
     def _read(self, table: Table) -> FileGraph:
         tensors = self._tensors(table.tables(0))
         operators = table.tables(3)
-        if len(operators) > MOST_STEPS:
-            raise UnreadableModel(f"it has {len(operators):,} operators, and more than {MOST_STEPS:,} are not followed")
+        if len(operators) > MOST_NODES:
+            raise UnreadableModel(f"it has {len(operators):,} operators, and more than {MOST_NODES:,} are not followed")
         nodes = tuple(self._node(one, tensors, place) for place, one in enumerate(operators))
         read = {name for node in nodes for name in node.inputs}
         made = {name for node in nodes for name in node.outputs}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -182,56 +181,6 @@ class Lifetimes:
     def nbytes(self, number: int) -> int:
         """Bytes of a storage."""
         return self._nbytes[number]
-
-    def end_of(self, number: int) -> int | None:
-        """When a storage died; None where it is alive."""
-        return self._died.get(number)
-
-    def fact(self, number: int, start: int) -> tuple[int, Role, int | None]:
-        """Size, role and birth of a storage, the birth counted from `start`."""
-        born = self._born[number]
-        return self._nbytes[number], self.roles[number], None if born is None else born - start
-
-    def has_died_since(self, time: int, before: int) -> bool:
-        """Whether a storage with a number below `before` died after that time."""
-        recent = takewhile(lambda item: item[1] > time, reversed(self._died.items()))
-        return any(number < before for number, _ in recent)
-
-    def repeat(self, block: range, count: int, starts: list[int], ends: list[int | None]) -> None:
-        """Number storages like those of the last round again, for each round that is added.
-
-        `block` has the numbers of the last two rounds, `starts` the first operators of these and of the added ones.
-        What is alive now belongs to the last of them, but for what stays: `ends` has no end for it.
-        """
-        first, moved = block.start, (len(starts) - 2) * count
-        for turn in range(2, len(starts)):
-            for number in range(block.stop - count, block.stop):
-                born = self._born[number]
-                self.number(self._nbytes[number], self.roles[number],
-                            None if born is None else born + starts[turn] - starts[1])  # fmt: skip
-        living = [self._refs.pop(number) for number in block
-                  if number in self._refs and ends[(number - first) % count] is not None]  # fmt: skip
-        for ref in living:
-            ref.number += moved
-            self.numbers[ref.address] = ref.number
-            self._refs[ref.number] = ref
-        for number in range(first, len(self.roles)):
-            turn, place = divmod(number - first, count)
-            end = ends[place]
-            if end is not None and number not in self._refs:
-                self._died.setdefault(number, starts[turn] + end)
-        self.time = 2 * starts[-1] - starts[-2]
-
-    def stand_for(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        """A tensor like this one, whose storage is the one of that number."""
-        made = hollow(tensor)
-        storage = made.untyped_storage()
-        ref = _StorageRef(storage, self._gone)
-        ref.address, ref.nbytes, ref.number = storage._cdata, storage.nbytes(), number
-        self.numbers[ref.address] = number
-        self._refs[number] = ref
-        self.live_bytes += ref.nbytes
-        return made
 
     def finish(self) -> tuple[StorageInfo, ...]:
         """Every storage seen; what is still alive now has no end."""
