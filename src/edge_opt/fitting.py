@@ -23,7 +23,7 @@ from edge_opt.profiling import profile
 from edge_opt.records.devices import BatchFit, Precision
 from edge_opt.records.predictions import MemoryNeed, Prediction, TargetComparison, TargetFit
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, materialize
+from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments
 from edge_opt.training_steps.step_report import training_step
 
 MOST = 1 << 16
@@ -193,7 +193,7 @@ def _batched(arguments: CallArguments, batch: int) -> CallArguments:
             raise InvalidInput(f"an input is a tensor of shape {tuple(value.shape)}; give its shape without the batch")
         return InputSpec((batch, *value.shape), value.dtype)
 
-    return materialize(arguments, with_batch)
+    return map_arguments(arguments, with_batch)
 
 
 @telling()
@@ -237,7 +237,7 @@ def compare_targets(
     )
     memory = peak_memory(profiled, precision, lifetimes=lifetimes)
     needs = needs_by_batch(
-        model, materialize(call_arguments(model, inputs, kwargs), _without_batch), precision, lifetimes
+        model, map_arguments(call_arguments(model, inputs, kwargs), _without_batch), precision, lifetimes
     )
     fits = (
         _fit(prediction, memory, tuple(int(size.value) for size in find_spec(target).ram_bytes), needs, most)

@@ -173,7 +173,7 @@ Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 def load_exported(path: Path) -> tuple[nn.Module, Example | None]:
     """The module of an exported program, and the arguments it was exported with if the file holds them."""
-    from edge_opt.trace.modules import exported_module
+    from edge_opt.trace.module_calls import exported_module
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader

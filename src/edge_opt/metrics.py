@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 import edge_opt as eo
 from edge_opt._support.checks import check_positive, check_whole
-from edge_opt._support.state import as_found
+from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
 from edge_opt.records.shown import Record
 from edge_opt.records.sweeps import LABELS
@@ -196,7 +196,7 @@ def _left_as_found(model: nn.Module, device: torch.device) -> Iterator[None]:
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
-        as_found(list(model.modules()), training=False, fast_path=True),
+        unchanged(list(model.modules()), training=False, fast_path=True),
     ):
         try:
             yield

@@ -15,7 +15,7 @@ from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unp
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Precision
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.trace import called, clear_memo, trace
+from edge_opt.trace import clear_memo, trace, unwrap_exported
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Found, Target
@@ -60,7 +60,7 @@ def profile(
     """
     check_one_of("mode", mode, ("eval", "train"))
     targets = _targets(target, precision, time_operators, runtime, threads)
-    model, inputs, kwargs = called(model, inputs, kwargs)
+    model, inputs, kwargs = unwrap_exported(model, inputs, kwargs)
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
     layers = layer_costs(recorded, prices)

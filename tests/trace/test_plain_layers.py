@@ -61,7 +61,7 @@ def traced(build: Callable[[], tuple[nn.Module, tuple[int, ...]]], mode: str) ->
 @pytest.mark.parametrize("name", CASES)
 def test_the_trace_is_the_same_as_through_torch(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = traced(CASES[name], mode)
-    monkeypatch.setattr("edge_opt.trace.modules.straight", lambda module, forward, tape: forward)
+    monkeypatch.setattr("edge_opt.trace.module_calls.straight", lambda module, forward, tape: forward)
     assert found == traced(CASES[name], mode)
 
 
@@ -89,7 +89,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("how", ["vmap", "autocast"])
 def test_what_stands_between_a_layer_and_its_operator_is_heard(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = eo.profile(Mixed(how), (3, 8)).trace
-    monkeypatch.setattr("edge_opt.trace.modules.straight", lambda module, forward, tape: forward)
+    monkeypatch.setattr("edge_opt.trace.module_calls.straight", lambda module, forward, tape: forward)
     assert found == eo.profile(Mixed(how), (3, 8)).trace
 
 

@@ -23,7 +23,7 @@ from edge_opt import units
 from edge_opt._support.checks import check_whole
 from edge_opt._support.extras import optional
 from edge_opt._support.files import publish, staging
-from edge_opt._support.state import as_found, without_fast_path
+from edge_opt._support.unchanged import unchanged, without_fast_path
 from edge_opt._support.waiting import quiet
 from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.exporter_start import translations_kept
@@ -31,7 +31,7 @@ from edge_opt.errors import ExportFailed, InvalidInput, message_of
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on, on_device
 from edge_opt.records.conversions import Exported
-from edge_opt.trace.modules import module_paths
+from edge_opt.trace.module_calls import module_paths
 
 
 def with_data(path: Path) -> list[Path]:
@@ -173,7 +173,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         copies = [tensor.detach().clone() for tensor in kept]
         try:
-            with as_found(list(module_paths(model)), training=False):
+            with unchanged(list(module_paths(model)), training=False):
                 yield
         finally:
             for tensor, before in zip(kept, copies, strict=True):

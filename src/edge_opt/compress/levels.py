@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_opt._support.state import as_found
+from edge_opt._support.unchanged import unchanged
 from edge_opt.compress.prune import Plan, check_prunable, heal, make_plan
 from edge_opt.compress.ranking import best_kind
 from edge_opt.compress.recipe import apply_spec
@@ -53,7 +53,7 @@ class Levels:
     def cut(self, ratio: float, round_to: RoundTo) -> nn.Module:
         """What `prune` makes of the model at this ratio, fitted to the batches; not proved, only looked at."""
         plan = _rounding(self.plan, round_to)
-        with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
+        with unchanged([], training=False), torch.inference_mode(False), torch.enable_grad():
             spec = plan.spec(plan.removed(ratio))
             pruned = apply_spec(self.model, spec)
             heal(self.model, plan, pruned, spec, self.data, reestimate=True, reconstruct=True)
@@ -73,7 +73,7 @@ def levels_of(
         seed: Decides a random ranking.
     """
     data = list(loader)
-    with as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
+    with unchanged([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, None, _request("auto", importance, seed), data)
     check_prunable(model, plan)
     return Levels(model, plan, data)

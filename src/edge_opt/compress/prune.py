@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
-from edge_opt._support.state import as_found
+from edge_opt._support.unchanged import unchanged
 from edge_opt._support.waiting import doing, telling
 from edge_opt.boards.targets import Target, find_target
 from edge_opt.compress.channels import (
@@ -56,7 +56,7 @@ from edge_opt.records.compression import (
     Shortfall,
 )
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.trace.inputs import CallArguments, call_arguments, materialize, real_tensor
+from edge_opt.trace.inputs import CallArguments, call_arguments, map_arguments, real_tensor
 
 
 def askable_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -185,7 +185,7 @@ def make_plan(
     floating = (tensor.dtype for tensor in base.parameters() if tensor.is_floating_point())
     dtype = next(floating, torch.get_default_dtype())
     place = next((tensor.device for tensor in base.parameters()), torch.device("cpu"))
-    arguments = materialize(call_arguments(model, inputs, kwargs), lambda value: real_tensor(value, dtype, place))
+    arguments = map_arguments(call_arguments(model, inputs, kwargs), lambda value: real_tensor(value, dtype, place))
     found = channel_map(working_copy(model), arguments, request.ignored)
     scores = unit_scores(base, found, request.importance, loader, request.seed)
     owners = owners_of(base, found)
@@ -371,7 +371,7 @@ def prune(
     _check_request(model, request, loader, reconstruct)
     latency = latency_for(request, latency_of, place, {"runtime": runtime, "threads": threads})
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
-    with telling(), as_found([], training=False), torch.inference_mode(False), torch.enable_grad():
+    with telling(), unchanged([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, data)
         pruned = carried_out(model, plan, request, latency)
         if data is not None:

@@ -23,7 +23,7 @@ from edge_opt.compress.channels import NONE, ChannelMap, Group, is_depthwise
 from edge_opt.compress.task import Batch, call_of
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import LABELS
-from edge_opt.trace.inputs import CallArguments, materialize
+from edge_opt.trace.inputs import CallArguments, map_arguments
 
 # Batches that statistics are taken from, and rows (pixels, tokens) of one input that are looked at.
 MOST_BATCHES = 16
@@ -49,7 +49,7 @@ def calibration_calls(model: nn.Module, loader: Iterable[Any], most: int = MOST_
             raw = list(raw[:-1])
         elif isinstance(raw, Mapping):
             raw = {name: value for name, value in raw.items() if name not in LABELS}
-        yield materialize(call_of(model, raw), lambda value: value.to(place))
+        yield map_arguments(call_of(model, raw), lambda value: value.to(place))
     if is_empty:
         raise InvalidInput("the loader has no batches; pass one that yields (inputs, labels)")
 

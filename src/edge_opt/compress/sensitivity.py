@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_opt._support.state import as_found
+from edge_opt._support.unchanged import unchanged
 from edge_opt._support.waiting import doing, telling
 from edge_opt.compress.channels import NONE
 from edge_opt.compress.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
@@ -140,7 +140,7 @@ def sensitivity(
         check_path(model, path)
     own = metric if callable(metric) and takes_model(metric) else None
     task = task_of("accuracy" if own or metric is None else metric, loss, forward, collate, metric_direction)
-    with telling(), as_found([], training=False), torch.no_grad():
+    with telling(), unchanged([], training=False), torch.no_grad():
         base = working_copy(model)
         doing("sensitivity: reading batches")
         data = list(task.batches(base, loader, batches))
@@ -148,19 +148,19 @@ def sensitivity(
         chosen = {path: layer for path, layer in trial.layers.items() if layers is None or _is_chosen(path, layers)}
         plan = _plan(model, data, task, importance) if prune else None
         rows: list[LayerSensitivity] = []
-        unchanged: list[tuple[str, str]] = []
+        untouched: list[tuple[str, str]] = []
         cache: dict[bytes, _Outcome] = {}
         for place, (path, layer) in enumerate(chosen.items(), start=1):
             doing(f"sensitivity: layer {place} of {len(chosen)}, {path}")
             if plan is not None:
-                rows += _pruned_rows(trial, plan, path, prune, cache, unchanged)
+                rows += _pruned_rows(trial, plan, path, prune, cache, untouched)
             rows += [_quantized_row(trial, path, layer, precision) for precision in precisions]
     return Sensitivity(
         metric=task.metric.name if own is None else getattr(own, "__name__", "metric"),
         baseline=trial.baseline,
         samples=sum(count_samples(batch.labels) for batch in data),
         rows=tuple(rows),
-        unchanged=tuple(dict.fromkeys(unchanged)),
+        unchanged=tuple(dict.fromkeys(untouched)),
         direction=task.metric.direction,
     )
 
@@ -244,13 +244,13 @@ def _pruned_rows(
     path: str,
     shares: Sequence[float],
     cache: dict[bytes, _Outcome],
-    unchanged: list[tuple[str, str]],
+    untouched: list[tuple[str, str]],
 ) -> Iterator[LayerSensitivity]:
     owner, group_of = plan.owners[path], plan.found.group_of()
     numbers = dict.fromkeys(group_of[owner[owner != NONE]].tolist())
     refused = [plan.found.groups[number].refused for number in numbers if plan.found.groups[number].refused]
     if not numbers or len(refused) == len(numbers):
-        unchanged.append((path, f"not pruned: {refused[0] if refused else 'the dependency graph never reached it'}"))
+        untouched.append((path, f"not pruned: {refused[0] if refused else 'the dependency graph never reached it'}"))
         return
     coupled = [other for other, units in plan.owners.items() if other != path and np.isin(units, owner).any()]
     for share in shares:

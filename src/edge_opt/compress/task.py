@@ -18,7 +18,7 @@ from edge_opt.compress.scoring import RESAMPLES, Metric, Score, class_scores, fi
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, ModelNotFound, first_line
 from edge_opt.loading import find_object, parse_reference
 from edge_opt.records.sweeps import LABELS, MetricDirection
-from edge_opt.trace.inputs import CallArguments, call_arguments, materialize
+from edge_opt.trace.inputs import CallArguments, call_arguments, map_arguments
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Forward = Callable[[Any, Any], Any]
@@ -136,7 +136,7 @@ class Task:
         targets = _moved(_as_tensors(labels), place)
         if self.forward is None:
             call = call_of(model, inputs)
-            moved = materialize(call, lambda value: value.to(place))
+            moved = map_arguments(call, lambda value: value.to(place))
             return Batch(moved.args, moved.kwargs, targets, loss=self.loss)
         return Batch((), {}, targets, _moved(made, place), self.forward, self.loss)
 
@@ -323,7 +323,7 @@ def _as_tensors(labels: Any) -> Any:
 
 
 def _moved(value: Any, place: torch.device) -> Any:
-    return materialize(CallArguments((value,), {}), lambda tensor: tensor.to(place)).args[0]
+    return map_arguments(CallArguments((value,), {}), lambda tensor: tensor.to(place)).args[0]
 
 
 def _device(model: Any) -> torch.device:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from edge_opt._support.checks import check_whole
-from edge_opt._support.state import as_found
+from edge_opt._support.unchanged import unchanged
 from edge_opt._support.waiting import stderr_console
 from edge_opt.compress.rounding import rounding_layers
 from edge_opt.compress.runtimes import needs_reduced_range
@@ -24,7 +24,7 @@ from edge_opt.compress.task import Task, task_of
 from edge_opt.errors import InvalidInput, TrainingFailed
 from edge_opt.records.compression import EpochRecord, FineTuned
 from edge_opt.records.sweeps import MetricDirection
-from edge_opt.trace.modules import module_paths
+from edge_opt.trace.module_calls import module_paths
 
 Validate = Callable[[nn.Module], float]
 
@@ -89,7 +89,7 @@ def finetune(
     task = task_of(metric, loss, forward, collate, metric_direction)
     score = _score(validate, task)
     sign = -1.0 if task.metric.direction == "lower" and not callable(validate) else 1.0
-    with as_found([], training=False), _teaching(teacher), _at(precision, student), _bar(progress, epochs) as advance:
+    with unchanged([], training=False), _teaching(teacher), _at(precision, student), _bar(progress, epochs) as advance:
         torch.manual_seed(seed)
         history = [EpochRecord(0, None, None if score is None else score(student))]
         best, best_state = 0, _state(student)
@@ -221,7 +221,7 @@ def _teaching(teacher: nn.Module | None) -> Iterator[None]:
     if teacher is None:
         yield
         return
-    with as_found(list(module_paths(teacher)), training=False):
+    with unchanged(list(module_paths(teacher)), training=False):
         yield
 
 

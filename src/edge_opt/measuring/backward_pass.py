@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_opt._support.state import random_numbers_kept
+from edge_opt._support.unchanged import preserve_rng
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.latency import interleaved
 from edge_opt.records.measurements import LayerStep, MeasuredStep
-from edge_opt.trace.modules import module_paths
+from edge_opt.trace.module_calls import module_paths
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _OUTSIDE = -1  # the place of what no module does: the loss, and autograd's own work before its first node
@@ -66,7 +66,7 @@ def measured_step(
         summed(call()).backward()  # type: ignore[no-untyped-call]
 
     try:
-        with torch.enable_grad(), random_numbers_kept():
+        with torch.enable_grad(), preserve_rng():
             if not any(True for _ in _floating(call())):
                 return None
             found = interleaved(

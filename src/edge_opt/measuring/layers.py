@@ -17,7 +17,7 @@ from edge_opt.measuring.machine import Device
 from edge_opt.measuring.statistics import resamples
 from edge_opt.records.costs import LayerCost, ModuleCall, OpCost
 from edge_opt.records.measurements import Interval, Latency, LayerLatencies, LayerLatency
-from edge_opt.trace.modules import module_paths
+from edge_opt.trace.module_calls import module_paths
 
 Now = Callable[[], int]
 _END = -1

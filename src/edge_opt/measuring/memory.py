@@ -14,12 +14,12 @@ from torch import nn
 from torch._C._profiler import _EventType, _RecordFunctionFast
 from torch.autograd.profiler import profile
 
-from edge_opt._support.state import as_found
+from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.records.costs import Trace
 from edge_opt.records.measurements import MeasuredMemory, ModuleMemory
-from edge_opt.trace.inputs import CallArguments, materialize
-from edge_opt.trace.modules import Frame, ModuleStack, module_paths
+from edge_opt.trace.inputs import CallArguments, map_arguments
+from edge_opt.trace.module_calls import Frame, ModuleStack, module_paths
 from edge_opt.trace.operators import WHOLE
 
 _MARK = "edge_opt module call "
@@ -219,7 +219,7 @@ def _ready(
         kept.append(tensor)
         return tensor
 
-    call = materialize(CallArguments(args, dict(kwargs)), keep)
+    call = map_arguments(CallArguments(args, dict(kwargs)), keep)
     kept = [tensor for tensor in kept if tensor.layout is torch.strided]
     copies = [tensor.detach().clone() for tensor in kept]
 
@@ -233,7 +233,7 @@ def _ready(
     modules = list(stack.paths)
     is_fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
-        with as_found(modules, training), torch.no_grad():
+        with unchanged(modules, training), torch.no_grad():
             # The guard switches it off for tracing; what is measured is what the caller would run.
             torch.backends.mha.set_fastpath_enabled(is_fast_path)
             stack.watch(modules)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.checks import check_one_of, check_whole
-from edge_opt._support.state import as_found
+from edge_opt._support.unchanged import unchanged
 from edge_opt.cost.rules import price
 from edge_opt.cost.totals import layer_costs
 from edge_opt.errors import InvalidInput
@@ -53,10 +53,10 @@ from edge_opt.trace.inputs import (
     InputSpec,
     call_arguments,
     default_dtype,
-    materialize,
+    map_arguments,
     real_tensor,
 )
-from edge_opt.trace.modules import module_paths
+from edge_opt.trace.module_calls import module_paths
 
 
 def on_device(model: nn.Module, device: Device) -> nn.Module:
@@ -81,7 +81,7 @@ def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, dev
     # What torch.compile wraps keeps the signature that says which arguments have names.
     original = model._modules.get("_orig_mod")
     described = call_arguments(model if original is None else original, inputs, kwargs)
-    return materialize(described, lambda value: real_tensor(value, dtype, place))
+    return map_arguments(described, lambda value: real_tensor(value, dtype, place))
 
 
 def first_dimension(arguments: CallArguments) -> int:
@@ -92,7 +92,7 @@ def first_dimension(arguments: CallArguments) -> int:
         found.append(value.shape[0] if len(value.shape) else 1)
         return value
 
-    materialize(arguments, look)
+    map_arguments(arguments, look)
     return found[0] if found else 1
 
 
@@ -113,7 +113,7 @@ class Caller:
             return Runner(self._call, None if recorder is None else recorder.attach, detach, self._tally)
 
         def prepare(count: int) -> None:
-            self._fresh = deque(materialize(self.arguments, lambda tensor: tensor) for _ in range(count))
+            self._fresh = deque(map_arguments(self.arguments, lambda tensor: tensor) for _ in range(count))
             if recorder is not None:
                 recorder.attach(count)
 
@@ -149,7 +149,7 @@ def ready(model: nn.Module, trace: Trace, training: bool, threads: int | None) -
     try:
         if threads is not None:
             torch.set_num_threads(threads)
-        with as_found(modules, training):
+        with unchanged(modules, training):
             # The guard switches it off for tracing; what is measured is what the caller would run.
             torch.backends.mha.set_fastpath_enabled(fast_path)
             with torch.inference_mode() if not training else torch.no_grad():

@@ -139,7 +139,7 @@ def _accepts_keywords(model: nn.Module, names: list[str]) -> bool:
     return set(names) <= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
-def materialize(arguments: CallArguments, make: Callable[[Any], Any]) -> CallArguments:
+def map_arguments(arguments: CallArguments, make: Callable[[Any], Any]) -> CallArguments:
     """The same arguments with `make` applied to every tensor and `InputSpec` inside, at any depth."""
     return CallArguments(
         tuple(_mapped(value, make) for value in arguments.args),

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.state import as_found, garbage_kept, random_numbers_kept, without_fast_path
+from edge_opt._support.unchanged import gc_paused, preserve_rng, unchanged, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records.costs import Role, StorageInfo, Trace
 from edge_opt.trace.handoffs import Handoffs, watched
@@ -26,14 +26,14 @@ from edge_opt.trace.inputs import (
     InputSpec,
     call_arguments,
     default_dtype,
-    materialize,
+    map_arguments,
     meta_tensor,
     real_tensor,
 )
-from edge_opt.trace.leftovers import Aftermath, Reach, forget_frames
 from edge_opt.trace.lifetimes import Lifetimes, hollow, is_sparse, nbytes_of
-from edge_opt.trace.modules import Frame, ModuleStack, exported_module, module_paths, owned_parameters
+from edge_opt.trace.module_calls import Frame, ModuleStack, exported_module, module_paths, owned_parameters
 from edge_opt.trace.shadow import Copier, shadow_of
+from edge_opt.trace.survivors import Reach, TraceCleanup, forget_frames
 from edge_opt.trace.tape import FastPathTaken, NeedsData, Tape
 
 
@@ -79,7 +79,7 @@ def trace(
     other threads may run it meanwhile. Two traces in two threads take turns. What forward returns is added to
     `results`, with tensors that have a shape and no values.
     """
-    model = original_module(model)
+    model = unwrap_compiled(model)
     paths = module_paths(model)
     tensors = _own_tensors(paths)
     _check(model, paths, tensors)
@@ -100,7 +100,7 @@ def _first_that_works(subject: _Subject, arguments: CallArguments) -> Trace:
         for _ in range(3):
             try:
                 # Not for a real run: it holds real memory, which cycles would keep.
-                with garbage_kept():
+                with gc_paused():
                     return _run(subject, arguments, is_real=False)
             except FastPathTaken:
                 settings.enter_context(without_fast_path())
@@ -145,24 +145,24 @@ class _Refused(Exception):
         self.place = None if frame is None else (frame.path, type(frame.module).__name__, frame.inputs)
 
 
-def original_module(model: Any) -> nn.Module:
+def unwrap_compiled(model: Any) -> nn.Module:
     """The module behind `torch.compile`; a clear refusal of anything that is not a module."""
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}; call it first" if isinstance(model, type) else f"a {type(model).__name__}"
         raise InvalidInput(f"the model must be a torch.nn.Module, and this is {what}")
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is not None and isinstance(model, eval_frame.OptimizedModule):
-        return original_module(model._orig_mod)
+        return unwrap_compiled(model._orig_mod)
     return model
 
 
-def called(
+def unwrap_exported(
     model: Any, inputs: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[nn.Module, Any, Mapping[str, Any] | None]:
     """A module and its inputs: those of an exported program are the ones it was exported with, unless others are given.
 
     >>> program = torch.export.export(nn.Linear(4, 2), (torch.zeros(3, 4),))
-    >>> trace(*called(program, None, None)).input_bytes
+    >>> trace(*unwrap_exported(program, None, None)).input_bytes
     48
     """
     exported = sys.modules.get("torch.export")
@@ -210,11 +210,11 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
     lifetimes = Lifetimes()
     tape = Tape(stack, lifetimes, subject.tensors, is_real)
     owned = owned_parameters(twins)
-    aftermath = Aftermath(twins, copier, [tensor for tensor, _ in subject.tensors], tape)
+    aftermath = TraceCleanup(twins, copier, [tensor for tensor, _ in subject.tensors], tape)
     scripts: list[nn.Module] = [module for module in twins if isinstance(module, torch.jit.ScriptModule)]
     has_failed = False
     try:
-        with random_numbers_kept(), as_found(scripts, subject.training) if is_real else nullcontext():
+        with preserve_rng(), unchanged(scripts, subject.training) if is_real else nullcontext():
             storages, input_bytes, invented = _forward(subject, arguments, twins, tape, stack, aftermath.reach)
         calls = stack.calls(owned)
         mine = list(owned.values())
@@ -223,9 +223,9 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         has_failed = True
         raise
     finally:
-        aftermath.put_back()
+        aftermath.restore()
         del copier, paths, owned, scripts
-        aftermath.put_away(has_failed)
+        aftermath.release_trace_tensors(has_failed)
     sizes = {id(tensor): nbytes_of(tensor) for tensor, _ in subject.tensors}
     buffers = {id(tensor) for tensor, role in subject.tensors if role == "buffer"}
     return Trace(
@@ -353,7 +353,7 @@ def _made(
             invented.append(value)
         return made[-1]
 
-    return materialize(arguments, make), made, invented
+    return map_arguments(arguments, make), made, invented
 
 
 def _explained(refused: _Refused, arguments: CallArguments) -> EdgeOptError:

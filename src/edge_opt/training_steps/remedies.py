@@ -14,7 +14,7 @@ from edge_opt._support.checks import check_positive
 from edge_opt._support.waiting import doing
 from edge_opt.errors import EdgeOptError
 from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
-from edge_opt.trace.inputs import CallArguments, InputSpec, materialize
+from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments
 from edge_opt.training_steps.optimizers import find_optimizer
 from edge_opt.training_steps.step_report import checked_model, memory_and_flops, peak_of, plan_of
 from edge_opt.training_steps.step_trace import StepPlan
@@ -92,7 +92,7 @@ def _halved(arguments: CallArguments) -> CallArguments | None:
         return InputSpec((value.shape[0] // 2, *value.shape[1:]), dtype)
 
     try:
-        return materialize(arguments, half)
+        return map_arguments(arguments, half)
     except (EdgeOptError, IndexError):  # a batch of one, or an input without a batch
         return None
 

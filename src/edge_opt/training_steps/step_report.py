@@ -14,9 +14,9 @@ from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import OpCost
 from edge_opt.records.training_steps import TrainingStep
-from edge_opt.trace import called
+from edge_opt.trace import unwrap_exported
 from edge_opt.trace.inputs import CallArguments, call_arguments
-from edge_opt.trace.tracer import one_at_a_time, original_module
+from edge_opt.trace.tracer import one_at_a_time, unwrap_compiled
 from edge_opt.training_steps.optimizers import find_optimizer, groups_of
 from edge_opt.training_steps.step_costs import StepCosts, StepMemory, step_times
 from edge_opt.training_steps.step_trace import StepPlan, StepTrace, trace_step
@@ -103,8 +103,8 @@ def training_step(
 
 def checked_model(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[nn.Module, CallArguments]:
     """The module that is traced, and the arguments of its call."""
-    model, inputs, kwargs = called(model, inputs, kwargs)
-    model = original_module(model)
+    model, inputs, kwargs = unwrap_exported(model, inputs, kwargs)
+    model = unwrap_compiled(model)
     return model, call_arguments(model, inputs, kwargs)
 
 

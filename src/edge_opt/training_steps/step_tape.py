@@ -13,7 +13,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from edge_opt.records.costs import OpSignature, Role
 from edge_opt.trace.lifetimes import Lifetimes
-from edge_opt.trace.modules import Frame, ModuleStack
+from edge_opt.trace.module_calls import Frame, ModuleStack
 from edge_opt.trace.operators import Behavior, behavior, known_behavior
 from edge_opt.trace.tape import Tape
 

@@ -12,15 +12,15 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from edge_opt._support.state import random_numbers_kept, without_fast_path
+from edge_opt._support.unchanged import preserve_rng, without_fast_path
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.measuring.backward_pass import summed
 from edge_opt.records.costs import ModuleCall, Role, StorageInfo
-from edge_opt.trace.inputs import CallArguments, InputSpec, materialize, meta_tensor, real_tensor
-from edge_opt.trace.leftovers import Aftermath, forget_frames
+from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
-from edge_opt.trace.modules import module_paths, owned_parameters
+from edge_opt.trace.module_calls import module_paths, owned_parameters
 from edge_opt.trace.shadow import shadow_of
+from edge_opt.trace.survivors import TraceCleanup, forget_frames
 from edge_opt.trace.tape import FastPathTaken, NeedsData
 from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
 from edge_opt.training_steps.step_tape import Phase, StepOp, StepStack, StepTape
@@ -146,11 +146,11 @@ def _run(
     tape = StepTape(stack, lifetimes, roles, is_real, owners)
     tape.floats_on_meta = floats_on_meta
     found = owned_parameters(modules)
-    aftermath = Aftermath(modules, copier, own, tape)
+    aftermath = TraceCleanup(modules, copier, own, tape)
     has_failed = False
     step: _Step | None = None
     try:
-        with random_numbers_kept():
+        with preserve_rng():
             step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
             traced = step.run()
         calls = stack.calls(found)
@@ -161,12 +161,12 @@ def _run(
         has_failed = True
         raise
     finally:
-        aftermath.put_back()
+        aftermath.restore()
         if step is not None:
             step.end()
         step = None
         del copier, paths, found, owners, roles, twins
-        aftermath.put_away(has_failed)
+        aftermath.release_trace_tensors(has_failed)
     return result
 
 
@@ -193,7 +193,7 @@ def _call(model: nn.Module, arguments: CallArguments, is_real: bool) -> tuple[Ca
         made.append(tensor)
         return tensor
 
-    return materialize(arguments, make), made
+    return map_arguments(arguments, make), made
 
 
 class _Step:

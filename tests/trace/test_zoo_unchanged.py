@@ -1,6 +1,6 @@
 """Small models of torchvision, timm and Hugging Face give the same output before and after a profile.
 
-`benchmarks/left_as_found.py` asks the whole zoos.
+`benchmarks/unchanged_models.py` asks the whole zoos.
 """
 
 from __future__ import annotations

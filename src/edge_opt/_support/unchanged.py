@@ -122,7 +122,7 @@ class Snapshot:
         for cls, mine in self._classes:
             _restore_class(cls, mine)
         for table, copy in self._tables:
-            put_back(table, copy, is_taken_back)
+            restore(table, copy, is_taken_back)
         for sequence, items in self._sequences:
             if len(sequence) != len(items) or not all(map(is_, sequence, items)):
                 added = [item for item in list(sequence)[len(items) :] if not is_taken_back(item)]
@@ -157,7 +157,7 @@ _CONTAINERS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def put_back(
+def restore(
     table: dict[Any, Any], copy: dict[Any, Any], is_taken_back: Callable[[Any], bool] = lambda value: True
 ) -> None:
     """Make a dict hold what it held, in the same order; one that still does is not touched."""
@@ -234,12 +234,12 @@ class TensorStates:
         if tensor._backward_hooks is not before[2]:
             tensor._backward_hooks = before[2]
         if hooks is not None:
-            put_back(before[2], hooks)
-        put_back(tensor.__dict__, attributes)
+            restore(before[2], hooks)
+        restore(tensor.__dict__, attributes)
 
 
 @contextmanager
-def garbage_kept() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Let nobody look for cycles meanwhile: among a program's millions of objects one such look takes longer than all.
 
     Cycles that are made meanwhile stay until the next look, so what is alive does not depend on when one happens.
@@ -254,7 +254,7 @@ def garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def as_found(modules: list[nn.Module], training: bool, *, fast_path: bool = False) -> Iterator[None]:
+def unchanged(modules: list[nn.Module], training: bool, *, fast_path: bool = False) -> Iterator[None]:
     """Run the modules in the given mode; then restore attributes, flags, random numbers and backend switches.
 
     Modes are set on each module directly: a model's own `train()` may fuse or merge weights. With `fast_path`, encoder
@@ -266,7 +266,7 @@ def as_found(modules: list[nn.Module], training: bool, *, fast_path: bool = Fals
     classes = [(module, module.__class__) for module in modules]
     tensors = TensorStates(t for module in modules for t in _own_tensors(module))
     scripts = [(module, module.training) for module in modules if isinstance(module, torch.jit.ScriptModule)]
-    with nullcontext() if fast_path else without_fast_path(), random_numbers_kept():
+    with nullcontext() if fast_path else without_fast_path(), preserve_rng():
         try:
             for module in modules:
                 module.__dict__["training"] = training
@@ -317,7 +317,7 @@ def without_fast_path() -> Iterator[None]:
 
 
 @contextmanager
-def random_numbers_kept() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """Draw random numbers inside; those drawn afterwards are the same as without."""
     numpy = sys.modules.get("numpy")
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None

@@ -30,7 +30,7 @@ def main() -> None:
     rows = measure(int(sys.argv[1]) if len(sys.argv) > 1 else None)
     counts = Counter(row["verdict"].partition(":")[0] for row in rows)
     print(dict(counts))
-    print(f"written: {save('left_as_found', rows, counts=dict(counts)).name}")
+    print(f"written: {save('unchanged_models', rows, counts=dict(counts)).name}")
 
 
 if __name__ == "__main__":

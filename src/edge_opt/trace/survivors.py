@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_opt._support.state import Snapshot, TensorStates
+from edge_opt._support.unchanged import Snapshot, TensorStates
 from edge_opt.errors import TraceFailed
 from edge_opt.trace.shadow import SHARED_ROOTS, Copier, is_shared_class
 from edge_opt.trace.tape import Tape
@@ -314,7 +314,7 @@ def _functions_in(value: Any) -> Iterator[_Function]:
         yield from _functions_in(value.__wrapped__)
 
 
-class Aftermath:
+class TraceCleanup:
     """What a trace on twins puts back and puts away when it is over, whether it went well or not.
 
     Made before the trace runs. `twins` must be the only list that holds them, for holders are counted.
@@ -327,7 +327,7 @@ class Aftermath:
         self._hooked = reach_of(set(), copier.hooks).snapshot()
         self._twins, self._tape = twins, tape
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore what forward can reach and the model's tensors, and let the twins go of everything they hold."""
         self._hooked.restore(tensors_only=True)
         self._outside.restore()
@@ -337,16 +337,16 @@ class Aftermath:
         for attributes in [twin.__dict__ for twin in self._twins if not isinstance(twin, torch.jit.ScriptModule)]:
             attributes.clear()
 
-    def put_away(self, has_failed: bool) -> None:
-        """Find what still holds a tensor of the trace, and put it away; see `put_away`."""
+    def release_trace_tensors(self, has_failed: bool) -> None:
+        """Find what still holds a tensor of the trace, and put it away; see `release_trace_tensors`."""
         survivors = functools.partial(self._tape.lifetimes.survivors, self._tape.is_right)
-        put_away(survivors, [] if has_failed else self._twins, self.reach.caches, has_failed)
+        release_trace_tensors(survivors, [] if has_failed else self._twins, self.reach.caches, has_failed)
 
 
 _Survivors = Callable[[], set[int]]
 
 
-def put_away(survivors: _Survivors, twins: list[nn.Module], caches: list[Any], has_failed: bool) -> None:
+def release_trace_tensors(survivors: _Survivors, twins: list[nn.Module], caches: list[Any], has_failed: bool) -> None:
     """Empty the caches that still hold a tensor, or a module, of the trace; refuse what cannot be put back.
 
     `survivors` gives the addresses of storages that should be gone. Usually there are none, and nothing is searched.
