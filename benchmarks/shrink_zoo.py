@@ -30,9 +30,9 @@ from model_zoo import ALL_NETS, NETS, OTHERS, ZooNet
 from timing import RESULTS, save
 from torch import nn
 
+from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.compress import convert, export_onnx, finetune, open_runner, prune
 from edge_opt.compress.agreement import BOUNDS, difference_share
-from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.export import Subject, Tensors, subject_of
 from edge_opt.errors import Disagrees, EdgeOptError, message_of
 from edge_opt.records.conversions import Exported

@@ -24,8 +24,8 @@ _HOMES = {
     "calibration.calibrate": ("calibrate",),
     "calibration.predict": ("predict", "time_operators"),
     "comparing": ("compare",),
-    "compress.explanation": ("explain",),
-    "compress.sensitivity": ("sensitivity",),
+    "explanation.explain": ("explain",),
+    "explanation.sensitivity": ("sensitivity",),
     "cost": ("Work", "cost_rule", "free_operators"),
     "cost.conventions": ("reconcile",),
     "errors": ("EdgeOptError",),
@@ -75,13 +75,13 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.calibration.predict import predict as predict
     from edge_opt.calibration.predict import time_operators as time_operators
     from edge_opt.comparing import compare as compare
-    from edge_opt.compress.explanation import explain as explain
-    from edge_opt.compress.sensitivity import sensitivity as sensitivity
     from edge_opt.cost import Work as Work
     from edge_opt.cost import cost_rule as cost_rule
     from edge_opt.cost import free_operators as free_operators
     from edge_opt.cost.conventions import reconcile as reconcile
     from edge_opt.errors import EdgeOptError as EdgeOptError
+    from edge_opt.explanation.explain import explain as explain
+    from edge_opt.explanation.sensitivity import sensitivity as sensitivity
     from edge_opt.fitting import compare_targets as compare_targets
     from edge_opt.fitting import fit_batch as fit_batch
     from edge_opt.measuring.session import measure as measure

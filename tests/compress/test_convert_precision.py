@@ -13,8 +13,8 @@ from torch import nn
 
 from convertible import Pair, Recurrent, Residual, Tokens
 from edge_opt import compress
-from edge_opt.compress.runtimes import cpu_flags, is_fast, needs_reduced_range, vector_bytes
 from edge_opt.errors import ConversionFailed
+from edge_opt.measuring.machine import cpu_flags, is_fast, needs_reduced_range, vector_bytes
 from edge_opt.model import SmallCNN
 
 SHAPE = (1, 1, 28, 28)

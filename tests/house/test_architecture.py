@@ -18,17 +18,26 @@ SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     "errors text units records _support trace cost model_files measuring boards calibration profiling training_steps "
-    "fitting serving exported_file loading comparing budgets data compress search report run trainer_callbacks "
-    "pytest_plugin cli"
+    "fitting serving exported_file loading comparing budgets data quantization tasks pruning explanation compress "
+    "search report run trainer_callbacks pytest_plugin cli"
 ).split()
-OLDER_APIS = {"model", "hardware", "metrics", "stream", "pruning", "evaluation", "utils"}
+OLDER_APIS = {"model", "hardware", "metrics", "stream", "evaluation", "utils"}
 BASE = {"errors", "text", "units", "records", "_support"}
 # Against the order, on purpose and inside functions: people expect p.save() and p.device_memory() on the record itself,
 # `compare` reads saved profiles, and a page asks the catalogue for rooflines and budgets for the names of metrics.
 EXCEPTIONS = {("records", "report"), ("records", "_support"), ("records", "boards"), ("comparing", "report")}
 REPORT_ASKS = {"boards", "budgets"}
 # The same thing in two rooms: both APIs have a table, a configuration and energies; a sweep is searched and run.
-NATURAL_PARALLELS = {"__init__.py", "hardware.py", "checks.py", "config.py", "energy.py", "sweep.py", "table.py"}
+NATURAL_PARALLELS = {
+    "__init__.py",
+    "hardware.py",
+    "checks.py",
+    "config.py",
+    "energy.py",
+    "metrics.py",
+    "sweep.py",
+    "table.py",
+}
 
 
 def relative(path: Path) -> str:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import edge_opt as eo
 from edge_opt.boards.capacity import peak_memory
-from edge_opt.compress.task import task_of
 from edge_opt.errors import InvalidConfig, InvalidInput, MeasurementFailed
 from edge_opt.measuring.statistics import wilson
 from edge_opt.model import SmallCNN
@@ -22,6 +21,7 @@ from edge_opt.records.sweeps import Candidate, SweepResult, Trial, TrialMetrics
 from edge_opt.run.outputs import commit, reproducibility, simulate_deployment
 from edge_opt.run.run import aggregate, check_device, flat, mean_of
 from edge_opt.run.scores import figure_of
+from edge_opt.tasks.batches import task_of
 
 
 def test_a_slower_clock_takes_longer_for_batches_and_streams() -> None:

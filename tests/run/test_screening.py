@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from edge_opt.compress import prune
-from edge_opt.compress.levels import levels_of
 from edge_opt.compress.runtimes import PACKAGES, SUFFIXES
 from edge_opt.data import Splits, load_splits
 from edge_opt.model import SmallCNN
+from edge_opt.pruning.levels import levels_of
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
 from edge_opt.run.handover import program

@@ -69,11 +69,11 @@ from edge_opt.compress.runtimes import (
     Runner,
     TorchRunner,
     check_instructions,
-    is_fast,
     open_file,
 )
 from edge_opt.compress.unseen_inputs import Unseen, compare_unseen, split
 from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.measuring.machine import is_fast
 from edge_opt.records.conversions import Agreement, Converted, Exported, Kernel, LayerPrecision, Runtime, SparedPoint
 from edge_opt.records.devices import Precision
 

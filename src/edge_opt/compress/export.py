@@ -23,9 +23,9 @@ from edge_opt import units
 from edge_opt._support.checks import check_whole
 from edge_opt._support.extras import optional
 from edge_opt._support.files import publish, staging
+from edge_opt._support.output_tensors import flat_tensors
 from edge_opt._support.unchanged import unchanged, without_fast_path
 from edge_opt._support.waiting import quiet
-from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.exporter_start import translations_kept
 from edge_opt.errors import ExportFailed, InvalidInput, message_of
 from edge_opt.measuring.machine import CPU

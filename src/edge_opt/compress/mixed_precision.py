@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
+from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.compress.agreement import trouble_of
-from edge_opt.compress.answers import flat_tensors
 from edge_opt.compress.export import Subject, Tensors, undisturbed
-from edge_opt.compress.sensitivity import at_precision, watching
 from edge_opt.errors import ConversionFailed
+from edge_opt.explanation.sensitivity import at_precision, watching
 from edge_opt.records.conversions import Agreement, SparedPoint
 
 # Without a bound of the caller's: half of what int8 may differ by.

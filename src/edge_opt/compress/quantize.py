@@ -18,8 +18,9 @@ from edge_opt._support.waiting import quiet
 from edge_opt.compress.activation_ranges import ENDLESS, METHODS, Calibrated, Ranges, collect_ranges
 from edge_opt.compress.balancing import balance, correct_biases
 from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, Tensors, require, size_of
-from edge_opt.compress.runtimes import SUFFIXES, needs_reduced_range
+from edge_opt.compress.runtimes import SUFFIXES
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.records.conversions import Exported, LayerPrecision
 
 

@@ -214,6 +214,59 @@ def machine_cpu_s(root: Path = _ROOT) -> float | None:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
+_NATIVE_FLAGS = {
+    "fp16": {"avx512_fp16", "amx_fp16", "fphp", "asimdhp"},
+    "bf16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "int8": {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"},
+}
+
+
+@cache
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the instruction sets as Linux names them; empty where the system does not say."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    words = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(words, []))
+
+
+def is_fast(precision: str, flags: frozenset[str] | None = None) -> bool | None:
+    """Return whether the CPU multiplies this precision natively; None where its flags are not known."""
+    known_flags = cpu_flags() if flags is None else flags
+    if precision == "fp32":
+        return True
+    return None if not known_flags else bool(known_flags & _NATIVE_FLAGS[precision])
+
+
+def needs_reduced_range(flags: frozenset[str] | None = None, machine: str | None = None) -> bool:
+    """Return whether u8 x s8 products saturate: on x86 without VNNI, where pairs are added in 16 bits.
+
+    Seven-bit weights then keep pair sums in range. ARM adds in 32 bits, with and without its dot product.
+
+    >>> needs_reduced_range(frozenset({"avx2"}), "x86_64"), needs_reduced_range(frozenset({"avx_vnni"}), "x86_64")
+    (True, False)
+    >>> needs_reduced_range(frozenset(), "aarch64")
+    False
+    """
+    known_flags = cpu_flags() if flags is None else flags
+    is_x86 = (machine or platform.machine()).lower() in ("x86_64", "amd64", "i386", "i686")
+    return is_x86 and not known_flags & {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+
+def vector_bytes(flags: frozenset[str] | None = None, machine: str | None = None) -> int:
+    """Return the width of a vector register: channels beside a multiple of it leave lanes empty.
+
+    >>> vector_bytes(frozenset({"avx2"}), "x86_64"), vector_bytes(frozenset(), "aarch64")
+    (32, 16)
+    """
+    known_flags = cpu_flags() if flags is None else flags
+    if "avx512f" in known_flags:
+        return 64
+    return 32 if "avx2" in known_flags or "avx" in known_flags else 16
+
+
 @cache
 def crash_of(dtype: torch.dtype) -> str | None:
     """The signal that ends a process which computes in this type here; None where it computes.

@@ -273,7 +273,7 @@ class RunConfig(BaseModel):
         if self.metric == "accuracy":
             return "accuracy"
         # Not imported for accuracy: it needs torch, and reading a configuration does not.
-        from edge_opt.compress.scoring import reference_name
+        from edge_opt.tasks.metrics import reference_name
 
         return reference_name(self.metric)
 

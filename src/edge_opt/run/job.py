@@ -24,22 +24,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
+from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, export_onnx, finetune, load_pruned, measure_runner, open_runner, prune
 from edge_opt.compress.agreement import sized
-from edge_opt.compress.answers import flat_tensors
-from edge_opt.compress.recipe import fingerprint, save_cut
 from edge_opt.compress.runtimes import BY_ONNX_FILE, IN_TORCH, PACKAGES
-from edge_opt.compress.task import (
-    FlatCalls,
-    StandIn,
-    TaskSettings,
-    example_inputs,
-    joined_calls,
-    samples_of,
-    sized_call,
-)
-from edge_opt.compress.widths import RoundTo
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.loading import import_source, load_model, parse_reference
@@ -50,12 +39,23 @@ from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
+from edge_opt.pruning.recipe import fingerprint, save_cut
+from edge_opt.pruning.widths import RoundTo
 from edge_opt.records.compression import Importance, PruneSpec
 from edge_opt.records.conversions import Converted, Exported
 from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.search.board_worker import packed_inputs
+from edge_opt.tasks.batches import (
+    FlatCalls,
+    StandIn,
+    TaskSettings,
+    example_inputs,
+    joined_calls,
+    samples_of,
+    sized_call,
+)
 from edge_opt.trace.inputs import CallArguments
 from edge_opt.training_steps.step_report import training_step
 

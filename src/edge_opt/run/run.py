@@ -18,10 +18,10 @@ from torch import nn
 import edge_opt as eo
 from edge_opt._support.files import write_whole
 from edge_opt.compress import finetune
-from edge_opt.compress.sensitivity import sensitivity
 from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidConfig, InvalidInput
+from edge_opt.explanation.sensitivity import sensitivity
 from edge_opt.loading import load_model
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.sweeps import SweepResult, TrialMetrics

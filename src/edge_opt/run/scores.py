@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_opt.compress.scoring import Score
 from edge_opt.records.sweeps import SHARES, MetricDirection
 from edge_opt.search.choose import packed_answers, paired_shares, unpacked_answers
+from edge_opt.tasks.metrics import Score
 
 
 @dataclass(frozen=True, slots=True)

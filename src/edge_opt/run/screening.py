@@ -27,11 +27,11 @@ from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, open_runner
 from edge_opt.compress.agreement import sized
 from edge_opt.compress.export import export_quickly, subject_of
-from edge_opt.compress.levels import Levels, levels_of
 from edge_opt.compress.runtimes import BY_ONNX_FILE, measure_runners
-from edge_opt.compress.widths import RoundTo, fast_multiple
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError
+from edge_opt.pruning.levels import Levels, levels_of
+from edge_opt.pruning.widths import RoundTo, fast_multiple
 from edge_opt.records.conversions import Exported
 from edge_opt.records.devices import Precision
 from edge_opt.records.sweeps import SHARES, Candidate

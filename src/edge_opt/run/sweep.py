@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from edge_opt.compress.task import TaskSettings, first_shape
-from edge_opt.compress.task import example_inputs as call_inputs
 from edge_opt.data import Splits
 from edge_opt.data.datasets import splits_of
 from edge_opt.errors import EdgeOptError, InvalidInput
@@ -45,6 +43,8 @@ from edge_opt.search.process import Limits
 from edge_opt.search.space import SamplerName, Space
 from edge_opt.search.store import Scope, Source, Sources, Store
 from edge_opt.search.sweep import candidate_folder, run_sweep
+from edge_opt.tasks.batches import TaskSettings, first_shape
+from edge_opt.tasks.batches import example_inputs as call_inputs
 from edge_opt.units import MIB
 
 # The space, budgets, limits and the deployment may change between two runs on a folder; these may not.
@@ -170,7 +170,7 @@ def timed_by(board: Board | None) -> dict[str, str]:
 
 
 # What candidates need, imported once in the process that they are forked from.
-PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.compress.convert", "edge_opt.compress.prune")
+PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.compress.convert", "edge_opt.pruning.prune")
 # Packages that take long to import and that models and data bring along.
 _BROUGHT_ALONG = ("sklearn.datasets", "scipy", "pandas", "torchvision", "timm", "transformers")
 EAGER = Candidate(0.0, "fp32", "torch")

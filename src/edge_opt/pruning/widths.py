@@ -11,7 +11,7 @@ from typing import Literal
 
 from edge_opt.boards.platform_file import Platform
 from edge_opt.boards.targets import Found
-from edge_opt.compress.runtimes import vector_bytes
+from edge_opt.measuring.machine import vector_bytes
 from edge_opt.records.devices import DeviceSpec
 
 RoundTo = int | Literal["auto"]

@@ -12,10 +12,10 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 from edge_opt.compress import accuracy, finetune, prune
-from edge_opt.compress.rounding import quantized_weight
-from edge_opt.compress.runtimes import needs_reduced_range
 from edge_opt.errors import InvalidInput, TrainingFailed
+from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.model import SmallCNN
+from edge_opt.quantization.fake_quantization import quantized_weight
 
 
 def striped(count: int, seed: int) -> TensorDataset:

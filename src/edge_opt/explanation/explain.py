@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_opt import units
-from edge_opt.compress.runtimes import is_fast, vector_bytes
-from edge_opt.compress.scoring import metric_of
+from edge_opt.measuring.machine import is_fast, vector_bytes
 from edge_opt.measuring.statistics import compare_latencies
 from edge_opt.records.compression import Bottleneck, Explanation, LayerChange, Reason, Topic
 from edge_opt.records.conversions import Converted, RunnerProfile
 from edge_opt.records.measurements import Comparison, Latency
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import MetricDirection
+from edge_opt.tasks.metrics import metric_of
 
 # Bytes per element of a layer that runs in it, over the four of the profile's float32.
 _SHRUNK = {"int8": 0.25, "fp16": 0.5, "bf16": 0.5, "fp32": 1.0}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edge_opt.compress import apply_spec, prune
-from edge_opt.compress.reconstruction import reestimate_norms
+from edge_opt.pruning.reconstruction import reestimate_norms
 
 
 def copies() -> nn.Sequential:

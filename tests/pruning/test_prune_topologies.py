@@ -10,8 +10,8 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.compress import PrunedAttention, apply_spec, load_pruned, prune, save_pruned
-from edge_opt.compress.proof import TOLERANCE
 from edge_opt.model import SmallCNN
+from edge_opt.pruning.proof import TOLERANCE
 from pruned_nets import NETS, BertLike, Encoder, Grouped, Residual, Shuffled, SuperResolution, TiedLanguageModel, UNet
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from edge_opt._support.extras import optional
-from edge_opt.compress.attention import HEAD_COUNTS, HEAD_WIDTHS, PrunedAttention
-from edge_opt.compress.channels import NONE, ChannelMap, Side, channels, counted_attributes
 from edge_opt.errors import InvalidInput, NotSaved, PruningFailed, UnreadableModel
+from edge_opt.pruning.attention import HEAD_COUNTS, HEAD_WIDTHS, PrunedAttention
+from edge_opt.pruning.coupling import NONE, ChannelMap, Side, channels, counted_attributes
 from edge_opt.records.compression import (
     PRUNE_SCHEMA,
     PRUNE_SCHEMA_VERSION,

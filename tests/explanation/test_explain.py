@@ -11,7 +11,6 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt import compress
-from edge_opt.compress import runtimes as cpu
 from edge_opt.measuring.statistics import latency_of
 from edge_opt.model import SmallCNN
 from edge_opt.records.conversions import Agreement, Converted, Kernel, LayerPrecision, RunnerProfile
@@ -140,7 +139,7 @@ def test_layers_that_became_slower_in_int8_are_named_and_float_ones_counted() ->
 
 
 def test_channels_beside_the_vector_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_opt.compress.explanation.vector_bytes", lambda: 32)
+    monkeypatch.setattr("edge_opt.explanation.explain.vector_bytes", lambda: 32)
     found = eo.explain(static(), static(12, 16))
     odd = reason(found, "vector width")
     # 32 bytes hold 8 numbers; 12 channels take two vectors of 8, 16 fill theirs, 10 classes did not change
@@ -148,7 +147,7 @@ def test_channels_beside_the_vector_width(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_precision_that_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr("edge_opt.measuring.machine.cpu_flags", lambda: frozenset({"avx2"}))
     profile = static()
     found = eo.explain(profile, profile, after_converted=conversion("fp16", conv1="fp16"))
     assert "no instructions for fp16" in reason(found, "slow precision").sentence

@@ -12,9 +12,9 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.compress import apply_spec, prune
-from edge_opt.compress.rounding import quantized_activation, quantized_weight
 from edge_opt.errors import InvalidInput
 from edge_opt.model import SmallCNN
+from edge_opt.quantization.fake_quantization import quantized_activation, quantized_weight
 from pruned_nets import Residual
 
 

@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from edge_opt.compress.channels import NONE, ChannelMap, Group, is_depthwise
-from edge_opt.compress.task import Batch, call_of
 from edge_opt.errors import InvalidInput
+from edge_opt.pruning.coupling import NONE, ChannelMap, Group, is_depthwise
 from edge_opt.records.sweeps import LABELS
+from edge_opt.tasks.batches import Batch, call_of
 from edge_opt.trace.inputs import CallArguments, map_arguments
 
 # Batches that statistics are taken from, and rows (pixels, tokens) of one input that are looked at.

@@ -14,9 +14,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
-from edge_opt.compress.attention import Heads, split_heads
-from edge_opt.compress.operator_graph import dependency_graph
-from edge_opt.compress.standins import BESIDE, Role, StandIn, Twin, is_transposed_linear, twin_of
+from edge_opt.pruning.attention import Heads, split_heads
+from edge_opt.pruning.dependency_graph import dependency_graph
+from edge_opt.pruning.surrogate_layers import BESIDE, Role, StandIn, Twin, is_transposed_linear, twin_of
 from edge_opt.trace.inputs import CallArguments
 
 Side = Literal["in", "out", "both"]

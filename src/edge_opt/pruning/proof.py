@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from edge_opt.compress.recipe import apply_spec
 from edge_opt.errors import PruningFailed
+from edge_opt.pruning.recipe import apply_spec
 from edge_opt.records.compression import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from edge_opt.compress import load_pruned, prune, save_pruned
-from edge_opt.compress.proof import TOLERANCE
+from edge_opt.pruning.proof import TOLERANCE
 
 
 class Recurrent(nn.Module):

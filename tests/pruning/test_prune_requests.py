@@ -11,11 +11,11 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.compress import prune
-from edge_opt.compress.channels import Group
-from edge_opt.compress.ranking import rounded
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed, TraceFailed
 from edge_opt.model import SmallCNN
 from edge_opt.pruning import structured_channel_prune
+from edge_opt.pruning.coupling import Group
+from edge_opt.pruning.ranking import rounded
 from pruned_nets import Residual, UNet
 
 SMALL = (1, 1, 28, 28)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from edge_opt.compress import load_pruned, prune, save_pruned
-from edge_opt.compress.proof import TOLERANCE
 from edge_opt.model import SmallCNN
+from edge_opt.pruning.proof import TOLERANCE
 from pruned_nets import UNet
 from zoo import torchvision_models
 

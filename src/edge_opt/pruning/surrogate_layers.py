@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from edge_opt.compress.attention import HEAD_COUNTS, Heads, projections_of
+from edge_opt.pruning.attention import HEAD_COUNTS, Heads, projections_of
 from edge_opt.trace.inputs import CallArguments
 
 # Under which name a part that is set beside the stream keeps its module.

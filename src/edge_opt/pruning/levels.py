@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from edge_opt._support.unchanged import unchanged
-from edge_opt.compress.prune import Plan, check_prunable, heal, make_plan
-from edge_opt.compress.ranking import best_kind
-from edge_opt.compress.recipe import apply_spec
-from edge_opt.compress.widths import RoundTo, fast_multiple
+from edge_opt.pruning.prune import Plan, check_prunable, heal, make_plan
+from edge_opt.pruning.ranking import best_kind
+from edge_opt.pruning.recipe import apply_spec
+from edge_opt.pruning.widths import RoundTo, fast_multiple
 from edge_opt.records.compression import Importance, PruneRequest
 
 

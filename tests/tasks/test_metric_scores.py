@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from edge_opt.compress.scoring import METRICS, Metric, metric_named, metric_of
 from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.tasks.metrics import METRICS, Metric, metric_named, metric_of
 from edge_opt.text import edit_distance
 
 # Classes 0, 0, 1, 2; guesses 0, 1, 1, 2.

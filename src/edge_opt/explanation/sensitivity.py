@@ -13,15 +13,15 @@ from torch import nn
 
 from edge_opt._support.unchanged import unchanged
 from edge_opt._support.waiting import doing, telling
-from edge_opt.compress.channels import NONE
-from edge_opt.compress.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
-from edge_opt.compress.recipe import apply_spec
-from edge_opt.compress.rounding import channel_dim, quantized_activation, quantized_weight
-from edge_opt.compress.scoring import count_samples, first_tensor, takes_model
-from edge_opt.compress.task import Batch, Task, task_of
 from edge_opt.errors import InvalidInput
+from edge_opt.pruning.coupling import NONE
+from edge_opt.pruning.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
+from edge_opt.pruning.recipe import apply_spec
+from edge_opt.quantization.fake_quantization import channel_dim, quantized_activation, quantized_weight
 from edge_opt.records.compression import Importance, LayerSensitivity, PruneRequest, Sensitivity
 from edge_opt.records.sweeps import MetricDirection
+from edge_opt.tasks.batches import Batch, Task, task_of
+from edge_opt.tasks.metrics import count_samples, first_tensor, takes_model
 
 PRECISIONS = ("int8", "fp16", "bf16")
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}

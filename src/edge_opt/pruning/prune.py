@@ -17,7 +17,18 @@ from edge_opt._support.checks import check_one_of, check_whole, is_number
 from edge_opt._support.unchanged import unchanged
 from edge_opt._support.waiting import doing, telling
 from edge_opt.boards.targets import Target, find_target
-from edge_opt.compress.channels import (
+from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
+from edge_opt.profiling import profile
+from edge_opt.pruning.cost_targets import (
+    Latency,
+    check_faster,
+    is_reached,
+    latency_for,
+    nudges,
+    positive_seconds,
+    ratio_for,
+)
+from edge_opt.pruning.coupling import (
     NONE,
     ChannelMap,
     Group,
@@ -30,22 +41,11 @@ from edge_opt.compress.channels import (
     refusal,
     ties,
 )
-from edge_opt.compress.latency_target import (
-    Latency,
-    check_faster,
-    is_reached,
-    latency_for,
-    nudges,
-    positive_seconds,
-    ratio_for,
-)
-from edge_opt.compress.proof import TOLERANCE, check_pruned, export_difference, roused, silenced_error
-from edge_opt.compress.ranking import KINDS, NEED_DATA, Ranking, best_kind, unit_scores
-from edge_opt.compress.recipe import apply_spec, prune_spec
-from edge_opt.compress.reconstruction import reestimate_norms, stand_in
-from edge_opt.compress.widths import RoundTo, fast_multiple
-from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
-from edge_opt.profiling import profile
+from edge_opt.pruning.proof import TOLERANCE, check_pruned, export_difference, roused, silenced_error
+from edge_opt.pruning.ranking import KINDS, NEED_DATA, Ranking, best_kind, unit_scores
+from edge_opt.pruning.recipe import apply_spec, prune_spec
+from edge_opt.pruning.reconstruction import reestimate_norms, stand_in
+from edge_opt.pruning.widths import RoundTo, fast_multiple
 from edge_opt.records.compression import (
     Importance,
     LayerChannels,
@@ -523,3 +523,21 @@ def check_path(model: nn.Module, path: str) -> None:
             f"{path} is a {type(modules[path]).__name__} and has no channels of its own; name a convolution, linear or "
             f"attention layer, such as {', '.join(prunable[:3])}"
         )
+
+
+def structured_channel_prune(
+    model: nn.Module, level: float, input_shape: tuple[int, ...] = (1, 1, 28, 28), round_to: int = 1
+) -> nn.Module:
+    """Return a copy of the model without a share of its channels, as the published pipeline calls pruning.
+
+    Args:
+        model: Any model; it is not modified.
+        level: Share of every layer's channels to remove, from 0 to below 1. Those with the smallest weights go.
+        input_shape: Shape of the model's input, batch included; the default is SmallCNN's.
+        round_to: Kept channels are a multiple of this; 1, as published, comes nearest to the share.
+
+    >>> from edge_opt.model import SmallCNN
+    >>> structured_channel_prune(SmallCNN(16, 32), 0.25).conv2
+    Conv2d(12, 24, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
+    """
+    return prune(model, input_shape, level, round_to=round_to).model

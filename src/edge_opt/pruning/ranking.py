@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_opt.compress.channels import NONE, ChannelMap, Group, TensorDim
-from edge_opt.compress.reconstruction import reconstruction_scores
-from edge_opt.compress.task import task_of
 from edge_opt.errors import InvalidInput, PruningFailed
+from edge_opt.pruning.coupling import NONE, ChannelMap, Group, TensorDim
+from edge_opt.pruning.reconstruction import reconstruction_scores
 from edge_opt.records.compression import Importance
+from edge_opt.tasks.batches import task_of
 
 KINDS: tuple[Importance, ...] = ("auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2", "random")
 # Narrow layers are rounded to this at least where widths are chosen for speed: a vector of the smallest CPUs.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_leaves
 
-from edge_opt.compress.answers import flat_tensors, map_tensors
+from edge_opt._support.output_tensors import flat_tensors, map_tensors
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
 from edge_opt.loading import parse_reference
 from edge_opt.measuring.statistics import wilson

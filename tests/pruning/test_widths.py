@@ -7,10 +7,10 @@ import pytest
 
 from edge_opt.boards.targets import find_target
 from edge_opt.compress import prune
-from edge_opt.compress.channels import Group
-from edge_opt.compress.ranking import Ranking
-from edge_opt.compress.widths import fast_multiple
 from edge_opt.model import SmallCNN
+from edge_opt.pruning.coupling import Group
+from edge_opt.pruning.ranking import Ranking
+from edge_opt.pruning.widths import fast_multiple
 
 
 @pytest.mark.parametrize(

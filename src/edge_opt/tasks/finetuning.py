@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from edge_opt._support.checks import check_whole
 from edge_opt._support.unchanged import unchanged
 from edge_opt._support.waiting import stderr_console
-from edge_opt.compress.rounding import rounding_layers
-from edge_opt.compress.runtimes import needs_reduced_range
-from edge_opt.compress.scoring import first_tensor
-from edge_opt.compress.task import Task, task_of
 from edge_opt.errors import InvalidInput, TrainingFailed
+from edge_opt.measuring.machine import needs_reduced_range
+from edge_opt.quantization.fake_quantization import rounding_layers
 from edge_opt.records.compression import EpochRecord, FineTuned
 from edge_opt.records.sweeps import MetricDirection
+from edge_opt.tasks.batches import Task, task_of
+from edge_opt.tasks.metrics import first_tensor
 from edge_opt.trace.module_calls import module_paths
 
 Validate = Callable[[nn.Module], float]

@@ -1,0 +1,1 @@
+"""Quantization of files and arrays: ranges, static and dynamic int8, and int8 simulated in torch."""

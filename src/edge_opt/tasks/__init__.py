@@ -1,0 +1,1 @@
+"""Tasks: batches of a data loader, losses, quality metrics with paired intervals, and fine-tuning."""
