@@ -130,7 +130,6 @@ def prune(
         Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="For --importance random.")] = 0,
-    check_export: Annotated[bool, typer.Option("--check-export", help="Export it too, and run it as ONNX.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Save the pruned model.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     fail_on_shortfall: Annotated[
@@ -176,7 +175,6 @@ def prune(
             ignored=ignore or (),
             global_ranking=global_ranking,
             seed=seed,
-            check_export=check_export,
         )
     _say(pruned, None if output is None else compress.save_pruned(pruned, output), json)
     if fail_on_shortfall and (macs_target or latency_target) and pruned.shortfalls:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -158,11 +157,3 @@ class _Masked(nn.Module):
 def _is_of_images(norm: nn.Module) -> bool:
     """A layer norm with a forward of its own: torchvision's and timm's normalize the second dimension."""
     return isinstance(norm, nn.LayerNorm) and type(norm).forward is not nn.LayerNorm.forward
-
-
-def export_difference(pruned: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> float:
-    """How far the pruned model is from itself as ONNX in ONNX Runtime; raises where it cannot be exported."""
-    from edge_opt.compress.convert import convert
-
-    agreement = convert(pruned, inputs, "fp32", "onnxruntime", kwargs=kwargs).agreement
-    return agreement.max_difference / agreement.scale if agreement.scale else agreement.max_difference

@@ -41,7 +41,7 @@ from edge_opt.pruning.coupling import (
     refusal,
     ties,
 )
-from edge_opt.pruning.proof import TOLERANCE, check_pruned, export_difference, roused, silenced_error
+from edge_opt.pruning.proof import TOLERANCE, check_pruned, roused, silenced_error
 from edge_opt.pruning.ranking import KINDS, NEED_DATA, Ranking, best_kind, unit_scores
 from edge_opt.pruning.recipe import apply_spec, prune_spec
 from edge_opt.pruning.reconstruction import reestimate_norms, stand_in
@@ -320,7 +320,6 @@ def prune(
     reestimate: bool = True,
     reconstruct: bool | None = None,
     seed: int = 0,
-    check_export: bool = False,
 ) -> Pruned:
     """A copy of the model with the least important channels and attention heads taken out, proved and accounted for.
 
@@ -348,7 +347,6 @@ def prune(
         reestimate: Whether batch norms see the loader's batches after the cut, so that their statistics hold again.
         reconstruct: Whether layers behind a cut are fitted to the loader's batches. None: where there is a loader.
         seed: Decides a random ranking.
-        check_export: Whether to export the result, too, and run it in ONNX Runtime.
 
     >>> from edge_opt.model import SmallCNN
     >>> pruned = prune(SmallCNN(16, 32), (1, 1, 28, 28), 0.5)
@@ -376,12 +374,7 @@ def prune(
         pruned = carried_out(model, plan, request, latency)
         if data is not None:
             heal(model, plan, pruned.model, pruned.spec, data, reestimate, reconstruct is not False)
-    return _exported(pruned, example_inputs, kwargs) if check_export else pruned
-
-
-def _exported(pruned: Pruned, inputs: Any, kwargs: Mapping[str, Any] | None) -> Pruned:
-    difference = export_difference(pruned.model, inputs, kwargs)
-    return replace(pruned, check=replace(pruned.check, export_difference=difference))
+    return pruned
 
 
 def check_prunable(model: nn.Module, plan: Plan) -> None:

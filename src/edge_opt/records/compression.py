@@ -217,13 +217,11 @@ class PruneCheck(Record):
         gradients: How many parameters got a gradient in a backward pass.
         silenced_error: Distance from the original with those channels silenced, over what silencing changes.
             None where nothing was removed.
-        export_difference: Largest difference in ONNX Runtime over the mean output; None without an export.
     """
 
     outputs: tuple[tuple[int, ...], ...]
     gradients: int
     silenced_error: float | None
-    export_difference: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,10 +170,9 @@ def pruned_sheet(pruned: Pruned) -> Sheet:
 
 def proof_text(check: PruneCheck) -> str:
     """What was run to prove the pruned model."""
-    error, difference = check.silenced_error, check.export_difference
+    error = check.silenced_error
     silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
-    exported = "" if difference is None else f"; exported, and within {difference:.1g} in ONNX Runtime"
-    return f"forward, backward ({check.gradients} gradients){silenced}{exported}"
+    return f"forward, backward ({check.gradients} gradients){silenced}"
 
 
 def sensitivity_dataframe(found: Sensitivity) -> pd.DataFrame:
