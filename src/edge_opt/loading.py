@@ -6,21 +6,18 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_opt._support.waiting import doing
-from edge_opt.errors import EdgeOptError, MissingExtra, ModelNotFound, first_line
-from edge_opt.exported_file import TRUST, check_exported
+from edge_opt.errors import EdgeOptError, InvalidInput, MissingExtra, ModelNotFound, first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,10 +25,12 @@ if TYPE_CHECKING:
 
 FORMS = "torchvision:resnet50, timm:NAME, package.module:factory, file.py:factory, file.pt2, file.onnx or file.tflite"
 MODEL_FILES = (".onnx", ".tflite", ".pt2")
+# `--trust` sets it for one command: processes that build candidates open the file as well, and inherit it.
+TRUST = "EDGE_OPT_TRUST"
 _REFERENCE = re.compile(r"(?P<source>.+):(?P<name>[\w./@-]+)(?P<call>\(.*\))?", re.DOTALL)
 
 
-class Reference(NamedTuple):
+class ModelReference(NamedTuple):
     """Where to look, what for, and the keyword arguments to call it with."""
 
     source: str
@@ -39,26 +38,26 @@ class Reference(NamedTuple):
     arguments: dict[str, Any]
 
 
-def parse_reference(text: str) -> Reference | None:
-    """The parts of `SOURCE:NAME(key=value)`; None where the text has no such form.
+def parse_reference(text: str) -> ModelReference | None:
+    """Return the parts of `SOURCE:NAME(key=value)`; None where the text has no such form.
 
     >>> parse_reference("net.py:Net(width=2)")
-    Reference(source='net.py', name='Net', arguments={'width': 2})
+    ModelReference(source='net.py', name='Net', arguments={'width': 2})
     """
-    found = _REFERENCE.fullmatch(text)
-    return None if found is None else Reference(found["source"], found["name"], _arguments(found["call"], text))
+    match = _REFERENCE.fullmatch(text)
+    return None if match is None else ModelReference(match["source"], match["name"], _arguments(match["call"], text))
 
 
-def find_object(reference: Reference) -> Any:
-    """What a reference names, in a Python file or an installed package."""
+def find_object(reference: ModelReference) -> Any:
+    """Return what a reference names, in a Python file or an installed package."""
     return _attribute(_module(reference.source), reference.name, reference.source)
 
 
 def import_source(text: str) -> None:
     """Import the file or the package of a reference, so that what is pickled from it can be read; nothing is built."""
-    found = parse_reference(text)
-    if found is not None and found.source not in ("torchvision", "timm"):
-        _module(found.source)
+    reference = parse_reference(text)
+    if reference is not None and reference.source not in ("torchvision", "timm"):
+        _module(reference.source)
 
 
 def _module(source: str) -> ModuleType:
@@ -69,14 +68,14 @@ def _arguments(call: str | None, reference: str) -> dict[str, Any]:
     """Keyword arguments of `factory(width=2)`: literals only, nothing is evaluated."""
     if call is None:
         return {}
-    cure = "write keyword arguments with literal values, such as Net(num_classes=10, act='relu')"
+    remedy = "write keyword arguments with literal values, such as Net(num_classes=10, act='relu')"
     try:
         node = ast.parse(f"f{call}", mode="eval").body
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
             raise ValueError("only keyword arguments are taken")
         return dict(map(_keyword, node.keywords))
     except (SyntaxError, ValueError) as error:
-        raise ModelNotFound(f"cannot read the arguments of {reference!r}: {error}; {cure}") from error
+        raise ModelNotFound(f"cannot read the arguments of {reference!r}: {error}; {remedy}") from error
 
 
 def _keyword(keyword: ast.keyword) -> tuple[str, Any]:
@@ -171,53 +170,45 @@ def _factories(module: ModuleType) -> list[str]:
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def load_exported(path: Path) -> tuple[nn.Module, Example | None]:
-    """The module of an exported program, and the arguments it was exported with if the file holds them."""
+def load_exported(path: Path, trust: bool = False) -> tuple[nn.Module, Example | None]:
+    """Return the module of an exported program, and the arguments it was exported with if the file holds them."""
     from edge_opt.trace.module_calls import exported_module
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader
-        program = open_program(path)
+        program = open_program(path, trust)
         return exported_module(program), program.example_inputs
 
 
-def open_program(path: Path) -> Any:
-    """The exported program of a `.pt2` file.
+def open_program(path: Path, trust: bool = False) -> Any:
+    """Open the exported program of a `.pt2` file.
 
-    A file that could run code is refused before it is opened, unless EDGE_OPT_TRUST is set, as `--trust` does.
+    torch's reader unpickles parts of the file, evaluates the text of symbolic sizes and loads compiled libraries, so
+    opening a file can execute code from it. A check of the members before opening was tried and two crafted files
+    passed it; therefore nothing is opened without trust.
+
+    Args:
+        path: The file.
+        trust: Whether the file's origin is known. The environment variable EDGE_OPT_TRUST, which `--trust` sets, says
+            so for a whole process.
     """
     if not path.is_file():
         raise ModelNotFound(f"no file {str(path)!r}; torch.export.save(program, path) writes one")
-    if not os.environ.get(TRUST):
-        check_exported(path)
+    if not trust and not os.environ.get(TRUST):
+        raise InvalidInput(
+            f"{str(path)!r} was not opened: opening a .pt2 file can execute code from the file; if you know its "
+            "origin, add --trust (in Python: trust=True), or export the model as .onnx, which is never executed"
+        )
     import torch
 
-    with warnings.catch_warnings(), _log_of("torch.export") as written:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         try:
             return torch.export.load(path)
         except Exception as error:  # zip, JSON and torch errors alike: none of them is documented
             raise ModelNotFound(
-                f"{str(path)!r} cannot be read by torch {torch.__version__}: "
-                f"{written[-1] if written else first_line(error)}; export it again"
+                f"{str(path)!r} cannot be read by torch {torch.__version__}: {first_line(error)}; export it again"
             ) from error
-
-
-@contextmanager
-def _log_of(name: str) -> Iterator[list[str]]:
-    """The lines that torch would log: the traceback of a damaged file, whose last line says what is wrong."""
-    lines: list[str] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        lines.extend(line.strip()[:500] for line in logging.Formatter().format(record).splitlines() if line.strip())
-        return False
-
-    logger = logging.getLogger(name)
-    logger.addFilter(keep)
-    try:
-        yield lines
-    finally:
-        logger.removeFilter(keep)
 
 
 class Loaded(NamedTuple):
@@ -234,37 +225,38 @@ class Loaded(NamedTuple):
     example: Example | None = None
 
 
-def load_model(reference: str) -> Loaded:
-    """The model that a reference names.
+def load_model(reference: str, *, trust: bool = False) -> Loaded:
+    """Return the model that a reference names.
 
     Args:
         reference: `torchvision:NAME`, `timm:NAME`, `file.py:factory(width=2)`, `package.module:factory`, `file.pt2`,
             or `file.onnx` or `file.tflite`, which are read and not run.
+        trust: Whether a `.pt2` may be opened, which can execute code from the file.
     """
     doing(f"loading {reference}")
     if reference.lower().endswith(".onnx"):
         from edge_opt.model_files.file_model import load_onnx
 
-        read = load_onnx(reference)
-        return Loaded(read, Path(reference).stem, read.example())
+        onnx_model = load_onnx(reference)
+        return Loaded(onnx_model, Path(reference).stem, onnx_model.example())
     if reference.lower().endswith(".tflite"):
         from edge_opt.model_files.file_model import load_tflite
 
-        flat = load_tflite(reference)
-        return Loaded(flat, Path(reference).stem, flat.example())
+        tflite_model = load_tflite(reference)
+        return Loaded(tflite_model, Path(reference).stem, tflite_model.example())
     if reference.lower().endswith(".pt2"):
-        model, example = load_exported(Path(reference))
+        model, example = load_exported(Path(reference), trust)
         return Loaded(model, Path(reference).stem, example)
-    found = parse_reference(reference)
-    if found is None:
+    parsed = parse_reference(reference)
+    if parsed is None:
         raise _not_a_reference(reference)
-    source, name, arguments = found
+    source, name, arguments = parsed
     if source == "torchvision":
         model = _torchvision(name, arguments)
     elif source == "timm":
         model = _timm(name, arguments)
     else:
-        model = _built(find_object(found), arguments, reference)
+        model = _built(find_object(parsed), arguments, reference)
     return Loaded(model, name)
 
 
@@ -348,8 +340,8 @@ def _built(factory: Any, arguments: dict[str, Any], reference: str) -> nn.Module
     try:
         model = factory(**arguments)
     except (Exception, SystemExit) as error:
-        cure = "; give arguments as NAME(width=1.0)" if isinstance(error, TypeError) and not arguments else ""
-        raise ModelNotFound(f"{reference!r} raised {first_line(error)}{cure}") from error
+        remedy = "; give arguments as NAME(width=1.0)" if isinstance(error, TypeError) and not arguments else ""
+        raise ModelNotFound(f"{reference!r} raised {first_line(error)}{remedy}") from error
     if not isinstance(model, nn.Module):
         raise ModelNotFound(f"{reference!r} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model

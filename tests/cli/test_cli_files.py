@@ -69,12 +69,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 def test_the_page_of_a_file_is_that_of_its_profile(path: str, exported: str, suffix: str, tmp_path: Path) -> None:
     file = path if suffix == ".onnx" else exported
-    found = RUN.invoke(app, ["report", file])
+    found = RUN.invoke(app, ["report", file, "--trust"])
     assert found.exit_code == 0, found.stderr
     page = Path(file).with_suffix(".html")
     assert Path(found.stdout.strip()) == page
     same = tmp_path / "same.html"
-    assert RUN.invoke(app, ["profile", file, "-o", str(same)]).exit_code == 0
+    assert RUN.invoke(app, ["profile", file, "-o", str(same), "--trust"]).exit_code == 0
     texts = [
         re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "", one.read_text()) for one in (page, same)
     ]  # when it was written
@@ -92,9 +92,9 @@ def test_commands_on_files_work_or_say_what_to_do(path: str, exported: str, tmp_
     """Each ends with 0, or with one sentence that names a command or what to give instead."""
     flat = str(tmp_path / "none.tflite")
     for command, said in [
-        (["compare", exported, path], ""),
-        (["check", exported, "--budget", "macs <= 64"], ""),
-        (["profile", exported, "-t", "raspberry-pi-4"], ""),
+        (["compare", exported, path, "--trust"], ""),
+        (["check", exported, "--budget", "macs <= 64", "--trust"], ""),
+        (["profile", exported, "-t", "raspberry-pi-4", "--trust"], ""),
         (["report", path, exported], "edge-opt compare A B"),
         (["devices", path], "-t NAME"),
         (["devices", exported], "-t NAME"),

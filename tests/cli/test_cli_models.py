@@ -157,7 +157,7 @@ class Exported(nn.Module):
 def test_an_exported_program_keeps_its_tree_its_types_and_its_inputs(tmp_path: Path) -> None:
     model, path = Exported().eval(), tmp_path / "net.pt2"
     torch.export.save(torch.export.export(model, (torch.zeros(2, 3, 8, 8),)), path)
-    loaded = load_model(str(path))
+    loaded = load_model(str(path), trust=True)
     assert loaded.name == "net"
     assert loaded.example is not None
     ours, theirs = eo.profile(loaded.model, list(loaded.example[0])), eo.profile(model, (2, 3, 8, 8))
@@ -176,13 +176,15 @@ def test_an_exported_program_without_a_tree_is_flat(tmp_path: Path, monkeypatch:
     path = tmp_path / "net.pt2"
     torch.export.save(torch.export.export(Exported().eval(), (torch.zeros(2, 3, 8, 8),)), path)
     monkeypatch.setattr(torch.export, "unflatten", refuse)
-    assert eo.profile(load_model(str(path)).model, (2, 3, 8, 8)).totals.macs == 2 * 64 * 4 * 3 * 9 + 2 * 4 * 2
+    assert (
+        eo.profile(load_model(str(path), trust=True).model, (2, 3, 8, 8)).totals.macs == 2 * 64 * 4 * 3 * 9 + 2 * 4 * 2
+    )
 
 
 def test_a_damaged_exported_program_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "net.pt2").write_bytes(b"PK\x03\x04 not an archive")
     with pytest.raises(ModelNotFound, match=r"net\.pt2' cannot be read by torch .*; export it again"):
-        load_model(str(tmp_path / "net.pt2"))
+        load_model(str(tmp_path / "net.pt2"), trust=True)
 
 
 @pytest.mark.parametrize("hub", ["torchvision", "timm"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 import yaml
 from torch import nn
 
@@ -24,7 +25,7 @@ def run_action(folder: Path, **values: str) -> subprocess.CompletedProcess[str]:
     entry = f"{shlex.quote(sys.executable)} -m edge_opt.cli"
     functions = f'edge-opt() {{ {entry} "$@"; }}\ngh() {{ cp "$5" comment.md; echo "$@" >> gh.log; }}\n'
     given = {"MODEL": "net.py:Net", "SHAPES": "1x8", "BUDGETS": "", "BASELINE": "", "INCREASES": "", "COMMENT": "true",
-             "PULL_REQUEST": "7", "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}  # fmt: skip
+             "TRUST": "false", "PULL_REQUEST": "7", "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **given, **values}
     return subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", functions + script],
@@ -53,6 +54,14 @@ def test_the_action_compares_with_a_baseline_and_fails_over_its_limit(tmp_path: 
     assert "+100.0%" in comment  # 8 x 4 products instead of 8 x 2
     # The verdict first, then what differs, as two tables that GitHub draws.
     assert comment.count("\n| ---") + comment.count("\n|---") >= 2, comment
+
+
+def test_the_action_opens_an_exported_program_only_with_trust(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(nn.Linear(8, 4).eval(), (torch.zeros(1, 8),)), tmp_path / "net.pt2")
+    refused = run_action(tmp_path, MODEL="net.pt2", BUDGETS="macs <= 32")
+    assert refused.returncode == 2 and "can execute code from the file" in refused.stderr
+    done = run_action(tmp_path, MODEL="net.pt2", BUDGETS="macs <= 32", TRUST="true")
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_hook_names_a_command_that_is_there() -> None:

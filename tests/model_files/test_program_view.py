@@ -48,7 +48,9 @@ def test_keys_are_nodes_of_the_graph_that_model_explorer_draws(
 ) -> None:
     needed("model_explorer")
     torch.export.save(program, tmp_path / "m.pt2")
-    done = CliRunner().invoke(app, ["profile", str(tmp_path / "m.pt2"), "-o", str(tmp_path / "m.nodes.json")])
+    done = CliRunner().invoke(
+        app, ["profile", str(tmp_path / "m.pt2"), "-o", str(tmp_path / "m.nodes.json"), "--trust"]
+    )
     assert done.exit_code == 0, done.stderr
     data = json.loads((tmp_path / "m.nodes.json").read_text())
     reader = import_module("model_explorer.pytorch_exported_program_adapter_impl")

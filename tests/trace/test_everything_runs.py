@@ -225,7 +225,7 @@ def test_a_batch_for_an_exported_file(tmp_path: Path) -> None:
     program = torch.export.export(nn.Linear(8, 8), (torch.zeros(2, 8),), dynamic_shapes=dynamic)
     file = tmp_path / "net.pt2"
     torch.export.save(program, file)
-    done = CliRunner().invoke(app, ["profile", str(file), "-b", "4", "--json"])
+    done = CliRunner().invoke(app, ["profile", str(file), "-b", "4", "--json", "--trust"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["totals"]["macs"] == ONE
     without = CliRunner().invoke(app, ["profile", "edge_opt.model:SmallCNN", "-b", "4"])

@@ -270,6 +270,7 @@ def train_cost(
     output: _Outputs = None,
     legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the step as JSON.")] = False,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """What a training step costs before it is run: FLOPs, and memory by kind.

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from edge_opt._support.waiting import console_width, telling
 from edge_opt.errors import EdgeOptError, SweepInterrupted
-from edge_opt.exported_file import TRUST
+from edge_opt.loading import TRUST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def _remember_trust(context: typer.Context, wanted: bool) -> bool:
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust", help="Open a .pt2 that could run code; only if you know its origin.", callback=_remember_trust
+        "--trust", help="Open a .pt2 file: it can execute code; only if you know its origin.", callback=_remember_trust
     ),
 ]
 
