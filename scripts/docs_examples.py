@@ -1,7 +1,8 @@
-"""Docstrings for the pages: examples that start with >>> are fenced, and keys of a configuration are parameters."""
+"""Docstrings for the pages: examples are fenced, keys of a configuration are parameters, fields are described."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from typing import Any
@@ -16,13 +17,23 @@ _CONFIGURED = "edge_opt.run.sweep.sweep"
 
 
 class FencedExamples(griffe.Extension):
-    """Put a fence around every doctest session, and write out the parameters of a sweep."""
+    """Put a fence around every doctest session, and write out the parameters of a sweep and the fields of records."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.path == _CONFIGURED and isinstance(obj, griffe.Function):
             _write_out(obj)
+        if isinstance(obj, griffe.Attribute) and isinstance(obj.value, griffe.ExprCall):
+            _describe(obj, obj.value)
         if obj.docstring is not None:
             obj.docstring.value = _SESSION.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+
+
+def _describe(attribute: griffe.Attribute, call: griffe.ExprCall) -> None:
+    """Make the description that a record's field is declared with its docstring; the source is not imported."""
+    if call.function.canonical_path == "edge_opt.records.fields.field":
+        description = ast.literal_eval(str(call.arguments[0]))
+        attribute.docstring = griffe.Docstring(description, parent=attribute)
+        attribute.value = None
 
 
 def _write_out(function: griffe.Function) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Comparison
 from edge_opt.records.shown import Record, Shown
 
@@ -19,118 +19,76 @@ PRUNE_SCHEMA = "edge_opt.pruned"
 PRUNE_SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorShape(Record):
-    """A tensor of the original model's state, by which that model is recognized.
+    """A tensor of the original model's state, by which that model is recognized."""
 
-    Attributes:
-        name: Its name in the state dict.
-        shape: Its dimensions.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str = field("Its name in the state dict.")
+    shape: tuple[int, ...] = field("Its dimensions.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptIndices(Record):
-    """What is left of one dimension of a tensor of the original model.
+    """What is left of one dimension of a tensor of the original model."""
 
-    Attributes:
-        tensor: Name of the tensor in the state dict.
-        dim: The dimension that is cut, from 0.
-        indices: The indices that stay, in order.
-    """
-
-    tensor: str
-    dim: int
-    indices: tuple[int, ...]
+    tensor: str = field("Name of the tensor in the state dict.")
+    dim: int = field("The dimension that is cut, from 0.")
+    indices: tuple[int, ...] = field("The indices that stay, in order.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChangedAttribute(Record):
-    """An attribute of a module that counts channels, heads or groups.
+    """An attribute of a module that counts channels, heads or groups."""
 
-    Attributes:
-        module: Path of the module.
-        name: Name of the attribute, such as "out_channels".
-        value: Its value after pruning.
-    """
-
-    module: str
-    name: str
-    value: int | tuple[int, ...]
+    module: str = field("Path of the module.")
+    name: str = field('Name of the attribute, such as "out_channels".')
+    value: int | tuple[int, ...] = field("Its value after pruning.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PruneSpec(Record):
-    """The recipe of a pruned model: all that turns the original into it, except the weights.
+    """The recipe of a pruned model: all that turns the original into it, except the weights."""
 
-    Attributes:
-        original: The tensors of the original model.
-        kept: What stays of each tensor that is cut.
-        attributes: Attributes that change with it.
-        attention: Paths of modules replaced by `PrunedAttention`, which can have any number of heads.
-        schema: Name of the file format.
-        schema_version: Version of the file format.
-    """
-
-    original: tuple[TensorShape, ...]
-    kept: tuple[KeptIndices, ...]
-    attributes: tuple[ChangedAttribute, ...]
-    attention: tuple[str, ...] = ()
-    schema: str = PRUNE_SCHEMA
-    schema_version: int = PRUNE_SCHEMA_VERSION
+    original: tuple[TensorShape, ...] = field("The tensors of the original model.")
+    kept: tuple[KeptIndices, ...] = field("What stays of each tensor that is cut.")
+    attributes: tuple[ChangedAttribute, ...] = field("Attributes that change with it.")
+    attention: tuple[str, ...] = field(
+        "Paths of modules replaced by `PrunedAttention`, which can have any number of heads.",
+        default=(),
+    )
+    schema: str = field("Name of the file format.", default=PRUNE_SCHEMA)
+    schema_version: int = field("Version of the file format.", default=PRUNE_SCHEMA_VERSION)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PruneRequest(Record):
-    """What was asked for: one ratio, ratios by layer, or a share of MACs or of latency that is to remain.
+    """What was asked for: one ratio, ratios by layer, or a share of MACs or of latency that is to remain."""
 
-    Attributes:
-        ratio: Share to remove of every layer; None where something else was asked for.
-        layers: Layers with the share to remove of each.
-        macs_target: Share of the MACs that is to remain; None where it was not asked for.
-        latency_target: Share of the latency that is to remain; None where it was not asked for.
-        importance: How channels are ranked.
-        round_to: Kept channels are a multiple of this.
-        ignored: Paths of layers that stay whole.
-        global_ranking: Whether channels of all layers compete with each other.
-        seed: Decides a random ranking.
-        is_round_auto: Whether `round_to` was chosen for speed; then narrow layers are rounded to less.
-    """
-
-    ratio: float | None
-    layers: tuple[tuple[str, float], ...]
-    macs_target: float | None
-    latency_target: float | None
-    importance: Importance
-    round_to: int
-    ignored: tuple[str, ...]
-    global_ranking: bool
-    seed: int
-    is_round_auto: bool = False
+    ratio: float | None = field("Share to remove of every layer; None where something else was asked for.")
+    layers: tuple[tuple[str, float], ...] = field("Layers with the share to remove of each.")
+    macs_target: float | None = field("Share of the MACs that is to remain; None where it was not asked for.")
+    latency_target: float | None = field("Share of the latency that is to remain; None where it was not asked for.")
+    importance: Importance = field("How channels are ranked.")
+    round_to: int = field("Kept channels are a multiple of this.")
+    ignored: tuple[str, ...] = field("Paths of layers that stay whole.")
+    global_ranking: bool = field("Whether channels of all layers compete with each other.")
+    seed: int = field("Decides a random ranking.")
+    is_round_auto: bool = field(
+        "Whether `round_to` was chosen for speed; then narrow layers are rounded to less.",
+        default=False,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerChannels(Record):
-    """Output channels of one layer, or the heads of an attention layer.
+    """Output channels of one layer, or the heads of an attention layer."""
 
-    Attributes:
-        path: Path of the layer.
-        kind: Class of the layer, such as "Conv2d".
-        unit: What is counted.
-        before: How many there were.
-        after: How many are left.
-        asked: The share that was to be removed.
-    """
-
-    path: str
-    kind: str
-    unit: Literal["channels", "heads"]
-    before: int
-    after: int
-    asked: float
+    path: str = field("Path of the layer.")
+    kind: str = field('Class of the layer, such as "Conv2d".')
+    unit: Literal["channels", "heads"] = field("What is counted.")
+    before: int = field("How many there were.")
+    after: int = field("How many are left.")
+    asked: float = field("The share that was to be removed.")
 
     @property
     def achieved(self) -> float:
@@ -138,52 +96,39 @@ class LayerChannels(Record):
         return 1 - self.after / self.before
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shortfall(Record):
-    """A layer that lost less than asked.
+    """A layer that lost less than asked."""
 
-    Attributes:
-        path: Path of the layer.
-        asked: The share of channels or heads that was to be removed.
-        achieved: The share that was removed.
-        reason: Why it was not more.
-    """
-
-    path: str
-    asked: float
-    achieved: float
-    reason: str
+    path: str = field("Path of the layer.")
+    asked: float = field("The share of channels or heads that was to be removed.")
+    achieved: float = field("The share that was removed.")
+    reason: str = field("Why it was not more.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PruneResult(Shown):
-    """What the pruned model costs beside the original, by our own count, on the example inputs.
+    """What the pruned model costs beside the original, by our own count, on the example inputs."""
 
-    Attributes:
-        macs_before: MACs of the original.
-        macs: MACs of the pruned model.
-        params_before: Parameters of the original.
-        params: Parameters of the pruned model.
-        channels_before: Output channels and heads of the layers that can be pruned, in the original.
-        channels: The same in the pruned model.
-        layers: Channels or heads by layer.
-        ratio: The ratio that was used: the one asked for, or the one that meets the target; None for ratios by layer.
-        latency_before_s: Seconds of the original, by `latency_of` or predicted for the target; None where not asked.
-        latency_s: Seconds of the pruned model, found in the same way; None where not asked.
-        is_lower_bound: Whether an operator has no price, so that the true MACs are higher.
-    """
-
-    macs_before: int
-    macs: int
-    params_before: int
-    params: int
-    channels_before: int
-    channels: int
-    layers: tuple[LayerChannels, ...]
-    ratio: float | None
-    latency_before_s: float | None = None
-    latency_s: float | None = None
-    is_lower_bound: bool = False
+    macs_before: int = field("MACs of the original.")
+    macs: int = field("MACs of the pruned model.")
+    params_before: int = field("Parameters of the original.")
+    params: int = field("Parameters of the pruned model.")
+    channels_before: int = field("Output channels and heads of the layers that can be pruned, in the original.")
+    channels: int = field("The same in the pruned model.")
+    layers: tuple[LayerChannels, ...] = field("Channels or heads by layer.")
+    ratio: float | None = field(
+        "The ratio that was used: the one asked for, or the one that meets the target; None for ratios by layer."
+    )
+    latency_before_s: float | None = field(
+        "Seconds of the original, by `latency_of` or predicted for the target; None where not asked.",
+        default=None,
+    )
+    latency_s: float | None = field(
+        "Seconds of the pruned model, found in the same way; None where not asked.",
+        default=None,
+    )
+    is_lower_bound: bool = field("Whether an operator has no price, so that the true MACs are higher.", default=False)
 
     @property
     def macs_ratio(self) -> float:
@@ -208,41 +153,28 @@ class PruneResult(Shown):
         return self.latency_s / self.latency_before_s
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PruneCheck(Record):
-    """What was run to prove the pruned model.
+    """What was run to prove the pruned model."""
 
-    Attributes:
-        outputs: Shapes of its outputs.
-        gradients: How many parameters got a gradient in a backward pass.
-        silenced_error: Distance from the original with those channels silenced, over what silencing changes.
-            None where nothing was removed.
-    """
-
-    outputs: tuple[tuple[int, ...], ...]
-    gradients: int
-    silenced_error: float | None
+    outputs: tuple[tuple[int, ...], ...] = field("Shapes of its outputs.")
+    gradients: int = field("How many parameters got a gradient in a backward pass.")
+    silenced_error: float | None = field(
+        "Distance from the original with those channels silenced, over what silencing changes. None where "
+        "nothing was removed."
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pruned(Shown):
-    """A pruned copy of a model, the recipe that rebuilds it, and what was reached of what was asked.
+    """A pruned copy of a model, the recipe that rebuilds it, and what was reached of what was asked."""
 
-    Attributes:
-        model: The pruned copy.
-        spec: The recipe.
-        asked: What was asked for.
-        achieved: What was reached.
-        shortfalls: Layers that lost less than asked; empty where a target was reached.
-        check: What was run to prove it.
-    """
-
-    model: nn.Module
-    spec: PruneSpec
-    asked: PruneRequest
-    achieved: PruneResult
-    shortfalls: tuple[Shortfall, ...]
-    check: PruneCheck
+    model: nn.Module = field("The pruned copy.")
+    spec: PruneSpec = field("The recipe.")
+    asked: PruneRequest = field("What was asked for.")
+    achieved: PruneResult = field("What was reached.")
+    shortfalls: tuple[Shortfall, ...] = field("Layers that lost less than asked; empty where a target was reached.")
+    check: PruneCheck = field("What was run to prove it.")
 
     def _brief(self) -> str:
         got = self.achieved
@@ -258,34 +190,24 @@ class Pruned(Shown):
         return pruned_document(self)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EpochRecord(Record):
-    """One epoch of fine-tuning.
+    """One epoch of fine-tuning."""
 
-    Attributes:
-        epoch: Its number from 1; 0 is the model before training.
-        loss: Mean loss over the epoch; None for epoch 0.
-        score: Score on the validation data, higher is better; None where there was nothing to validate with.
-    """
-
-    epoch: int
-    loss: float | None
-    score: float | None
+    epoch: int = field("Its number from 1; 0 is the model before training.")
+    loss: float | None = field("Mean loss over the epoch; None for epoch 0.")
+    score: float | None = field(
+        "Score on the validation data, higher is better; None where there was nothing to validate with."
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FineTuned(Shown):
-    """A trained copy with the weights of its best epoch.
+    """A trained copy with the weights of its best epoch."""
 
-    Attributes:
-        model: The trained copy.
-        history: Loss and score of each epoch; epoch 0 is the model as it came.
-        best_epoch: Number of the epoch whose weights it has.
-    """
-
-    model: nn.Module
-    history: tuple[EpochRecord, ...]
-    best_epoch: int
+    model: nn.Module = field("The trained copy.")
+    history: tuple[EpochRecord, ...] = field("Loss and score of each epoch; epoch 0 is the model as it came.")
+    best_epoch: int = field("Number of the epoch whose weights it has.")
 
     def _brief(self) -> str:
         best = next((it for it in self.history if it.epoch == self.best_epoch), None)
@@ -300,37 +222,24 @@ Topic = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerChange(Record):
-    """One layer before and after. None where the layer is not there, or its time was not measured.
+    """One layer before and after. None where the layer is not there, or its time was not measured."""
 
-    Attributes:
-        path: Path of the layer.
-        kind: Class of the layer, such as "Conv2d".
-        macs_before: MACs before.
-        macs_after: MACs after.
-        bytes_before: Bytes moved before, in the bits that it runs in; 0 where it is fused into another layer.
-        bytes_after: Bytes moved after, counted in the same way.
-        seconds_before: Seconds per forward before.
-        seconds_after: Seconds per forward after.
-        channels_before: Output channels before; None for layers that have none.
-        channels_after: Output channels after; None for layers that have none.
-        precision: What it runs in afterwards; None where no conversion says.
-        bottleneck: What limits it afterwards, by the best rates seen in these measurements.
-    """
-
-    path: str
-    kind: str
-    macs_before: int | None
-    macs_after: int | None
-    bytes_before: int | None
-    bytes_after: int | None
-    seconds_before: float | None
-    seconds_after: float | None
-    channels_before: int | None
-    channels_after: int | None
-    precision: str | None
-    bottleneck: Bottleneck
+    path: str = field("Path of the layer.")
+    kind: str = field('Class of the layer, such as "Conv2d".')
+    macs_before: int | None = field("MACs before.")
+    macs_after: int | None = field("MACs after.")
+    bytes_before: int | None = field(
+        "Bytes moved before, in the bits that it runs in; 0 where it is fused into another layer."
+    )
+    bytes_after: int | None = field("Bytes moved after, counted in the same way.")
+    seconds_before: float | None = field("Seconds per forward before.")
+    seconds_after: float | None = field("Seconds per forward after.")
+    channels_before: int | None = field("Output channels before; None for layers that have none.")
+    channels_after: int | None = field("Output channels after; None for layers that have none.")
+    precision: str | None = field("What it runs in afterwards; None where no conversion says.")
+    bottleneck: Bottleneck = field("What limits it afterwards, by the best rates seen in these measurements.")
 
     @property
     def saved_s(self) -> float | None:
@@ -340,42 +249,26 @@ class LayerChange(Record):
         return self.seconds_before - self.seconds_after
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reason(Record):
-    """One cause with its figures in a sentence.
+    """One cause with its figures in a sentence."""
 
-    Attributes:
-        topic: What it is about.
-        sentence: The cause in words.
-        seconds: What it costs per forward; None where that was not measured.
-        layers: Paths of the layers that it is about.
-    """
-
-    topic: Topic
-    sentence: str
-    seconds: float | None = None
-    layers: tuple[str, ...] = ()
+    topic: Topic = field("What it is about.")
+    sentence: str = field("The cause in words.")
+    seconds: float | None = field("What it costs per forward; None where that was not measured.", default=None)
+    layers: tuple[str, ...] = field("Paths of the layers that it is about.", default=())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Explanation(Shown):
-    """Why the second model is faster than the first, or is not.
+    """Why the second model is faster than the first, or is not."""
 
-    Attributes:
-        headline: The result in one sentence.
-        comparison: The second latency against the first; None where no times were given.
-        macs_ratio: MACs after over before; None where there were none before.
-        bytes_ratio: Bytes moved after over before; None where there were none before.
-        layers: Every layer before and after.
-        reasons: The causes, in order of importance.
-    """
-
-    headline: str
-    comparison: Comparison | None
-    macs_ratio: float | None
-    bytes_ratio: float | None
-    layers: tuple[LayerChange, ...]
-    reasons: tuple[Reason, ...]
+    headline: str = field("The result in one sentence.")
+    comparison: Comparison | None = field("The second latency against the first; None where no times were given.")
+    macs_ratio: float | None = field("MACs after over before; None where there were none before.")
+    bytes_ratio: float | None = field("Bytes moved after over before; None where there were none before.")
+    layers: tuple[LayerChange, ...] = field("Every layer before and after.")
+    reasons: tuple[Reason, ...] = field("The causes, in order of importance.")
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -394,54 +287,34 @@ class Explanation(Shown):
 Change = Literal["prune", "quantize"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerSensitivity(Record):
-    """One layer changed, all others as they were.
+    """One layer changed, all others as they were."""
 
-    Attributes:
-        path: Path of the layer.
-        kind: Class of the layer, such as "Conv2d".
-        change: What was done to it.
-        amount: The share of channels to remove ("0.5") or the precision ("int8").
-        score: Score of the changed model, higher is better.
-        score_change: Score after minus score before.
-        output_error: Distance of the outputs from the unchanged ones, over their length.
-        disagreement: Share of samples with another first answer; None where outputs are not (samples, classes).
-        removed: Share of its channels that was really removed; None for a quantized layer.
-        note: Layers that lost channels together with it, or "simulated".
-    """
-
-    path: str
-    kind: str
-    change: Change
-    amount: str
-    score: float
-    score_change: float
-    output_error: float
-    disagreement: float | None
-    removed: float | None
-    note: str
+    path: str = field("Path of the layer.")
+    kind: str = field('Class of the layer, such as "Conv2d".')
+    change: Change = field("What was done to it.")
+    amount: str = field('The share of channels to remove ("0.5") or the precision ("int8").')
+    score: float = field("Score of the changed model, higher is better.")
+    score_change: float = field("Score after minus score before.")
+    output_error: float = field("Distance of the outputs from the unchanged ones, over their length.")
+    disagreement: float | None = field(
+        "Share of samples with another first answer; None where outputs are not (samples, classes)."
+    )
+    removed: float | None = field("Share of its channels that was really removed; None for a quantized layer.")
+    note: str = field('Layers that lost channels together with it, or "simulated".')
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sensitivity(Shown):
-    """What each layer's change costs. Pruning is real; quantization is simulated in floating point.
+    """What each layer's change costs. Pruning is real; quantization is simulated in floating point."""
 
-    Attributes:
-        metric: What the score is: "accuracy", or the metric that was asked for.
-        baseline: Score of the unchanged model.
-        samples: Samples that it was measured on.
-        rows: One row per layer and change.
-        unchanged: Layers that could not be changed, each with the reason.
-        direction: Whether a higher or a lower score is better.
-    """
-
-    metric: str
-    baseline: float
-    samples: int
-    rows: tuple[LayerSensitivity, ...]
-    unchanged: tuple[tuple[str, str], ...]
-    direction: Literal["higher", "lower"] = "higher"
+    metric: str = field('What the score is: "accuracy", or the metric that was asked for.')
+    baseline: float = field("Score of the unchanged model.")
+    samples: int = field("Samples that it was measured on.")
+    rows: tuple[LayerSensitivity, ...] = field("One row per layer and change.")
+    unchanged: tuple[tuple[str, str], ...] = field("Layers that could not be changed, each with the reason.")
+    direction: Literal["higher", "lower"] = field("Whether a higher or a lower score is better.", default="higher")
 
     def worst_first(self) -> tuple[LayerSensitivity, ...]:
         """The rows, those that hurt most in front: by score, among equals by error of the outputs."""

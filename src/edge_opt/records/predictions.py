@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from edge_opt import units
 from edge_opt.records.costs import OpSignature, Shape
 from edge_opt.records.devices import BatchFit, Bound, Precision
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Energy, Environment, ModuleMemory
 from edge_opt.records.shown import Record, Shown
 
@@ -19,141 +19,93 @@ if TYPE_CHECKING:
 PeakClass = Literal["gemm", "conv3x3", "conv1x1", "depthwise", "strided"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OperatorSample(Record):
-    """One operator as it was timed.
+    """One operator as it was timed."""
 
-    Attributes:
-        signature: The operator on its shapes.
-        distances: Bytes touched since each tensor in `signature.inputs` was last used: it may still be in a cache.
-        seconds: How long one call took.
-        origin: The reference model in which it was timed; None where it was timed alone.
-    """
-
-    signature: OpSignature
-    distances: tuple[int, ...]
-    seconds: float
-    origin: str | None = None
+    signature: OpSignature = field("The operator on its shapes.")
+    distances: tuple[int, ...] = field(
+        "Bytes touched since each tensor in `signature.inputs` was last used: it may still be in a cache."
+    )
+    seconds: float = field("How long one call took.")
+    origin: str | None = field(
+        "The reference model in which it was timed; None where it was timed alone.",
+        default=None,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReferenceRun(Record):
-    """A whole forward of a reference model beside the sum of its operators: what lies between operators.
+    """A whole forward of a reference model beside the sum of its operators: what lies between operators."""
 
-    Attributes:
-        name: Name of the run.
-        family: Kind of the model.
-        batch: Samples in one forward.
-        operators: Operators in one forward.
-        modules: Module calls in one forward.
-        operators_s: Seconds of all operators together.
-        seconds: Seconds of the whole forward.
-        step_s: Seconds of a forward and its backward while training; None where that was not timed.
-    """
-
-    name: str
-    family: str
-    batch: int
-    operators: int
-    modules: int
-    operators_s: float
-    seconds: float
-    step_s: float | None = None
+    name: str = field("Name of the run.")
+    family: str = field("Kind of the model.")
+    batch: int = field("Samples in one forward.")
+    operators: int = field("Operators in one forward.")
+    modules: int = field("Module calls in one forward.")
+    operators_s: float = field("Seconds of all operators together.")
+    seconds: float = field("Seconds of the whole forward.")
+    step_s: float | None = field(
+        "Seconds of a forward and its backward while training; None where that was not timed.",
+        default=None,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MeasuredPeak(Record):
-    """Operations per second of one class of work at one precision, as its best kernel here reaches.
+    """Operations per second of one class of work at one precision, as its best kernel here reaches."""
 
-    Attributes:
-        work: The class of work, such as "gemm" or "depthwise".
-        precision: Type of the numbers.
-        ops_per_s: Operations per second, two per MAC.
-    """
-
-    work: PeakClass
-    precision: Precision
-    ops_per_s: float
+    work: PeakClass = field('The class of work, such as "gemm" or "depthwise".')
+    precision: Precision = field("Type of the numbers.")
+    ops_per_s: float = field("Operations per second, two per MAC.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MeasuredBandwidth(Record):
-    """What a copy in memory reaches.
+    """What a copy in memory reaches."""
 
-    Attributes:
-        working_set_bytes: Bytes of source and target together; a small set stays in a cache.
-        bytes_per_s: Bytes read plus bytes written per second.
-    """
-
-    working_set_bytes: int
-    bytes_per_s: float
+    working_set_bytes: int = field("Bytes of source and target together; a small set stays in a cache.")
+    bytes_per_s: float = field("Bytes read plus bytes written per second.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FreshOutput(Record):
-    """Time to write a new tensor, beside writing one that was written before.
+    """Time to write a new tensor, beside writing one that was written before."""
 
-    Attributes:
-        nbytes: Size of the tensor in bytes.
-        fresh_s: Seconds to write a new one, whose memory the system must map first.
-        reused_s: Seconds to write one that was written before.
-    """
-
-    nbytes: int
-    fresh_s: float
-    reused_s: float
+    nbytes: int = field("Size of the tensor in bytes.")
+    fresh_s: float = field("Seconds to write a new one, whose memory the system must map first.")
+    reused_s: float = field("Seconds to write one that was written before.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GroupDeviation(Record):
-    """How far predictions of one group of operators are off.
+    """How far predictions of one group of operators are off."""
 
-    Attributes:
-        group: The group, such as "conv" or "matmul".
-        deviation: Standard deviation of the logarithm of predicted over measured time.
-    """
-
-    group: str
-    deviation: float
+    group: str = field('The group, such as "conv" or "matmul".')
+    deviation: float = field("Standard deviation of the logarithm of predicted over measured time.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Calibration(Shown):
-    """A machine as it was measured; everything a prediction there rests on.
+    """A machine as it was measured; everything a prediction there rests on."""
 
-    Attributes:
-        name: Name of the machine.
-        created: When it was measured, as an ISO date and time.
-        machine: The machine, with the number of threads that was used.
-        versions: Packages with their versions.
-        cpu_seconds: Seconds of CPU time that measuring took.
-        bandwidths: What a copy reaches, by working set.
-        peaks: What arithmetic reaches, by class of work and precision.
-        overhead_per_operator_s: Seconds that a forward takes for each operator, beside its work.
-        overhead_per_module_s: Seconds that a forward takes for each module call.
-        fresh_outputs: What it costs to write new memory, by size.
-        references: Whole forwards of the reference models.
-        samples: Operators as they were timed.
-        whole_deviation: Error of predicted whole models that were held out: standard deviation of the logarithm.
-        deviations: The same for operators, by group.
-        remarks: What disturbed it; empty where nothing did.
-    """
-
-    name: str
-    created: str
-    machine: Environment
-    versions: tuple[tuple[str, str], ...]
-    cpu_seconds: float
-    bandwidths: tuple[MeasuredBandwidth, ...]
-    peaks: tuple[MeasuredPeak, ...]
-    overhead_per_operator_s: float
-    overhead_per_module_s: float
-    fresh_outputs: tuple[FreshOutput, ...]
-    references: tuple[ReferenceRun, ...]
-    samples: tuple[OperatorSample, ...]
-    whole_deviation: float
-    deviations: tuple[GroupDeviation, ...]
-    remarks: tuple[str, ...] = ()
+    name: str = field("Name of the machine.")
+    created: str = field("When it was measured, as an ISO date and time.")
+    machine: Environment = field("The machine, with the number of threads that was used.")
+    versions: tuple[tuple[str, str], ...] = field("Packages with their versions.")
+    cpu_seconds: float = field("Seconds of CPU time that measuring took.")
+    bandwidths: tuple[MeasuredBandwidth, ...] = field("What a copy reaches, by working set.")
+    peaks: tuple[MeasuredPeak, ...] = field("What arithmetic reaches, by class of work and precision.")
+    overhead_per_operator_s: float = field("Seconds that a forward takes for each operator, beside its work.")
+    overhead_per_module_s: float = field("Seconds that a forward takes for each module call.")
+    fresh_outputs: tuple[FreshOutput, ...] = field("What it costs to write new memory, by size.")
+    references: tuple[ReferenceRun, ...] = field("Whole forwards of the reference models.")
+    samples: tuple[OperatorSample, ...] = field("Operators as they were timed.")
+    whole_deviation: float = field(
+        "Error of predicted whole models that were held out: standard deviation of the logarithm."
+    )
+    deviations: tuple[GroupDeviation, ...] = field("The same for operators, by group.")
+    remarks: tuple[str, ...] = field("What disturbed it; empty where nothing did.", default=())
 
     def peak(self, work: str, precision: str) -> float | None:
         """Operations per second of one class of work; None where torch has no kernel for it.
@@ -174,66 +126,57 @@ class Calibration(Shown):
 Basis = Literal["calibrated", "timed", "fitted", "roofline"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerPrediction(Record):
-    """What one module call would take, children apart.
+    """What one module call would take, children apart."""
 
-    Attributes:
-        module: Place of the module call in the trace.
-        path: Path of the module.
-        kind: Class of the module, such as "Conv2d".
-        seconds: Its part of one forward; None where a figure is not known.
-        low: Lower end of the interval that holds the truth nine times in ten; None where it is not known.
-        high: Upper end of that interval; None where it is not known.
-        bound: What most of the time goes to.
-        is_outside: Whether an operator of it lies outside what was calibrated, or has no price.
-        energy_j: Its part of the prediction's first energy: power times time, else joules per operation and byte; or
-            None.
-    """
-
-    module: int
-    path: str
-    kind: str
-    seconds: float | None
-    low: float | None
-    high: float | None
-    bound: Bound
-    is_outside: bool = False
-    energy_j: float | None = None
+    module: int = field("Place of the module call in the trace.")
+    path: str = field("Path of the module.")
+    kind: str = field('Class of the module, such as "Conv2d".')
+    seconds: float | None = field("Its part of one forward; None where a figure is not known.")
+    low: float | None = field(
+        "Lower end of the interval that holds the truth nine times in ten; None where it is not known."
+    )
+    high: float | None = field("Upper end of that interval; None where it is not known.")
+    bound: Bound = field("What most of the time goes to.")
+    is_outside: bool = field(
+        "Whether an operator of it lies outside what was calibrated, or has no price.",
+        default=False,
+    )
+    energy_j: float | None = field(
+        "Its part of the prediction's first energy: power times time, else joules per operation and byte; or None.",
+        default=None,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prediction(Shown):
-    """What the whole model would take on a target; its layers add up to `seconds`.
+    """What the whole model would take on a target; its layers add up to `seconds`."""
 
-    Attributes:
-        target: Name of the target.
-        basis: Operators sampled there ("calibrated") or timed there once ("timed"), costs fitted to times of whole
-            models there ("fitted"), or a rough estimate ("roofline").
-        precision: Type of the numbers.
-        seconds: Seconds per forward; None where a figure is not known.
-        low: Lower end of the interval that holds the truth nine times in ten; None where it is not known.
-        high: Upper end of that interval; None where it is not known, as with operators that have no price.
-        bound: What most of the time goes to.
-        layers: What each layer would take.
-        outside: Operators unlike anything that was sampled, or without a price.
-        energies: Joules per forward, each with its source; those of the layers add up to the first.
-        remarks: What a reader should know before trusting the figure.
-        ram_bytes: Bytes of every size that the device is sold with, smallest first; empty where none is known.
-    """
-
-    target: str
-    basis: Basis
-    precision: Precision
-    seconds: float | None
-    low: float | None
-    high: float | None
-    bound: Bound
-    layers: tuple[LayerPrediction, ...]
-    outside: tuple[str, ...]
-    energies: tuple[Energy, ...]
-    remarks: tuple[str, ...]
-    ram_bytes: tuple[int, ...] = ()
+    target: str = field("Name of the target.")
+    basis: Basis = field(
+        'Operators sampled there ("calibrated") or timed there once ("timed"), costs fitted to times of whole'
+        ' models there ("fitted"), or a rough estimate ("roofline").'
+    )
+    precision: Precision = field("Type of the numbers.")
+    seconds: float | None = field("Seconds per forward; None where a figure is not known.")
+    low: float | None = field(
+        "Lower end of the interval that holds the truth nine times in ten; None where it is not known."
+    )
+    high: float | None = field(
+        "Upper end of that interval; None where it is not known, as with operators that have no price."
+    )
+    bound: Bound = field("What most of the time goes to.")
+    layers: tuple[LayerPrediction, ...] = field("What each layer would take.")
+    outside: tuple[str, ...] = field("Operators unlike anything that was sampled, or without a price.")
+    energies: tuple[Energy, ...] = field(
+        "Joules per forward, each with its source; those of the layers add up to the first."
+    )
+    remarks: tuple[str, ...] = field("What a reader should know before trusting the figure.")
+    ram_bytes: tuple[int, ...] = field(
+        "Bytes of every size that the device is sold with, smallest first; empty where none is known.",
+        default=(),
+    )
 
     def _brief(self) -> str:
         time = "no time known" if self.seconds is None else units.duration(self.seconds)
@@ -249,78 +192,60 @@ class Prediction(Shown):
 MemoryKind = Literal["static eager", "static planner"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemoryNeed(Shown):
-    """Peak memory of one forward. What kernels allocate inside (scratch) is not in it.
+    """Peak memory of one forward. What kernels allocate inside (scratch) is not in it."""
 
-    Attributes:
-        weight_bytes: Bytes of the weights.
-        buffer_bytes: Bytes of the buffers.
-        input_bytes: Bytes of the inputs.
-        activation_bytes: Most bytes of activations alive at once.
-        kind: Whose lifetimes count: those of an eager run, or those of a runtime that plans.
-    """
-
-    weight_bytes: int
-    buffer_bytes: int
-    input_bytes: int
-    activation_bytes: int
-    kind: MemoryKind = "static eager"
+    weight_bytes: int = field("Bytes of the weights.")
+    buffer_bytes: int = field("Bytes of the buffers.")
+    input_bytes: int = field("Bytes of the inputs.")
+    activation_bytes: int = field("Most bytes of activations alive at once.")
+    kind: MemoryKind = field(
+        "Whose lifetimes count: those of an eager run, or those of a runtime that plans.",
+        default="static eager",
+    )
 
     @property
     def total_bytes(self) -> int:
         return self.weight_bytes + self.buffer_bytes + self.input_bytes + self.activation_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceMemoryPoint(Record):
-    """Bytes on the device while one operator runs, weights and inputs included: its highest point.
+    """Bytes on the device while one operator runs, weights and inputs included: its highest point."""
 
-    Attributes:
-        op: Place of the operator in the trace.
-        module: Place of the module call in the trace that it belongs to.
-        requested_bytes: Bytes that tensors ask for.
-        allocated_bytes: Bytes of the blocks they got.
-        reserved_bytes: Bytes of the segments taken from the driver.
-    """
-
-    op: int
-    module: int
-    requested_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
+    op: int = field("Place of the operator in the trace.")
+    module: int = field("Place of the module call in the trace that it belongs to.")
+    requested_bytes: int = field("Bytes that tensors ask for.")
+    allocated_bytes: int = field("Bytes of the blocks they got.")
+    reserved_bytes: int = field("Bytes of the segments taken from the driver.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceMemory(Shown):
-    """What a device's caching allocator would hold during one forward, by simulation; in bytes.
+    """What a device's caching allocator would hold during one forward, by simulation; in bytes."""
 
-    Attributes:
-        device: Whose allocator it is, such as "cuda".
-        source: Where the figures are from: a simulation.
-        resident_bytes: Blocks of weights, buffers and inputs, there before the forward begins. The three peaks below
-            include them.
-        requested_bytes: Most that tensors ask for at once.
-        allocated_bytes: Most in blocks at once, as `torch.cuda.max_memory_allocated` tells.
-        reserved_bytes: Most taken from the driver, as `torch.cuda.max_memory_reserved` tells; the device must have it.
-        peak_op: Place in the trace of the operator during which most is allocated; None where there is no operator.
-        peak_module: Path of the module that it belongs to; empty for the model itself, or without an operator.
-        modules: What each module call finds, adds and reaches, without `resident_bytes`.
-        tape: The highest point of each operator, in order.
-        notes: What is not in it, and what may differ on the device.
-    """
-
-    device: str
-    source: str
-    resident_bytes: int
-    requested_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_op: int | None
-    peak_module: str
-    modules: tuple[ModuleMemory, ...]
-    tape: tuple[DeviceMemoryPoint, ...]
-    notes: tuple[str, ...]
+    device: str = field('Whose allocator it is, such as "cuda".')
+    source: str = field("Where the figures are from: a simulation.")
+    resident_bytes: int = field(
+        "Blocks of weights, buffers and inputs, there before the forward begins. The three peaks below include them."
+    )
+    requested_bytes: int = field("Most that tensors ask for at once.")
+    allocated_bytes: int = field("Most in blocks at once, as `torch.cuda.max_memory_allocated` tells.")
+    reserved_bytes: int = field(
+        "Most taken from the driver, as `torch.cuda.max_memory_reserved` tells; the device must have it."
+    )
+    peak_op: int | None = field(
+        "Place in the trace of the operator during which most is allocated; None where there is no operator."
+    )
+    peak_module: str = field(
+        "Path of the module that it belongs to; empty for the model itself, or without an operator."
+    )
+    modules: tuple[ModuleMemory, ...] = field(
+        "What each module call finds, adds and reaches, without `resident_bytes`."
+    )
+    tape: tuple[DeviceMemoryPoint, ...] = field("The highest point of each operator, in order.")
+    notes: tuple[str, ...] = field("What is not in it, and what may differ on the device.")
 
     @property
     def activation_bytes(self) -> int:
@@ -333,25 +258,20 @@ class DeviceMemory(Shown):
         return 1.0 - self.requested_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TargetFit(Record):
-    """One target: what was predicted there, and whether the model fits.
+    """One target: what was predicted there, and whether the model fits."""
 
-    Attributes:
-        prediction: Time and energy on the target.
-        fits: Whether the smallest RAM holds the model; None where no size is known.
-        needed_bytes: Bytes that the model needs at once.
-        ram_bytes: Bytes of every size that the device is sold with, smallest first; empty where none is known.
-        batch: The largest batch that fits the smallest RAM; None where that cannot be told, and a remark says why.
-        remarks: What could not be told, and why.
-    """
-
-    prediction: Prediction
-    fits: bool | None
-    needed_bytes: int
-    ram_bytes: tuple[int, ...]
-    batch: BatchFit | None
-    remarks: tuple[str, ...]
+    prediction: Prediction = field("Time and energy on the target.")
+    fits: bool | None = field("Whether the smallest RAM holds the model; None where no size is known.")
+    needed_bytes: int = field("Bytes that the model needs at once.")
+    ram_bytes: tuple[int, ...] = field(
+        "Bytes of every size that the device is sold with, smallest first; empty where none is known."
+    )
+    batch: BatchFit | None = field(
+        "The largest batch that fits the smallest RAM; None where that cannot be told, and a remark says why."
+    )
+    remarks: tuple[str, ...] = field("What could not be told, and why.")
 
     @property
     def fitting_ram_bytes(self) -> tuple[int, ...]:
@@ -359,23 +279,15 @@ class TargetFit(Record):
         return tuple(size for size in self.ram_bytes if self.needed_bytes <= size)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TargetComparison(Shown):
-    """A model on several targets, in the order they were asked for.
+    """A model on several targets, in the order they were asked for."""
 
-    Attributes:
-        model: Name of the model.
-        inputs: Shapes of its inputs.
-        precision: Type of the numbers.
-        memory: What it needs at once, on every target.
-        targets: What was found for each target.
-    """
-
-    model: str
-    inputs: tuple[Shape, ...]
-    precision: Precision
-    memory: MemoryNeed
-    targets: tuple[TargetFit, ...]
+    model: str = field("Name of the model.")
+    inputs: tuple[Shape, ...] = field("Shapes of its inputs.")
+    precision: Precision = field("Type of the numbers.")
+    memory: MemoryNeed = field("What it needs at once, on every target.")
+    targets: tuple[TargetFit, ...] = field("What was found for each target.")
 
     def _brief(self) -> str:
         names = ", ".join(fit.prediction.target for fit in self.targets)

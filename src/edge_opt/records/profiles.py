@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Shape, Totals, Trace, Unpriced
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Comparison, Measurement
 from edge_opt.records.predictions import DeviceMemory, Prediction
 from edge_opt.records.shown import Record, Shown
@@ -23,39 +23,26 @@ Level = Literal["leaves", "modules", "operators", "root"]
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelProfile(Shown):
-    """What a model costs: the trace, its prices, and the views people ask for.
+    """What a model costs: the trace, its prices, and the views people ask for."""
 
-    Attributes:
-        name: Name of the model.
-        mode: Whether it was traced for inference ("eval") or for training.
-        convention: Who counts MACs and FLOPs: "edge_opt", or another tool.
-        trace: What the model called, on which shapes.
-        prices: One price per signature in `trace.signatures`.
-        layers: One row per module call, with the work it does itself.
-        totals: The whole model.
-        peak: Most activation bytes alive at once, and where.
-        unpriced: Operators without a price, most frequent first.
-        measurement: What was measured here; None where the model was not run.
-        predictions: What it would take on each target that was asked for.
-        training: What a training step would take; None where no budget asked for it.
-        schema_version: Version of the file format.
-    """
-
-    name: str
-    mode: Literal["eval", "train"]
-    convention: str
-    trace: Trace
-    prices: tuple[OpPrice, ...]
-    layers: tuple[LayerCost, ...]
-    totals: Totals
-    peak: PeakMemory
-    unpriced: tuple[Unpriced, ...]
-    measurement: Measurement | None = None
-    predictions: tuple[Prediction, ...] = ()
-    training: TrainingCost | None = None
-    schema_version: int = field(default=SCHEMA_VERSION)
+    name: str = field("Name of the model.")
+    mode: Literal["eval", "train"] = field('Whether it was traced for inference ("eval") or for training.')
+    convention: str = field('Who counts MACs and FLOPs: "edge_opt", or another tool.')
+    trace: Trace = field("What the model called, on which shapes.")
+    prices: tuple[OpPrice, ...] = field("One price per signature in `trace.signatures`.")
+    layers: tuple[LayerCost, ...] = field("One row per module call, with the work it does itself.")
+    totals: Totals = field("The whole model.")
+    peak: PeakMemory = field("Most activation bytes alive at once, and where.")
+    unpriced: tuple[Unpriced, ...] = field("Operators without a price, most frequent first.")
+    measurement: Measurement | None = field("What was measured here; None where the model was not run.", default=None)
+    predictions: tuple[Prediction, ...] = field("What it would take on each target that was asked for.", default=())
+    training: TrainingCost | None = field(
+        "What a training step would take; None where no budget asked for it.",
+        default=None,
+    )
+    schema_version: int = field("Version of the file format.", default=SCHEMA_VERSION)
 
     def _brief(self) -> str:
         shapes = ", ".join(map(units.shape, self.trace.modules[0].input_shapes)) if self.trace.modules else "nothing"
@@ -155,43 +142,28 @@ Change = Literal["same", "changed", "renamed", "added", "removed", "absent"]
 FigureUnit = Literal["count", "bytes", "time", "energy", "share", "rate"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerFigures(Record):
-    """What one layer of one model costs itself.
+    """What one layer of one model costs itself."""
 
-    Attributes:
-        path: Path of the module; "" for the model itself.
-        kind: Class of the module, such as "Conv2d".
-        call_number: 1 for the first call of this module, 2 for the second.
-        input_shapes: Shapes of its inputs.
-        output_shapes: Shapes of its outputs.
-        params: Parameters of its own.
-        param_bytes: Bytes of those parameters.
-        macs: Multiplications with an addition.
-        flops: Arithmetic operations, two per MAC.
-        bytes_moved: Bytes read and written.
-        activation_bytes: Bytes of the tensors that it makes.
-        peak_live_bytes: Most bytes of activations alive at once while it ran.
-        unpriced: Operators without a price; with any, its work is a lower bound.
-        measured_s: Seconds per forward, measured; None where they were not.
-        predicted_s: Seconds per forward on the first target; None where there is none.
-    """
-
-    path: str
-    kind: str
-    call_number: int
-    input_shapes: tuple[Shape, ...]
-    output_shapes: tuple[Shape, ...]
-    params: int
-    param_bytes: int
-    macs: int
-    flops: int
-    bytes_moved: int
-    activation_bytes: int
-    peak_live_bytes: int
-    unpriced: int = 0
-    measured_s: float | None = None
-    predicted_s: float | None = None
+    path: str = field('Path of the module; "" for the model itself.')
+    kind: str = field('Class of the module, such as "Conv2d".')
+    call_number: int = field("1 for the first call of this module, 2 for the second.")
+    input_shapes: tuple[Shape, ...] = field("Shapes of its inputs.")
+    output_shapes: tuple[Shape, ...] = field("Shapes of its outputs.")
+    params: int = field("Parameters of its own.")
+    param_bytes: int = field("Bytes of those parameters.")
+    macs: int = field("Multiplications with an addition.")
+    flops: int = field("Arithmetic operations, two per MAC.")
+    bytes_moved: int = field("Bytes read and written.")
+    activation_bytes: int = field("Bytes of the tensors that it makes.")
+    peak_live_bytes: int = field("Most bytes of activations alive at once while it ran.")
+    unpriced: int = field("Operators without a price; with any, its work is a lower bound.", default=0)
+    measured_s: float | None = field("Seconds per forward, measured; None where they were not.", default=None)
+    predicted_s: float | None = field(
+        "Seconds per forward on the first target; None where there is none.",
+        default=None,
+    )
 
     @property
     def label(self) -> str:
@@ -215,15 +187,13 @@ class LayerFigures(Record):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ComparedLayer(Record):
-    """One layer in every model.
+    """One layer in every model."""
 
-    Attributes:
-        layers: Its figures in the models' order; None where a model does not have it.
-    """
-
-    layers: tuple[LayerFigures | None, ...]
+    layers: tuple[LayerFigures | None, ...] = field(
+        "Its figures in the models' order; None where a model does not have it."
+    )
 
     @property
     def any(self) -> LayerFigures:
@@ -251,23 +221,15 @@ class ComparedLayer(Record):
         return all(self.change(model) == "same" for model in range(1, len(self.layers)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ComparedFigure(Record):
-    """One figure of the whole in every model.
+    """One figure of the whole in every model."""
 
-    Attributes:
-        name: Its name with its unit, such as "latency_s".
-        title: Its name for people.
-        unit: What kind of figure it is.
-        is_measured: Whether it was measured, and is noisy; else it is exact.
-        values: The figure in the models' order; None where it is not known.
-    """
-
-    name: str
-    title: str
-    unit: FigureUnit
-    is_measured: bool
-    values: tuple[float | None, ...]
+    name: str = field('Its name with its unit, such as "latency_s".')
+    title: str = field("Its name for people.")
+    unit: FigureUnit = field("What kind of figure it is.")
+    is_measured: bool = field("Whether it was measured, and is noisy; else it is exact.")
+    values: tuple[float | None, ...] = field("The figure in the models' order; None where it is not known.")
 
     def difference(self, model: int = 1) -> float | None:
         """A model's figure minus the baseline's; None where one is not known.
@@ -288,25 +250,20 @@ class ComparedFigure(Record):
         return None if not old or difference is None else difference / old
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelComparison(Shown):
-    """Models against the first of them, the baseline.
+    """Models against the first of them, the baseline."""
 
-    Attributes:
-        names: Names of the models.
-        layers: The layers side by side; empty for sweep candidates, of which only totals are known.
-        totals: Figures of the whole models.
-        latencies: Verdict on each model after the first; None where one of the two was not measured.
-        is_lower_bound: By model: whether an operator has no price.
-        remarks: Where the models were not profiled alike.
-    """
-
-    names: tuple[str, ...]
-    layers: tuple[ComparedLayer, ...]
-    totals: tuple[ComparedFigure, ...]
-    latencies: tuple[Comparison | None, ...]
-    is_lower_bound: tuple[bool, ...]
-    remarks: tuple[str, ...] = ()
+    names: tuple[str, ...] = field("Names of the models.")
+    layers: tuple[ComparedLayer, ...] = field(
+        "The layers side by side; empty for sweep candidates, of which only totals are known."
+    )
+    totals: tuple[ComparedFigure, ...] = field("Figures of the whole models.")
+    latencies: tuple[Comparison | None, ...] = field(
+        "Verdict on each model after the first; None where one of the two was not measured."
+    )
+    is_lower_bound: tuple[bool, ...] = field("By model: whether an operator has no price.")
+    remarks: tuple[str, ...] = field("Where the models were not profiled alike.", default=())
 
     @property
     def is_empty(self) -> bool:
@@ -365,21 +322,14 @@ Outcome = Literal["holds", "broken", "undecided", "unknown"]
 Relation = Literal["<=", "<", ">=", ">"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Budget(Record):
-    """A limit on one figure.
+    """A limit on one figure."""
 
-    Attributes:
-        metric: Name of the figure with its unit, such as "latency_ms".
-        relation: Whether the figure may not be above or below the limit, or not reach it.
-        limit: The limit in the unit of the metric.
-        text: How the budget was written.
-    """
-
-    metric: str
-    relation: Relation
-    limit: float
-    text: str
+    metric: str = field('Name of the figure with its unit, such as "latency_ms".')
+    relation: Relation = field("Whether the figure may not be above or below the limit, or not reach it.")
+    limit: float = field("The limit in the unit of the metric.")
+    text: str = field("How the budget was written.")
 
     @property
     def is_ceiling(self) -> bool:
@@ -399,82 +349,53 @@ class Budget(Record):
         return value >= self.limit if self.relation == ">=" else value > self.limit
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Increase(Record):
-    """By how much a figure may grow over a baseline: a share of it, or an amount.
+    """By how much a figure may grow over a baseline: a share of it, or an amount."""
 
-    Attributes:
-        metric: Name of the figure with its unit.
-        share: Share of the baseline's figure; None where an amount is given.
-        amount: Amount in the metric's unit; None where a share is given.
-        text: How it was written.
-    """
-
-    metric: str
-    share: float | None
-    amount: float | None
-    text: str
+    metric: str = field("Name of the figure with its unit.")
+    share: float | None = field("Share of the baseline's figure; None where an amount is given.")
+    amount: float | None = field("Amount in the metric's unit; None where a share is given.")
+    text: str = field("How it was written.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contribution(Record):
-    """One layer's part in a figure, in the metric's unit.
+    """One layer's part in a figure, in the metric's unit."""
 
-    Attributes:
-        path: Path of the layer.
-        kind: Class of the layer, such as "Conv2d".
-        value: Its part now.
-        baseline: Its part in the baseline; None without one.
-    """
-
-    path: str
-    kind: str
-    value: float
-    baseline: float | None
+    path: str = field("Path of the layer.")
+    kind: str = field('Class of the layer, such as "Conv2d".')
+    value: float = field("Its part now.")
+    baseline: float | None = field("Its part in the baseline; None without one.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckedBudget(Record):
-    """One budget and what came of it.
+    """One budget and what came of it."""
 
-    Attributes:
-        budget: The budget.
-        outcome: "undecided" where the limit lies between `low` and `high`, "unknown" where there is no figure.
-        value: The figure in the metric's unit; None where it is not known.
-        low: The least that the figure may be; None where it is exact.
-        high: The most that the figure may be; None where it is exact.
-        baseline: The baseline's figure; None without one.
-        reason: Why it is undecided or unknown; "" otherwise.
-        layers: Layers that grew most over the baseline, else the largest; empty where the budget holds.
-    """
-
-    budget: Budget
-    outcome: Outcome
-    value: float | None
-    low: float | None
-    high: float | None
-    baseline: float | None
-    reason: str
-    layers: tuple[Contribution, ...]
+    budget: Budget = field("The budget.")
+    outcome: Outcome = field(
+        '"undecided" where the limit lies between `low` and `high`, "unknown" where there is no figure.'
+    )
+    value: float | None = field("The figure in the metric's unit; None where it is not known.")
+    low: float | None = field("The least that the figure may be; None where it is exact.")
+    high: float | None = field("The most that the figure may be; None where it is exact.")
+    baseline: float | None = field("The baseline's figure; None without one.")
+    reason: str = field('Why it is undecided or unknown; "" otherwise.')
+    layers: tuple[Contribution, ...] = field(
+        "Layers that grew most over the baseline, else the largest; empty where the budget holds."
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckResult(Shown):
-    """Every budget with its outcome; one that is unknown fails.
+    """Every budget with its outcome; one that is unknown fails."""
 
-    Attributes:
-        name: Name of the model.
-        baseline_name: Name of the baseline; None without one.
-        budgets: The budgets, in the order given.
-        on_undecided: Whether budgets that are undecided pass or fail.
-        remarks: Where model and baseline were not profiled alike.
-    """
-
-    name: str
-    baseline_name: str | None
-    budgets: tuple[CheckedBudget, ...]
-    on_undecided: Literal["pass", "fail"]
-    remarks: tuple[str, ...] = ()
+    name: str = field("Name of the model.")
+    baseline_name: str | None = field("Name of the baseline; None without one.")
+    budgets: tuple[CheckedBudget, ...] = field("The budgets, in the order given.")
+    on_undecided: Literal["pass", "fail"] = field("Whether budgets that are undecided pass or fail.")
+    remarks: tuple[str, ...] = field("Where model and baseline were not profiled alike.", default=())
 
     @property
     def failures(self) -> tuple[CheckedBudget, ...]:

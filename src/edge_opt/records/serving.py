@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from edge_opt.records.devices import Bound
+from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Energy
 from edge_opt.records.shown import Record, Shown
 
@@ -17,48 +17,39 @@ SERVING_FORMAT = "edge_opt.llm"
 PartName = Literal["attention", "mlp", "experts", "head", "embedding", "kv", "other"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServingPart(Record):
-    """One part of the model, in one decoding step of the whole batch at full context.
+    """One part of the model, in one decoding step of the whole batch at full context."""
 
-    Attributes:
-        name: attention, mlp, experts, head, embedding, kv (the cache and other state) or other (norms and the like).
-        weights_bytes: bytes of its weights in memory; 0 for kv. A tied table stands with the head.
-        bytes_per_step: bytes that one step streams from memory for it.
-        flops_per_step: arithmetic operations of one step, two per MAC.
-    """
-
-    name: PartName
-    weights_bytes: int
-    bytes_per_step: int
-    flops_per_step: int
+    name: PartName = field(
+        "attention, mlp, experts, head, embedding, kv (the cache and other state) or other (norms and the like)."
+    )
+    weights_bytes: int = field("Bytes of its weights in memory; 0 for kv. A tied table stands with the head.")
+    bytes_per_step: int = field("Bytes that one step streams from memory for it.")
+    flops_per_step: int = field("Arithmetic operations of one step, two per MAC.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServingMemory(Record):
-    """What must be in memory at once, and whether it fits.
+    """What must be in memory at once, and whether it fits."""
 
-    Attributes:
-        weights_bytes: every parameter in its format, scales included; all experts of a mixture.
-        buffer_bytes: tensors that the model keeps beside its parameters, such as tables for positions.
-        kv_bytes: the key-value cache and other state at full context, for the whole batch.
-        input_bytes: the token ids of a step.
-        activation_bytes: the most that other tensors hold at once, while reading the prompt or in a decoding step.
-        ram_bytes: sizes of RAM that the target is sold with, smallest first; empty where not known.
-        limit_bytes: the RAM that the next two are about: the smallest that holds all of it, else the largest.
-        longest_context: positions at which that RAM is full, up to the model's maximum; None: not known.
-        largest_batch: sequences at full context that fit that RAM; 0: not even one; None: not known.
-    """
-
-    weights_bytes: int
-    buffer_bytes: int
-    kv_bytes: int
-    input_bytes: int
-    activation_bytes: int
-    ram_bytes: tuple[int, ...]
-    limit_bytes: int | None
-    longest_context: int | None
-    largest_batch: int | None
+    weights_bytes: int = field("Every parameter in its format, scales included; all experts of a mixture.")
+    buffer_bytes: int = field("Tensors that the model keeps beside its parameters, such as tables for positions.")
+    kv_bytes: int = field("The key-value cache and other state at full context, for the whole batch.")
+    input_bytes: int = field("The token ids of a step.")
+    activation_bytes: int = field(
+        "The most that other tensors hold at once, while reading the prompt or in a decoding step."
+    )
+    ram_bytes: tuple[int, ...] = field(
+        "Sizes of RAM that the target is sold with, smallest first; empty where not known."
+    )
+    limit_bytes: int | None = field(
+        "The RAM that the next two are about: the smallest that holds all of it, else the largest."
+    )
+    longest_context: int | None = field(
+        "Positions at which that RAM is full, up to the model's maximum; None: not known."
+    )
+    largest_batch: int | None = field("Sequences at full context that fit that RAM; 0: not even one; None: not known.")
 
     @property
     def total_bytes(self) -> int:
@@ -81,176 +72,107 @@ class ServingMemory(Record):
         return max(0, self.total_bytes - self.ram_bytes[0]) if self.ram_bytes else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillCost(Record):
-    """Reading the prompt, up to the first token.
+    """Reading the prompt, up to the first token."""
 
-    Attributes:
-        tokens: tokens of the prompt, of one sequence.
-        flops: arithmetic operations for the whole batch, two per MAC.
-        bytes_moved: bytes of weights and state that are streamed.
-        seconds: until the first token; None where the target's matrix rate is not known.
-        low: the shortest of nine times in ten, in seconds.
-        high: the longest of nine times in ten, in seconds.
-        tokens_per_s: tokens of the prompt per second, for the whole batch.
-        bound: what most of the time goes to.
-    """
-
-    tokens: int
-    flops: int
-    bytes_moved: int
-    seconds: float | None
-    low: float | None
-    high: float | None
-    tokens_per_s: float | None
-    bound: Bound
+    tokens: int = field("Tokens of the prompt, of one sequence.")
+    flops: int = field("Arithmetic operations for the whole batch, two per MAC.")
+    bytes_moved: int = field("Bytes of weights and state that are streamed.")
+    seconds: float | None = field("Until the first token; None where the target's matrix rate is not known.")
+    low: float | None = field("The shortest of nine times in ten, in seconds.")
+    high: float | None = field("The longest of nine times in ten, in seconds.")
+    tokens_per_s: float | None = field("Tokens of the prompt per second, for the whole batch.")
+    bound: Bound = field("What most of the time goes to.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DecodeCost(Record):
-    """Making tokens one by one, at one length of context.
+    """Making tokens one by one, at one length of context."""
 
-    Attributes:
-        context: positions in the cache, the new one among them.
-        tokens_per_s: tokens per second of the whole batch; None without a target.
-        low: the slowest of nine times in ten, in tokens per second.
-        high: the fastest of nine times in ten; None where it is open.
-        seconds_per_step: time of one step, which makes one token for each sequence of the batch.
-        bytes_per_token: bytes streamed per token: weights, of experts those that are met, and state.
-        flops_per_token: arithmetic operations per token, two per MAC.
-        bound: what most of the time goes to.
-    """
-
-    context: int
-    tokens_per_s: float | None
-    low: float | None
-    high: float | None
-    seconds_per_step: float | None
-    bytes_per_token: float
-    flops_per_token: float
-    bound: Bound
+    context: int = field("Positions in the cache, the new one among them.")
+    tokens_per_s: float | None = field("Tokens per second of the whole batch; None without a target.")
+    low: float | None = field("The slowest of nine times in ten, in tokens per second.")
+    high: float | None = field("The fastest of nine times in ten; None where it is open.")
+    seconds_per_step: float | None = field("Time of one step, which makes one token for each sequence of the batch.")
+    bytes_per_token: float = field("Bytes streamed per token: weights, of experts those that are met, and state.")
+    flops_per_token: float = field("Arithmetic operations per token, two per MAC.")
+    bound: Bound = field("What most of the time goes to.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CurvePoint(Record):
-    """Decoding at one length of context.
+    """Decoding at one length of context."""
 
-    Attributes:
-        context: positions in the cache.
-        kv_bytes: bytes of the cache and other state there, for the whole batch.
-        tokens_per_s: tokens per second of the whole batch; None without a target.
-    """
-
-    context: int
-    kv_bytes: int
-    tokens_per_s: float | None
+    context: int = field("Positions in the cache.")
+    kv_bytes: int = field("Bytes of the cache and other state there, for the whole batch.")
+    tokens_per_s: float | None = field("Tokens per second of the whole batch; None without a target.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Speculation(Record):
-    """Decoding with a draft model that proposes tokens, which the model checks in one step.
+    """Decoding with a draft model that proposes tokens, which the model checks in one step."""
 
-    Attributes:
-        draft: name of the draft model.
-        proposed: tokens that the draft proposes each time.
-        acceptance: share of proposals that are kept; an assumption of the caller's.
-        tokens_per_step: tokens that one check yields on average, the model's own among them.
-        tokens_per_s: tokens per second of the whole batch; None without a target.
-        speedup: against decoding without a draft.
-        draft_bytes: bytes of the draft's weights and state, to be added to the memory.
-    """
-
-    draft: str
-    proposed: int
-    acceptance: float
-    tokens_per_step: float
-    tokens_per_s: float | None
-    speedup: float | None
-    draft_bytes: int
+    draft: str = field("Name of the draft model.")
+    proposed: int = field("Tokens that the draft proposes each time.")
+    acceptance: float = field("Share of proposals that are kept; an assumption of the caller's.")
+    tokens_per_step: float = field("Tokens that one check yields on average, the model's own among them.")
+    tokens_per_s: float | None = field("Tokens per second of the whole batch; None without a target.")
+    speedup: float | None = field("Against decoding without a draft.")
+    draft_bytes: int = field("Bytes of the draft's weights and state, to be added to the memory.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MeasuredServing(Record):
-    """The real loop, run on this machine.
+    """The real loop, run on this machine."""
 
-    Attributes:
-        runtime: torch or llama-cpp-python, with its version.
-        weights: what the weights were held in while it ran.
-        threads: threads that computed.
-        prompt: tokens of the prompt.
-        tokens: tokens made after it.
-        prefill_s: seconds until the first token.
-        decode_tokens_per_s: tokens per second after it, by the median step.
-        peak_bytes: most bytes of tensors alive at once in a decoding step, weights included; None where not followed.
-    """
-
-    runtime: str
-    weights: str
-    threads: int
-    prompt: int
-    tokens: int
-    prefill_s: float
-    decode_tokens_per_s: float
-    peak_bytes: int | None
+    runtime: str = field("torch or llama-cpp-python, with its version.")
+    weights: str = field("What the weights were held in while it ran.")
+    threads: int = field("Threads that computed.")
+    prompt: int = field("Tokens of the prompt.")
+    tokens: int = field("Tokens made after it.")
+    prefill_s: float = field("Seconds until the first token.")
+    decode_tokens_per_s: float = field("Tokens per second after it, by the median step.")
+    peak_bytes: int | None = field(
+        "Most bytes of tensors alive at once in a decoding step, weights included; None where not followed."
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServingReport(Shown):
-    """Will it fit, how many tokens a second, and why: one model, one format of weights, one target.
+    """Will it fit, how many tokens a second, and why: one model, one format of weights, one target."""
 
-    Attributes:
-        model: its name.
-        target: the device; None: memory and costs only.
-        engine: which engine of the device runs it.
-        runtime: the program that is meant, such as llama.cpp.
-        weights: the format of the weights.
-        kv: the format of the key-value cache.
-        context: positions that the cache holds at most.
-        prompt: tokens of the prompt.
-        batch: sequences served at once.
-        params: parameters; a shared table counts once.
-        active_params: parameters that one token meets; fewer where there are experts. The embedding's table is not met.
-        bits_per_weight: average over all parameters, scales included.
-        max_context: positions that the model was made for; None where there is no limit.
-        memory: what must be held, and whether it fits.
-        prefill: reading the prompt.
-        decode: making tokens at full context.
-        decode_at_start: making tokens right after the prompt.
-        parts: what a step costs by part; they add up to the whole.
-        curve: tokens per second over context.
-        bandwidth_bytes_per_s: bytes per second that decoding is taken to reach; None without a target.
-        bandwidth_source: where that figure comes from.
-        energy_per_token: joules per token at full context, with its provenance; None where power is not known.
-        speculation: decoding with a draft model; None unless asked for.
-        measured: the real loop on this machine; None unless asked for.
-        remarks: what was assumed, or is left out.
-    """
-
-    model: str
-    target: str | None
-    engine: str | None
-    runtime: str
-    weights: str
-    kv: str
-    context: int
-    prompt: int
-    batch: int
-    params: int
-    active_params: int
-    bits_per_weight: float
-    max_context: int | None
-    memory: ServingMemory
-    prefill: PrefillCost
-    decode: DecodeCost
-    decode_at_start: DecodeCost
-    parts: tuple[ServingPart, ...]
-    curve: tuple[CurvePoint, ...]
-    bandwidth_bytes_per_s: float | None
-    bandwidth_source: str
-    energy_per_token: Energy | None
-    speculation: Speculation | None
-    measured: MeasuredServing | None
-    remarks: tuple[str, ...]
+    model: str = field("Its name.")
+    target: str | None = field("The device; None: memory and costs only.")
+    engine: str | None = field("Which engine of the device runs it.")
+    runtime: str = field("The program that is meant, such as llama.cpp.")
+    weights: str = field("The format of the weights.")
+    kv: str = field("The format of the key-value cache.")
+    context: int = field("Positions that the cache holds at most.")
+    prompt: int = field("Tokens of the prompt.")
+    batch: int = field("Sequences served at once.")
+    params: int = field("Parameters; a shared table counts once.")
+    active_params: int = field(
+        "Parameters that one token meets; fewer where there are experts. The embedding's table is not met."
+    )
+    bits_per_weight: float = field("Average over all parameters, scales included.")
+    max_context: int | None = field("Positions that the model was made for; None where there is no limit.")
+    memory: ServingMemory = field("What must be held, and whether it fits.")
+    prefill: PrefillCost = field("Reading the prompt.")
+    decode: DecodeCost = field("Making tokens at full context.")
+    decode_at_start: DecodeCost = field("Making tokens right after the prompt.")
+    parts: tuple[ServingPart, ...] = field("What a step costs by part; they add up to the whole.")
+    curve: tuple[CurvePoint, ...] = field("Tokens per second over context.")
+    bandwidth_bytes_per_s: float | None = field(
+        "Bytes per second that decoding is taken to reach; None without a target."
+    )
+    bandwidth_source: str = field("Where that figure comes from.")
+    energy_per_token: Energy | None = field(
+        "Joules per token at full context, with its provenance; None where power is not known."
+    )
+    speculation: Speculation | None = field("Decoding with a draft model; None unless asked for.")
+    measured: MeasuredServing | None = field("The real loop on this machine; None unless asked for.")
+    remarks: tuple[str, ...] = field("What was assumed, or is left out.")
 
     def part(self, name: PartName) -> ServingPart:
         """One part by its name.
@@ -271,15 +193,13 @@ class ServingReport(Shown):
         return save_serving((self,), path)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServingComparison(Shown):
-    """One model with several formats or on several targets, side by side.
+    """One model with several formats or on several targets, side by side."""
 
-    Attributes:
-        reports: one report for each target and format, targets in the order asked for, formats within them.
-    """
-
-    reports: tuple[ServingReport, ...]
+    reports: tuple[ServingReport, ...] = field(
+        "One report for each target and format, targets in the order asked for, formats within them."
+    )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the reports to a file.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Literal
 
 from edge_opt.records.devices import Precision
+from edge_opt.records.fields import field, record
 from edge_opt.records.predictions import MemoryKind
 from edge_opt.records.shown import Record, Shown
 
@@ -22,21 +22,17 @@ FASTER_THAN_UNPRUNED = "faster than unpruned"
 Failure = Literal["raised", "out of memory", "timed out", "crashed", "no result"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate(Record):
-    """One variant to try.
+    """One variant to try."""
 
-    Attributes:
-        pruning: Share of the channels to remove of every layer, from 0 to below 1.
-        precision: Type of the numbers.
-        runtime: Who runs it, such as "onnxruntime".
-        layer_pruning: Shares for single layers, by path; there they stand in for `pruning`.
-    """
-
-    pruning: float
-    precision: Precision
-    runtime: str
-    layer_pruning: tuple[tuple[str, float], ...] = ()
+    pruning: float = field("Share of the channels to remove of every layer, from 0 to below 1.")
+    precision: Precision = field("Type of the numbers.")
+    runtime: str = field('Who runs it, such as "onnxruntime".')
+    layer_pruning: tuple[tuple[str, float], ...] = field(
+        "Shares for single layers, by path; there they stand in for `pruning`.",
+        default=(),
+    )
 
     @property
     def key(self) -> str:
@@ -56,106 +52,104 @@ class Candidate(Record):
         return f"prune {pruned} {self.precision} {self.runtime}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrialMetrics(Shown):
     """What was found out about one candidate; None where a figure is not known. Accuracies are shares of one.
 
     Where `metric` names another metric than accuracy, the fields `accuracy`, `accuracy_low`, `accuracy_high` and
     `test_accuracy` hold that one, and `accuracy_drop` is by how much it is worse than the baseline's.
-
-    Attributes:
-        accuracy: Accuracy on the validation part, by which candidates are chosen.
-        accuracy_low: Lower end of its 95 % interval.
-        accuracy_high: Upper end of its 95 % interval.
-        accuracy_drop: Accuracy of the eager baseline minus that of the candidate; below zero where it is better.
-        latency_s: Median seconds per batch, measured.
-        latency_low_s: Lower end of its 95 % interval.
-        latency_high_s: Upper end of its 95 % interval.
-        latency_std_s: Standard deviation of the samples, in seconds.
-        latency_p95_s: 95 in 100 batches take no longer, in seconds.
-        cpu_latency_s: Median seconds of CPU time per batch, all threads together.
-        batch_size: Samples in one batch.
-        throughput: Samples per second at the median latency.
-        model_bytes: Bytes of weights and buffers in memory.
-        size_bytes: Bytes of the file.
-        peak_memory_bytes: Bytes of weights, buffers, inputs and activations alive at once, estimated from shapes.
-        energy_j: Joules per batch.
-        energy_source: Where the energy comes from, in words.
-        macs: MACs of one batch.
-        params: Parameters.
-        macs_ratio: MACs over those of the baseline.
-        params_ratio: Parameters over those of the baseline.
-        effective_precision: What its layers really run in, such as "int8+fp32".
-        float_layers: Paths of layers that do not run in the precision that was asked for.
-        test_accuracy: Accuracy on the test part; found only for candidates that are reported.
-        single_latency_s: Median seconds for one sample, measured.
-        peak_memory_kind: Whose lifetimes `peak_memory_bytes` counts: an eager run's, or a planner's.
-        remarks: What a reader should know.
-        accuracy_drop_low: Lower end of the drop's 95 % interval, paired: both answered the same samples.
-        accuracy_drop_high: Upper end of that interval.
-        deploy_batch: Samples in one call as the model will be used; by its time candidates are ranked.
-        deploy_latency_s: Seconds per call of that batch, measured; of finalists, in turns at quiet moments.
-        deploy_latency_low_s: Lower end of its 95 % interval.
-        deploy_latency_high_s: Upper end of its 95 % interval.
-        measured_memory_bytes: Growth of resident memory over the idle process with the runtime loaded: the most while
-            batches run, model included.
-        train_flops: FLOPs of one step of fine-tuning its float model on a batch, traced; forward and backward.
-        train_peak_memory_bytes: Bytes at the fullest moment of that step, from shapes; weights and batch included.
-        is_disturbed: Other programs, or noise, disturbed the time it is ranked by, also when it was tried again.
-        disturbed_times: Every time that was disturbed so, by its column: `latency_ms` (with it throughput and the proxy
-            of energy), `deploy_latency_ms`, `single_latency_ms`.
-        answers: Which validation samples it answers right, in order: bits, packed and in base 64. "" where the
-            figure is no share of right answers.
-        replicates: Its score on samples drawn again and again, the same draws for every candidate; empty where
-            `answers` say more.
-        metric: What is scored: "accuracy", or the metric that was set.
-        metric_direction: Whether a higher or a lower score is better.
-        machine: Where it was timed, if that was a board; "" is the machine of the sweep.
     """
 
-    accuracy: float
-    accuracy_low: float
-    accuracy_high: float
-    accuracy_drop: float
-    latency_s: float
-    latency_low_s: float
-    latency_high_s: float
-    latency_std_s: float
-    latency_p95_s: float
-    cpu_latency_s: float
-    batch_size: int
-    throughput: float
-    model_bytes: int
-    size_bytes: int
-    peak_memory_bytes: int
-    energy_j: float | None
-    energy_source: str
-    macs: int
-    params: int
-    macs_ratio: float
-    params_ratio: float
-    effective_precision: str
-    float_layers: tuple[str, ...] = ()
-    test_accuracy: float | None = None
-    single_latency_s: float | None = None
-    peak_memory_kind: MemoryKind | None = None
-    remarks: tuple[str, ...] = ()
-    accuracy_drop_low: float | None = None
-    accuracy_drop_high: float | None = None
-    deploy_batch: int | None = None
-    deploy_latency_s: float | None = None
-    deploy_latency_low_s: float | None = None
-    deploy_latency_high_s: float | None = None
-    measured_memory_bytes: int | None = None
-    train_flops: int | None = None
-    train_peak_memory_bytes: int | None = None
-    is_disturbed: bool = False
-    disturbed_times: tuple[str, ...] = ()
-    answers: str = ""
-    replicates: tuple[float, ...] = ()
-    metric: str = "accuracy"
-    metric_direction: MetricDirection = "higher"
-    machine: str = ""
+    accuracy: float = field("Accuracy on the validation part, by which candidates are chosen.")
+    accuracy_low: float = field("Lower end of its 95 % interval.")
+    accuracy_high: float = field("Upper end of its 95 % interval.")
+    accuracy_drop: float = field(
+        "Accuracy of the eager baseline minus that of the candidate; below zero where it is better."
+    )
+    latency_s: float = field("Median seconds per batch, measured.")
+    latency_low_s: float = field("Lower end of its 95 % interval.")
+    latency_high_s: float = field("Upper end of its 95 % interval.")
+    latency_std_s: float = field("Standard deviation of the samples, in seconds.")
+    latency_p95_s: float = field("95 in 100 batches take no longer, in seconds.")
+    cpu_latency_s: float = field("Median seconds of CPU time per batch, all threads together.")
+    batch_size: int = field("Samples in one batch.")
+    throughput: float = field("Samples per second at the median latency.")
+    model_bytes: int = field("Bytes of weights and buffers in memory.")
+    size_bytes: int = field("Bytes of the file.")
+    peak_memory_bytes: int = field(
+        "Bytes of weights, buffers, inputs and activations alive at once, estimated from shapes."
+    )
+    energy_j: float | None = field("Joules per batch.")
+    energy_source: str = field("Where the energy comes from, in words.")
+    macs: int = field("MACs of one batch.")
+    params: int = field("Parameters.")
+    macs_ratio: float = field("MACs over those of the baseline.")
+    params_ratio: float = field("Parameters over those of the baseline.")
+    effective_precision: str = field('What its layers really run in, such as "int8+fp32".')
+    float_layers: tuple[str, ...] = field(
+        "Paths of layers that do not run in the precision that was asked for.",
+        default=(),
+    )
+    test_accuracy: float | None = field(
+        "Accuracy on the test part; found only for candidates that are reported.",
+        default=None,
+    )
+    single_latency_s: float | None = field("Median seconds for one sample, measured.", default=None)
+    peak_memory_kind: MemoryKind | None = field(
+        "Whose lifetimes `peak_memory_bytes` counts: an eager run's, or a planner's.",
+        default=None,
+    )
+    remarks: tuple[str, ...] = field("What a reader should know.", default=())
+    accuracy_drop_low: float | None = field(
+        "Lower end of the drop's 95 % interval, paired: both answered the same samples.",
+        default=None,
+    )
+    accuracy_drop_high: float | None = field("Upper end of that interval.", default=None)
+    deploy_batch: int | None = field(
+        "Samples in one call as the model will be used; by its time candidates are ranked.",
+        default=None,
+    )
+    deploy_latency_s: float | None = field(
+        "Seconds per call of that batch, measured; of finalists, in turns at quiet moments.",
+        default=None,
+    )
+    deploy_latency_low_s: float | None = field("Lower end of its 95 % interval.", default=None)
+    deploy_latency_high_s: float | None = field("Upper end of its 95 % interval.", default=None)
+    measured_memory_bytes: int | None = field(
+        "Growth of resident memory over the idle process with the runtime loaded: the most while batches run,"
+        " model included.",
+        default=None,
+    )
+    train_flops: int | None = field(
+        "FLOPs of one step of fine-tuning its float model on a batch, traced; forward and backward.",
+        default=None,
+    )
+    train_peak_memory_bytes: int | None = field(
+        "Bytes at the fullest moment of that step, from shapes; weights and batch included.",
+        default=None,
+    )
+    is_disturbed: bool = field(
+        "Other programs, or noise, disturbed the time it is ranked by, also when it was tried again.",
+        default=False,
+    )
+    disturbed_times: tuple[str, ...] = field(
+        "Every time that was disturbed so, by its column: `latency_ms` (with it throughput and the proxy of "
+        "energy), `deploy_latency_ms`, `single_latency_ms`.",
+        default=(),
+    )
+    answers: str = field(
+        'Which validation samples it answers right, in order: bits, packed and in base 64. "" where the '
+        "figure is no share of right answers.",
+        default="",
+    )
+    replicates: tuple[float, ...] = field(
+        "Its score on samples drawn again and again, the same draws for every candidate; empty where "
+        "`answers` say more.",
+        default=(),
+    )
+    metric: str = field('What is scored: "accuracy", or the metric that was set.', default="accuracy")
+    metric_direction: MetricDirection = field("Whether a higher or a lower score is better.", default="higher")
+    machine: str = field('Where it was timed, if that was a board; "" is the machine of the sweep.', default="")
 
     @property
     def merit(self) -> float:
@@ -173,21 +167,14 @@ class TrialMetrics(Shown):
         return self.batch_size if self.deploy_latency_s is None else self.deploy_batch or 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Violation(Record):
-    """A constraint that does not hold.
+    """A constraint that does not hold."""
 
-    Attributes:
-        constraint: The constraint as it was written.
-        metric: Name of the figure with its unit.
-        value: The figure in that unit; None where it is not known.
-        limit: The limit in that unit.
-    """
-
-    constraint: str
-    metric: str
-    value: float | None
-    limit: float
+    constraint: str = field("The constraint as it was written.")
+    metric: str = field("Name of the figure with its unit.")
+    value: float | None = field("The figure in that unit; None where it is not known.")
+    limit: float = field("The limit in that unit.")
 
     def __str__(self) -> str:
         return self.constraint if self.value is None else f"{self.constraint} (it is {self.value:.4g})"
@@ -198,29 +185,18 @@ class Violation(Record):
         return None if self.value is None else abs(self.value - self.limit)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trial(Shown):
-    """What became of one candidate: figures, or the reason why there are none.
+    """What became of one candidate: figures, or the reason why there are none."""
 
-    Attributes:
-        candidate: The candidate.
-        status: Whether it ran to its end.
-        metrics: What was found; None where it failed.
-        failure: How it failed; None where it did not.
-        reason: Why it failed, in words; "" where it did not.
-        violations: Constraints that do not hold.
-        seconds: How long building and measuring took.
-        attempts: How often it was tried.
-    """
-
-    candidate: Candidate
-    status: TrialStatus
-    metrics: TrialMetrics | None
-    failure: Failure | None
-    reason: str
-    violations: tuple[Violation, ...]
-    seconds: float
-    attempts: int = 1
+    candidate: Candidate = field("The candidate.")
+    status: TrialStatus = field("Whether it ran to its end.")
+    metrics: TrialMetrics | None = field("What was found; None where it failed.")
+    failure: Failure | None = field("How it failed; None where it did not.")
+    reason: str = field('Why it failed, in words; "" where it did not.')
+    violations: tuple[Violation, ...] = field("Constraints that do not hold.")
+    seconds: float = field("How long building and measuring took.")
+    attempts: int = field("How often it was tried.", default=1)
 
     @property
     def is_accepted(self) -> bool:
@@ -228,67 +204,48 @@ class Trial(Shown):
         return self.status == "done" and not self.violations
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Factor(Record):
-    """How many times as fast one thing is as another, timed in turns at quiet moments.
+    """How many times as fast one thing is as another, timed in turns at quiet moments."""
 
-    Attributes:
-        ratio: The one's calls per second over the other's; 2 is twice as fast.
-        low: Lower end of its 95 % interval.
-        high: Upper end of its 95 % interval.
-    """
-
-    ratio: float
-    low: float
-    high: float
+    ratio: float = field("The one's calls per second over the other's; 2 is twice as fast.")
+    low: float = field("Lower end of its 95 % interval.")
+    high: float = field("Upper end of its 95 % interval.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finalist(Record):
-    """One variant of the last comparison.
+    """One variant of the last comparison."""
 
-    Attributes:
-        candidate: The variant; it need not be of the space, such as the baseline in the winner's runtime.
-        seconds: Seconds per call.
-        low: Lower end of its 95 % interval.
-        high: Upper end of its 95 % interval.
-        std_s: Standard deviation of the samples, in seconds.
-        p95_s: 95 in 100 samples take no longer, in seconds.
-        speedup: How many times as fast as the baseline it is.
-        logs: Logarithms of the seconds in consecutive parts of the session, the same parts for all finalists.
-    """
-
-    candidate: Candidate
-    seconds: float
-    low: float
-    high: float
-    std_s: float
-    p95_s: float
-    speedup: Factor
-    logs: tuple[float, ...]
+    candidate: Candidate = field(
+        "The variant; it need not be of the space, such as the baseline in the winner's runtime."
+    )
+    seconds: float = field("Seconds per call.")
+    low: float = field("Lower end of its 95 % interval.")
+    high: float = field("Upper end of its 95 % interval.")
+    std_s: float = field("Standard deviation of the samples, in seconds.")
+    p95_s: float = field("95 in 100 samples take no longer, in seconds.")
+    speedup: Factor = field("How many times as fast as the baseline it is.")
+    logs: tuple[float, ...] = field(
+        "Logarithms of the seconds in consecutive parts of the session, the same parts for all finalists."
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finals(Shown):
-    """The baseline and the candidates worth having, timed in turns, in several processes: only these are compared.
+    """The baseline and the candidates worth having, timed in turns, in several processes: only these are compared."""
 
-    Attributes:
-        batch_size: Samples in one call: the batch that is deployed.
-        threads: Threads that each used.
-        clock: "wall", or "cpu" where other programs disturbed the machine: CPU time of the process then.
-        sessions: In how many processes they were timed, in turns in each; one that was disturbed is tried again.
-        is_disturbed: Too few of them were undisturbed: intervals may be too narrow.
-        remarks: What disturbed it, and which variants could not be timed.
-        finalists: The variants, the baseline first.
-    """
-
-    batch_size: int
-    threads: int
-    clock: Literal["wall", "cpu"]
-    sessions: int
-    is_disturbed: bool
-    remarks: tuple[str, ...]
-    finalists: tuple[Finalist, ...]
+    batch_size: int = field("Samples in one call: the batch that is deployed.")
+    threads: int = field("Threads that each used.")
+    clock: Literal["wall", "cpu"] = field(
+        '"wall", or "cpu" where other programs disturbed the machine: CPU time of the process then.'
+    )
+    sessions: int = field(
+        "In how many processes they were timed, in turns in each; one that was disturbed is tried again."
+    )
+    is_disturbed: bool = field("Too few of them were undisturbed: intervals may be too narrow.")
+    remarks: tuple[str, ...] = field("What disturbed it, and which variants could not be timed.")
+    finalists: tuple[Finalist, ...] = field("The variants, the baseline first.")
 
     def of(self, candidate: Candidate) -> Finalist | None:
         """What was found of a candidate; None where it was no finalist.
@@ -299,54 +256,42 @@ class Finals(Shown):
         return next((item for item in self.finalists if item.candidate == candidate), None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Speedup(Record):
-    """How many times as fast the winner is as the baseline, and what bought it. The three parts multiply to the whole.
+    """Speedup of the winner over the baseline, and its three parts; their product is the whole."""
 
-    Attributes:
-        whole: The winner against the baseline.
-        runtime: What its runtime alone buys: the baseline in the winner's runtime. None where it could not be timed.
-        precision: What its precision buys on top of that.
-        pruning: What pruning buys on top of both.
-        batch_size: Samples in one call.
-        clock: Whose seconds are compared, as in `Finals`.
-        is_disturbed: As in `Finals`.
-    """
-
-    whole: Factor
-    runtime: Factor | None
-    precision: Factor | None
-    pruning: Factor | None
-    batch_size: int
-    clock: Literal["wall", "cpu"]
-    is_disturbed: bool
+    whole: Factor = field("The winner against the baseline.")
+    runtime: Factor | None = field(
+        "What its runtime alone buys: the baseline in the winner's runtime. None where it could not be timed."
+    )
+    precision: Factor | None = field("What its precision buys on top of that.")
+    pruning: Factor | None = field("What pruning buys on top of both.")
+    batch_size: int = field("Samples in one call.")
+    clock: Literal["wall", "cpu"] = field("Whose seconds are compared, as in `Finals`.")
+    is_disturbed: bool = field("As in `Finals`.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SweepResult(Shown):
-    """Every candidate with its result.
+    """Every candidate with its result."""
 
-    Attributes:
-        name: Name of the sweep.
-        baseline: What the others are compared with.
-        trials: What became of each candidate.
-        constraints: The constraints as they were written.
-        frontiers: Objectives with commas between, and the keys of the candidates that no other beats in all of them.
-        best: Key of the candidate to ship; None where none was accepted.
-        recommendation: Why that one, in a sentence.
-        finals: The last comparison, by which the winner was found; None where there was none.
-        speedup: How much faster the winner is than the baseline; None where that was not compared.
-    """
-
-    name: str
-    baseline: Trial
-    trials: tuple[Trial, ...]
-    constraints: tuple[str, ...]
-    frontiers: tuple[tuple[str, tuple[str, ...]], ...]
-    best: str | None
-    recommendation: str
-    finals: Finals | None = None
-    speedup: Speedup | None = None
+    name: str = field("Name of the sweep.")
+    baseline: Trial = field("What the others are compared with.")
+    trials: tuple[Trial, ...] = field("What became of each candidate.")
+    constraints: tuple[str, ...] = field("The constraints as they were written.")
+    frontiers: tuple[tuple[str, tuple[str, ...]], ...] = field(
+        "Objectives with commas between, and the keys of the candidates that no other beats in all of them."
+    )
+    best: str | None = field("Key of the candidate to ship; None where none was accepted.")
+    recommendation: str = field("Why that one, in a sentence.")
+    finals: Finals | None = field(
+        "The last comparison, by which the winner was found; None where there was none.",
+        default=None,
+    )
+    speedup: Speedup | None = field(
+        "How much faster the winner is than the baseline; None where that was not compared.",
+        default=None,
+    )
 
     def _brief(self) -> str:
         best = next((f"best {it.candidate.label}" for it in self.trials if it.candidate.key == self.best), "no winner")
@@ -392,35 +337,21 @@ class SweepResult(Shown):
         return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SweepStatus(Shown):
-    """How far a sweep is.
+    """How far a sweep is."""
 
-    Attributes:
-        folder: Where the sweep is.
-        name: Name of the sweep.
-        total: Candidates to try; None until a run has planned it.
-        done: Candidates that have figures.
-        failed: Candidates that failed.
-        accepted: Candidates that keep every constraint.
-        pid: Process that runs it now; None where none does.
-        host: Machine of that process; None where none runs it.
-        unfinished: Labels of candidates that were begun and have no result.
-        best: Key of the best candidate so far; None where none was accepted.
-        recommendation: Why that one, in a sentence.
-    """
-
-    folder: str
-    name: str
-    total: int | None
-    done: int
-    failed: int
-    accepted: int
-    pid: int | None
-    host: str | None
-    unfinished: tuple[str, ...]
-    best: str | None
-    recommendation: str
+    folder: str = field("Where the sweep is.")
+    name: str = field("Name of the sweep.")
+    total: int | None = field("Candidates to try; None until a run has planned it.")
+    done: int = field("Candidates that have figures.")
+    failed: int = field("Candidates that failed.")
+    accepted: int = field("Candidates that keep every constraint.")
+    pid: int | None = field("Process that runs it now; None where none does.")
+    host: str | None = field("Machine of that process; None where none runs it.")
+    unfinished: tuple[str, ...] = field("Labels of candidates that were begun and have no result.")
+    best: str | None = field("Key of the best candidate so far; None where none was accepted.")
+    recommendation: str = field("Why that one, in a sentence.")
 
     @property
     def left(self) -> int | None:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from edge_opt.records.costs import OpCost
+from edge_opt.records.fields import field, record
 from edge_opt.records.shown import Record, Shown
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemoryByKind(Record):
-    """Bytes alive at one moment of a step, by what they hold.
+    """Bytes alive at one moment of a step, by what they hold."""
 
-    Attributes:
-        weights: Parameters of the model, frozen ones too.
-        buffers: Buffers of the model, such as running means.
-        inputs: The batch.
-        gradients: Gradients of parameters.
-        optimizer_state: What the optimizer keeps from step to step.
-        activations: Tensors of the forward that backward needs.
-        temporaries: Everything else: tensors that the step makes and drops, and what operators hold inside.
-    """
-
-    weights: int = 0
-    buffers: int = 0
-    inputs: int = 0
-    gradients: int = 0
-    optimizer_state: int = 0
-    activations: int = 0
-    temporaries: int = 0
+    weights: int = field("Parameters of the model, frozen ones too.", default=0)
+    buffers: int = field("Buffers of the model, such as running means.", default=0)
+    inputs: int = field("The batch.", default=0)
+    gradients: int = field("Gradients of parameters.", default=0)
+    optimizer_state: int = field("What the optimizer keeps from step to step.", default=0)
+    activations: int = field("Tensors of the forward that backward needs.", default=0)
+    temporaries: int = field(
+        "Everything else: tensors that the step makes and drops, and what operators hold inside.",
+        default=0,
+    )
 
     @property
     def total(self) -> int:
@@ -40,50 +34,30 @@ class MemoryByKind(Record):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemoryPoint(Record):
-    """One moment of a step.
+    """One moment of a step."""
 
-    Attributes:
-        op_index: Number of the operator in the step.
-        phase: "forward", "loss", "backward", "recomputation" or "optimizer".
-        layer: Path of the module that the operator belongs to; "" for the model itself and outside of it.
-        memory: Bytes alive then.
-    """
-
-    op_index: int
-    phase: str
-    layer: str
-    memory: MemoryByKind
+    op_index: int = field("Number of the operator in the step.")
+    phase: str = field('"forward", "loss", "backward", "recomputation" or "optimizer".')
+    layer: str = field('Path of the module that the operator belongs to; "" for the model itself and outside of it.')
+    memory: MemoryByKind = field("Bytes alive then.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrainingLayer(Record):
-    """What one module takes in a step, without its children; all its calls together.
+    """What one module takes in a step, without its children; all its calls together."""
 
-    Attributes:
-        path: Path of the module; "" for the model itself.
-        kind: Class of the module; "loss" for what is computed outside of the model.
-        trained_params: Parameters of its own that get a gradient.
-        forward: Work of the forward.
-        input_gradient: Work of the gradient that goes on to earlier layers.
-        weight_gradient: Work of the gradient of its parameters.
-        recomputation: Work of the forward that a checkpoint does again.
-        kept_bytes: Activations that are kept for the backward because this module needs them.
-        gradient_bytes: Bytes of its parameters' gradients.
-        state_bytes: Bytes of its parameters' optimizer state.
-    """
-
-    path: str
-    kind: str
-    trained_params: int
-    forward: OpCost
-    input_gradient: OpCost
-    weight_gradient: OpCost
-    recomputation: OpCost
-    kept_bytes: int
-    gradient_bytes: int
-    state_bytes: int
+    path: str = field('Path of the module; "" for the model itself.')
+    kind: str = field('Class of the module; "loss" for what is computed outside of the model.')
+    trained_params: int = field("Parameters of its own that get a gradient.")
+    forward: OpCost = field("Work of the forward.")
+    input_gradient: OpCost = field("Work of the gradient that goes on to earlier layers.")
+    weight_gradient: OpCost = field("Work of the gradient of its parameters.")
+    recomputation: OpCost = field("Work of the forward that a checkpoint does again.")
+    kept_bytes: int = field("Activations that are kept for the backward because this module needs them.")
+    gradient_bytes: int = field("Bytes of its parameters' gradients.")
+    state_bytes: int = field("Bytes of its parameters' optimizer state.")
 
     @property
     def backward(self) -> OpCost:
@@ -96,42 +70,29 @@ class TrainingLayer(Record):
         return 2 * (self.forward.macs + self.backward.macs + self.recomputation.macs)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Remedy(Record):
-    """One way to make a step smaller, with what it would come to.
+    """One way to make a step smaller, with what it would come to."""
 
-    Attributes:
-        change: What to do, as one would write it.
-        peak_bytes: Peak of the step with it.
-        flops: FLOPs of forward, backward and recomputation with it; None where nothing was counted.
-    """
-
-    change: str
-    peak_bytes: int
-    flops: int | None
+    change: str = field("What to do, as one would write it.")
+    peak_bytes: int = field("Peak of the step with it.")
+    flops: int | None = field("FLOPs of forward, backward and recomputation with it; None where nothing was counted.")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckpointChoice(Shown):
-    """Layers to checkpoint so that a step fits a budget.
+    """Layers to checkpoint so that a step fits a budget."""
 
-    Attributes:
-        paths: Paths of the modules, in the order in which they were chosen.
-        peak_bytes: Peak of the step with them.
-        before_bytes: Peak without any.
-        flops: FLOPs of the step with them, recomputation included.
-        flops_before: FLOPs without any.
-        budget_bytes: The budget.
-        is_smallest: Whether no smaller set of blocks can keep the budget: fewer of them do not hold enough at the peak.
-    """
-
-    paths: tuple[str, ...]
-    peak_bytes: int
-    before_bytes: int
-    flops: int
-    flops_before: int
-    budget_bytes: int
-    is_smallest: bool = False
+    paths: tuple[str, ...] = field("Paths of the modules, in the order in which they were chosen.")
+    peak_bytes: int = field("Peak of the step with them.")
+    before_bytes: int = field("Peak without any.")
+    flops: int = field("FLOPs of the step with them, recomputation included.")
+    flops_before: int = field("FLOPs without any.")
+    budget_bytes: int = field("The budget.")
+    is_smallest: bool = field(
+        "Whether no smaller set of blocks can keep the budget: fewer of them do not hold enough at the peak.",
+        default=False,
+    )
 
     @property
     def fits(self) -> bool:
@@ -139,96 +100,70 @@ class CheckpointChoice(Shown):
         return self.peak_bytes <= self.budget_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepTime(Record):
-    """How long a step takes on a target.
+    """How long a step takes on a target."""
 
-    Attributes:
-        target: Its name.
-        seconds: The step; None where it is not known.
-        low: Lower end of the interval.
-        high: Upper end; None where it is open.
-        forward_seconds: Part of the forward.
-        backward_seconds: Part of the backward, recomputation included.
-        optimizer_seconds: Part of the optimizer.
-        basis: What it rests on.
-        remarks: What a reader should know.
-    """
-
-    target: str
-    seconds: float | None
-    low: float | None
-    high: float | None
-    forward_seconds: float | None
-    backward_seconds: float | None
-    optimizer_seconds: float | None
-    basis: str
-    remarks: tuple[str, ...] = ()
+    target: str = field("Its name.")
+    seconds: float | None = field("The step; None where it is not known.")
+    low: float | None = field("Lower end of the interval.")
+    high: float | None = field("Upper end; None where it is open.")
+    forward_seconds: float | None = field("Part of the forward.")
+    backward_seconds: float | None = field("Part of the backward, recomputation included.")
+    optimizer_seconds: float | None = field("Part of the optimizer.")
+    basis: str = field("What it rests on.")
+    remarks: tuple[str, ...] = field("What a reader should know.", default=())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrainingCost(Record):
-    """The two figures of a training step that budgets and sweeps speak of.
+    """The two figures of a training step that budgets and sweeps speak of."""
 
-    Attributes:
-        optimizer: The optimizer by name.
-        flops: FLOPs of forward, backward and recomputation of one step; two per MAC.
-        peak_bytes: Bytes at the fullest moment of a step in the long run, weights and batch included.
-        is_lower_bound: Whether operators had no price, so that there are more FLOPs than these.
-    """
-
-    optimizer: str
-    flops: int
-    peak_bytes: int
-    is_lower_bound: bool = False
+    optimizer: str = field("The optimizer by name.")
+    flops: int = field("FLOPs of forward, backward and recomputation of one step; two per MAC.")
+    peak_bytes: int = field("Bytes at the fullest moment of a step in the long run, weights and batch included.")
+    is_lower_bound: bool = field(
+        "Whether operators had no price, so that there are more FLOPs than these.",
+        default=False,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrainingStep(Shown):
-    """What one training step costs, before it is run.
+    """What one training step costs, before it is run."""
 
-    Attributes:
-        name: Name of the model.
-        optimizer: The optimizer by name.
-        accumulate: Batches whose gradients are added up before the optimizer runs.
-        forward: Work of the forward of one step, loss included.
-        backward: Work of the backward, without recomputation.
-        recomputation: Work of the forward that checkpoints do again.
-        update: Work of the optimizer.
-        torch_flops: Forward, backward and recomputation as torch's FlopCounterMode counts them on the meta device. It
-            counts the weight gradient of a convolution in groups as if it had one group.
-        params: Parameters of the model.
-        trained_params: Parameters that get a gradient.
-        peak: The fullest moment of a step in the long run, with the optimizer's state there from the start.
-        first_peak: The fullest moment of the first step, in which the state is born.
-        layers: One row per module that did something.
-        curve: Memory along a step in the long run; long steps are thinned out, and highest points are kept.
-        remedies: What would make it smaller, where that was asked for.
-        times: How long it takes on the targets that were named.
-        unpriced: Operators without a rule; the figures are lower bounds where there are any.
-        used_real_tensors: Whether the step really ran on a copy, because the model looks at values.
-        remarks: What a reader should know.
-    """
-
-    name: str
-    optimizer: str
-    accumulate: int
-    forward: OpCost
-    backward: OpCost
-    recomputation: OpCost
-    update: OpCost
-    torch_flops: int
-    params: int
-    trained_params: int
-    peak: MemoryPoint
-    first_peak: MemoryPoint
-    layers: tuple[TrainingLayer, ...]
-    curve: tuple[MemoryPoint, ...]
-    remedies: tuple[Remedy, ...] = ()
-    times: tuple[StepTime, ...] = ()
-    unpriced: tuple[str, ...] = ()
-    used_real_tensors: bool = False
-    remarks: tuple[str, ...] = ()
+    name: str = field("Name of the model.")
+    optimizer: str = field("The optimizer by name.")
+    accumulate: int = field("Batches whose gradients are added up before the optimizer runs.")
+    forward: OpCost = field("Work of the forward of one step, loss included.")
+    backward: OpCost = field("Work of the backward, without recomputation.")
+    recomputation: OpCost = field("Work of the forward that checkpoints do again.")
+    update: OpCost = field("Work of the optimizer.")
+    torch_flops: int = field(
+        "Forward, backward and recomputation as torch's FlopCounterMode counts them on the meta device. It "
+        "counts the weight gradient of a convolution in groups as if it had one group."
+    )
+    params: int = field("Parameters of the model.")
+    trained_params: int = field("Parameters that get a gradient.")
+    peak: MemoryPoint = field(
+        "The fullest moment of a step in the long run, with the optimizer's state there from the start."
+    )
+    first_peak: MemoryPoint = field("The fullest moment of the first step, in which the state is born.")
+    layers: tuple[TrainingLayer, ...] = field("One row per module that did something.")
+    curve: tuple[MemoryPoint, ...] = field(
+        "Memory along a step in the long run; long steps are thinned out, and highest points are kept."
+    )
+    remedies: tuple[Remedy, ...] = field("What would make it smaller, where that was asked for.", default=())
+    times: tuple[StepTime, ...] = field("How long it takes on the targets that were named.", default=())
+    unpriced: tuple[str, ...] = field(
+        "Operators without a rule; the figures are lower bounds where there are any.",
+        default=(),
+    )
+    used_real_tensors: bool = field(
+        "Whether the step really ran on a copy, because the model looks at values.",
+        default=False,
+    )
+    remarks: tuple[str, ...] = field("What a reader should know.", default=())
 
     @property
     def forward_flops(self) -> int:
