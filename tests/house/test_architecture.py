@@ -18,8 +18,8 @@ SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     "errors text units records _support trace cost model_files measuring boards calibration profiling training_steps "
-    "fitting serving loading comparing budgets data quantization tasks pruning explanation compress "
-    "search report run trainer_callbacks pytest_plugin cli"
+    "fitting serving loading comparing budgets data quantization tasks pruning runtimes explanation compress search "
+    "report run trainer_callbacks pytest_plugin cli"
 ).split()
 OLDER_APIS = {"model", "hardware", "metrics", "stream", "evaluation", "utils"}
 BASE = {"errors", "text", "units", "records", "_support"}

@@ -81,7 +81,7 @@ def test_a_file_says_which_inputs_it_takes(mixed: tuple[nn.Module, str]) -> None
 
 
 def test_our_own_export_keeps_paths_and_any_batch(tmp_path: Path) -> None:
-    from edge_opt.compress.export import export_onnx
+    from edge_opt.runtimes.export import export_onnx
 
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     export_onnx(model, (1, 1, 8, 8), tmp_path / "m.onnx")

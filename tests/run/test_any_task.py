@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.compress.agreement import sized
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.records.sweeps import SweepResult
 from edge_opt.run.config import read_config
 from edge_opt.run.job import Subject
+from edge_opt.runtimes.agreement import sized
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

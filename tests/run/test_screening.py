@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from edge_opt.compress import prune
-from edge_opt.compress.runtimes import PACKAGES, SUFFIXES
 from edge_opt.data import Splits, load_splits
 from edge_opt.model import SmallCNN
 from edge_opt.pruning.levels import levels_of
@@ -21,6 +20,7 @@ from edge_opt.run.handover import program
 from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, computing_with, variant_of
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import Place, climb, last_that, screen
+from edge_opt.runtimes.runners import PACKAGES, SUFFIXES
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def _suggested(found: Platform, timed: set[str]) -> tuple[Suggestion, ...]:
 
 def _exported(net: str, folder: Path) -> Path:
     """A net of torchvision as ONNX, for one image; its weights do not matter for its time."""
-    from edge_opt.compress.export import export_onnx
+    from edge_opt.runtimes.export import export_onnx
 
     path = folder / f"{net}.onnx"
     folder.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def converted(
     **options: Any,
 ) -> Converted:
     """Convert the model that a reference names; whatever its own code prints goes to stderr."""
-    from edge_opt.compress.convert import convert
+    from edge_opt.runtimes.convert import convert
 
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], None)

@@ -1,16 +1,16 @@
 """A model made smaller or put into another precision, and proved: pruned, converted, run, explained."""
 
-from edge_opt.compress.convert import convert
-from edge_opt.compress.export import export_onnx
-from edge_opt.compress.kernels import profile_runner
-from edge_opt.compress.quantize import precision, precisions
-from edge_opt.compress.runtimes import Runner, measure_runner, measure_runners, open_runner
 from edge_opt.explanation.explain import explain
 from edge_opt.explanation.sensitivity import sensitivity
 from edge_opt.pruning.attention import PrunedAttention
 from edge_opt.pruning.prune import prune
 from edge_opt.pruning.recipe import apply_spec, load_pruned, load_weights, save_pruned
 from edge_opt.records.compression import FineTuned
+from edge_opt.runtimes.convert import convert
+from edge_opt.runtimes.export import export_onnx
+from edge_opt.runtimes.kernels import profile_runner
+from edge_opt.runtimes.protocol import precision, precisions
+from edge_opt.runtimes.runners import Runner, measure_runner, measure_runners, open_runner
 from edge_opt.tasks.finetuning import accuracy, finetune
 
 __all__ = [

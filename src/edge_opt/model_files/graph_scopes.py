@@ -80,7 +80,8 @@ def _all_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
 _OWNED = re.compile(r"(?P<kind>(?:\w+\.)*?_*[A-Z][^_./]*|(?:\w+\.)*[^_./]+)_(?P<name>.+)")
 _QUALIFIED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D TRANSPOSE_CONV CONV_3D FULLY_CONNECTED BATCH_MATMUL".split())
-_OWN_ADAPTER = "edge_opt.compress.export.Flat"
+# Ours, and where it was defined up to version 0.2, whose files are still read.
+_OWN_ADAPTERS = ("edge_opt.runtimes.model_call.Flat", "edge_opt.runtimes.export.Flat")
 
 
 def _converted_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
@@ -108,7 +109,7 @@ def _owned_scopes(pieces: Sequence[str]) -> tuple[Scope, ...]:
         kind, name = (parts["kind"], parts["name"]) if parts else ("", piece)
         path = ".".join(_UNSAFE.sub("_", part) for part in name.split(".") if part) or "_"
         found.append(Scope(f"{found[-1].path}.{path}" if found else path, kind))
-    if found and pieces[0] == _OWN_ADAPTER:
+    if found and pieces[0] in _OWN_ADAPTERS:
         # Our own exports put an adapter around the model, as its "model".
         found = [Scope(one.path.partition(".")[2], one.kind) for one in found[1:]]
     return tuple(found)

@@ -1,1 +1,1 @@
-"""Quantization of files and arrays: ranges, static and dynamic int8, and int8 simulated in torch."""
+"""int8 and int4 on files and arrays: ranges, static, dynamic, weights alone, fake quantization, mixed precision."""

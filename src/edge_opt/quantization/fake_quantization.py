@@ -100,3 +100,65 @@ def _arriving(value: Any) -> Any:
         return value
     low, high = (float(end) for end in value.detach().aminmax())
     return _straight_through(value, quantized_activation(value.detach(), low, high))
+
+
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_RANGE = tuple[float, float]
+
+
+@contextmanager
+def at_precision(layer: nn.Module, precision: str, bounds: _RANGE | None) -> Iterator[None]:
+    """The layer as if it ran at that precision: its weights rounded, and its input as it arrives."""
+    weights = [
+        parameter
+        for name, parameter in layer.named_parameters()
+        if name.endswith("weight") and parameter.is_floating_point() and parameter.dim() > 1
+    ]
+    kept = [weight.detach().clone() for weight in weights]
+    dim = channel_dim(layer)
+
+    def arriving(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(_rounded(value, precision, bounds) for value in args)
+
+    hook = layer.register_forward_pre_hook(arriving)
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                half = _HALVES.get(precision)
+                weight.copy_(quantized_weight(weight, dim) if half is None else weight.to(half).to(weight.dtype))
+        yield
+    finally:
+        hook.remove()
+        with torch.no_grad():
+            for weight, before in zip(weights, kept, strict=True):
+                weight.copy_(before)
+
+
+def _rounded(value: Any, precision: str, bounds: _RANGE | None) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    if precision in _HALVES:
+        return value.to(_HALVES[precision]).to(value.dtype)
+    return value if bounds is None else quantized_activation(value, *bounds)
+
+
+@contextmanager
+def watching(layers: dict[str, nn.Module], bounds: dict[str, _RANGE]) -> Iterator[None]:
+    """Note the smallest and largest value that arrives at each layer."""
+
+    def note(path: str) -> Any:
+        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+            for value in args:
+                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+                    low, high = (float(each) for each in value.aminmax())
+                    known = bounds.get(path, (low, high))
+                    bounds[path] = min(known[0], low), max(known[1], high)
+
+        return look
+
+    hooks = [layer.register_forward_pre_hook(note(path)) for path, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

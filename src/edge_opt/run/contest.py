@@ -15,7 +15,6 @@ import numpy as np
 
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.compress import Runner, convert, measure_runners, open_runner
-from edge_opt.compress.agreement import sized
 from edge_opt.errors import InvalidInput, UnreadableProfile, first_line
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
@@ -24,6 +23,7 @@ from edge_opt.measuring.statistics import quiet_logs
 from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate, Finals, SweepResult
 from edge_opt.run.job import INPUTS, QUIET_WITHIN, Bench, PipelineJob, built_file, is_disturbed, kept_inputs
+from edge_opt.runtimes.agreement import sized
 from edge_opt.search.board_worker import Board, packed_inputs
 from edge_opt.search.build import Listener, Notice
 from edge_opt.search.finals import Session, by_speed, entries_of, finals_of, merged, session_of

@@ -15,14 +15,14 @@ import torch
 
 from edge_opt import __version__, units
 from edge_opt._support.files import write_whole
-from edge_opt.compress.export import with_data
-from edge_opt.compress.runtimes import HINTS, IN_TORCH, SUFFIXES
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput, first_line
 from edge_opt.measuring.machine import read_environment
+from edge_opt.quantization.onnx_files import with_data
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, speedup_data
 from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, kept_inputs, weights_of
+from edge_opt.runtimes.runners import HINTS, IN_TORCH, SUFFIXES
 
 CARD = "MODEL_CARD.md"
 PROGRAM = "run_best.py"

@@ -27,8 +27,6 @@ from edge_opt._support.json import from_plain, to_plain
 from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, export_onnx, finetune, load_pruned, measure_runner, open_runner, prune
-from edge_opt.compress.agreement import sized
-from edge_opt.compress.runtimes import BY_ONNX_FILE, IN_TORCH, PACKAGES
 from edge_opt.data import Splits, load_splits
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.loading import import_source, load_model, parse_reference
@@ -46,6 +44,8 @@ from edge_opt.records.conversions import Converted, Exported
 from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.scores import Figure, figure_of, paired_drop
+from edge_opt.runtimes.agreement import sized
+from edge_opt.runtimes.runners import BY_ONNX_FILE, IN_TORCH, PACKAGES
 from edge_opt.search.board_worker import packed_inputs
 from edge_opt.tasks.batches import (
     FlatCalls,

@@ -25,9 +25,6 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, open_runner
-from edge_opt.compress.agreement import sized
-from edge_opt.compress.export import export_quickly, subject_of
-from edge_opt.compress.runtimes import BY_ONNX_FILE, measure_runners
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError
 from edge_opt.pruning.levels import Levels, levels_of
@@ -37,6 +34,10 @@ from edge_opt.records.devices import Precision
 from edge_opt.records.sweeps import SHARES, Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import PipelineJob, computing_with, variant_of
+from edge_opt.runtimes.agreement import sized
+from edge_opt.runtimes.export import export_quickly
+from edge_opt.runtimes.model_call import subject_of
+from edge_opt.runtimes.runners import BY_ONNX_FILE, measure_runners
 from edge_opt.search.space import IMPOSSIBLE, Exclusion, Pair, Space
 
 FILE = "screening.json"

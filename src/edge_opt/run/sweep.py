@@ -170,7 +170,7 @@ def timed_by(board: Board | None) -> dict[str, str]:
 
 
 # What candidates need, imported once in the process that they are forked from.
-PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.compress.convert", "edge_opt.pruning.prune")
+PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.runtimes.convert", "edge_opt.pruning.prune")
 # Packages that take long to import and that models and data bring along.
 _BROUGHT_ALONG = ("sklearn.datasets", "scipy", "pandas", "torchvision", "timm", "transformers")
 EAGER = Candidate(0.0, "fp32", "torch")
@@ -274,7 +274,7 @@ def _check_unchanged(before: Sources, code: Sources) -> None:
 
 def preload(runtimes: Iterable[str], prunes: bool) -> list[str]:
     """What candidates will import: the exporter for any runtime but torch, and what model and data imported here."""
-    exporting = ["?edge_opt.compress.exporter_start:start_exporter"] if set(runtimes) - {"torch"} else []
+    exporting = ["?edge_opt.runtimes.exporter_start:start_exporter"] if set(runtimes) - {"torch"} else []
     pruning = ["?torch_pruning"] if prunes else []
     return [*PRELOAD, *exporting, *pruning, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt._support.waiting import doing
-from edge_opt.compress.export import Tensors, require
+from edge_opt.quantization.onnx_files import Tensors, require
 
 METHODS = ("minmax", "entropy", "percentile")
 _BINS = 2048

@@ -7,45 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from edge_opt._support.waiting import quiet
-from edge_opt.compress.export import PATH_KEY, require
-from edge_opt.compress.onnx_source import file_scheme
-from edge_opt.compress.quantize import is_below, label_nodes, prepare
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
-from edge_opt.model_files.file_model import OnnxModel
+from edge_opt.quantization.onnx_files import PATH_KEY, require
+from edge_opt.quantization.static_int8 import is_below, label_nodes, prepare
 
-SCHEMES = ("auto", "static", "dynamic", "weights")
 GROUP_SIZES = (16, 32, 64, 128, 256)
 _ADDED = re.compile(r"(_quant|_MatMul|_Q\d+|_nbits)$")
-_RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
-
-
-def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -> str:
-    """How weights and activations become integers; "auto" goes by what the model is made of.
-
-    Static needs ranges and pays off in convolutions. Recurrent layers have no static kernels, and activations of
-    transformers have outliers that one range for all inputs serves badly: both are quantised as values come.
-    """
-    if scheme not in SCHEMES:
-        raise InvalidInput(f"unknown scheme {scheme!r}; it is one of {', '.join(SCHEMES)}")
-    if precision == "int4":
-        if scheme in ("static", "dynamic"):
-            raise InvalidInput("int4 is of weights only; leave scheme out, or use int8")
-        return "weights"
-    if scheme != "auto":
-        return scheme
-    if runtime == "openvino":
-        return "static"
-    if isinstance(model, OnnxModel):
-        return file_scheme(model)
-    if any(isinstance(module, _RECURRENT) for module in model.modules()):
-        return "dynamic"
-    has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
-    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
-    kernels = sum(p.numel() for p in model.parameters() if p.dim() > 2)
-    return "dynamic" if has_attention and matrices > kernels else "static"
 
 
 def quantize_dynamic(source: Path, target: Path, spare: tuple[str, ...], reduced: bool, is_big: bool) -> None:

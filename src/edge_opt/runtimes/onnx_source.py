@@ -13,14 +13,15 @@ from torch import nn
 
 from edge_opt._support.files import own_folder
 from edge_opt._support.waiting import quiet
-from edge_opt.compress.export import EXTERNAL_DATA_BYTES, PATH_KEY, Subject, require, size_of, subject_of
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on
 from edge_opt.model_files.file_model import FileModel, OnnxModel
 from edge_opt.model_files.graph_plan import identifier
 from edge_opt.profiling import profile
+from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, require, size_of
 from edge_opt.records.conversions import Exported
+from edge_opt.runtimes.model_call import Subject, subject_of
 
 # Per-channel scales and quantised operators that runtimes fuse came with this opset.
 _QUANTIZABLE_OPSET = 13
@@ -115,3 +116,33 @@ def _labelled(model: OnnxModel, folder: Path) -> Exported:
     batch = first[0] if first and isinstance(first[0], int) and first[0] > 0 else None
     outputs = tuple(value.name for value in graph.outputs)
     return Exported(str(target), tuple(model.plan.names), outputs, batch, size_of(model.file))
+
+
+SCHEMES = ("auto", "static", "dynamic", "weights")
+_RECURRENT_LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
+
+
+def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -> str:
+    """How weights and activations become integers; "auto" goes by what the model is made of.
+
+    Static needs ranges and pays off in convolutions. Recurrent layers have no static kernels, and activations of
+    transformers have outliers that one range for all inputs serves badly: both are quantised as values come.
+    """
+    if scheme not in SCHEMES:
+        raise InvalidInput(f"unknown scheme {scheme!r}; it is one of {', '.join(SCHEMES)}")
+    if precision == "int4":
+        if scheme in ("static", "dynamic"):
+            raise InvalidInput("int4 is of weights only; leave scheme out, or use int8")
+        return "weights"
+    if scheme != "auto":
+        return scheme
+    if runtime == "openvino":
+        return "static"
+    if isinstance(model, OnnxModel):
+        return file_scheme(model)
+    if any(isinstance(module, _RECURRENT_LAYERS) for module in model.modules()):
+        return "dynamic"
+    has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    kernels = sum(p.numel() for p in model.parameters() if p.dim() > 2)
+    return "dynamic" if has_attention and matrices > kernels else "static"

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.compress.activation_ranges import Observer
-from edge_opt.compress.export import Tensors, require
+from edge_opt.quantization.activation_ranges import Observer
+from edge_opt.quantization.onnx_files import Tensors, require
 
 # relu(x / s) is relu(x) / s for s above 0; these keep channels where they are, too.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Identity")

@@ -12,11 +12,13 @@ import torch
 from edge_opt import units
 from edge_opt._support.extras import optional
 from edge_opt._support.waiting import quiet
-from edge_opt.compress.export import Subject, Tensors, example_batches, export_copy, in_batches_of
-from edge_opt.compress.quantize import Job, Made, precision
-from edge_opt.compress.runtimes import Closing, in_pieces
 from edge_opt.errors import ConversionFailed, EdgeOptError, ExportFailed, InvalidInput, first_line
+from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
+from edge_opt.runtimes.export import export_copy
+from edge_opt.runtimes.model_call import Subject, example_batches, in_batches_of
+from edge_opt.runtimes.protocol import Job, Made, precision
+from edge_opt.runtimes.runners import Closing, in_pieces
 
 # Memory is planned for the largest batch, so that it must have an end.
 MOST_SAMPLES = 512

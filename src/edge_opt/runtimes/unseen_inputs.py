@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from edge_opt.compress.agreement import Original, singles, unseen_agreement
-from edge_opt.compress.export import Tensors, in_batches_of
-from edge_opt.compress.quantize import Made
-from edge_opt.compress.runtimes import Runner
+from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import UnseenAgreement
+from edge_opt.runtimes.agreement import Original, singles, unseen_agreement
+from edge_opt.runtimes.model_call import in_batches_of
+from edge_opt.runtimes.protocol import Made
+from edge_opt.runtimes.runners import Runner
 
 # A quarter is held out: the ranges of the rest are then nearly those of all. Of fewer samples, a quarter says nothing.
 _PARTS = 4

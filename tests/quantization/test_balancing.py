@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from edge_opt import compress
-from edge_opt.compress.balancing import balance
 from edge_opt.errors import InvalidInput
+from edge_opt.quantization.balancing import balance
 
 
 def differences(net: nn.Module, x: torch.Tensor, folder: Path, *variants: dict[str, Any]) -> list[float]:

@@ -167,7 +167,7 @@ def test_the_model_and_the_process_are_as_found(
     # A folder that cannot be written fails at the very end of the work, after the model ran.
     place = tmp_path / "out"
     if fails:
-        monkeypatch.setattr(sys.modules["edge_opt.compress.convert"], "publish", _full)
+        monkeypatch.setattr(sys.modules["edge_opt.runtimes.convert"], "publish", _full)
     try:
         compress.convert(model, (1, 3, 12, 12), "fp32", runtime, verify_on=loader, folder=place)
         assert not fails
@@ -181,8 +181,8 @@ def test_the_model_and_the_process_are_as_found(
 
 
 def test_weights_of_big_models_stand_beside_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in ("export", "quantize"):
-        monkeypatch.setattr(import_module(f"edge_opt.compress.{module}"), "EXTERNAL_DATA_BYTES", 1000)
+    for module in ("runtimes.export", "quantization.static_int8"):
+        monkeypatch.setattr(import_module(f"edge_opt.{module}"), "EXTERNAL_DATA_BYTES", 1000)
     model = SmallCNN()
     done = compress.convert(model, SHAPE, "fp32", folder=tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())

@@ -11,13 +11,13 @@ from torch import nn
 
 from convertible import Residual
 from edge_opt import compress
-from edge_opt.compress.agreement import agreement, bound_of, is_suspicious, strange_kernels, trouble_of
-from edge_opt.compress.export import subject_of
-from edge_opt.compress.quantize import sample_remarks
-from edge_opt.compress.runtimes import TorchRunner
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
+from edge_opt.quantization.static_int8 import sample_remarks
 from edge_opt.records.conversions import Agreement, BatchAgreement
+from edge_opt.runtimes.agreement import agreement, bound_of, is_suspicious, strange_kernels, trouble_of
+from edge_opt.runtimes.model_call import subject_of
+from edge_opt.runtimes.runners import TorchRunner
 
 SHAPE = (1, 1, 28, 28)
 PICTURES = [torch.randn(16, 1, 28, 28)]

@@ -204,7 +204,7 @@ def test_one_export_serves_several_conversions(tmp_path: Path) -> None:
 
 
 def test_registering_a_precision_twice_names_both() -> None:
-    from edge_opt.compress.quantize import precision, precisions
+    from edge_opt.runtimes.protocol import precision, precisions
 
     assert {name for name, _ in precisions} == {"fp32", "fp16", "bf16", "int8", "int4"}
     assert {runtime for _, runtime in precisions} >= {"torch", "onnxruntime", "openvino"}

@@ -11,11 +11,11 @@ from torch import nn
 
 from convertible import Pair
 from edge_opt import compress
-from edge_opt.compress import runtimes
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
 from edge_opt.model import SmallCNN
 from edge_opt.records.conversions import Converted
+from edge_opt.runtimes import runners
 
 SHAPE = (1, 1, 28, 28)
 
@@ -144,11 +144,11 @@ def test_instructions_that_a_machine_announces_and_refuses_end_in_a_sentence(
     dying.write_text("#!/bin/sh\nkill -ILL $$\n", encoding="utf-8")
     dying.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(dying))
-    monkeypatch.setattr(runtimes, "crash_of", crash_of.__wrapped__)
-    monkeypatch.setattr(runtimes, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
+    monkeypatch.setattr(runners, "crash_of", crash_of.__wrapped__)
+    monkeypatch.setattr(runners, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
     for precision, runtime in (("int8", "openvino"), ("bf16", "openvino"), ("bf16", "torch")):
         with pytest.raises(ConversionFailed, match=rf"{runtime} computes {precision} here .*\(SIGILL\); start Python"):
-            runtimes.check_instructions(precision, runtime)
-    runtimes.check_instructions("fp32", "openvino")
-    monkeypatch.setattr(runtimes, "cpu_flags", lambda: frozenset({"avx512f"}))
-    runtimes.check_instructions("int8", "openvino")
+            runners.check_instructions(precision, runtime)
+    runners.check_instructions("fp32", "openvino")
+    monkeypatch.setattr(runners, "cpu_flags", lambda: frozenset({"avx512f"}))
+    runners.check_instructions("int8", "openvino")

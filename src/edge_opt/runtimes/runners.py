@@ -1,4 +1,4 @@
-"""Runtimes behind one Runner."""
+"""Runtimes behind one Runner, and what this CPU computes fast."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing_extensions import Self
 
 from edge_opt._support.checks import check_whole
 from edge_opt._support.output_tensors import flat_tensors
-from edge_opt.compress.export import require
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.latency import Runner as Repeats
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import cpu_flags, crash_of, read_environment
 from edge_opt.measuring.onnx_timing import open_session, reason
+from edge_opt.quantization.onnx_files import require
 from edge_opt.records.conversions import Converted
 from edge_opt.records.measurements import Latency
 
@@ -330,11 +330,11 @@ def open_runner(
 def open_file(path: Path, runtime: str, threads: int, precision: str, effective: str | None = None) -> Runner:
     """A file in the runtime that it is for."""
     if runtime == "litert":
-        from edge_opt.compress.litert import LiteRtRunner
+        from edge_opt.runtimes.litert import LiteRtRunner
 
         return LiteRtRunner(path, threads, effective)
     if runtime == "executorch":
-        from edge_opt.compress.executorch import ExecuTorchRunner
+        from edge_opt.runtimes.executorch import ExecuTorchRunner
 
         return ExecuTorchRunner(path, threads, effective)
     if runtime == "onnxruntime":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,10 @@ from torch import nn
 
 from convertible import Recurrent, Residual, Tokens
 from edge_opt import compress
-from edge_opt.compress.activation_ranges import _entropy, _histograms, _percentile
-from edge_opt.compress.export import subject_of
-from edge_opt.compress.mixed_precision import ranked_layers, spare_until_it_agrees
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.records.conversions import Agreement, BatchAgreement
+from edge_opt.quantization.activation_ranges import _entropy, _histograms, _percentile
+from edge_opt.quantization.mixed_precision import keep_float_until_it_agrees, ranked_layers
+from edge_opt.records.conversions import SparedPoint
 
 
 def test_an_lstm_runs_in_int8_without_calibration() -> None:
@@ -95,20 +95,26 @@ def test_a_tensor_that_hardly_changes_has_a_histogram() -> None:
     assert _entropy(counts, *map(float, array[:2])) == _percentile(counts, *map(float, array[:2])) == (1, array[1])
 
 
-def found(difference: float) -> Agreement:
-    return Agreement(0, 0, 1, None, 1, 1, "a test", by_batch=(BatchAgreement(1, difference, 0, None),))
+def needing(count: int) -> Callable[[tuple[str, ...]], tuple[SparedPoint, str | None]]:
+    """Return attempts that agree where so many layers stay in float."""
+
+    def attempt(layers: tuple[str, ...]) -> tuple[SparedPoint, str | None]:
+        is_enough = len(layers) >= count
+        return SparedPoint(layers, 0.05 if is_enough else 0.2, None, None), None if is_enough else "too far"
+
+    return attempt
 
 
 def test_as_few_layers_as_suffice_stay_in_float() -> None:
     ranked = [f"layer{number}" for number in range(20)]
     # five layers suffice: tried are 0, 1, 2, 4, 8, and between 4 and 8 the middle ones 6 and 5
-    spared, curve = spare_until_it_agrees(ranked, lambda s: found(0.2 if len(s) < 5 else 0.05), 0.1)
+    spared, curve = keep_float_until_it_agrees(ranked, needing(5), 0.1)
     assert spared == tuple(ranked[:5])
     assert [len(point.spared) for point in curve] == [0, 1, 2, 4, 5, 6, 8]
     # eighteen of twenty: 16 is the last power of two, and 19 leaves one in int8
-    assert spare_until_it_agrees(ranked, lambda s: found(0.2 if len(s) < 18 else 0.05), 0.1)[0] == tuple(ranked[:18])
+    assert keep_float_until_it_agrees(ranked, needing(18), 0.1)[0] == tuple(ranked[:18])
     with pytest.raises(ConversionFailed, match="while any layer is in int8"):
-        spare_until_it_agrees(ranked, lambda s: found(0.2), 0.1)
+        keep_float_until_it_agrees(ranked, needing(20), 0.1)
 
 
 class Masked(nn.Module):
@@ -162,7 +168,7 @@ class Uneven(nn.Module):
 def test_the_layer_that_hurts_is_found_and_spared() -> None:
     torch.manual_seed(0)
     model, batch = Uneven().eval(), torch.randn(16, 8)
-    assert ranked_layers(subject_of(model, (1, 8)), (batch,))[0] == "coarse"
+    assert ranked_layers(model, lambda: [model(batch)])[0] == "coarse"
     done = compress.convert(model, (1, 8), "int8", calibration=[batch], spare="auto")
     assert [layer.path for layer in done.kept_layers] == ["coarse"]
     assert [point.spared for point in done.curve] == [(), ("coarse",)]
@@ -179,6 +185,6 @@ def test_shapes_that_are_inferred_otherwise_do_not_stop_dynamic_int8(
         model.graph.value_info.extend([wrong])
         prepared.write_bytes(model.SerializeToString())
 
-    monkeypatch.setattr("edge_opt.compress.dynamic.prepare", prepare)
+    monkeypatch.setattr("edge_opt.quantization.dynamic_int8.prepare", prepare)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     assert compress.convert(model, (2, 16), "int8", scheme="dynamic", folder=tmp_path).effective_precision == "int8"

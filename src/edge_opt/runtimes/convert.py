@@ -18,8 +18,23 @@ from torch import nn
 from edge_opt._support.checks import is_number
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.waiting import doing, telling
-from edge_opt.compress.activation_ranges import Calibrated
-from edge_opt.compress.agreement import (
+from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.measuring.machine import is_fast
+from edge_opt.quantization.activation_ranges import Calibrated
+from edge_opt.quantization.dynamic_int8 import quantize_dynamic, quantize_weights
+from edge_opt.quantization.mixed_precision import AUTO_BOUND, keep_float_until_it_agrees, ranked_layers
+from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, Tensors, size_of, with_data
+from edge_opt.quantization.static_int8 import (
+    check_method,
+    is_below,
+    is_reduced,
+    quantize,
+    range_remarks,
+    sample_remarks,
+)
+from edge_opt.records.conversions import Agreement, Converted, Exported, Kernel, LayerPrecision, Runtime, SparedPoint
+from edge_opt.records.devices import Precision
+from edge_opt.runtimes.agreement import (
     SINGLE_ALLOWED,
     Original,
     agreement,
@@ -31,38 +46,12 @@ from edge_opt.compress.agreement import (
     strange_kernels,
     trouble_of,
 )
-from edge_opt.compress.dynamic import chosen_scheme, quantize_dynamic, quantize_weights
-from edge_opt.compress.export import (
-    EXTERNAL_DATA_BYTES,
-    PATH_KEY,
-    Subject,
-    Tensors,
-    export,
-    in_batches_of,
-    labels_of,
-    read_batches,
-    size_of,
-    subject_of,
-    with_data,
-)
-from edge_opt.compress.kernels import executed_kernels, layer_precisions, read_graph
-from edge_opt.compress.mixed_precision import AUTO_BOUND, ranked_layers, spare_until_it_agrees
-from edge_opt.compress.onnx_source import file_subject, is_file
-from edge_opt.compress.quantize import (
-    Job,
-    Made,
-    Maker,
-    check_method,
-    check_spared,
-    is_below,
-    is_reduced,
-    maker_of,
-    precision,
-    quantize,
-    range_remarks,
-    sample_remarks,
-)
-from edge_opt.compress.runtimes import (
+from edge_opt.runtimes.export import export
+from edge_opt.runtimes.kernels import executed_kernels, layer_precisions, read_graph
+from edge_opt.runtimes.model_call import Subject, in_batches_of, labels_of, read_batches, subject_of, undisturbed
+from edge_opt.runtimes.onnx_source import chosen_scheme, file_subject, is_file
+from edge_opt.runtimes.protocol import Job, Made, Maker, check_spared, maker_of, precision
+from edge_opt.runtimes.runners import (
     IN_TORCH,
     SUFFIXES,
     CompiledRunner,
@@ -71,11 +60,7 @@ from edge_opt.compress.runtimes import (
     check_instructions,
     open_file,
 )
-from edge_opt.compress.unseen_inputs import Unseen, compare_unseen, split
-from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.measuring.machine import is_fast
-from edge_opt.records.conversions import Agreement, Converted, Exported, Kernel, LayerPrecision, Runtime, SparedPoint
-from edge_opt.records.devices import Precision
+from edge_opt.runtimes.unseen_inputs import Unseen, compare_unseen, split
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -267,7 +252,7 @@ def _auto_spared(
     assert held.budget is not None
     bound, single = held.budget, SINGLE_ALLOWED * held.bound
 
-    def attempt(spared: tuple[str, ...]) -> Agreement:
+    def attempt(spared: tuple[str, ...]) -> tuple[SparedPoint, str | None]:
         doing(f"trying int8 with {len(spared)} layers in float")
         if job.scheme == "static":
             made, ranges = _static(replace(first, spare=spared), source, path, known[0] if known else None)
@@ -277,9 +262,15 @@ def _auto_spared(
             quantize_dynamic(source.path, path, spared, is_reduced(job.reduce_range), is_big)
             made = replace(source, path=path)
         with _open(path, runtime, "int8") as runner:
-            return _compared(made, runner, original, job, held, bound)[0]
+            found = _compared(made, runner, original, job, held, bound)[0]
+        point = SparedPoint(spared, found.relative_difference or 0.0, found.top1, found.accuracy)
+        trouble = trouble_of(found, bound, single)
+        return point, None if trouble is None else trouble[1]
 
-    return spare_until_it_agrees(ranked_layers(job.subject, held.checks[0]), attempt, bound, single)
+    subject, batch = job.subject, held.checks[0]
+    with undisturbed(subject.model):
+        ranked = ranked_layers(subject.model, lambda: subject.flat()(*(tensor.clone() for tensor in batch)))
+    return keep_float_until_it_agrees(ranked, attempt, bound)
 
 
 def _checked_spared(
@@ -562,5 +553,5 @@ def _refused(job: Job) -> Made:
 
 
 # Makers for other runtimes register themselves; their packages are imported when they are used.
-import edge_opt.compress.executorch  # noqa: E402
-import edge_opt.compress.litert  # noqa: E402, F401
+import edge_opt.runtimes.executorch  # noqa: E402
+import edge_opt.runtimes.litert  # noqa: E402, F401

@@ -14,10 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edge_opt import units
 from edge_opt._support.checks import is_number
-from edge_opt.compress.export import Subject, Tensors, require
-from edge_opt.compress.runtimes import Runner
 from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidInput, first_line
+from edge_opt.quantization.onnx_files import Tensors, require
 from edge_opt.records.conversions import Agreement, BatchAgreement, UnseenAgreement, UnseenKind
+from edge_opt.runtimes.model_call import Subject
+from edge_opt.runtimes.runners import Runner
 
 # The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
 # works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration
@@ -524,7 +525,7 @@ def first_difference(
     fuses as it did.
     """
     onnx = require("onnx")
-    from edge_opt.compress.runtimes import OnnxRuntimeRunner
+    from edge_opt.runtimes.runners import OnnxRuntimeRunner
 
     graphs = [onnx.load(str(path), load_external_data=False).graph for path in (reference, converted)]
     after = {node.name: node for node in graphs[1].node}

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt._support.checks import check_whole
-from edge_opt.compress.export import PATH_KEY, require
-from edge_opt.compress.quantize import SPARED_KEY
-from edge_opt.compress.runtimes import OnnxRuntimeRunner, OpenVinoRunner, Runner
 from edge_opt.errors import InvalidInput
+from edge_opt.quantization.onnx_files import PATH_KEY, SPARED_KEY, require
 from edge_opt.records.conversions import Kernel, LayerPrecision, RunnerProfile
+from edge_opt.runtimes.runners import OnnxRuntimeRunner, OpenVinoRunner, Runner
 
 # Operators with weights or products, by the family that runtimes fuse and rename them within.
 _FAMILIES = {

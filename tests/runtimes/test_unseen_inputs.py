@@ -14,14 +14,14 @@ from torch import nn
 from convertible import Tokens
 from edge_opt import compress
 from edge_opt._support.json import from_plain, to_plain
-from edge_opt.compress.activation_ranges import collect_ranges
-from edge_opt.compress.agreement import Original, agreement, trouble_of, unseen_agreement
-from edge_opt.compress.export import subject_of
-from edge_opt.compress.runtimes import TorchRunner
-from edge_opt.compress.unseen_inputs import rolled, split
 from edge_opt.errors import ConversionFailed, Disagrees
+from edge_opt.quantization.activation_ranges import collect_ranges
 from edge_opt.records.conversions import Agreement, UnseenAgreement
 from edge_opt.report.results import agreement_text
+from edge_opt.runtimes.agreement import Original, agreement, trouble_of, unseen_agreement
+from edge_opt.runtimes.model_call import subject_of
+from edge_opt.runtimes.runners import TorchRunner
+from edge_opt.runtimes.unseen_inputs import rolled, split
 from needed import needed
 from zoo import torchvision_models
 

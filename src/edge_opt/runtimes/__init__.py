@@ -1,0 +1,1 @@
+"""Runtimes: export, conversion, agreement with the original, and the kernels that ran."""
