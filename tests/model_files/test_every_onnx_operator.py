@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_opt.errors import TraceFailed
-from edge_opt.model_files.graph_call import handlers
+from edge_opt.model_files.node_call import handlers
 from onnx_graphs import node
 from operator_rows import (
     Fed,

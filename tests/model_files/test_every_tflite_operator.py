@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_opt.errors import TraceFailed
-from edge_opt.model_files.graph_call import handlers
+from edge_opt.model_files.node_call import handlers
 from operator_rows import Fed, outline, w, x
 from tflite_graphs import Op, Scaled, State, Steps
 from tflite_rows import TfliteRow, joined, known_values, litert_makes, one_op, profiled, reading_makes

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from edge_opt.cli import app
-from edge_opt.model_files.file_views import program_costs
+from edge_opt.model_files.node_costs import program_costs
 from needed import needed
 
 

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper, sa
 
 import edge_opt as eo
 from edge_opt.model_files.file_model import load_onnx
-from edge_opt.model_files.graph_reading import Run
+from edge_opt.model_files.graph_interpreter import GraphInterpreter
 
 Array = np.ndarray[Any, Any]
 Outline = list[Any]
@@ -166,7 +166,7 @@ def known_values(one: OnnxRow, folder: Path) -> list[Array | None]:
     path = folder / "m.onnx"
     save(one.model(is_constant=True), path)
     model = load_onnx(path)
-    run = Run(model.plan, dict(model.named_modules()), {})
+    run = GraphInterpreter(model.plan, dict(model.named_modules()), {})
     run.whole()
     found = [run.known.get(name) for name in one.outputs]
     return [value.numpy() if isinstance(value, torch.Tensor) else None for value in found]

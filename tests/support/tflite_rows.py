@@ -13,7 +13,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import edge_opt as eo
 from edge_opt.model_files.file_model import load_tflite
-from edge_opt.model_files.graph_reading import Run
+from edge_opt.model_files.graph_interpreter import GraphInterpreter
 from operator_rows import Array, Fed, Outline, outline
 from tflite_graphs import Graph, Op, write
 
@@ -115,7 +115,7 @@ def profiled(row: TfliteRow, folder: Path) -> eo.ModelProfile:
 def known_values(row: TfliteRow, folder: Path) -> list[Array | None]:
     """The results where all inputs are constants, as far as our reading works them out."""
     model = load_tflite(row.write(folder, is_constant=True))
-    run = Run(model.plan, dict(model.named_modules()), {})
+    run = GraphInterpreter(model.plan, dict(model.named_modules()), {})
     run.whole()
     found = [run.known.get(name) for name in row.outputs.split()]
     return [value.numpy() if isinstance(value, torch.Tensor) else None for value in found]

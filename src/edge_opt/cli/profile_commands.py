@@ -167,7 +167,7 @@ def _saved(
 ) -> Path:  # fmt: skip
     if not _is_view_of_file(path, model):
         return result.save(path, level)
-    from edge_opt.model_files.file_views import save_program_view, save_view
+    from edge_opt.model_files.node_costs import save_program_view, save_view
 
     if model.lower().endswith(".pt2"):
         positional, named = with_example(arguments, loaded.example, loaded.name)

@@ -19,14 +19,14 @@ from torch import nn
 from edge_opt import units
 from edge_opt._support.extras import optional
 from edge_opt.errors import InvalidInput, MeasurementFailed, UnreadableModel, first_line
-from edge_opt.model_files.file_records import ModelFile
-from edge_opt.model_files.graph_call import MOST_ELEMENTS, torch_dtype
-from edge_opt.model_files.graph_plan import Plan, identifier
-from edge_opt.model_files.graph_reading import Run
-from edge_opt.model_files.graph_scopes import Span, root_kind
-from edge_opt.model_files.onnx_file import read_onnx
+from edge_opt.model_files.execution_plan import ExecutionPlan, identifier
+from edge_opt.model_files.file_graph import ModelFile
+from edge_opt.model_files.graph_interpreter import GraphInterpreter
+from edge_opt.model_files.module_scopes import Span, root_kind
+from edge_opt.model_files.node_call import MOST_ELEMENTS, torch_dtype
+from edge_opt.model_files.onnx_reader import read_onnx
 from edge_opt.model_files.tflite_arena import Arena, plan_arena
-from edge_opt.model_files.tflite_file import read_tflite
+from edge_opt.model_files.tflite_reader import read_tflite
 from edge_opt.trace.inputs import FileModule
 
 Arguments = Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, torch.Tensor]]
@@ -124,7 +124,7 @@ _MOST_FUSED = 4
 class ScopeModule(nn.Module):
     """A module of the model that was exported. It is called with stand-ins for what it reads, to show their shapes."""
 
-    def forward(self, run: Run, span: Span, *shown: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, run: GraphInterpreter, span: Span, *shown: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return run.inside(span)
 
 
@@ -138,7 +138,7 @@ class FileModel(FileModule):
     def __init__(self, file: ModelFile) -> None:
         super().__init__()
         self.file = file.path
-        self.plan = Plan(file)
+        self.plan = ExecutionPlan(file)
         known: dict[str, nn.Module] = {"": self}
         for path, kind in self.plan.modules.items():
             _attach(known, path, kind)
@@ -155,7 +155,7 @@ class FileModel(FileModule):
 
     def forward(self, *given: Any, **named: Any) -> Any:
         inputs = self.plan.arguments(given, named)
-        run = Run(self.plan, dict(self.named_modules()), inputs)
+        run = GraphInterpreter(self.plan, dict(self.named_modules()), inputs)
         return run.whole()
 
     def session(self, threads: int | None = None) -> nn.Module:

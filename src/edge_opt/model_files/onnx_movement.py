@@ -10,28 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from edge_opt.model_files.file_records import FileTensor
-from edge_opt.model_files.graph_call import MOST_ELEMENTS, Call, numbers, operator, real_values, torch_dtype
-from edge_opt.model_files.onnx_file import DTYPES
+from edge_opt.model_files.file_graph import FileTensor
+from edge_opt.model_files.node_call import MOST_ELEMENTS, NodeCall, numbers, operator, real_values, torch_dtype
+from edge_opt.model_files.onnx_reader import DTYPES
 
 _MOST_PIECES = 100_000
 
 
 @operator("Identity", "Optional", "ai.onnx.ml:ZipMap", "OptionalGetElement", "com.microsoft:MemcpyToHost")
-def identity(call: Call) -> Any:
+def identity(call: NodeCall) -> Any:
     """Nothing happens here when a model is used."""
     return (call.inputs[0],)
 
 
 @operator("Dropout")
-def dropout(call: Call) -> Any:
+def dropout(call: NodeCall) -> Any:
     """Nothing is dropped when a model is used; a mask says so, the other way round before opset 12."""
     x = call.tensor()
     return (x, torch.full_like(x, call.opset >= 12, dtype=torch.bool)) if len(call.node.outputs) > 1 else x
 
 
 @operator("Cast", "CastLike")
-def cast(call: Call) -> torch.Tensor:
+def cast(call: NodeCall) -> torch.Tensor:
     if call.node.op == "CastLike":
         return call.tensor().to(call.tensor(1).dtype)
     number = call.get("to", 1)
@@ -39,17 +39,17 @@ def cast(call: Call) -> torch.Tensor:
 
 
 @operator("Shape")
-def shape(call: Call) -> torch.Tensor:
+def shape(call: NodeCall) -> torch.Tensor:
     return torch.tensor(list(call.tensor().shape)[call.get("start", 0) : call.get("end")], dtype=torch.int64)
 
 
 @operator("Size")
-def size(call: Call) -> torch.Tensor:
+def size(call: NodeCall) -> torch.Tensor:
     return torch.tensor(call.tensor().numel(), dtype=torch.int64)
 
 
 @operator("Constant")
-def constant(call: Call) -> torch.Tensor:
+def constant(call: NodeCall) -> torch.Tensor:
     """A constant inside the graph: a tensor, or numbers as an attribute."""
     found = next(iter(call.attributes.values()), None)
     if isinstance(found, FileTensor):
@@ -65,7 +65,7 @@ def constant(call: Call) -> torch.Tensor:
 
 
 @operator("ConstantOfShape")
-def constant_of_shape(call: Call) -> torch.Tensor:
+def constant_of_shape(call: NodeCall) -> torch.Tensor:
     value = call.constant()
     dims = tuple(int(dim) for dim in call.values(0))
     made = call.empty(dims, torch_dtype(value.dtype if value else "float32"))
@@ -75,18 +75,18 @@ def constant_of_shape(call: Call) -> torch.Tensor:
     return made
 
 
-def _said_dtype(call: Call, default: torch.dtype) -> torch.dtype:
+def _said_dtype(call: NodeCall, default: torch.dtype) -> torch.dtype:
     """The element type of the attribute `dtype`."""
     return torch_dtype(DTYPES[call.get("dtype")]) if call.get("dtype") in DTYPES else default
 
 
 @operator("EyeLike", has_values=False)
-def eye_like(call: Call) -> torch.Tensor:
+def eye_like(call: NodeCall) -> torch.Tensor:
     return torch.zeros_like(call.tensor(), dtype=_said_dtype(call, call.tensor().dtype))
 
 
 @operator("Range")
-def number_range(call: Call) -> torch.Tensor:
+def number_range(call: NodeCall) -> torch.Tensor:
     start, limit, step = (call.values(place)[0] for place in range(3))
     count = max(ceil((limit - start) / step), 0) if step else 0
     if call.device == "meta":
@@ -96,7 +96,7 @@ def number_range(call: Call) -> torch.Tensor:
 
 
 @operator("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
-def random(call: Call) -> torch.Tensor:
+def random(call: NodeCall) -> torch.Tensor:
     if call.node.op.endswith("Like") or call.node.op == "Bernoulli":
         x = call.tensor()
         wanted = _said_dtype(call, x.dtype)
@@ -111,7 +111,7 @@ def random(call: Call) -> torch.Tensor:
 
 
 @operator("Reshape")
-def reshape(call: Call) -> torch.Tensor:
+def reshape(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     dims = [int(dim) for dim in call.setting("shape", 1, ())]
     if not call.get("allowzero", 0):
@@ -120,14 +120,14 @@ def reshape(call: Call) -> torch.Tensor:
 
 
 @operator("Flatten")
-def flatten(call: Call) -> torch.Tensor:
+def flatten(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     axis = call.axis(1, x.dim())
     return x.reshape(prod(x.shape[:axis]), -1) if x.numel() else x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
 @operator("Transpose")
-def transpose(call: Call) -> torch.Tensor:
+def transpose(call: NodeCall) -> torch.Tensor:
     x, order = call.tensor(), call.get("perm", ())
     if order and len(order) != x.dim():
         raise call.refusal(f"it reorders {len(order):,} dimensions, and its input has {x.dim()}")
@@ -135,13 +135,13 @@ def transpose(call: Call) -> torch.Tensor:
 
 
 @operator("Squeeze")
-def squeeze(call: Call) -> torch.Tensor:
+def squeeze(call: NodeCall) -> torch.Tensor:
     axes = call.setting("axes", 1)
     return call.tensor().squeeze() if not axes else call.tensor().squeeze([int(axis) for axis in axes])
 
 
 @operator("Unsqueeze")
-def unsqueeze(call: Call) -> torch.Tensor:
+def unsqueeze(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     axes = [int(axis) for axis in call.setting("axes", 1, ())]
     rank = x.dim() + len(axes)
@@ -151,7 +151,7 @@ def unsqueeze(call: Call) -> torch.Tensor:
 
 
 @operator("Concat")
-def concat(call: Call) -> torch.Tensor:
+def concat(call: NodeCall) -> torch.Tensor:
     axis = call.axis(0)
     whole = [tuple(call.tensor(place).shape) for place in range(len(call.inputs))]
     around = {(shape[:axis], shape[axis + 1 :]) for shape in whole if shape != (0,)}
@@ -162,7 +162,7 @@ def concat(call: Call) -> torch.Tensor:
 
 
 @operator("Split")
-def split(call: Call) -> Any:
+def split(call: NodeCall) -> Any:
     x, axis = call.tensor(), call.axis(0)
     sizes = call.setting("split", 1)
     if sizes is None:
@@ -175,7 +175,7 @@ def split(call: Call) -> Any:
 
 
 @operator("Slice")
-def slice_(call: Call) -> torch.Tensor:
+def slice_(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     starts, ends = call.setting("starts", 1, ()), call.setting("ends", 2, ())
     axes = call.setting("axes", 3) or list(range(len(starts)))
@@ -195,7 +195,7 @@ def slice_(call: Call) -> torch.Tensor:
 
 
 @operator("Gather")
-def gather(call: Call) -> torch.Tensor:
+def gather(call: NodeCall) -> torch.Tensor:
     """Rows by their numbers: an embedding of a table of weights, else a selection."""
     x, index, axis = call.tensor(), call.tensor(1), call.axis(0)
     known = call.known[1]
@@ -215,13 +215,13 @@ def _from_front(index: torch.Tensor, size: int) -> torch.Tensor:
 
 
 @operator("GatherElements")
-def gather_elements(call: Call) -> torch.Tensor:
+def gather_elements(call: NodeCall) -> torch.Tensor:
     x, index, axis = call.tensor(), call.tensor(1), call.axis(0)
     return torch.gather(x, axis, _from_front(index, x.shape[axis]) if call.device == "cpu" else index)
 
 
 @operator("GatherND")
-def gather_nd(call: Call) -> torch.Tensor:
+def gather_nd(call: NodeCall) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
     batch = int(call.get("batch_dims", 0))
     depth = index.shape[-1]
@@ -234,7 +234,7 @@ def gather_nd(call: Call) -> torch.Tensor:
 
 
 @operator("ScatterElements", "Scatter")
-def scatter_elements(call: Call) -> torch.Tensor:
+def scatter_elements(call: NodeCall) -> torch.Tensor:
     x, index, updates = call.tensor(), call.tensor(1), call.tensor(2)
     index = _from_front(index, x.shape[call.axis(0)]) if call.device == "cpu" else index
     how = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}.get(call.get("reduction", "none"))
@@ -244,7 +244,7 @@ def scatter_elements(call: Call) -> torch.Tensor:
 
 
 @operator("ScatterND")
-def scatter_nd(call: Call) -> torch.Tensor:
+def scatter_nd(call: NodeCall) -> torch.Tensor:
     x, index, updates = call.tensor(), call.tensor(1), call.tensor(2)
     places: list[torch.Tensor | None] = [index[..., place] for place in range(index.shape[-1])]
     how = {"mul": "prod", "max": "amax", "min": "amin"}.get(call.get("reduction", "none"))
@@ -260,7 +260,7 @@ def scatter_nd(call: Call) -> torch.Tensor:
 
 
 @operator("Expand")
-def expand(call: Call) -> torch.Tensor:
+def expand(call: NodeCall) -> torch.Tensor:
     x, wanted = call.tensor(), [int(dim) for dim in call.values(1)]
     rank = max(x.dim(), len(wanted))
     sizes = zip([1] * (rank - x.dim()) + list(x.shape), [1] * (rank - len(wanted)) + wanted, strict=True)
@@ -268,7 +268,7 @@ def expand(call: Call) -> torch.Tensor:
 
 
 @operator("Tile")
-def tile(call: Call) -> torch.Tensor:
+def tile(call: NodeCall) -> torch.Tensor:
     repeats = [int(count) for count in call.values(1)]
     if prod(repeats) * call.tensor().numel() > MOST_ELEMENTS:
         raise call.refusal(f"it repeats its input {repeats} times")
@@ -276,7 +276,7 @@ def tile(call: Call) -> torch.Tensor:
 
 
 @operator("Pad")
-def pad(call: Call) -> torch.Tensor:
+def pad(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     pads = [int(size) for size in call.setting("pads", 1, ())]
     axes = [call.from_front(axis, x.dim()) for axis in call.setting("axes", 3) or range(x.dim())]
@@ -302,7 +302,7 @@ def pad(call: Call) -> torch.Tensor:
 _PADDED = frozenset(((2, 1), (3, 1), (3, 2), (4, 2), (4, 3), (5, 3)))
 
 
-def _new_sizes(call: Call, x: torch.Tensor) -> list[int]:
+def _new_sizes(call: NodeCall, x: torch.Tensor) -> list[int]:
     """The dimensions after a Resize, which gives them as they are or as factors, of all axes or of some."""
     place = 2 if call.node.op == "Resize" and call.opset >= 11 else 1
     axes = [call.from_front(axis, x.dim()) for axis in call.get("axes", ())] or list(range(x.dim()))
@@ -325,7 +325,7 @@ def _new_sizes(call: Call, x: torch.Tensor) -> list[int]:
 
 
 @operator("Resize", "Upsample", has_values=False)
-def resize(call: Call) -> torch.Tensor:
+def resize(call: NodeCall) -> torch.Tensor:
     """x between its elements. torch changes dimensions behind the first two, so those that change are seen there."""
     x = call.tensor()
     wanted = _new_sizes(call, x)
@@ -356,23 +356,23 @@ def resize(call: Call) -> torch.Tensor:
 
 
 @operator("DepthToSpace", has_values=False)
-def depth_to_space(call: Call) -> torch.Tensor:
+def depth_to_space(call: NodeCall) -> torch.Tensor:
     return F.pixel_shuffle(call.tensor(), int(call.get("blocksize", 1)))
 
 
 @operator("SpaceToDepth", has_values=False)
-def space_to_depth(call: Call) -> torch.Tensor:
+def space_to_depth(call: NodeCall) -> torch.Tensor:
     return F.pixel_unshuffle(call.tensor(), int(call.get("blocksize", 1)))
 
 
 @operator("Trilu")
-def trilu(call: Call) -> torch.Tensor:
+def trilu(call: NodeCall) -> torch.Tensor:
     diagonal = int(call.values(1)[0]) if call.has(1) else 0
     return torch.triu(call.tensor(), diagonal) if call.get("upper", 1) else torch.tril(call.tensor(), diagonal)
 
 
 @operator("OneHot")
-def one_hot(call: Call) -> Any:
+def one_hot(call: NodeCall) -> Any:
     """Which class each element is: compared with every class, then one of two values."""
     index, depth = call.tensor(), int(call.values(1)[0])
     if depth * max(index.numel(), 1) > MOST_ELEMENTS:
@@ -387,12 +387,12 @@ def one_hot(call: Call) -> Any:
 
 
 @operator("ReverseSequence", has_values=False)
-def reverse_sequence(call: Call) -> torch.Tensor:
+def reverse_sequence(call: NodeCall) -> torch.Tensor:
     return call.tensor().flip(int(call.get("time_axis", 0)))
 
 
 @operator("ai.onnx.ml:ArrayFeatureExtractor")
-def array_feature(call: Call) -> torch.Tensor:
+def array_feature(call: NodeCall) -> torch.Tensor:
     found = torch.index_select(call.tensor(), -1, call.tensor(1).reshape(-1).to(torch.int64))
     return found.reshape(1, -1) if found.dim() == 1 else found
 
@@ -401,35 +401,35 @@ def array_feature(call: Call) -> torch.Tensor:
 
 
 @operator("SequenceConstruct", has_values=False)
-def sequence(call: Call) -> Any:
+def sequence(call: NodeCall) -> Any:
     return ([*call.inputs],)
 
 
 @operator("SequenceEmpty", has_values=False)
-def sequence_empty(call: Call) -> Any:
+def sequence_empty(call: NodeCall) -> Any:
     return ([],)
 
 
 @operator("SequenceInsert", has_values=False)
-def sequence_insert(call: Call) -> Any:
+def sequence_insert(call: NodeCall) -> Any:
     items = list(call.inputs[0])
     items.insert(int(call.values(2)[0]) if call.has(2) else len(items), call.inputs[1])
     return (items,)
 
 
 @operator("SequenceAt")
-def sequence_at(call: Call) -> Any:
+def sequence_at(call: NodeCall) -> Any:
     return call.inputs[0][int(call.values(1)[0])]
 
 
 @operator("ConcatFromSequence")
-def concat_sequence(call: Call) -> torch.Tensor:
+def concat_sequence(call: NodeCall) -> torch.Tensor:
     items, axis = call.inputs[0], int(call.get("axis", 0))
     return torch.stack(items, axis) if call.get("new_axis", 0) else torch.cat(items, axis)
 
 
 @operator("SplitToSequence", has_values=False)
-def split_sequence(call: Call) -> Any:
+def split_sequence(call: NodeCall) -> Any:
     x, axis = call.tensor(), call.axis(0)
     sizes = [int(size) for size in call.values(1)] if call.has(1) else [1] * min(x.shape[axis], _MOST_PIECES)
     is_one_size = call.has(1) and call.tensor(1).dim() == 0

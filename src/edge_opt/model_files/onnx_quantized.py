@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.products import convolution as convolution_cost
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.file_records import FileNode
-from edge_opt.model_files.graph_call import Call, operator, torch_dtype
-from edge_opt.model_files.onnx_file import DTYPES
-from edge_opt.model_files.onnx_operators import convolution, evenly_padded, linear, pooled, windows
+from edge_opt.model_files.file_graph import FileNode
+from edge_opt.model_files.node_call import NodeCall, operator, torch_dtype
+from edge_opt.model_files.onnx_arithmetic import convolution, evenly_padded, linear, pooled, windows
+from edge_opt.model_files.onnx_reader import DTYPES
 from edge_opt.records.costs import TensorInfo
 
 # Operators of their own, for what torch has no word for on the meta device: integers that grow in a product, bytes
@@ -112,7 +112,7 @@ def requantized(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @operator("QuantizeLinear", "com.microsoft:QuantizeLinear", has_values=False)
-def quantize(call: Call) -> torch.Tensor:
+def quantize(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     said = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
     dtype = call.tensor(2).dtype if call.has(2) else said
@@ -123,18 +123,18 @@ def quantize(call: Call) -> torch.Tensor:
 
 
 @operator("DequantizeLinear", "com.microsoft:DequantizeLinear", has_values=False)
-def dequantize(call: Call) -> torch.Tensor:
+def dequantize(call: NodeCall) -> torch.Tensor:
     found: torch.Tensor = steps_to_floats(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
     return found
 
 
 @operator("DynamicQuantizeLinear", has_values=False)
-def dynamic_quantize(call: Call) -> Any:
+def dynamic_quantize(call: NodeCall) -> Any:
     return steps_to_bytes(call.tensor())
 
 
 @operator("MatMulInteger", has_values=False)
-def matmul_integer(call: Call) -> torch.Tensor:
+def matmul_integer(call: NodeCall) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
     found: torch.Tensor = integer_product(a if a.dim() > 1 else a.unsqueeze(0), b if b.dim() > 1 else b.unsqueeze(1),
                                           torch.int32)  # fmt: skip
@@ -143,7 +143,7 @@ def matmul_integer(call: Call) -> torch.Tensor:
 
 
 @operator("com.microsoft:MatMulIntegerToFloat", "com.microsoft:DynamicQuantizeMatMul", has_values=False)
-def matmul_to_float(call: Call) -> torch.Tensor:
+def matmul_to_float(call: NodeCall) -> torch.Tensor:
     """A product of bytes that is scaled to floats where it is made; the dynamic one quantises its input first."""
     a = call.tensor()
     is_dynamic = call.node.op == "DynamicQuantizeMatMul"
@@ -156,7 +156,7 @@ def matmul_to_float(call: Call) -> torch.Tensor:
 
 
 @operator("ConvInteger", has_values=False)
-def conv_integer(call: Call) -> torch.Tensor:
+def conv_integer(call: NodeCall) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     strides, dilations, pads = windows(call, list(weight.shape[2:]))
     x, padding = evenly_padded(x, pads)
@@ -165,17 +165,17 @@ def conv_integer(call: Call) -> torch.Tensor:
 
 
 @operator("QLinearConv", has_values=False)
-def qlinear_conv(call: Call) -> torch.Tensor:
+def qlinear_conv(call: NodeCall) -> torch.Tensor:
     return convolution(call, call.tensor(), call.tensor(3), call.optional(8))
 
 
 @operator("QLinearMatMul", has_values=False)
-def qlinear_matmul(call: Call) -> torch.Tensor:
+def qlinear_matmul(call: NodeCall) -> torch.Tensor:
     return torch.matmul(call.tensor(), call.tensor(3))
 
 
 @operator("com.microsoft:QGemm", has_values=False)
-def qgemm(call: Call) -> torch.Tensor:
+def qgemm(call: NodeCall) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(3)
     a = a.t() if call.get("transA", 0) else a
     if call.has(7):
@@ -187,7 +187,7 @@ def qgemm(call: Call) -> torch.Tensor:
     return found
 
 
-def _qlinear_pair(function: Any, call: Call) -> torch.Tensor:
+def _qlinear_pair(function: Any, call: NodeCall) -> torch.Tensor:
     found: torch.Tensor = function(call.tensor(), call.tensor(3))
     return found
 
@@ -197,7 +197,7 @@ operator("com.microsoft:QLinearMul", has_values=False)(partial(_qlinear_pair, to
 
 
 @operator("com.microsoft:QLinearGlobalAveragePool", "com.microsoft:QLinearAveragePool", has_values=False)
-def qlinear_pool(call: Call) -> Any:
+def qlinear_pool(call: NodeCall) -> Any:
     is_last = bool(call.get("channels_last", 0))
     with _disable_current_modes():
         x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
@@ -207,13 +207,13 @@ def qlinear_pool(call: Call) -> Any:
 
 
 @operator("com.microsoft:QLinearConcat", has_values=False)
-def qlinear_concat(call: Call) -> torch.Tensor:
+def qlinear_concat(call: NodeCall) -> torch.Tensor:
     pieces = call.inputs[2::3]
     return torch.cat(pieces, int(call.get("axis", 0)))
 
 
 @operator("com.microsoft:QLinearSigmoid", "com.microsoft:QLinearLeakyRelu", has_values=False)
-def qlinear_table(call: Call) -> torch.Tensor:
+def qlinear_table(call: NodeCall) -> torch.Tensor:
     """One look-up in a table of 256 results for each byte; counted as one operation."""
     return F.relu(call.tensor())
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from edge_opt.model_files.file_records import FileNode
+from edge_opt.model_files.file_graph import FileNode
 
 ALIGNMENT = 64
 _FOREVER = 1 << 60

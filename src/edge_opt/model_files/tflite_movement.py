@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.graph_call import Call, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, torch_dtype
 from edge_opt.model_files.onnx_quantized import define, requantized, steps_to_floats
-from edge_opt.model_files.tflite_operators import (
+from edge_opt.model_files.tflite_arithmetic import (
     activated,
     channels_last,
     channels_second,
@@ -35,7 +35,7 @@ def rearranged_cost(out: TensorInfo, x: TensorInfo, shape: Any) -> Work:
     return Work(bytes_read=min(x.nbytes, out.nbytes))
 
 
-def whole(call: Call, place: int) -> list[int]:
+def whole(call: NodeCall, place: int) -> list[int]:
     return [int(value) for value in call.values(place)]
 
 
@@ -43,12 +43,12 @@ def whole(call: Call, place: int) -> list[int]:
 
 
 @tflite("QUANTIZE", has_values=False)
-def quantize(call: Call) -> torch.Tensor:
+def quantize(call: NodeCall) -> torch.Tensor:
     return requantized(call.tensor(), result_dtype(call))
 
 
 @tflite("DEQUANTIZE", has_values=False)
-def dequantize(call: Call) -> torch.Tensor:
+def dequantize(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if x.is_floating_point():  # halves that are widened
         return x.to(result_dtype(call))
@@ -66,18 +66,18 @@ def fake_quantized_cost(out: TensorInfo, x: TensorInfo) -> Work:
 
 
 @tflite("FAKE_QUANT", has_values=False)
-def fake_quant(call: Call) -> torch.Tensor:
+def fake_quant(call: NodeCall) -> torch.Tensor:
     found: torch.Tensor = _fake_quantized(call.tensor())
     return found
 
 
 @tflite("CAST")
-def cast(call: Call) -> torch.Tensor:
+def cast(call: NodeCall) -> torch.Tensor:
     return call.tensor().to(result_dtype(call))
 
 
 @tflite("BITCAST")
-def bitcast(call: Call) -> torch.Tensor:
+def bitcast(call: NodeCall) -> torch.Tensor:
     """The same bits under another name: narrower elements get a dimension of their own, wider ones take up the last."""
     x, wanted = call.tensor(), result_dtype(call)
     if wanted.itemsize < x.dtype.itemsize:
@@ -89,17 +89,17 @@ def bitcast(call: Call) -> torch.Tensor:
 
 
 @tflite("SHAPE")
-def shape(call: Call) -> torch.Tensor:
+def shape(call: NodeCall) -> torch.Tensor:
     return torch.tensor(list(call.tensor().shape), dtype=result_dtype(call))
 
 
 @tflite("RANK")
-def rank_of(call: Call) -> torch.Tensor:
+def rank_of(call: NodeCall) -> torch.Tensor:
     return torch.tensor(call.tensor().dim(), dtype=torch.int32)
 
 
 @tflite("RESHAPE")
-def reshape(call: Call) -> torch.Tensor:
+def reshape(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if len(call.known) > 1 and call.known[1] is not None:
         return x.reshape(whole(call, 1))
@@ -110,23 +110,23 @@ def reshape(call: Call) -> torch.Tensor:
 
 
 @tflite("SQUEEZE")
-def squeeze(call: Call) -> torch.Tensor:
+def squeeze(call: NodeCall) -> torch.Tensor:
     axes = [int(axis) for axis in call.get("axes", ())]
     return call.tensor().squeeze(axes) if axes else call.tensor().squeeze()
 
 
 @tflite("EXPAND_DIMS")
-def expand_dims(call: Call) -> torch.Tensor:
+def expand_dims(call: NodeCall) -> torch.Tensor:
     return call.tensor().unsqueeze(whole(call, 1)[0])
 
 
 @tflite("TRANSPOSE")
-def transpose(call: Call) -> torch.Tensor:
+def transpose(call: NodeCall) -> torch.Tensor:
     return call.tensor().permute(whole(call, 1))
 
 
 @tflite("BROADCAST_TO")
-def broadcast(call: Call) -> torch.Tensor:
+def broadcast(call: NodeCall) -> torch.Tensor:
     sizes = whole(call, 1)
     call.empty(tuple(sizes), torch.uint8)
     return call.tensor().expand(sizes)
@@ -136,22 +136,22 @@ def broadcast(call: Call) -> torch.Tensor:
 
 
 @tflite("CONCATENATION")
-def concatenation(call: Call) -> torch.Tensor:
+def concatenation(call: NodeCall) -> torch.Tensor:
     return activated(call, torch.cat(call.inputs, int(call.get("axis", 0))))
 
 
 @tflite("PACK")
-def pack(call: Call) -> torch.Tensor:
+def pack(call: NodeCall) -> torch.Tensor:
     return torch.stack(call.inputs, int(call.get("axis", 0)))
 
 
 @tflite("UNPACK")
-def unpack(call: Call) -> Any:
+def unpack(call: NodeCall) -> Any:
     return call.tensor().unbind(int(call.get("axis", 0)))
 
 
 @tflite("SPLIT")
-def split(call: Call) -> Any:
+def split(call: NodeCall) -> Any:
     x, pieces = call.tensor(1), len(call.node.outputs)
     axis = call.from_front(whole(call, 0)[0], x.dim())
     if not pieces or x.shape[axis] % pieces:
@@ -160,7 +160,7 @@ def split(call: Call) -> Any:
 
 
 @tflite("SPLIT_V")
-def split_by_sizes(call: Call) -> Any:
+def split_by_sizes(call: NodeCall) -> Any:
     x, sizes = call.tensor(), whole(call, 1)
     axis = call.from_front(whole(call, 2)[0], x.dim())
     rest = x.shape[axis] - sum(size for size in sizes if size >= 0)
@@ -168,7 +168,7 @@ def split_by_sizes(call: Call) -> Any:
 
 
 @tflite("SLICE")
-def part(call: Call) -> torch.Tensor:
+def part(call: NodeCall) -> torch.Tensor:
     """A box of the input; where it begins may depend on values, how large it is may not."""
     x = call.tensor()
     begins = whole(call, 1) if call.known[1] is not None else [0] * x.dim()
@@ -178,7 +178,7 @@ def part(call: Call) -> torch.Tensor:
 
 
 @tflite("STRIDED_SLICE")
-def strided_slice(call: Call) -> torch.Tensor:
+def strided_slice(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     begins, ends, steps = (whole(call, place) for place in (1, 2, 3))
     masks = {name: int(call.get(f"{name}_mask", 0)) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
@@ -217,7 +217,7 @@ def strided_slice(call: Call) -> torch.Tensor:
 
 
 @tflite("GATHER")
-def gather(call: Call) -> torch.Tensor:
+def gather(call: NodeCall) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
     axis = call.from_front(call.get("axis", 0), x.dim())
     batch = int(call.get("batch_dims", 0))
@@ -231,7 +231,7 @@ def gather(call: Call) -> torch.Tensor:
 
 
 @tflite("EMBEDDING_LOOKUP")
-def embedding(call: Call) -> torch.Tensor:
+def embedding(call: NodeCall) -> torch.Tensor:
     """One row of the table for each number; of a narrow table the rows are widened."""
     ids, table = call.tensor(), call.tensor(1)
     wanted = result_dtype(call)
@@ -243,7 +243,7 @@ def embedding(call: Call) -> torch.Tensor:
 
 
 @tflite("GATHER_ND")
-def gather_nd(call: Call) -> torch.Tensor:
+def gather_nd(call: NodeCall) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
     depth = index.shape[-1]
     if depth > x.dim():
@@ -253,7 +253,7 @@ def gather_nd(call: Call) -> torch.Tensor:
 
 
 @tflite("SCATTER_ND")
-def scatter_nd(call: Call) -> torch.Tensor:
+def scatter_nd(call: NodeCall) -> torch.Tensor:
     sizes = tuple(whole(call, 2))
     call.empty(sizes, torch.uint8)
     found: torch.Tensor = _rearranged(call.tensor(1), sizes)
@@ -261,14 +261,14 @@ def scatter_nd(call: Call) -> torch.Tensor:
 
 
 @tflite("DYNAMIC_UPDATE_SLICE", "REVERSE_SEQUENCE")
-def update_slice(call: Call) -> torch.Tensor:
+def update_slice(call: NodeCall) -> torch.Tensor:
     """The input with a part of it replaced or reversed, where it is not changed in place."""
     found: torch.Tensor = _rearranged(call.tensor(), list(call.tensor().shape))
     return found
 
 
 @tflite("SELECT", "SELECT_V2", "WHERE")
-def select(call: Call) -> torch.Tensor:
+def select(call: NodeCall) -> torch.Tensor:
     if not call.has(1):
         raise call.refusal("how many places it finds depends on values that are known only when the model runs")
     condition, first, second = call.tensor(), call.tensor(1), call.tensor(2)
@@ -278,19 +278,19 @@ def select(call: Call) -> torch.Tensor:
 
 
 @tflite("TILE")
-def tile(call: Call) -> torch.Tensor:
+def tile(call: NodeCall) -> torch.Tensor:
     x, times = call.tensor(), whole(call, 1)
     call.empty(tuple(size * time for size, time in zip(x.shape, times, strict=True)), torch.uint8)
     return x.repeat(times)
 
 
 @tflite("REVERSE_V2")
-def reverse(call: Call) -> torch.Tensor:
+def reverse(call: NodeCall) -> torch.Tensor:
     return call.tensor().flip(whole(call, 1))
 
 
 @tflite("PAD", "PADV2", "MIRROR_PAD")
-def pad(call: Call) -> torch.Tensor:
+def pad(call: NodeCall) -> torch.Tensor:
     x, sizes = call.tensor(), whole(call, 1)
     if len(sizes) != 2 * x.dim():
         raise call.refusal(f"it has {len(sizes)} sizes for {x.dim()} dimensions")
@@ -305,14 +305,14 @@ def pad(call: Call) -> torch.Tensor:
 
 
 @tflite("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", has_values=False)
-def blocks(call: Call) -> torch.Tensor:
+def blocks(call: NodeCall) -> torch.Tensor:
     x, block = channels_second(rank(call, call.tensor(), 4)), int(call.get("block", 1))
     function = F.pixel_unshuffle if call.node.op == "SPACE_TO_DEPTH" else F.pixel_shuffle
     return channels_last(function(x, block))
 
 
 @tflite("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
-def batches(call: Call) -> torch.Tensor:
+def batches(call: NodeCall) -> torch.Tensor:
     """Blocks of a picture become samples, padded before; or samples become blocks, cropped afterwards."""
     x, block, edges = call.tensor(), whole(call, 1), whole(call, 2)
     count = len(block)
@@ -334,7 +334,7 @@ def batches(call: Call) -> torch.Tensor:
 
 
 @tflite("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", has_values=False)
-def resize(call: Call) -> torch.Tensor:
+def resize(call: NodeCall) -> torch.Tensor:
     x, sizes = channels_second(rank(call, call.tensor(), 4)), whole(call, 1)
     call.empty((*x.shape[:2], *sizes), torch.uint8)
     if call.node.op == "RESIZE_BILINEAR" and x.is_floating_point():
@@ -347,7 +347,7 @@ def resize(call: Call) -> torch.Tensor:
 
 
 @tflite("FILL")
-def fill(call: Call) -> torch.Tensor:
+def fill(call: NodeCall) -> torch.Tensor:
     made = call.empty(tuple(whole(call, 0)), call.tensor(1).dtype)
     if call.device == "cpu":
         made.fill_(call.values(1)[0])
@@ -355,12 +355,12 @@ def fill(call: Call) -> torch.Tensor:
 
 
 @tflite("ZEROS_LIKE")
-def zeros_like(call: Call) -> torch.Tensor:
+def zeros_like(call: NodeCall) -> torch.Tensor:
     return torch.zeros_like(call.tensor())
 
 
 @tflite("RANGE")
-def number_range(call: Call) -> torch.Tensor:
+def number_range(call: NodeCall) -> torch.Tensor:
     start, limit, step = (call.values(place)[0] for place in range(3))
     count = max(ceil((limit - start) / step), 0) if step else 0
     if call.device == "meta":
@@ -370,14 +370,14 @@ def number_range(call: Call) -> torch.Tensor:
 
 
 @tflite("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")
-def random(call: Call) -> torch.Tensor:
+def random(call: NodeCall) -> torch.Tensor:
     sizes = tuple(whole(call, 0))
     call.empty(sizes, torch.float32)
     return torch.rand(sizes, device=call.device)
 
 
 @tflite("ONE_HOT")
-def one_hot(call: Call) -> torch.Tensor:
+def one_hot(call: NodeCall) -> torch.Tensor:
     """Which class each element is: compared with every class, then one of two values."""
     index, depth = call.tensor(), whole(call, 1)[0]
     axis = int(call.get("axis", -1)) % (index.dim() + 1)
@@ -391,17 +391,17 @@ def one_hot(call: Call) -> torch.Tensor:
 
 
 @tflite("VAR_HANDLE")
-def handle(call: Call) -> torch.Tensor:
+def handle(call: NodeCall) -> torch.Tensor:
     with _disable_current_modes():
         return torch.empty((), dtype=torch.uint8, device="meta")
 
 
 @tflite("READ_VARIABLE")
-def read_variable(call: Call) -> torch.Tensor:
+def read_variable(call: NodeCall) -> torch.Tensor:
     sizes, dtype = call.get("results")[0]
     return call.empty(tuple(sizes), torch_dtype(dtype or "uint8"))
 
 
 @tflite("ASSIGN_VARIABLE")
-def assign_variable(call: Call) -> Any:
+def assign_variable(call: NodeCall) -> Any:
     return ()

@@ -16,8 +16,8 @@ from edge_opt._support.waiting import quiet
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on
+from edge_opt.model_files.execution_plan import identifier
 from edge_opt.model_files.file_model import FileModel, OnnxModel
-from edge_opt.model_files.graph_plan import identifier
 from edge_opt.profiling import profile
 from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, require, size_of
 from edge_opt.records.conversions import Exported

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ import torch
 from onnx import TensorProto, helper, load, save
 from onnx.external_data_helper import convert_model_to_external_data
 
-from edge_opt.errors import EdgeOptError, ModelNotFound, UnreadableModel
+from edge_opt.errors import EdgeOptError, MissingExtra, ModelNotFound, UnreadableModel
 from edge_opt.model_files.file_model import load_onnx
-from edge_opt.model_files.onnx_file import read_onnx
+from edge_opt.model_files.onnx_reader import read_onnx
 from onnx_graphs import node, write
 
 
@@ -124,6 +125,23 @@ def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
         load_onnx(path)
 
 
+def test_without_the_onnx_package_the_command_that_installs_it_is_named(
+    gemm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtra, match=r"reading an \.onnx file needs onnx.*pip install 'edge-opt\[onnx\]'"):
+        load_onnx(gemm)
+
+
+def test_graphs_that_are_nested_too_deep_are_one_sentence(tmp_path: Path) -> None:
+    content = b""
+    for _ in range(60):  # a graph in an attribute of a node of the graph around it
+        content = field(1, field(5, b"\x0a\x01g\xa0\x01\x05" + field(6, content)))
+    (tmp_path / "m.onnx").write_bytes(field(7, content))
+    with pytest.raises(UnreadableModel, match=r"cannot be read: .*(nested|damaged)"):
+        load_onnx(tmp_path / "m.onnx")
+
+
 def field(number: int, content: bytes) -> bytes:
     """A field of bytes as it stands in a protocol buffer."""
     length, size = len(content), b""
@@ -133,13 +151,14 @@ def field(number: int, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (b"\x08\x05" * 16_100_000, "more than 16,000,000 numbers"),
-    (b"\x08\x05\x10\x05" * 101_000, "more than 200,000 fields"),
+    (b"\x08\x05" * 16_100_000, "it has no graph"),
+    (b"\x38\x05", "it has no graph"),
     (field(7, field(1, b"") * 50_001), "more than 50,000 nodes"),
     (field(7, field(5, b"\x08\x01" * 70)), "has 70 dimensions"),
-    (field(7, field(5, field(1, b"\x01" * 17_000_000))), "17,000,000 bytes of numbers"),
+    (field(7, field(5, field(1, b"\x01" * 17_000_000))), "17,000,000 dimensions"),
+    (field(7, field(1, field(5, field(8, b"\x01" * 17_000_000) + b"\xa0\x01\x07"))), "more than 16,000,000 entries"),
+    (field(7, field(1, field(5, b"\x0a\x01a"))), "the attribute 'a' has no type"),
     (field(7, field(11, field(2, field(1, field(2, field(1, b"\x08\x01") * 70))))), "has 70 dimensions"),
-    (b"\x38\x05", "a number where bytes belong"),
 ])  # fmt: skip
 def test_a_file_of_tiny_parts_is_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "m.onnx"
@@ -162,6 +181,11 @@ def test_lists_are_read_whether_they_are_packed_or_not(tmp_path: Path) -> None:
     path.write_bytes(helper.make_model(graph).SerializeToString())
     constants = read_onnx(path).graph.constants
     assert [one.values.tolist() for one in constants.values() if one.values is not None] == [[1, 300, 5], [0.25, -3.0]]
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(field(7, field(1, b"\x12\x01y" + b"\x22\x03R\xffx")))
+    assert read_onnx(tmp_path / "m.onnx").graph.nodes[0].op == "R\N{REPLACEMENT CHARACTER}x"
 
 
 def test_names_in_a_sentence_are_short_and_printable(tmp_path: Path) -> None:

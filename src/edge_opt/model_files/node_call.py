@@ -11,10 +11,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.errors import TraceFailed
-from edge_opt.model_files.file_records import FileNode, FileTensor
+from edge_opt.model_files.file_graph import FileNode, FileTensor
 
 Result = torch.Tensor | None | list[Any] | tuple[Any, ...]
-Handler = Callable[["Call"], Result]
+Handler = Callable[["NodeCall"], Result]
 
 MOST_ELEMENTS = 1 << 50  # a tensor beyond a petabyte is a mistake in the file
 
@@ -52,7 +52,7 @@ def _key(node: FileNode) -> str:
     return f"{node.domain}:{node.op}" if node.domain else node.op
 
 
-class Call:
+class NodeCall:
     """One node with its inputs. Not a dataclass: it holds tensors that must go when the call is over."""
 
     __slots__ = ("attributes", "device", "inputs", "known", "node", "opset")

@@ -11,7 +11,7 @@ from onnx import checker, load, shape_inference
 import edge_opt as eo
 from edge_opt.errors import InvalidInput
 from edge_opt.model_files.file_model import load_onnx
-from edge_opt.model_files.file_views import save_view
+from edge_opt.model_files.node_costs import save_view
 from onnx_graphs import node, write
 
 

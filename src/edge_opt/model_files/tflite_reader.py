@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_opt.errors import UnreadableModel
-from edge_opt.model_files.binary_formats import Flatbuffer, Table, bytes_of
-from edge_opt.model_files.file_records import (
+from edge_opt.model_files.file_graph import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
     MOST_KNOWN,
@@ -21,8 +20,10 @@ from edge_opt.model_files.file_records import (
     FileTensor,
     FileValue,
     ModelFile,
+    file_bytes,
 )
-from edge_opt.model_files.graph_scopes import graphs_in
+from edge_opt.model_files.flatbuffer import Flatbuffer, Table
+from edge_opt.model_files.module_scopes import graphs_in
 
 IDENTIFIER = b"TFL3"
 
@@ -305,7 +306,7 @@ def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
     Args:
         path: The file. Its first graph is the model.
     """
-    with bytes_of(path) as data:
+    with file_bytes(path) as data:
         if bytes(data[4:8]) != IDENTIFIER:
             raise UnreadableModel("it does not begin like a TFLite model")
         graph = _Reader(data).graph(0)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from edge_opt.errors import InvalidInput, UnreadableModel
-from edge_opt.model_files.file_records import (
+from edge_opt.model_files.file_graph import (
     MOST_KNOWN,
     FileGraph,
     FileNode,
@@ -20,8 +20,8 @@ from edge_opt.model_files.file_records import (
     FileValue,
     ModelFile,
 )
-from edge_opt.model_files.graph_call import MOST_ELEMENTS, real_values, torch_dtype
-from edge_opt.model_files.graph_scopes import Scope, connect, graphs_in, names_read, scopes_of, spans
+from edge_opt.model_files.module_scopes import Scope, connect, graphs_in, names_read, scopes_of, spans
+from edge_opt.model_files.node_call import MOST_ELEMENTS, real_values, torch_dtype
 from edge_opt.model_files.onnx_quantized import nodes_on_bytes
 
 RANDOM = frozenset(
@@ -48,7 +48,7 @@ def identifier(name: str) -> str:
     return clean if clean.isidentifier() else f"input_{clean}"
 
 
-class Plan:
+class ExecutionPlan:
     """What is worked out once per file: which node is whose, which are constant, when each value is read last."""
 
     def __init__(self, file: ModelFile) -> None:

@@ -15,22 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
 from edge_opt.model_files import (
-    onnx_fused,
+    onnx_arithmetic,
     onnx_movement,
-    onnx_operators,
     onnx_quantized,
+    onnxruntime_operators,
+    tflite_arithmetic,
     tflite_movement,
-    tflite_operators,
 )
-from edge_opt.model_files.file_records import MOST_KNOWN, MOST_NODES, FileGraph, FileNode, Function, Reference
-from edge_opt.model_files.graph_call import Call, can_work_out, handler_of, numbers, real_values, torch_dtype
-from edge_opt.model_files.graph_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, Plan
-from edge_opt.model_files.graph_scopes import Span, names_from_outside, names_read
+from edge_opt.model_files.execution_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, ExecutionPlan
+from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeReference, FileGraph, FileNode, Function
+from edge_opt.model_files.module_scopes import Span, names_from_outside, names_read
+from edge_opt.model_files.node_call import NodeCall, can_work_out, handler_of, numbers, real_values, torch_dtype
 from edge_opt.trace.lifetimes import nbytes_of
 from edge_opt.trace.shapes import output_specs
 
 # Importing them fills the table of operators.
-_TABLES = (onnx_fused, onnx_movement, onnx_operators, onnx_quantized, tflite_movement, tflite_operators)
+_TABLES = (onnxruntime_operators, onnx_movement, onnx_arithmetic, onnx_quantized, tflite_movement, tflite_arithmetic)
 # Values, not sizes, of their inputs say how large their results are: their shapes come first.
 _GROWING = frozenset(
     "Expand Tile ConstantOfShape Range Pad Resize Upsample OneHot ConvTranspose BROADCAST_TO TILE FILL RANGE PAD PADV2 "
@@ -72,10 +72,10 @@ class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.empty_strided(size, strides, dtype=dtype, device="meta")
 
 
-class Run:
+class GraphInterpreter:
     """One reading of the graph with inputs of one shape."""
 
-    def __init__(self, plan: Plan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor]) -> None:
+    def __init__(self, plan: ExecutionPlan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor]) -> None:
         self.plan = plan
         self.modules = modules
         self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
@@ -171,7 +171,7 @@ class Run:
             inputs = [found.given.get(one) for one in found.node.inputs]
             known = [self.known.get(one) for one in found.node.inputs]
             found = onnx_quantized.dequantize(
-                Call(found.node, found.node.attributes, inputs, known, self.plan.file.opset)
+                NodeCall(found.node, found.node.attributes, inputs, known, self.plan.file.opset)
             )
             self.values[name] = found
         return found
@@ -228,7 +228,7 @@ class Run:
     def _worked_out(self, node: FileNode, real: list[torch.Tensor | None]) -> tuple[Any, ...] | None:
         """The values of a node whose inputs are known; None where torch has no kernel for their element type."""
         try:
-            return self._called(Call(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
+            return self._called(NodeCall(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
         except TraceFailed as error:
             if isinstance(error.__cause__, NotImplementedError):
                 return None
@@ -239,7 +239,7 @@ class Run:
         settings = node.attributes if attributes is None else attributes
         function = self.plan.file.functions.get((node.domain, node.op))
         inputs = [self.value(name, on_bytes) for name in node.inputs]
-        call = Call(node, settings, inputs, [self.known.get(name) for name in node.inputs], self.plan.file.opset)
+        call = NodeCall(node, settings, inputs, [self.known.get(name) for name in node.inputs], self.plan.file.opset)
         if node.op in CONTROL and node.domain in KNOWN_DOMAINS:
             found = _Control(self, call).found()
         elif handler_of(node) is not None:
@@ -254,7 +254,7 @@ class Run:
                 self.values[name] = value
 
     @staticmethod
-    def _called(call: Call) -> tuple[Any, ...]:
+    def _called(call: NodeCall) -> tuple[Any, ...]:
         handler = handler_of(call.node)
         assert handler is not None
         try:
@@ -265,7 +265,7 @@ class Run:
             raise call.refusal(f"its inputs do not fit: {first_line(error)}") from error
         return found if isinstance(found, tuple) else (found,)
 
-    def _function(self, function: Function, call: Call) -> tuple[Any, ...]:
+    def _function(self, function: Function, call: NodeCall) -> tuple[Any, ...]:
         """A function of the file, read node by node with names of its own."""
         self.depth += 1
         if self.depth > _DEEPEST_CALL:
@@ -278,7 +278,7 @@ class Run:
         try:
             for node in function.nodes:
                 settings = {
-                    name: given.get(value.name) if isinstance(value, Reference) else value
+                    name: given.get(value.name) if isinstance(value, AttributeReference) else value
                     for name, value in node.attributes.items()
                 }
                 settings = {name: value for name, value in settings.items() if value is not None}
@@ -313,7 +313,7 @@ class Run:
     def _size(self, dim: int | str) -> int | str:
         return self.dims.get(dim, dim) if isinstance(dim, str) else dim
 
-    def _opaque(self, call: Call) -> tuple[Any, ...]:
+    def _opaque(self, call: NodeCall) -> tuple[Any, ...]:
         """An operator that nothing is known of: it has no price, and the file must say what it returns."""
         learned = _learned(call)
         if learned:
@@ -330,7 +330,7 @@ class Run:
         return _unpriced(call, found)
 
 
-def _check_types(call: Call, found: tuple[Any, ...]) -> None:
+def _check_types(call: NodeCall, found: tuple[Any, ...]) -> None:
     """A file that says the element types of results must get these: other widths would be wrong figures."""
     for (_, dtype), value in zip(call.get("results", ()), found, strict=False):
         if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != torch_dtype(dtype):
@@ -340,7 +340,7 @@ def _check_types(call: Call, found: tuple[Any, ...]) -> None:
             )
 
 
-def _learned(call: Call) -> list[torch.Tensor]:
+def _learned(call: NodeCall) -> list[torch.Tensor]:
     """Results of trees and support vectors, whose work depends on values: a class and its scores, or the targets."""
     settings = call.attributes
     classes = (
@@ -357,7 +357,7 @@ def _learned(call: Call) -> list[torch.Tensor]:
     return [call.empty((rows, int(settings.get("n_targets", 1))), torch.float32)]
 
 
-def _unpriced(call: Call, made: list[torch.Tensor]) -> tuple[Any, ...]:
+def _unpriced(call: NodeCall, made: list[torch.Tensor]) -> tuple[Any, ...]:
     """The results of an operator without a rule, recorded under its name."""
     name = re.sub(r"\W", "_", f"{call.node.domain}_{call.node.op}" if call.node.domain else call.node.op)
     if not hasattr(torch.ops.onnx_file, name):
@@ -383,7 +383,7 @@ class _Floats:
 class _Control:
     """If, Loop and Scan: what they run is counted where the number of runs is known."""
 
-    def __init__(self, run: Run, call: Call) -> None:
+    def __init__(self, run: GraphInterpreter, call: NodeCall) -> None:
         self.run = run
         self.call = call
 

@@ -16,9 +16,9 @@ from edge_opt._support.extras import optional
 from edge_opt._support.files import write_whole
 from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput
+from edge_opt.model_files.file_graph import FileNode
 from edge_opt.model_files.file_model import FileModel
-from edge_opt.model_files.file_records import FileNode
-from edge_opt.model_files.graph_reading import recorded_operators
+from edge_opt.model_files.graph_interpreter import recorded_operators
 from edge_opt.records.costs import OpCost
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace.tracer import trace

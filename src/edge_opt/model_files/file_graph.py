@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from edge_opt._support.files import mapped
+from edge_opt.errors import ModelNotFound, UnreadableModel, message_of
 
 # Nodes that are executed, each as often as a loop or a function runs it: some ten seconds of work.
 MOST_NODES = 50_000
@@ -16,9 +22,18 @@ MOST_DIMENSIONS = 64
 LARGEST_DIMENSION = 1 << 40
 # Constants up to this many elements are read: shapes, axes, scales. Weights beyond it stay on the disk.
 MOST_KNOWN = 1 << 16
-
-
 _LONGEST_NAME = 120
+
+
+@contextmanager
+def file_bytes(path: str | os.PathLike[str]) -> Iterator[memoryview]:
+    """Map a model's file; what goes wrong while it is read becomes one sentence with its name."""
+    try:
+        yield mapped(Path(path))
+    except FileNotFoundError:
+        raise ModelNotFound(f"no file {str(path)!r}; the folder is {Path.cwd()}") from None
+    except (UnreadableModel, OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise UnreadableModel(f"{str(path)!r} cannot be read: {message_of(error)}") from error
 
 
 def _short(name: str) -> str:
@@ -144,7 +159,7 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class AttributeReference:
     """An attribute inside a function that takes the value of the call's own attribute."""
 
     name: str

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from edge_opt.model_files.file_records import FileGraph, FileNode
+from edge_opt.model_files.file_graph import FileGraph, FileNode
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"

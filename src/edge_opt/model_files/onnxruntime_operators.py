@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.cost.products import DEQUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.graph_call import Call, operator
+from edge_opt.model_files.node_call import NodeCall, operator
 from edge_opt.model_files.onnx_quantized import define, integer_product, steps_to_floats
 from edge_opt.records.costs import TensorInfo
 
@@ -34,7 +34,7 @@ def narrow_product_cost(out: TensorInfo, x: TensorInfo, weight: TensorInfo, *oth
 
 
 @operator("com.microsoft:MatMulNBits", has_values=False)
-def matmul_of_few_bits(call: Call) -> torch.Tensor:
+def matmul_of_few_bits(call: NodeCall) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise call.refusal(f"its input {tuple(x.shape)} does not fit {call.get('N')}x{call.get('K')} weights")
@@ -43,7 +43,7 @@ def matmul_of_few_bits(call: Call) -> torch.Tensor:
 
 
 @operator("com.microsoft:GatherBlockQuantized", has_values=False)
-def gather_of_few_bits(call: Call) -> torch.Tensor:
+def gather_of_few_bits(call: NodeCall) -> torch.Tensor:
     """Rows of a quantised table, widened; of weights that are packed as bytes, one byte holds several."""
     table, index, scale = call.tensor(), call.tensor(1), call.tensor(2)
     axis = int(call.get("gather_axis", 0)) % table.dim()
@@ -86,7 +86,7 @@ def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @operator("Attention", "com.microsoft:MultiHeadAttention", has_values=False)
-def attention(call: Call) -> Any:
+def attention(call: NodeCall) -> Any:
     """ONNX's attention, or the runtime's: heads in a dimension of their own, or side by side in the last."""
     query, key, value = call.tensor(), call.tensor(1), call.tensor(2)
     heads = int(call.get("q_num_heads", call.get("num_heads", 0)))
@@ -121,7 +121,7 @@ def attention(call: Call) -> Any:
     return (found, key, value, scores)[: len(call.node.outputs)]
 
 
-def _joined(call: Call, projected: torch.Tensor, past: int) -> Any:
+def _joined(call: NodeCall, projected: torch.Tensor, past: int) -> Any:
     """Attention of queries, keys and values that one product made side by side."""
     heads = int(call.get("num_heads", 0))
     sizes = [int(size) for size in call.get("qkv_hidden_sizes", ())] or [projected.shape[-1] // 3] * 3
@@ -136,7 +136,7 @@ def _joined(call: Call, projected: torch.Tensor, past: int) -> Any:
 
 
 @operator("com.microsoft:Attention", has_values=False)
-def fused_attention(call: Call) -> Any:
+def fused_attention(call: NodeCall) -> Any:
     """One product for queries, keys and values, then attention; the mask is applied inside."""
     x, weight = call.tensor(), call.tensor(1)
     projected = torch.matmul(x, weight)
@@ -144,7 +144,7 @@ def fused_attention(call: Call) -> Any:
 
 
 @operator("com.microsoft:QAttention", has_values=False)
-def quantized_attention(call: Call) -> Any:
+def quantized_attention(call: NodeCall) -> Any:
     """The same with a product of bytes; attention itself is of floats."""
     product = integer_product(call.tensor(), call.tensor(1), torch.int32)
     projected: torch.Tensor = steps_to_floats(product, None, None, call.tensor(3).dtype)
@@ -152,7 +152,7 @@ def quantized_attention(call: Call) -> Any:
 
 
 @operator("com.microsoft:GroupQueryAttention", has_values=False)
-def grouped_attention(call: Call) -> Any:
+def grouped_attention(call: NodeCall) -> Any:
     """Queries share keys and values; what was said before comes from the cache, as long as the inputs say it is."""
     heads, own = int(call.get("num_heads", 0)), int(call.get("kv_num_heads", 0))
     if heads < 1 or own < 1:
@@ -176,12 +176,12 @@ def grouped_attention(call: Call) -> Any:
 
 
 @operator("com.microsoft:RotaryEmbedding", "RotaryEmbedding", has_values=False)
-def rotary_embedding(call: Call) -> torch.Tensor:
+def rotary_embedding(call: NodeCall) -> torch.Tensor:
     return _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0)))
 
 
 @operator("com.microsoft:SkipLayerNormalization", "com.microsoft:SkipSimplifiedLayerNormalization", has_values=False)
-def skip_layer_norm(call: Call) -> Any:
+def skip_layer_norm(call: NodeCall) -> Any:
     whole = call.tensor() + call.tensor(1)
     is_simple = "Simplified" in call.node.op
     bias = 3 if is_simple else 4
@@ -196,7 +196,7 @@ def skip_layer_norm(call: Call) -> Any:
 
 
 @operator("com.microsoft:GroupNorm", has_values=False)
-def group_norm_channels_last(call: Call) -> torch.Tensor:
+def group_norm_channels_last(call: NodeCall) -> torch.Tensor:
     """The runtime's own, of pictures with their channels last; it may be followed by x * sigmoid(x)."""
     is_last = bool(call.get("channels_last", 1))
     with _disable_current_modes():
@@ -208,7 +208,7 @@ def group_norm_channels_last(call: Call) -> torch.Tensor:
 
 
 @operator("com.microsoft:EmbedLayerNormalization", has_values=False)
-def embed_layer_norm(call: Call) -> Any:
+def embed_layer_norm(call: NodeCall) -> Any:
     """Rows of two or three tables, their sum, and a norm over it."""
     ids = call.tensor()
     words = F.embedding(ids, call.tensor(2))
@@ -220,7 +220,7 @@ def embed_layer_norm(call: Call) -> Any:
 
 
 @operator("com.microsoft:DynamicQuantizeLSTM", has_values=False)
-def dynamic_lstm(call: Call) -> Any:
+def dynamic_lstm(call: NodeCall) -> Any:
     """An LSTM whose two matrices are of bytes; each is multiplied once per row and step."""
     x, inner, outer = call.tensor(), call.tensor(1), call.tensor(2)
     hidden = int(call.get("hidden_size", outer.shape[1]))
@@ -236,20 +236,20 @@ def dynamic_lstm(call: Call) -> Any:
 
 
 @operator("com.microsoft:QLinearSoftmax", has_values=False)
-def byte_softmax(call: Call) -> torch.Tensor:
+def byte_softmax(call: NodeCall) -> torch.Tensor:
     found: torch.Tensor = torch.ops.onnx_file.byte_softmax(call.tensor())
     return found
 
 
 @operator("com.microsoft:QLinearReduceMean", has_values=False)
-def byte_mean(call: Call) -> torch.Tensor:
+def byte_mean(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     axes = [int(axis) for axis in call.get("axes", ())] or list(range(x.dim()))
     return x.sum(axes, keepdim=bool(call.get("keepdims", 1)), dtype=x.dtype).mul_(1)
 
 
 @operator("com.microsoft:QLinearWhere", has_values=False)
-def byte_where(call: Call) -> torch.Tensor:
+def byte_where(call: NodeCall) -> torch.Tensor:
     return torch.where(call.tensor(), call.tensor(1), call.tensor(4))
 
 
@@ -257,7 +257,7 @@ def byte_where(call: Call) -> torch.Tensor:
 
 
 @operator("com.microsoft.nchwc:ReorderInput", "com.microsoft.nchwc:ReorderOutput", has_values=False)
-def reordered(call: Call) -> torch.Tensor:
+def reordered(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if call.get("channels_last", 0) and call.node.op == "ReorderInput":
         x = x.permute(0, 3, 1, 2)

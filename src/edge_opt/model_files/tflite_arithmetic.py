@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from edge_opt.cost.pointwise import SOFTMAX_OPS
 from edge_opt.cost.products import LSTM_OPS, RNN_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.graph_call import Call, operator, torch_dtype
-from edge_opt.model_files.onnx_operators import cumsum, divided, linear
+from edge_opt.model_files.node_call import NodeCall, operator, torch_dtype
+from edge_opt.model_files.onnx_arithmetic import cumsum, divided, linear
 from edge_opt.model_files.onnx_quantized import (
     define,
     integer_convolution,
@@ -28,7 +28,7 @@ from edge_opt.model_files.onnx_quantized import (
     steps_to_floats,
     widened,
 )
-from edge_opt.model_files.tflite_file import ACTIVATIONS
+from edge_opt.model_files.tflite_reader import ACTIVATIONS
 from edge_opt.records.costs import TensorInfo
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
     return viewed(x, (0, *range(2, x.dim()), 1))
 
 
-def activated(call: Call, x: torch.Tensor) -> torch.Tensor:
+def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
     """What is fused behind an operator; it works where the result stands."""
     number = int(call.get("activation", 0))
     name = ACTIVATIONS[number] if 0 <= number < len(ACTIVATIONS) else "SIGN_BIT"
@@ -70,7 +70,7 @@ def activated(call: Call, x: torch.Tensor) -> torch.Tensor:
     return x.clamp_(*limits[name])
 
 
-def rank(call: Call, x: torch.Tensor, wanted: int) -> torch.Tensor:
+def rank(call: NodeCall, x: torch.Tensor, wanted: int) -> torch.Tensor:
     """A tensor that must have so many dimensions."""
     if x.dim() != wanted:
         raise call.refusal(f"its tensor {tuple(x.shape)} should have {wanted} dimensions")
@@ -80,7 +80,7 @@ def rank(call: Call, x: torch.Tensor, wanted: int) -> torch.Tensor:
 # Products
 
 
-def _windows(call: Call, axes: str) -> tuple[list[int], list[int]]:
+def _windows(call: NodeCall, axes: str) -> tuple[list[int], list[int]]:
     strides = [int(call.get(f"stride_{axis}", 1)) for axis in axes]
     dilations = [int(call.get(f"dilation_{axis}", 1)) for axis in axes]
     if min([*strides, *dilations]) < 1:
@@ -89,7 +89,7 @@ def _windows(call: Call, axes: str) -> tuple[list[int], list[int]]:
 
 
 def _padded(
-    call: Call, x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    call: NodeCall, x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     outside: float = 0.0,
 ) -> tuple[torch.Tensor, list[int]]:  # fmt: skip
     """The input, channels second, and its padding on both sides.
@@ -112,7 +112,7 @@ _CONVOLUTIONS: dict[int, Any] = {2: F.conv2d, 3: F.conv3d}
 
 
 def _convolved(
-    call: Call, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axes: str, groups: int
+    call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axes: str, groups: int
 ) -> torch.Tensor:
     """x convolved; x and weight have their channels second."""
     strides, dilations = _windows(call, axes)
@@ -131,7 +131,7 @@ def _convolved(
 
 
 @tflite("CONV_2D", has_values=False)
-def conv_2d(call: Call) -> torch.Tensor:
+def conv_2d(call: NodeCall) -> torch.Tensor:
     x, weight = rank(call, call.tensor(), 4), rank(call, call.tensor(1), 4)
     if not weight.shape[3] or x.shape[3] % weight.shape[3]:
         raise call.refusal(f"its input {tuple(x.shape)} does not fit its weight {tuple(weight.shape)}")
@@ -140,19 +140,19 @@ def conv_2d(call: Call) -> torch.Tensor:
 
 
 @tflite("DEPTHWISE_CONV_2D", has_values=False)
-def depthwise_conv_2d(call: Call) -> torch.Tensor:
+def depthwise_conv_2d(call: NodeCall) -> torch.Tensor:
     x, weight = rank(call, call.tensor(), 4), rank(call, call.tensor(1), 4)
     return _convolved(call, channels_second(x), viewed(weight, (3, 0, 1, 2)), call.optional(2), "hw", x.shape[3])
 
 
 @tflite("CONV_3D", has_values=False)
-def conv_3d(call: Call) -> torch.Tensor:
+def conv_3d(call: NodeCall) -> torch.Tensor:
     x, weight = rank(call, call.tensor(), 5), rank(call, call.tensor(1), 5)
     return _convolved(call, channels_second(x), viewed(weight, (4, 3, 0, 1, 2)), call.optional(2), "dhw", 1)
 
 
 @tflite("TRANSPOSE_CONV", has_values=False)
-def transpose_conv(call: Call) -> torch.Tensor:
+def transpose_conv(call: NodeCall) -> torch.Tensor:
     """The file says how large the result is, and the padding follows."""
     weight, x = rank(call, call.tensor(1), 4), channels_second(rank(call, call.tensor(2), 4))
     sizes = call.values(0)[1:3] if call.known[0] is not None else call.get("results")[0][0][1:3]
@@ -169,7 +169,7 @@ def transpose_conv(call: Call) -> torch.Tensor:
     return activated(call, channels_last(found))
 
 
-def _product(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _product(call: NodeCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b of whatever widths; floats times integers are quantised first, and scaled afterwards."""
     if a.is_floating_point() and not b.is_floating_point():
         product = integer_product(steps_to_bytes(a)[0], b, torch.int32)
@@ -184,7 +184,7 @@ def _product(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @tflite("FULLY_CONNECTED")
-def fully_connected(call: Call) -> torch.Tensor:
+def fully_connected(call: NodeCall) -> torch.Tensor:
     x, weight, bias = call.tensor(), rank(call, call.tensor(1), 2), call.optional(2)
     inner = weight.shape[1]
     if not inner or x.numel() % inner:
@@ -205,7 +205,7 @@ def fully_connected(call: Call) -> torch.Tensor:
 
 
 @tflite("BATCH_MATMUL")
-def batch_matmul(call: Call) -> torch.Tensor:
+def batch_matmul(call: NodeCall) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
     with _disable_current_modes():
         a = a.transpose(-1, -2) if call.get("adj_x") else a
@@ -227,7 +227,7 @@ _BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
 _WITH_NUMBERS = frozenset(("ADD", "SUB", "MUL", "DIV", "POW"))
 
 
-def _binary(name: str, call: Call) -> torch.Tensor:
+def _binary(name: str, call: NodeCall) -> torch.Tensor:
     a, b = call.operands() if name in _WITH_NUMBERS else (call.tensor(), call.tensor(1))
     if not isinstance(a, torch.Tensor) and name in ("ADD", "MUL"):
         a, b = b, a
@@ -239,12 +239,12 @@ for _name in _BINARY:
 
 
 @tflite("SQUARED_DIFFERENCE")
-def squared_difference(call: Call) -> torch.Tensor:
+def squared_difference(call: NodeCall) -> torch.Tensor:
     return torch.sub(call.tensor(), call.tensor(1)).square_()
 
 
 @tflite("ADD_N")
-def add_n(call: Call) -> torch.Tensor:
+def add_n(call: NodeCall) -> torch.Tensor:
     found: torch.Tensor = reduce(torch.add, call.inputs)
     return found
 
@@ -262,7 +262,7 @@ _EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-def _curve(function: Callable[[torch.Tensor], torch.Tensor], call: Call) -> torch.Tensor:
+def _curve(function: Callable[[torch.Tensor], torch.Tensor], call: NodeCall) -> torch.Tensor:
     """A curve; of integers it is one look-up in a table, counted as one operation."""
     x = call.tensor()
     return function(x) if x.is_floating_point() else F.relu(x)
@@ -275,17 +275,17 @@ for _name, _function in _EXACT.items():
 
 
 @tflite("GELU")
-def gelu(call: Call) -> torch.Tensor:
+def gelu(call: NodeCall) -> torch.Tensor:
     return _curve(partial(F.gelu, approximate="tanh" if call.get("approximate") else "none"), call)
 
 
 @tflite("LEAKY_RELU")
-def leaky_relu(call: Call) -> torch.Tensor:
+def leaky_relu(call: NodeCall) -> torch.Tensor:
     return _curve(partial(F.leaky_relu, negative_slope=call.get("alpha", 0.01)), call)
 
 
 @tflite("PRELU")
-def prelu(call: Call) -> torch.Tensor:
+def prelu(call: NodeCall) -> torch.Tensor:
     x, slope = call.tensor(), call.tensor(1)
     if not x.is_floating_point():
         return F.relu(x)
@@ -307,7 +307,7 @@ def byte_softmax_cost(out: TensorInfo, x: TensorInfo) -> Work:
 
 
 @tflite("SOFTMAX", "LOG_SOFTMAX")
-def softmax(call: Call) -> torch.Tensor:
+def softmax(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if not x.is_floating_point():
         found: torch.Tensor = _byte_softmax(x)
@@ -316,7 +316,7 @@ def softmax(call: Call) -> torch.Tensor:
 
 
 @tflite("L2_NORMALIZATION")
-def l2_normalization(call: Call) -> torch.Tensor:
+def l2_normalization(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if not x.is_floating_point():
         return x * x.square().sum(-1, keepdim=True, dtype=x.dtype)
@@ -324,7 +324,7 @@ def l2_normalization(call: Call) -> torch.Tensor:
 
 
 @tflite("LOCAL_RESPONSE_NORMALIZATION", has_values=False)
-def local_response(call: Call) -> torch.Tensor:
+def local_response(call: NodeCall) -> torch.Tensor:
     size = 2 * int(call.get("radius", 0)) + 1
     return channels_last(F.local_response_norm(channels_second(rank(call, call.tensor(), 4)), size))
 
@@ -350,7 +350,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] 
 
 
 @tflite(*_REDUCTIONS)
-def reduction(call: Call) -> torch.Tensor:
+def reduction(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     axes = sorted({call.from_front(axis, x.dim()) for axis in call.values(1)})
     if not axes or not x.dim():
@@ -359,12 +359,12 @@ def reduction(call: Call) -> torch.Tensor:
 
 
 @tflite("ARG_MAX", "ARG_MIN")
-def position(call: Call) -> torch.Tensor:
+def position(call: NodeCall) -> torch.Tensor:
     function = torch.argmax if call.node.op == "ARG_MAX" else torch.argmin
     return function(call.tensor(), int(call.values(1)[0])).to(result_dtype(call))
 
 
-def result_dtype(call: Call, place: int = 0) -> torch.dtype:
+def result_dtype(call: NodeCall, place: int = 0) -> torch.dtype:
     """The element type that the file says of a result."""
     return torch_dtype(call.get("results")[place][1] or "uint8")
 
@@ -373,7 +373,7 @@ tflite("CUMSUM")(cumsum)
 
 
 @tflite("TOPK_V2")
-def top_k(call: Call) -> Any:
+def top_k(call: NodeCall) -> Any:
     values, places = torch.topk(call.tensor(), int(call.values(1)[0]))
     return values, places.to(result_dtype(call, 1))
 
@@ -385,7 +385,7 @@ _POOLS: dict[str, Any] = {"AVERAGE_POOL_2D": F.avg_pool2d, "MAX_POOL_2D": F.max_
 
 
 @tflite(*_POOLS, has_values=False)
-def pool(call: Call) -> torch.Tensor:
+def pool(call: NodeCall) -> torch.Tensor:
     kernel = [int(call.get("filter_h", 0)), int(call.get("filter_w", 0))]
     strides, ones = _windows(call, "hw")
     if min(kernel) < 1:
@@ -434,7 +434,7 @@ def recurrent_cost(out: TensorInfo, x: TensorInfo, weights: Any, cell: str, shap
 
 @tflite("UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "RNN", "SVDF",
         has_values=False)  # fmt: skip
-def recurrent(call: Call) -> Any:
+def recurrent(call: NodeCall) -> Any:
     x = call.tensor()
     # States that are kept between runs are read and written, and not multiplied by.
     weights = [one for one in call.inputs[1:] if one is None or isinstance(one, torch.nn.Parameter)]

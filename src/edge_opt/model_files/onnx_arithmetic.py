@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from edge_opt.model_files.graph_call import Call, numbers, operator
+from edge_opt.model_files.node_call import NodeCall, numbers, operator
 
 aten = torch.ops.aten
 
 
-def pads_of(call: Call, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
+def pads_of(call: NodeCall, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
     """Padding before each dimension, then after each; `auto_pad` worked out from the input's shape."""
     count = len(kernel)
     how = call.get("auto_pad", "NOTSET")
@@ -37,7 +37,7 @@ def pads_of(call: Call, kernel: Sequence[int], strides: Sequence[int], dilations
     return pads
 
 
-def windows(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+def windows(call: NodeCall, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Strides, dilations and padding of a window."""
     count = len(kernel)
     strides = list(call.get("strides", ())) or [1] * count
@@ -61,7 +61,7 @@ _CONVOLUTIONS: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-def convolution(call: Call, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def convolution(call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x convolved; integers, too, which keep their width."""
     kernel = list(weight.shape[2:])
     strides, dilations, pads = windows(call, kernel)
@@ -76,13 +76,13 @@ def convolution(call: Call, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
 
 
 @operator("Conv", "com.microsoft:FusedConv", "com.microsoft.nchwc:Conv", has_values=False)
-def conv(call: Call) -> torch.Tensor:
+def conv(call: NodeCall) -> torch.Tensor:
     found = convolution(call, call.tensor(), call.tensor(1), call.optional(2))
     # A runtime may add another branch before the activation.
     return activated(call, found if not call.has(3) else found.add_(call.tensor(3)))
 
 
-def activated(call: Call, x: torch.Tensor) -> torch.Tensor:
+def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
     """What a runtime fused behind a product."""
     name = call.get("activation", "")
     if not name:
@@ -97,7 +97,7 @@ def activated(call: Call, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("ConvTranspose", has_values=False)
-def conv_transpose(call: Call) -> torch.Tensor:
+def conv_transpose(call: NodeCall) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     kernel = list(weight.shape[2:])
     strides, dilations, pads = windows(call, kernel)
@@ -131,7 +131,7 @@ def conv_transpose(call: Call) -> torch.Tensor:
 
 
 @operator("MatMul", "com.microsoft:FusedMatMul", "com.microsoft:TransposeMatMul")
-def matmul(call: Call) -> torch.Tensor:
+def matmul(call: NodeCall) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
     # The fused one may have its rows before the batch.
     a = a.movedim(0, -2) if call.get("transBatchA", 0) else a
@@ -144,7 +144,7 @@ def matmul(call: Call) -> torch.Tensor:
 
 
 @operator("Gemm", "com.microsoft:FusedGemm", has_values=False)
-def gemm(call: Call) -> torch.Tensor:
+def gemm(call: NodeCall) -> torch.Tensor:
     a, b, c = call.tensor(), call.tensor(1), call.optional(2)
     a = a.t() if call.get("transA", 0) else a
     b = b if call.get("transB", 0) else b.t()
@@ -164,7 +164,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 @operator("Einsum")
-def einsum(call: Call) -> torch.Tensor:
+def einsum(call: NodeCall) -> torch.Tensor:
     return torch.einsum(call.get("equation", ""), *call.inputs)
 
 
@@ -197,7 +197,7 @@ def fits(first: Sequence[int], second: Sequence[int]) -> bool:
     return all(a == b or 1 in (a, b) for a, b in zip(reversed(first), reversed(second), strict=False))
 
 
-def _binary(function: Callable[[Any, Any], torch.Tensor], call: Call) -> torch.Tensor:
+def _binary(function: Callable[[Any, Any], torch.Tensor], call: NodeCall) -> torch.Tensor:
     a, b = call.operands() if function not in _BOTH_TENSORS else call.inputs
     if isinstance(a, (int, float)) and function in (torch.add, torch.mul):
         a, b = b, a
@@ -213,13 +213,13 @@ for _name, _function in _BINARY.items():
 
 
 @operator("Pow")
-def power(call: Call) -> torch.Tensor:
+def power(call: NodeCall) -> torch.Tensor:
     """The result is of the first input's type, also where the power is of floats."""
     return _binary(torch.pow, call).to(call.tensor().dtype)
 
 
 @operator("Mod")
-def remainder(call: Call) -> torch.Tensor:
+def remainder(call: NodeCall) -> torch.Tensor:
     """What is left of a division: of the divisor's sign, or of the dividend's as in C."""
     return _binary(torch.fmod if call.get("fmod", 0) else torch.remainder, call)
 
@@ -243,33 +243,33 @@ for _name, _one in (_UNARY | _ALIKE).items():
 
 
 @operator("LeakyRelu")
-def leaky_relu(call: Call) -> torch.Tensor:
+def leaky_relu(call: NodeCall) -> torch.Tensor:
     return F.leaky_relu(call.tensor(), call.get("alpha", 0.01))
 
 
 @operator("Elu")
-def elu(call: Call) -> torch.Tensor:
+def elu(call: NodeCall) -> torch.Tensor:
     return F.elu(call.tensor(), call.get("alpha", 1.0))
 
 
 @operator("ThresholdedRelu")
-def thresholded_relu(call: Call) -> torch.Tensor:
+def thresholded_relu(call: NodeCall) -> torch.Tensor:
     return F.threshold(call.tensor(), call.get("alpha", 1.0), 0.0)
 
 
 @operator("Gelu")
-def gelu(call: Call) -> torch.Tensor:
+def gelu(call: NodeCall) -> torch.Tensor:
     return F.gelu(call.tensor(), approximate=call.get("approximate", "none"))
 
 
 @operator("com.microsoft:BiasGelu", "com.microsoft:FastGelu")
-def bias_gelu(call: Call) -> torch.Tensor:
+def bias_gelu(call: NodeCall) -> torch.Tensor:
     x = call.tensor() + call.tensor(1) if call.has(1) else call.tensor()
     return F.gelu(x, approximate="tanh" if call.node.op == "FastGelu" else "none")
 
 
 @operator("PRelu")
-def prelu(call: Call) -> torch.Tensor:
+def prelu(call: NodeCall) -> torch.Tensor:
     x, slope = call.tensor(), call.tensor(1)
     # From behind, as in all broadcasting: a slope for each channel has a 1 for each dimension after it.
     channels = x.shape[1] if x.dim() > 1 else 1
@@ -280,7 +280,7 @@ def prelu(call: Call) -> torch.Tensor:
 
 
 @operator("Clip")
-def clip(call: Call) -> torch.Tensor:
+def clip(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     low, high = (
         call.number(name, place) if place >= len(call.known) or call.known[place] is not None or not call.has(place)
@@ -299,20 +299,20 @@ def clip(call: Call) -> torch.Tensor:
 
 
 @operator("Min", "Max")
-def extreme(call: Call) -> torch.Tensor:
+def extreme(call: NodeCall) -> torch.Tensor:
     function = torch.minimum if call.node.op == "Min" else torch.maximum
     found: torch.Tensor = reduce(function, call.inputs)
     return found
 
 
 @operator("Sum", "Mean")
-def total(call: Call) -> torch.Tensor:
+def total(call: NodeCall) -> torch.Tensor:
     found: torch.Tensor = reduce(torch.add, call.inputs)
     return found / len(call.inputs) if call.node.op == "Mean" else found
 
 
 @operator("Where")
-def where(call: Call) -> Any:
+def where(call: NodeCall) -> Any:
     condition, *others = call.inputs
     values = [
         numbers(known)[0] if known is not None and known.dim() == 0 else value
@@ -328,7 +328,7 @@ def where(call: Call) -> Any:
 
 
 @operator("CumSum")
-def cumsum(call: Call) -> torch.Tensor:
+def cumsum(call: NodeCall) -> torch.Tensor:
     x, axis = call.tensor(), int(call.values(1)[0])
     if call.device == "meta":
         return torch.cumsum(x, axis, dtype=x.dtype)
@@ -340,13 +340,13 @@ def cumsum(call: Call) -> torch.Tensor:
 
 
 @operator("BitShift")
-def bit_shift(call: Call) -> torch.Tensor:
+def bit_shift(call: NodeCall) -> torch.Tensor:
     shift = torch.bitwise_left_shift if call.get("direction") == "LEFT" else torch.bitwise_right_shift
     return shift(call.tensor(), call.tensor(1))
 
 
 @operator("Softmax", "LogSoftmax")
-def softmax(call: Call) -> torch.Tensor:
+def softmax(call: NodeCall) -> torch.Tensor:
     function = F.softmax if call.node.op == "Softmax" else F.log_softmax
     axis = call.axis(-1 if call.opset >= 13 else 1)
     if call.opset >= 13 or axis == call.tensor().dim() - 1:
@@ -372,7 +372,7 @@ def _as_bytes(x: Any, dtype: torch.dtype) -> Any:
         return (x[0].view(dtype), *x[1:]) if isinstance(x, tuple) else x.view(dtype)
 
 
-def pooled(call: Call, kind: str, x: torch.Tensor) -> Any:
+def pooled(call: NodeCall, kind: str, x: torch.Tensor) -> Any:
     """x pooled by windows, or as a whole; integers are pooled as they are."""
     if x.dtype == torch.uint8:  # for which torch has no average on shapes alone; bytes with a sign take as many
         return _as_bytes(pooled(call, kind, _as_bytes(x, torch.int8)), torch.uint8)
@@ -404,7 +404,7 @@ _POOL_NAMES = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 
 
 @operator(*_POOL_NAMES, *(f"com.microsoft.nchwc:{name}" for name in _POOL_NAMES), has_values=False)
-def pool(call: Call) -> Any:
+def pool(call: NodeCall) -> Any:
     return pooled(call, call.node.op, call.tensor())
 
 
@@ -412,18 +412,18 @@ def pool(call: Call) -> Any:
 
 
 @operator("BatchNormalization")
-def batch_norm(call: Call) -> torch.Tensor:
+def batch_norm(call: NodeCall) -> torch.Tensor:
     x, weight, bias, mean, variance = (call.tensor(place) for place in range(5))
     return F.batch_norm(x, mean, variance, weight, bias, False, 0.1, call.get("epsilon", 1e-5))
 
 
 @operator("InstanceNormalization")
-def instance_norm(call: Call) -> torch.Tensor:
+def instance_norm(call: NodeCall) -> torch.Tensor:
     return F.instance_norm(call.tensor(), weight=call.tensor(1), bias=call.tensor(2), eps=call.get("epsilon", 1e-5))
 
 
 @operator("LayerNormalization")
-def layer_norm(call: Call) -> Any:
+def layer_norm(call: NodeCall) -> Any:
     x = call.tensor()
     shape = list(x.shape[call.axis(-1) :])
     weight, bias = call.tensor(1).expand(shape), call.optional(2)
@@ -434,14 +434,14 @@ def layer_norm(call: Call) -> Any:
 
 
 @operator("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft:SimplifiedLayerNormalization")
-def rms_norm(call: Call) -> torch.Tensor:
+def rms_norm(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     shape = list(x.shape[call.axis(-1) :])
     return F.rms_norm(x, shape, call.tensor(1).expand(shape), call.get("epsilon", 1e-5))
 
 
 @operator("GroupNormalization")
-def group_norm(call: Call) -> torch.Tensor:
+def group_norm(call: NodeCall) -> torch.Tensor:
     x, weight, bias = call.tensor(), call.tensor(1), call.tensor(2)
     groups = int(call.get("num_groups", 1))
     if weight.shape[0] != x.shape[1]:  # before opset 21 there is one per group
@@ -450,12 +450,12 @@ def group_norm(call: Call) -> torch.Tensor:
 
 
 @operator("LpNormalization")
-def lp_normalization(call: Call) -> torch.Tensor:
+def lp_normalization(call: NodeCall) -> torch.Tensor:
     return F.normalize(call.tensor(), float(call.get("p", 2)), call.axis(-1))
 
 
 @operator("LRN")
-def local_response_norm(call: Call) -> torch.Tensor:
+def local_response_norm(call: NodeCall) -> torch.Tensor:
     alpha, beta, bias = (call.get(name, default) for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
     return F.local_response_norm(call.tensor(), int(call.get("size", 1)), alpha, beta, bias)
 
@@ -488,7 +488,7 @@ _OF_FLOATS = frozenset(("ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum", "R
 
 
 @operator(*_REDUCTIONS)
-def reduction(call: Call) -> torch.Tensor:
+def reduction(call: NodeCall) -> torch.Tensor:
     x, keep = call.tensor(), bool(call.get("keepdims", 1))
     axes = [int(axis) for axis in call.setting("axes", 1) or ()]
     if not axes and call.get("noop_with_empty_axes", 0):
@@ -504,13 +504,13 @@ def reduction(call: Call) -> torch.Tensor:
 
 
 @operator("ArgMax", "ArgMin")
-def position(call: Call) -> torch.Tensor:
+def position(call: NodeCall) -> torch.Tensor:
     function = torch.argmax if call.node.op == "ArgMax" else torch.argmin
     return function(call.tensor(), call.axis(0), keepdim=bool(call.get("keepdims", 1)))
 
 
 @operator("TopK")
-def top_k(call: Call) -> Any:
+def top_k(call: NodeCall) -> Any:
     count = int(call.number("k", 1))
     return torch.topk(call.tensor(), count, call.axis(-1), bool(call.get("largest", 1)), bool(call.get("sorted", 1)))
 
@@ -522,7 +522,7 @@ _CELLS: dict[str, tuple[int, Any]] = {"LSTM": (4, torch.lstm), "GRU": (3, torch.
 
 
 @operator(*_CELLS, has_values=False)
-def recurrent(call: Call) -> Any:
+def recurrent(call: NodeCall) -> Any:
     """One layer over a sequence. ONNX stacks the directions in front and both biases in one row."""
     gates, function = _CELLS[call.node.op]
     x, inner, outer, biases = call.tensor(), call.tensor(1), call.tensor(2), call.optional(3)
@@ -548,7 +548,7 @@ def recurrent(call: Call) -> Any:
 
 
 @operator("GridSample", has_values=False)
-def grid_sample(call: Call) -> torch.Tensor:
+def grid_sample(call: NodeCall) -> torch.Tensor:
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(call.get("mode", "linear"), call.get("mode", "bilinear"))
     return F.grid_sample(call.tensor(), call.tensor(1), mode=mode, align_corners=bool(call.get("align_corners", 0)))
 
@@ -557,7 +557,7 @@ def grid_sample(call: Call) -> torch.Tensor:
 
 
 @operator("ai.onnx.ml:LinearRegressor", "ai.onnx.ml:LinearClassifier", has_values=False)
-def sklearn_linear(call: Call) -> Any:
+def sklearn_linear(call: NodeCall) -> Any:
     """Rows times coefficients; the classifier names the largest, and turns scores into shares."""
     x, weight = call.tensor(), call.tensor(1)
     x = x if x.is_floating_point() else x.to(torch.float32)
@@ -573,11 +573,11 @@ def sklearn_linear(call: Call) -> Any:
 
 
 @operator("ai.onnx.ml:Scaler")
-def scaler(call: Call) -> torch.Tensor:
+def scaler(call: NodeCall) -> torch.Tensor:
     return (call.tensor() - call.tensor(1)) * call.tensor(2)
 
 
 @operator("ai.onnx.ml:Normalizer", has_values=False)
-def normalizer(call: Call) -> torch.Tensor:
+def normalizer(call: NodeCall) -> torch.Tensor:
     x = call.tensor() if call.tensor().is_floating_point() else call.tensor().to(torch.float32)
     return F.normalize(x, {"L1": 1.0, "L2": 2.0, "MAX": float("inf")}.get(call.get("norm", "MAX"), 2.0), -1)

@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 import edge_opt as eo
 from edge_opt.errors import EdgeOptError, ModelNotFound, UnreadableModel
 from edge_opt.model_files.file_model import load_tflite
-from edge_opt.model_files.tflite_file import OPERATORS, TYPES, read_tflite
+from edge_opt.model_files.tflite_reader import OPERATORS, TYPES, read_tflite
 from tflite_graphs import Graph, Op, conv, write
 
 
