@@ -60,6 +60,14 @@ def a_young_process() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def new_to_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test sees the warning about a former name, which a process shows once."""
+    from edge_opt._support import deprecation
+
+    monkeypatch.setattr(deprecation, "_warned", set())
+
+
 @pytest.fixture
 def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of this test do not wait for those of others on the machine: their locks are in a folder of their own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,9 @@ def __getattr__(name: str) -> Any:
     if name == _PACKAGE:
         return import_module(f"edge_opt.{name}")
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'edge_opt' has no attribute {name!r}")
+        from edge_opt._support.deprecation import former_attribute
+
+        return former_attribute("edge_opt", name, stacklevel=3)
     value = getattr(import_module(f"edge_opt.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
@@ -113,3 +116,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+class _FormerModules:
+    """Finds modules of ours under their former paths."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
+        if not fullname.startswith("edge_opt."):
+            return None
+        # Not imported before it is needed: that would double the time of `import edge_opt`.
+        from edge_opt._support.deprecation import spec_of_former_module
+
+        return spec_of_former_module(fullname)
+
+
+# Last in the list, it is asked only for modules that nobody else has found.
+sys.meta_path.append(_FormerModules())

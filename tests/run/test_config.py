@@ -141,11 +141,13 @@ def test_the_memory_budget_is_a_constraint_like_others() -> None:
     assert read_config().budgets == ("accuracy_drop <= 0.01",)
 
 
+@pytest.mark.filterwarnings("error")
 def test_the_template_is_the_default_with_every_key_explained(tmp_path: Path) -> None:
     assert read_config(write(tmp_path, template())) == RunConfig()
-    assert list(yaml.safe_load(template())) == list(RunConfig.model_fields)
-    for field in RunConfig.model_fields.values():
-        assert f"# {field.description}\n" in template()
+    without_effect = {"benchmark_repeats", "benchmark_trials", "benchmark_warmup"}
+    assert list(yaml.safe_load(template())) == [key for key in RunConfig.model_fields if key not in without_effect]
+    for key, field in RunConfig.model_fields.items():
+        assert key in without_effect or f"# {field.description}\n" in template()
 
 
 def test_the_default_file_of_the_project_is_the_template() -> None:
@@ -185,8 +187,16 @@ def test_a_sweep_takes_the_keys_of_a_configuration_with_their_defaults() -> None
 
 
 def test_former_names_of_settings_still_work_and_say_their_new_ones() -> None:
-    with pytest.warns(DeprecationWarning, match=r"sweep\(pruning=\) is called pruning_levels="):
+    with pytest.warns(FutureWarning, match=r"sweep\(pruning\) is deprecated since 0.2, use sweep\(pruning_levels\)"):
         assert sweep_settings({"pruning": [0.5]}).pruning_levels == [0.5]
+
+
+@pytest.mark.parametrize("key", ["benchmark_repeats", "benchmark_trials", "benchmark_warmup"])
+def test_keys_of_older_files_that_have_no_effect_warn(key: str) -> None:
+    with pytest.warns(FutureWarning, match=f"{key} has no effect since 0.2, use min_time_s"):
+        read_config(settings=[f"{key}=7"])
+    with pytest.raises(InvalidConfig, match=f"{key} is -1; it must be at least"):
+        read_config(settings=[f"{key}=-1"])
 
 
 @pytest.mark.parametrize("key", ["epochs", "prunning_levels"])

@@ -7,18 +7,21 @@ import os
 import signal
 import sys
 import traceback
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from edge_opt._support.deprecation import FormerNameWarning, current_options
 from edge_opt._support.waiting import console_width, telling
 from edge_opt.errors import EdgeOptError, SweepInterrupted
 from edge_opt.loading import TRUST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console
 
@@ -63,7 +66,7 @@ class Shell(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with telling(is_log_wanted=not os.environ.get(QUIET)):
+            with telling(is_log_wanted=not os.environ.get(QUIET)), _former_names_told():
                 return super().invoke(ctx)
         except EdgeOptError as error:
             raise self._ended(ctx, error, str(error), error.exit_code) from error
@@ -78,11 +81,33 @@ class Shell(TyperGroup):
                 raise
             raise self._ended(ctx, error, refused(error), EdgeOptError.exit_code) from error
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, current_options(name or "", rest)
+
     def _ended(self, ctx: Any, error: BaseException, sentence: str, code: int) -> typer.Exit:
         if ctx.find_root().meta.get("edge_opt.debug"):
             traceback.print_exception(error)
         talk(sentence if isinstance(error, KeyboardInterrupt) else f"error: {sentence}")
         return typer.Exit(code)
+
+
+@contextmanager
+def _former_names_told() -> Iterator[None]:
+    """Print a warning about a former name as one line; the place in our code where it arose is of no use here."""
+    show = warnings.showwarning
+
+    def show_plainly(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+        if issubclass(category, FormerNameWarning):
+            talk(f"warning: {message}")
+        else:
+            show(message, category, *where, **options)
+
+    warnings.showwarning = show_plainly
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 def refused(error: OSError) -> str:

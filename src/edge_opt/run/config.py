@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from edge_opt._support.deprecation import current_keywords, former_names
 from edge_opt._support.extras import missing
 from edge_opt.budgets import parse_budget, trial_metrics
 from edge_opt.errors import BudgetError, EdgeOptError, InvalidConfig
@@ -340,7 +340,7 @@ def read_settings(settings: Sequence[str], content: Mapping[str, Any] | None = N
 def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
     """The configuration that a mapping describes; every fault in it is one sentence of one error."""
     try:
-        return RunConfig.model_validate(dict(content))
+        return RunConfig.model_validate(current_keywords(content, former_names("configuration key"), stacklevel=4))
     except ValidationError as error:
         faults = [{**fault, "loc": _named(fault["loc"])} for fault in error.errors() if not _is_other_form(fault)]
         sentences = dict.fromkeys(map(_sentence, faults))
@@ -357,7 +357,6 @@ SWEEP_KEYS = (
 )  # fmt: skip
 # What is scored and trained on, as `finetune` and `sensitivity` take it, too.
 TASK_KEYS = ("metric", "metric_direction", "loss", "forward", "collate")
-_FORMER = {"pruning": "pruning_levels", "use_ci": "pareto_use_ci"}
 
 
 def sweep_settings(settings: Mapping[str, Any]) -> RunConfig:
@@ -367,11 +366,7 @@ def sweep_settings(settings: Mapping[str, Any]) -> RunConfig:
     8
     """
     known: dict[str, Any] = {}
-    for name, value in settings.items():
-        key = _FORMER.get(name, name)
-        if key != name:
-            sentence = f"sweep({name}=) is called {key}= as in a configuration; {name}= goes with version 0.4"
-            warnings.warn(sentence, DeprecationWarning, stacklevel=3)
+    for key, value in current_keywords(settings, former_names("parameter", "sweep"), stacklevel=4).items():
         if key not in SWEEP_KEYS:
             raise InvalidConfig(unknown_key(key, SWEEP_KEYS))
         known[key] = _as_lists(value)
@@ -518,13 +513,16 @@ _HEAD = """\
 
 
 def template() -> str:
-    """Every key with its default, under a heading, with what it is for.
+    """Every key that has an effect, with its default, under a heading, with what it is for.
 
     >>> print(template().splitlines()[4])
     # Decides the parts of the data, first weights and fine-tuning.
     """
     lines = [_HEAD]
+    former = former_names("configuration key")
     for name, field in RunConfig.model_fields.items():
+        if name in former:
+            continue
         extra = field.json_schema_extra
         if isinstance(extra, dict) and "group" in extra:
             lines.append(f"\n## {extra['group']}\n")
