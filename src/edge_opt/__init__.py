@@ -20,7 +20,7 @@ _HOMES = {
     "boards.fitted": ("transfer",),
     "boards.known_platforms": ("platforms",),
     "boards.own_board": ("fit_platform",),
-    "boards.roofline": ("explain_utilization", "layer_utilizations", "roofline", "utilization"),
+    "boards.roofline": ("roofline",),
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
     "calibration.predict": ("predict", "time_operators"),
@@ -31,6 +31,7 @@ _HOMES = {
     "cost.conventions": ("reconcile",),
     "errors": ("EdgeOptError",),
     "fitting": ("compare_targets", "fit_batch"),
+    "hardware": ("explain_utilization",),
     "measuring.session": ("measure",),
     "profiling": ("clear_caches", "profile"),
     "records.costs": ("OpCost", "TensorInfo"),
@@ -67,10 +68,7 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.fitted import transfer as transfer
     from edge_opt.boards.known_platforms import platforms as platforms
     from edge_opt.boards.own_board import fit_platform as fit_platform
-    from edge_opt.boards.roofline import explain_utilization as explain_utilization
-    from edge_opt.boards.roofline import layer_utilizations as layer_utilizations
     from edge_opt.boards.roofline import roofline as roofline
-    from edge_opt.boards.roofline import utilization as utilization
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
     from edge_opt.calibration.predict import predict as predict
@@ -85,6 +83,7 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.explanation.sensitivity import sensitivity as sensitivity
     from edge_opt.fitting import compare_targets as compare_targets
     from edge_opt.fitting import fit_batch as fit_batch
+    from edge_opt.hardware import explain_utilization as explain_utilization
     from edge_opt.measuring.session import measure as measure
     from edge_opt.profiling import clear_caches as clear_caches
     from edge_opt.profiling import profile as profile

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edge_opt as eo
-from edge_opt import explain_utilization
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
 from edge_opt.records.shown import Record
@@ -160,6 +159,50 @@ def summarize_hardware(
         summary["roofline_knee_macs_per_byte"] = knee
         summary["bound_regime"] = "memory-bound" if intensity < knee else "compute-bound"
     return summary
+
+
+_READINGS = (
+    (
+        0.8,
+        "memory-bound: most of the time goes into moving data",
+        ("prune channels, which shrinks activations", "use fp16 or int8, which moves fewer bytes",
+         "fuse or tile layers, so that data is used more often per transfer"),
+    ),
+    (
+        0.2,
+        "balanced: compute and memory both count",
+        ("look at single layers for their own bottleneck", "try other batch sizes",
+         "compare precisions for accuracy against speed"),
+    ),
+    (
+        float("-inf"),
+        "compute-bound, or memory is used inefficiently",
+        ("a small model may be dominated by the framework's overhead", "few or slow cores limit compute",
+         "check for cache misses", "consider quantisation or an accelerator"),
+    ),
+)  # fmt: skip
+# A roofline's own time is a sum of the same quotients; a share above 1 by their rounding alone says nothing of a cache.
+_WHOLE = 1 + 1e-9
+_CACHED = (
+    "; more than memory delivers, so part of the data came from a cache, or the figure for the bandwidth is too low"
+)
+
+
+def explain_utilization(bandwidth_utilization: float) -> str:
+    """Return what a bandwidth utilisation means in words, with advice.
+
+    Args:
+        bandwidth_utilization: Share of the bandwidth: above 0.8 is memory-bound, up to 0.2 compute-bound, else
+            balanced.
+
+    >>> explain_utilization(0.423).partition(";")[0]
+    '42.3 % of the bandwidth: balanced: compute and memory both count'
+    """
+    reading, advice = next(
+        (text, hints) for least, text, hints in _READINGS if bandwidth_utilization > least or least == float("-inf")
+    )
+    cached = _CACHED if bandwidth_utilization > _WHOLE else ""
+    return f"{bandwidth_utilization * 100:.1f} % of the bandwidth: {reading}{cached}; {'; '.join(advice)}"
 
 
 def precision_tradeoff_table(sweep_df: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,6 @@ from edge_opt.boards.catalog import spec_from
 from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec, Roofline
-from edge_opt.records.measurements import Interval, LayerLatencies, LayerLatency
 
 
 def figure(value: float) -> dict[str, object]:
@@ -199,7 +198,7 @@ def test_without_a_bandwidth_everything_is_unknown_but_the_counts() -> None:
     assert roof.total.compute_s == FLOPS / 1e9
     assert roof.total.bytes_moved == READ + WRITTEN
     assert "unknown (not measured)" in roof.remarks[0]
-    assert (roof.total.bandwidth_utilization, eo.utilization(roof)) == (None, None)
+    assert roof.total.bandwidth_utilization is None
 
 
 def test_without_a_peak_at_this_precision_no_other_is_borrowed() -> None:
@@ -286,46 +285,3 @@ def test_a_profile_counted_as_another_tool_counts_is_refused() -> None:
 def test_a_roofline_goes_through_json_and_back() -> None:
     roof = eo.roofline(LINEAR, "raspberry-pi-4")
     assert from_plain(Roofline, to_plain(roof)) == roof
-
-
-def measured(seconds: float) -> LayerLatencies:
-    layer = LayerLatency(0, "", "Linear", seconds, Interval(seconds, seconds), 1.0, None, None)
-    return LayerLatencies((layer,), 0.0, seconds, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "share", "word"),
-    [(1e-6, 0.928, "memory-bound"), (2e-6, 0.464, "balanced"), (1e-5, 0.0928, "compute-bound, or")],
-)
-def test_measured_utilization_is_read_as_the_seed_reads_it(seconds: float, share: float, word: str) -> None:
-    roof = eo.roofline(LINEAR, board(bandwidth=1e9, fp32=4e9))
-    (layer,), whole = eo.layer_utilizations(roof, measured(seconds)), eo.utilization(roof, seconds)
-    assert whole is not None
-    for found in (layer, whole):
-        assert found.bandwidth == pytest.approx(share)
-        assert found.compute == pytest.approx(264e-9 / seconds)
-        assert found.reading.startswith(word) and found.advice
-        assert found.is_measured
-        assert found.reading in eo.explain_utilization(share)
-
-
-def test_more_than_the_whole_bandwidth_is_explained_by_the_cache() -> None:
-    roof = eo.roofline(LINEAR, board(bandwidth=1e9, fp32=4e9))
-    (layer,) = eo.layer_utilizations(roof, measured(464e-9))
-    assert layer.bandwidth == pytest.approx(2.0)
-    assert "came from a cache" in layer.reading
-    assert "came from a cache" in eo.explain_utilization(1.5)
-    assert "cache" not in eo.explain_utilization(1.0)
-
-
-def test_without_measurement_utilization_is_that_of_the_rooflines_own_time() -> None:
-    roof = eo.roofline(LINEAR, board(bandwidth=1e9, fp32=0.5e9))
-    (layer,) = eo.layer_utilizations(roof)
-    # 928 ns of moving in 2112 ns of computing
-    assert (layer.is_measured, layer.bandwidth, layer.compute) == (False, pytest.approx(928 / 2112), 1.0)
-    assert layer.reading.startswith("balanced")
-
-
-def test_layers_that_were_not_measured_are_left_out() -> None:
-    roof = eo.roofline(LINEAR, board(fp32=4e9))
-    assert eo.layer_utilizations(roof, replace(measured(1e-6), layers=())) == ()

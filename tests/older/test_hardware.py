@@ -140,6 +140,11 @@ def test_utilization_is_read_with_its_limits(share: float, word: str) -> None:
     assert f"% of the bandwidth: {word}" in explain_utilization(share)
 
 
+def test_more_than_the_whole_bandwidth_is_explained_by_the_cache() -> None:
+    assert "came from a cache" in explain_utilization(1.5)
+    assert "cache" not in explain_utilization(1.0)
+
+
 def test_precisions_are_averaged_and_sorted_by_latency() -> None:
     sweep = pd.DataFrame(
         {

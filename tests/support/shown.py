@@ -109,7 +109,6 @@ def records() -> dict[str, Any]:
         "layer latencies": here.measurement.layers,
         "latency": here.measurement.latency,
         "roofline": eo.roofline(small, "raspberry-pi-4"),
-        "utilization": eo.utilization(eo.roofline(small, "raspberry-pi-4")),
         "device": eo.device("raspberry-pi-4"),
         "batch fit": eo.fit_batch(Encoder(), SHAPE[1:], memory_limit_mb=1),
         "memory": eo.peak_memory(small),

@@ -195,20 +195,6 @@ class Roofline(Shown):
     remarks: tuple[str, ...] = field("Figures that are missing, and what follows from that.")
 
 
-@record
-class Utilization(Shown):
-    """How well a layer, or the whole model, uses the device, in numbers and in words."""
-
-    module: int | None = field("Place of the module call in the trace; None for the whole model.")
-    path: str = field('Path of the module; "" for the whole model.')
-    seconds: float = field("The time in which it is used.")
-    is_measured: bool = field("Whether that time was measured; else it is the roofline's.")
-    bandwidth: float | None = field("Share of the bandwidth that is used; above 1 where data came from a cache.")
-    compute: float | None = field("Share of the peak that is used; None where the peak is not known.")
-    reading: str = field("What the share of the bandwidth says, in words.")
-    advice: tuple[str, ...] = field("What to try.")
-
-
 # Said wherever a verdict on RAM is given. What rules know of an operator's own tensors is part of its live bytes.
 SCRATCH_IS_APART = "memory is that of tensors: what kernels allocate inside (scratch) comes on top"
 

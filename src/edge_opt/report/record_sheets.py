@@ -9,7 +9,7 @@ from edge_opt import units
 from edge_opt.records.compression import Explanation, FineTuned, Pruned, Sensitivity
 from edge_opt.records.conversions import Agreement, Converted, RunnerProfile
 from edge_opt.records.costs import Reconciliation
-from edge_opt.records.devices import BatchFit, DeviceSpec, Roofline, Utilization
+from edge_opt.records.devices import BatchFit, DeviceSpec, Roofline
 from edge_opt.records.measurements import Comparison, Diagnosis, Latency, LayerLatencies, Measurement
 from edge_opt.records.predictions import Calibration, DeviceMemory, MemoryNeed, Prediction, TargetComparison
 from edge_opt.records.profiles import CheckResult, ModelComparison, ModelProfile
@@ -121,15 +121,6 @@ def _roofline(found: Roofline) -> Sheet:
 
 def _seconds(value: float | None) -> str:
     return "not known" if value is None else units.duration(value)
-
-
-@sheet(Utilization)
-def _utilization(found: Utilization) -> Sheet:
-    shares = (("Bandwidth", found.bandwidth), ("Compute", found.compute))
-    used = tuple((name, units.percent_of(share) + " used") for name, share in shares if share is not None)
-    how = "measured" if found.is_measured else "by the roofline"
-    facts = (*used, ("Reading", found.reading), *(("Advice", text) for text in found.advice))
-    return Sheet(f"{found.path or 'the whole model'}: {units.duration(found.seconds)}, {how}", facts=facts)
 
 
 @sheet(Measurement)
