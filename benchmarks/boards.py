@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "platform_fit"))
 
-from fit_platforms import carried_share, declare_operators, groups, same_run, timm_group
+from fit_platforms import declare_operators, groups, same_run, timm_group
 from held_out import (
     FEW_FAMILIES,
     Trial,
@@ -125,11 +125,6 @@ def ncnn_cpu(boards: Sequence[Board]) -> None:
     errors = np.abs([trial.log_error for trial in outside])
     print(f"  outside the fit: {len(outside)} rows of {sorted({trial.net for trial in outside})}, "
           f"nine in ten within {np.exp(np.quantile(errors, 0.9)) if len(errors) else 1:.1f}")  # fmt: skip
-    per_board = [[trial for trial in by["all"] if trial.board == number] for number in range(len(boards))]
-    share, noise = carried_share(boards, per_board)
-    print(
-        f"  known on another chip: {share:.2f} of a net's error is carried over, {np.expm1(0.6745 * noise):.1%} remain"
-    )
 
 
 def _nothing() -> Costs:

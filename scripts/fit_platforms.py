@@ -149,7 +149,6 @@ def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) 
     typed = [trial for board in trials for trial in board if trial.known != "all"]
     trials = tuple(tuple(trial for trial in board if trial.known == "all") for board in trials)
     spread = calibrated([trial for board in trials for trial in board])
-    carried, noise = carried_share(group.boards, trials)
     kind = Kind(
         name=group.name,
         habits=group.habits,
@@ -158,8 +157,6 @@ def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) 
         spread=spread,
         typed_spread=calibrated(typed) if len(typed) >= FEW_TRIALS else spread,
         boards=len(group.boards),
-        carried=carried,
-        carried_noise=noise if carried else spread.noise,
         source=group.source,
     )
     return Fitted(group, kind, costs, trials)
@@ -202,22 +199,6 @@ def same_run(board: Board) -> tuple[object, ...]:
 def _rows(board: Board, habits: Habits) -> tuple[Vector, Vector]:
     rows = np.array([net.workload.quantities(habits) for net, _ in board.times])
     return rows, np.array([time for _, time in board.times])
-
-
-def carried_share(boards: Sequence[Board], trials: Sequence[Sequence[Trial]]) -> tuple[float, float]:
-    """How much of a net's error on one chip it has on another, and the noise of what remains."""
-    errors = [{trial.net: trial.log_error for trial in board if not trial.is_outside} for board in trials]
-    generator = np.random.default_rng(0)
-    pairs: list[tuple[float, float]] = []
-    for _ in range(20 * len(boards)):
-        one, other = generator.integers(len(boards), size=2)
-        if boards[one].soc != boards[other].soc:
-            pairs += [(errors[one][net], errors[other][net]) for net in errors[one] if net in errors[other]]
-    if len(pairs) < 200:
-        return 0.0, 0.0
-    x, y = np.clip(np.array(pairs).T, -1.0, 1.0)
-    slope = float(np.clip((x @ y) / (x @ x), 0.0, 1.0))
-    return slope, float(1.4826 * np.median(np.abs(y - slope * x)))
 
 
 def platforms(fitted: Fitted) -> list[Platform]:
@@ -320,8 +301,6 @@ def kind_lines(kind: Kind) -> list[str]:
     return [
         f"[{kind.name}]",
         f"boards = {kind.boards}",
-        f"carried = {kind.carried:.3f}",
-        f"carried_noise = {kind.carried_noise:.3f}",
         f'source = "{kind.source}"',
         f"habits = {{ cache_elements = {kind.habits.cache_elements:g}, "
         f"splits_groups = {str(kind.habits.splits_groups).lower()}"

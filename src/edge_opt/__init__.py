@@ -17,7 +17,6 @@ _HOMES = {
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
-    "boards.fitted": ("transfer",),
     "boards.known_platforms": ("platforms",),
     "boards.own_board": ("fit_platform",),
     "boards.roofline": ("roofline",),
@@ -65,7 +64,6 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.catalog import device as device
     from edge_opt.boards.catalog import devices as devices
     from edge_opt.boards.estimate import estimate as estimate
-    from edge_opt.boards.fitted import transfer as transfer
     from edge_opt.boards.known_platforms import platforms as platforms
     from edge_opt.boards.own_board import fit_platform as fit_platform
     from edge_opt.boards.roofline import roofline as roofline

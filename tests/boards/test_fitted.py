@@ -12,7 +12,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.boards.class_costs import CLASSES, Workload
-from edge_opt.boards.fitted import estimate_fitted, find_platform, transfer
+from edge_opt.boards.fitted import estimate_fitted, find_platform
 from edge_opt.boards.own_board import fit_platform, suggest_next
 from edge_opt.boards.platform_file import (
     FOLDER,
@@ -196,19 +196,6 @@ def test_the_net_that_is_suggested_shrinks_the_interval_most() -> None:
     assert found[0].factor_then < found[0].factor_now
     with pytest.raises(InvalidInput, match="candidates"):
         suggest_next(mine, [])
-
-
-def test_a_latency_is_carried_over_to_another_board() -> None:
-    source, target = find_platform("raspberry-pi-4", threads=4), find_platform("raspberry-pi-5", threads=4)
-    net = BUNDLED[0]
-    as_estimated, low, high = transfer(seconds_on(source, net), net, source, target)
-    assert as_estimated == pytest.approx(seconds_on(target, net))
-    assert low < as_estimated < high
-    slower, _, _ = transfer(1.3 * seconds_on(source, net), net, source, target)
-    # part of what the net takes beyond its estimate is its own
-    assert as_estimated <= slower <= 1.3 * as_estimated
-    with pytest.raises(InvalidInput, match="more than zero"):
-        transfer(0.0, net, source, target)
 
 
 def test_a_model_without_layers_is_refused() -> None:

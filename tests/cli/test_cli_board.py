@@ -115,12 +115,6 @@ def test_platforms_have_a_basis_or_say_why_not() -> None:
     assert eo.platforms("pi4")[0].name == "raspberry-pi-4/cpu-4/ncnn/fp32"
 
 
-def test_a_latency_is_carried_over_by_names() -> None:
-    profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
-    seconds, low, high = eo.transfer(4e-4, profile, source="pi4", target="raspberry-pi-5/cpu-1/ncnn/fp32")
-    assert low < seconds < high
-
-
 def test_the_nets_to_time_next_are_written_with_a_line_for_each_runtime(tmp_path: Path) -> None:
     torchvision_models()
     times = [f"--time={net}=50" for net in bundled_nets() if net != "squeezenet1_1"]

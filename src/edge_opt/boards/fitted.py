@@ -19,7 +19,7 @@ import numpy as np
 from edge_opt.boards.catalog import device as device_named
 from edge_opt.boards.catalog import normalized
 from edge_opt.boards.class_costs import CLASSES, Vector, Workload, workload
-from edge_opt.boards.class_fit import OUTSIDE_SHARE, Spread
+from edge_opt.boards.class_fit import OUTSIDE_SHARE
 from edge_opt.boards.platform_file import Kind, Platform, fitted_platforms, kinds, load_platform, timed_devices
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records.devices import Bound, DeviceSpec
@@ -354,40 +354,3 @@ def resolved(platform: Platform | str, precision: str = "fp32", threads: int | N
         with suppress(UnknownDevice):  # an alias; of another name find_platform says what is closest
             name = device_named(name).name
     return find_platform(name, precision=precision, threads=threads)
-
-
-def transfer(
-    seconds: float, profile: ModelProfile | Workload, source: Platform | str, target: Platform | str
-) -> tuple[float, float, float]:
-    """A latency known on one platform, said for another: seconds there, and the ends of its 90 % interval.
-
-    What a net took on the source beyond its estimate there is carried over in part: some of it is the net's own, some
-    the board's. How much was measured on nets that were held out.
-
-    Args:
-        seconds: what the model took on the source.
-        profile: of the model, as it was run.
-        source: where it was timed: a platform, its name or file, or a device, whose best-known platform is taken.
-        target: where it is to run, likewise.
-
-    >>> import edge_opt as eo
-    >>> from edge_opt.model import SmallCNN
-    >>> profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
-    >>> found, low, high = transfer(400e-6, profile, source="raspberry-pi-4", target="raspberry-pi-5")
-    >>> low < found < high
-    True
-    """
-    source, target = resolved(source), resolved(target)
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise InvalidInput(f"seconds is {seconds:g}; it must be finite and more than zero")
-    work = profile if isinstance(profile, Workload) else workload(profile)
-    there, here = estimate_fitted(work, target), estimate_fitted(work, source)
-    kind = kinds()[target.kind]
-    # Another runtime has other kernels: nothing of one net's peculiarity is known to carry over.
-    carried = kind.carried if source.kind == target.kind else 0.0
-    found = there.seconds * (seconds / here.seconds) ** carried
-    variance = target.costs.variance(work.quantities(kind.habits))
-    width = interval(work, target)[0]
-    if carried:
-        width = min(width, Spread(kind.carried_noise, kind.spread.trust, kind.spread.quantile).width(variance))
-    return found, found / math.exp(width), found * math.exp(width)

@@ -36,9 +36,7 @@ class Kind:
 
     `prior` is what is likely before any time is known, its `seen` the families of nets that have a class; `same_core`
     the covariance of costs between boards that have one core; `habits` how layers are run. `spread` is that of fitted
-    platforms, `typed_spread` that of boards of which only a few times are known. `carried` is the share of a net's
-    error on one board that it has on another, which `transfer` uses, and `carried_noise` what remains then, as a
-    logarithm.
+    platforms, `typed_spread` that of boards of which only a few times are known.
     """
 
     name: str
@@ -48,8 +46,6 @@ class Kind:
     spread: Spread
     typed_spread: Spread
     boards: int
-    carried: float
-    carried_noise: float
     source: str
 
 
@@ -138,8 +134,6 @@ def kind_from(name: str, data: Mapping[str, Any]) -> Kind:
         spread=Spread(**data["spread"]),
         typed_spread=Spread(**data["typed_spread"]),
         boards=data["boards"],
-        carried=data["carried"],
-        carried_noise=data["carried_noise"],
         source=data["source"],
     )
 
