@@ -115,7 +115,7 @@ def test_platforms_have_a_basis_or_say_why_not() -> None:
     assert eo.platforms("pi4")[0].name == "raspberry-pi-4/cpu-4/ncnn/fp32"
 
 
-def test_the_nets_to_time_next_are_written_with_a_line_for_each_runtime(tmp_path: Path) -> None:
+def test_the_nets_to_time_next_are_written(tmp_path: Path) -> None:
     torchvision_models()
     times = [f"--time={net}=50" for net in bundled_nets() if net != "squeezenet1_1"]
     code, out, _ = run(
@@ -126,10 +126,5 @@ def test_the_nets_to_time_next_are_written_with_a_line_for_each_runtime(tmp_path
     file = tmp_path / "nets" / "squeezenet1_1.onnx"
     # 1.24 million weights of four bytes
     assert file.stat().st_size > 4 * 1.2e6
-    assert (
-        "pnnx squeezenet1_1.onnx inputshape=[1,3,224,224] && benchncnn 20 4 0 -1 1 param=squeezenet1_1.ncnn.param "
-        "shape=[224,224,3]" in out
-    )
-    for tool in ("benchmark_model", "onnxruntime_perf_test -I -e cpu -x 4", "edge-opt measure-on"):
-        assert tool in out
-    assert "--time squeezenet1_1=MS" in out
+    assert f"wrote {file}" in out
+    assert "--time squeezenet1_1=MS --runtime NAME --threads 4" in out

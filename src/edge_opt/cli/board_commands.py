@@ -84,7 +84,7 @@ def board(
     if json:
         typer.echo(json_format.dumps(_plain(found, path, next_nets, files), indent=1))
     else:
-        for line in (*_lines(found, times, next_nets), *_recipes(files, threads)):
+        for line in (*_lines(found, times, next_nets), *_next_steps(files, threads)):
             typer.echo(line)
     talk(f"saved to {path}")
     talk(f"use it: edge-opt profile MODEL --target {path}")
@@ -146,17 +146,16 @@ def _exported(net: str, folder: Path) -> Path:
     return path
 
 
-def _recipes(files: Sequence[Path], threads: int | None) -> Iterator[str]:
-    """How to time the files there with each runtime, one line each, and how to type in what they took."""
-    from edge_opt.boards.own_board import timing_commands
-
+def _next_steps(files: Sequence[Path], threads: int | None) -> Iterator[str]:
+    """Say which files were written, and how to add the times they take on the board."""
     for path in files:
-        yield f"{path}:"
-        for command in timing_commands(path.name, threads=threads or 1):
-            yield f"  {command.runtime}: {command.line}  # {command.figure}"
+        yield f"wrote {path}"
     if files:
         named = " ".join(f"--time {path.stem}=MS" for path in files)
-        yield f"then add to this command what one runtime took: {named} --runtime NAME --threads {threads or 1}"
+        yield (
+            "time them on the board with one runtime (docs/own_device.md has the commands), then add to this command: "
+            f"{named} --runtime NAME --threads {threads or 1}"
+        )
 
 
 def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
