@@ -3,7 +3,7 @@
     python benchmarks/prediction_accuracy.py [--models 'NAME;...'] [--reuse-calibration FILE] [--reuse-times FILE]
 
 Measured: CPU time of one thread, models in turn, the least of several visits, in a heap that keeps its memory. Beside
-it: the prediction from calibration alone with its interval; each operator timed alone; a naive roofline on calibrated
+it: the prediction from calibration alone with its interval; a naive roofline on calibrated
 figures. Then the same with whole families of reference models left out. Prints a table and writes
 benchmarks/results/prediction_accuracy.json. About eight minutes; `--reuse-times` keeps the measured part in a file, so
 that it can be run in pieces.
@@ -94,9 +94,7 @@ def without(calibration: Calibration, families: tuple[str, ...]) -> Calibration:
     )
 
 
-def rows(
-    times: dict[Case, float], models: dict[Case, ModelProfile], calibration: Calibration, timed: dict[Case, float]
-) -> list[dict[str, Any]]:
+def rows(times: dict[Case, float], models: dict[Case, ModelProfile], calibration: Calibration) -> list[dict[str, Any]]:
     device = replace(eo.calibrated_device(calibration), overhead_s=None)
     found = []
     for case, seconds in times.items():
@@ -114,7 +112,6 @@ def rows(
                 "error": prediction.seconds / seconds - 1,
                 "is_covered": prediction.low <= seconds <= prediction.high,
                 "outside": list(prediction.outside),
-                "timed_error": timed[case] / seconds - 1 if case in timed else None,
                 "roofline_error": roof / seconds - 1,
             }
         )
@@ -147,7 +144,7 @@ def held_out(times: dict[Case, float], models: dict[Case, ModelProfile], calibra
 
 
 def show(found: list[dict[str, Any]], summaries: dict[str, dict[str, float]]) -> None:
-    table = Table("model", "batch", "measured ms", "predicted ms", "error", "90 % interval", "timed", "roofline")
+    table = Table("model", "batch", "measured ms", "predicted ms", "error", "90 % interval", "roofline")
     for row in found:
         mark = "" if row["is_covered"] else " missed"
         table.add_row(
@@ -157,7 +154,6 @@ def show(found: list[dict[str, Any]], summaries: dict[str, dict[str, float]]) ->
             f"{row['predicted_s'] * 1e3:.1f}",
             f"{row['error']:+.1%}",
             f"{row['low_s'] * 1e3:.1f} to {row['high_s'] * 1e3:.1f}{mark}",
-            "-" if row["timed_error"] is None else f"{row['timed_error']:+.1%}",
             f"{row['roofline_error']:+.1%}",
         )
     console = Console(width=130)
@@ -178,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--models", default="", help="names from benchmarks/unseen.py, separated by semicolons; all of them if empty"
     )
     parser.add_argument("--reuse-calibration", type=Path, help="a calibration file; made there if it does not exist")
-    parser.add_argument("--reuse-times", type=Path, help="measured and timed seconds; added to if it exists")
+    parser.add_argument("--reuse-times", type=Path, help="measured seconds; added to if it exists")
     parser.add_argument("--visits", type=int, default=VISITS)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -189,24 +185,19 @@ def main(arguments: list[str] | None = None) -> None:
         calibration = eo.load_calibration(path)
     else:
         calibration = eo.calibrate(threads=1, path=path or Path("benchmarks/results/host-calibration.json"))
-    kept: dict[str, Any] = {"measured": {}, "timed": {}}
+    kept: dict[str, Any] = {"measured": {}}
     if options.reuse_times is not None and options.reuse_times.exists():
         kept = json.loads(options.reuse_times.read_text(encoding="utf-8"))
     models = profiles(names)
     missing = [name for name in names if f"{name}|1" not in kept["measured"]]
     if missing:
         kept["measured"] |= {f"{name}|{batch}": s for (name, batch), s in measured(missing, options.visits).items()}
-    for case, model in models.items():
-        key = f"{case[0]}|{case[1]}"
-        if key not in kept["timed"]:
-            kept["timed"][key] = eo.time_operators(model, threads=1).seconds
-            if options.reuse_times is not None:
-                options.reuse_times.write_text(json.dumps(kept), encoding="utf-8")
+        if options.reuse_times is not None:
+            options.reuse_times.write_text(json.dumps(kept), encoding="utf-8")
     times = {case: kept["measured"][f"{case[0]}|{case[1]}"] for case in models}
-    found = rows(times, models, calibration, {case: kept["timed"][f"{case[0]}|{case[1]}"] for case in models})
+    found = rows(times, models, calibration)
     summaries = {
         "predicted": summary([row["error"] for row in found]),
-        "timed operators": summary([row["timed_error"] for row in found]),
         "naive roofline": summary([row["roofline_error"] for row in found]),
         **held_out(times, models, calibration),
     }

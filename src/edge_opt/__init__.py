@@ -22,7 +22,7 @@ _HOMES = {
     "boards.roofline": ("roofline",),
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
-    "calibration.predict": ("predict", "time_operators"),
+    "calibration.predict": ("predict",),
     "comparing": ("compare",),
     "explanation.explain": ("explain",),
     "explanation.sensitivity": ("sensitivity",),
@@ -70,7 +70,6 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
     from edge_opt.calibration.predict import predict as predict
-    from edge_opt.calibration.predict import time_operators as time_operators
     from edge_opt.comparing import compare as compare
     from edge_opt.cost import Work as Work
     from edge_opt.cost import cost_rule as cost_rule

@@ -34,7 +34,6 @@ def profile(
     precision: Precision = "fp32",
     runtime: str | None = None,
     threads: int | None = None,
-    time_operators: bool = False,
 ) -> ModelProfile:
     """What a model costs on these inputs: per operator, per layer and as a whole, without running it.
 
@@ -52,14 +51,13 @@ def profile(
         runtime: What runs the model on the target, such as "ncnn"; the best-known one unless given.
         threads: Threads of the runtime on the target; those of its best-known platform unless given. For threads to
             measure with here, see `measure`.
-        time_operators: On the target "host": time each distinct operator once, for the last few per cent.
 
     >>> from torch import nn
     >>> profile(nn.Linear(16, 8), (4, 16)).totals.macs == 4 * 16 * 8
     True
     """
     check_one_of("mode", mode, ("eval", "train"))
-    targets = _targets(target, precision, time_operators, runtime, threads)
+    targets = _targets(target, precision, runtime, threads)
     model, inputs, kwargs = unwrap_exported(model, inputs, kwargs)
     recorded = trace(model, inputs, kwargs, training=mode == "train")
     prices = tuple(price(signature) for signature in recorded.signatures)
@@ -80,10 +78,6 @@ def profile(
 
         found = predictions(profiled, targets, precision, runtime=runtime, threads=threads)
         profiled = replace(profiled, predictions=found)
-    if time_operators:
-        from edge_opt.calibration.predict import timed_prediction
-
-        profiled = replace(profiled, predictions=(timed_prediction(profiled),))
     if measure is not False:
         from edge_opt.measuring.session import measure as measured_now
 
@@ -107,29 +101,21 @@ def with_predictions(
     """The profile with what the model would take on a target, in place of earlier predictions."""
     from edge_opt.calibration.predict import predictions
 
-    places = _targets(target, precision, False, runtime, threads)
+    places = _targets(target, precision, runtime, threads)
     return replace(profile, predictions=predictions(profile, places, precision, runtime=runtime, threads=threads))
 
 
 def _targets(
     target: Target | Sequence[Target] | None,
     precision: str,
-    is_timed: bool,
     runtime: str | None = None,
     threads: int | None = None,
 ) -> tuple[Found, ...]:
     """The targets, found before any work is done."""
     check_one_of("precision", precision, PRECISIONS)
     asked = next((name for name, value in (("runtime", runtime), ("threads", threads)) if value is not None), None)
-    if asked and (target is None or is_timed):
+    if asked and target is None:
         raise InvalidInput(f"{asked} is of a target, and there is none to predict for; add target=, or drop {asked}")
-    if is_timed:
-        if target not in ("host", ["host"], ("host",)) or precision != "fp32":
-            raise InvalidInput(
-                f"operators are timed on this host in fp32, and the target is {target!r} in {precision}; "
-                "use target='host', or drop time_operators"
-            )
-        return ()  # what is timed needs no calibration
     if target is not None:
         from edge_opt.boards.targets import find_targets
 

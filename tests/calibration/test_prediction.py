@@ -12,7 +12,7 @@ from torch import nn
 import edge_opt as eo
 from calibrations import OVERHEADS, changed, formula, imaginary
 from edge_opt.calibration.operator_times import BoostedTrees
-from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.errors import InvalidInput
 from edge_opt.records.profiles import ModelProfile
 
 
@@ -118,24 +118,6 @@ def test_outputs_too_large_for_the_heap_are_remarked_upon() -> None:
 def test_other_precisions_are_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidInput, match="roofline"):
         eo.predict(profiled(), imaginary(), "int8")
-
-
-def test_timed_operators_need_no_calibration_and_no_model() -> None:
-    threads = torch.get_num_threads()
-    found = eo.time_operators(profiled(), threads=1)
-    assert found.basis == "timed"
-    assert 0 < found.low < found.seconds < found.high
-    assert sum(layer.seconds for layer in found.layers) == pytest.approx(found.seconds)
-    assert torch.get_num_threads() == threads
-
-
-def test_an_operator_that_cannot_be_timed_alone_is_an_error_not_a_zero() -> None:
-    class Complex(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.fft.irfft(torch.fft.rfft(x) * 2)
-
-    with pytest.raises(MeasurementFailed, match="cannot be timed alone"):
-        eo.time_operators(eo.profile(Complex(), (4, 64)))
 
 
 def test_boosted_trees_learn_a_step_and_a_slope() -> None:

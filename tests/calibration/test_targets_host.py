@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
@@ -102,14 +101,6 @@ def test_its_ram_limits_the_batch(calibration: Calibration) -> None:
     assert (fit.limit_bytes, fit.limit_source) == (2**30, "RAM of bench")
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"target": "pi4"}, {"target": ["host", "pi4"]}, {"target": "host", "precision": "int8"}]
-)
-def test_operators_are_timed_on_this_host_in_fp32_only(options: Any) -> None:
-    with pytest.raises(InvalidInput, match="operators are timed on this host in fp32"):
-        eo.profile(nn.Linear(4, 4), (1, 4), time_operators=True, **options)
-
-
 def sampled(calibration: Calibration, profile: ModelProfile) -> Calibration:
     """The calibration with each operator of a profile as a sample that moves 1 GB/s; nothing is timed."""
     distances = read_distances(profile.trace)
@@ -158,12 +149,3 @@ def test_a_calibrated_machine_stands_beside_devices(calibration: Calibration) ->
 def test_a_precision_that_was_not_sampled_is_refused(calibration: Calibration) -> None:
     with pytest.raises(InvalidInput, match="at fp32 only"):
         eo.profile(nn.Linear(4, 4), (1, 4), target=calibration, precision="int8")
-
-
-@pytest.mark.slow
-def test_operators_timed_here_need_no_calibration(calibration: Calibration) -> None:
-    found = eo.profile(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), (8, 64), target="host", time_operators=True)
-    (prediction,) = found.predictions
-    assert (prediction.basis, prediction.precision) == ("timed", "fp32")
-    assert prediction.seconds == pytest.approx(sum(layer.seconds or 0 for layer in prediction.layers))
-    assert [energy.source for energy in prediction.energies] == ["model"]

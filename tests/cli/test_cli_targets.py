@@ -85,8 +85,6 @@ def test_the_table_of_layers_is_saved_with_its_prediction(tmp_path: Path) -> Non
         (["-t", "pi4", "--precision", "int3"], "precision is 'int3'; it must be one of fp32, fp16, bf16, int8"),
         (["--precision", "int8"], "there is no target to predict for"),
         (["-t", "host"], "this host has not been calibrated; run `edge-opt calibrate`"),
-        (["--time-operators"], "operators are timed on this host in fp32, and the target is None"),
-        (["-t", "pi4", "-t", "host", "--time-operators"], "drop --time-operators or keep one target"),
         (["--sort", "predicted"], "cannot sort by predicted"),
         (["-t", "pi4", "-t", "nano", "--sort", "macs"], "drop --sort or keep one target"),
         (["-t", "pi4", "-t", "nano", "--measure"], "drop --measure or keep one target"),

@@ -52,12 +52,6 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _MIB = 1 << 20
 _PIECE_BYTES = 16 * _MIB
-_SPARE_BYTES = 64 * _MIB
-
-
-def hole_for(trace: Trace) -> int:
-    """Bytes that a forward takes at most, and as many again for what operators take while they run."""
-    return 2 * max((call.live_bytes for call in trace.ops), default=0) + _SPARE_BYTES
 
 
 @contextmanager

@@ -47,10 +47,6 @@ class Scales:
     call_s: float = 2e-6
 
 
-# A core of our days, for where only shares matter and nothing was calibrated.
-NOMINAL = Scales(5e10, 1e10, 5e10, 2e10, 1e10)
-
-
 def scales_of(calibration: Calibration) -> Scales:
     """The figures of a calibrated machine."""
     by_size = sorted(calibration.bandwidths, key=lambda item: item.working_set_bytes)

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-import torch
 
 from edge_opt import units
 from edge_opt.boards.estimate import answering, estimate, with_energies
 from edge_opt.boards.targets import Found
-from edge_opt.calibration.operator_bench import (
-    Overheads,
-    Runnable,
-    Unrunnable,
-    hole_for,
-    kept_heap,
-    read_distances,
-    rounds,
-    undisturbed,
-    visit_reference,
-)
-from edge_opt.calibration.operator_times import (
-    FAR_BYTES,
-    FRESH_BYTES,
-    NOMINAL,
-    Array,
-    Described,
-    describe,
-    operator_times,
-)
-from edge_opt.calibration.reference_networks import REFERENCES
-from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.calibration.operator_bench import Overheads, read_distances
+from edge_opt.calibration.operator_times import FRESH_BYTES, Array, Described, describe, operator_times
+from edge_opt.errors import InvalidInput
 from edge_opt.measuring.machine import read_environment
 from edge_opt.records.costs import Trace
 from edge_opt.records.devices import Bound, Precision
@@ -118,92 +96,6 @@ def _bound(indices: Sequence[int], parts: Parts, overheads: Overheads, modules: 
     shares: dict[Bound, float] = {"compute": compute_s, "memory": memory_s, "overhead": overhead_s}
     return max(shares, key=lambda name: shares[name])
 
-
-_ROUNDS = 7
-# Nine in ten of the models of benchmarks/prediction_accuracy.py lay within 1.645 of these of what was measured.
-_DEVIATION = 0.06
-_REFERENCES = (("residual-56", 1), ("mobile-hardswish", 1), ("mobile-hardswish", 8), ("text-384", 1), ("dense-28", 1))
-
-
-def time_operators(profile: ModelProfile, *, threads: int | None = None) -> Prediction:
-    """What the model would take here, from timing each of its distinct operators alone; the model is not run.
-
-    Weights are cold and activations warm, as they are in a forward. What a forward adds to its operators is measured on
-    a few reference models, once per process.
-
-    Args:
-        profile: The model and its inputs.
-        threads: Threads that torch uses; its own number unless given.
-    """
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise InvalidInput(f"threads is {threads!r}; it must be a whole number of at least 1")
-    trace = profile.trace
-    with undisturbed(threads):
-        machine = read_environment()
-        alone_s = _signature_seconds(trace)
-        scale, operator_s = _in_place(machine.threads)
-    distances = read_distances(trace)
-    described = [describe(trace.signatures[call.signature], distances[call.index], NOMINAL) for call in trace.ops]
-    seconds = scale * np.array([alone_s[call.signature] for call in trace.ops])
-    parts = Parts(seconds, np.full(len(seconds), _DEVIATION), described, (False,) * len(seconds))
-    remark = f"every distinct operator was timed alone on {machine.cpu} with {machine.threads} thread(s)"
-    overheads = Overheads(operator_s, 0.0)
-    return prediction(trace, parts, overheads, _DEVIATION, "this machine", "timed", "fp32", (remark,))
-
-
-@lru_cache(maxsize=8)
-def _in_place(threads: int) -> tuple[float, float]:
-    """How much longer operators take inside a model than alone, as a factor, and seconds on top of each."""
-    references = {reference.name: reference for reference in REFERENCES}
-    rows = []
-    for name, batch in _REFERENCES:
-        visit = visit_reference(references[name], batch, 3)
-        alone_s = _signature_seconds(visit.trace)
-        total_s = sum(alone_s[call.signature] for call in visit.trace.ops)
-        # Each model counts the same, however long it takes.
-        rows.append((total_s / visit.seconds, len(visit.trace.ops) / visit.seconds))
-    table = np.array(rows)
-    scale, operator_s = np.linalg.lstsq(table, np.ones(len(table)), rcond=None)[0]
-    if operator_s < 0:
-        return float(np.median(1 / table[:, 0])), 0.0
-    return float(scale), float(operator_s)
-
-
-def _signature_seconds(trace: Trace) -> list[float]:
-    """Least seconds of each distinct operator, in rounds over all of them in the order in which they first run."""
-    counts = Counter(call.signature for call in trace.ops)
-    distances = read_distances(trace)
-    first = {call.signature: call for call in reversed(trace.ops)}
-    order = sorted(first, key=lambda signature: first[signature].index)
-    copies: dict[int, list[Runnable]] = {}
-    with torch.inference_mode():
-        for signature in order:
-            call = first[signature]
-            is_warm = [
-                trace.storages[storage].role in ("activation", "input") and distance < FAR_BYTES
-                for storage, distance in zip(call.reads, distances[call.index], strict=True)
-            ]
-            # Layers that look alike have weights of their own; so many copies push each other out of the cache.
-            wanted = min(counts[signature], _ROUNDS) if not all(is_warm) else 1
-            try:
-                copies[signature] = [Runnable(trace.signatures[signature], is_warm) for _ in range(wanted)]
-                copies[signature][0].run()
-            # Arguments are made from shapes alone; what an operator says to values it cannot use is its own choice.
-            except (Unrunnable, RuntimeError, IndexError, TypeError, NotImplementedError) as error:
-                op = trace.signatures[signature].op
-                raise MeasurementFailed(
-                    f"operator {op} cannot be timed alone ({error}); use a calibration instead"
-                ) from error
-        found: dict[int, list[float]] = {signature: [] for signature in order}
-        with kept_heap(hole_for(trace)):
-            for turn in range(_ROUNDS):
-                runnables = [copies[signature][turn % len(copies[signature])] for signature in order]
-                for signature, times in zip(order, rounds(runnables, 1), strict=True):
-                    found[signature] += times
-    return [min(found[index]) for index in range(len(trace.signatures))]
-
-
-__all__ = ["predict", "time_operators"]
 
 _NEGLIGIBLE = 1e-3
 _OUTSIDE = 3.0  # how much wider an operator's interval is where nothing like it was sampled
@@ -302,11 +194,6 @@ def predicted_seconds(
         why = found.remarks[0] if found.remarks else "nothing is known of it"
         raise InvalidInput(f"latency on {found.target} cannot be predicted: {why}; pass latency_of= instead")
     return found.seconds
-
-
-def timed_prediction(profile: ModelProfile) -> Prediction:
-    """What the model would take here, from timing each of its distinct operators, with its energy."""
-    return _with_energies(time_operators(profile), profile)
 
 
 def _prediction(

@@ -59,7 +59,6 @@ Output = Annotated[
         help="Save as .json, .csv, .md, .txt, .html or .trace.json; of a model's file also as .nodes.json, or .onnx.",
     ),
 ]  # fmt: skip
-TimeOperators = Annotated[bool, typer.Option("--time-operators", help="With --target host: time each operator once.")]
 
 
 def profile(
@@ -81,7 +80,6 @@ def profile(
     target: Targets = None,
     precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, int8, int4.")] = "fp32",
     runtime: Runtime = None,
-    time_operators: TimeOperators = False,
     level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; else a tree.")] = None,
     depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
@@ -123,13 +121,11 @@ def profile(
         compare(model, arguments, target or [], there, {
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
-            "--fail-on-unpriced": fail_on_unpriced, "--time-operators": time_operators,
-            "--runtime-profile": runtime_profile,
+            "--fail-on-unpriced": fail_on_unpriced, "--runtime-profile": runtime_profile,
         }, json=json, is_verbose=verbose, has_legend=legend)  # fmt: skip
         return
     here, asked = here_and_there(threads, measure, target[0] if target else None)
-    place = {"target": target or None, "precision": precision, "runtime": runtime, "time_operators": time_operators,
-             "threads": asked}  # fmt: skip
+    place = {"target": target or None, "precision": precision, "runtime": runtime, "threads": asked}
     with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
         loaded = load_model(model)
         result = _profiled(loaded, arguments, mode, convention, options, place)
