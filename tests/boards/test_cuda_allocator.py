@@ -127,23 +127,6 @@ def test_an_oversized_block_may_be_at_most_20_mib_too_large() -> None:
     assert allocator.allocate(41 * MIB).segment.number == 1
 
 
-def test_expandable_segments_grow_by_pages_and_leave_no_gaps_between_segments() -> None:
-    allocator = CachingAllocator(parse_settings("expandable_segments:True"))
-    blocks = [allocator.allocate(size * MIB) for size in (12, 12, 12)]
-    # 12 MiB take a page of 20; the second needs 4 more, the third 16 more: 20 + 20, with 4 left.
-    assert allocator.reserved_bytes == 40 * MIB
-    assert len(allocator.segments) == 1
-    for block in blocks:
-        allocator.free(block)
-    assert allocator.allocate(36 * MIB).size == 36 * MIB
-    assert allocator.reserved_bytes == 40 * MIB
-    fixed = CachingAllocator()
-    for block in [fixed.allocate(12 * MIB) for _ in range(3)]:
-        fixed.free(block)
-    fixed.allocate(36 * MIB)
-    assert fixed.reserved_bytes == (3 * 12 + 36) * MIB
-
-
 def test_before_it_fails_it_gives_free_segments_back() -> None:
     allocator = CachingAllocator(AllocatorSettings(capacity_bytes=50 * MIB))
     allocator.free(allocator.allocate(30 * MIB))
@@ -157,19 +140,20 @@ def test_before_it_fails_it_gives_free_segments_back() -> None:
     assert caught.value.missing_bytes == (44 + 20 - 50) * MIB
 
 
-@pytest.mark.parametrize("expandable", [False, True])
-def test_a_growing_segment_gives_its_free_pages_back(expandable: bool) -> None:
-    allocator = CachingAllocator(AllocatorSettings(expandable_segments=expandable))
+def test_an_empty_cache_gives_whole_free_segments_back() -> None:
+    allocator = CachingAllocator()
     kept, dropped = allocator.allocate(12 * MIB), allocator.allocate(40 * MIB)
     allocator.free(dropped)
     allocator.empty_cache()
-    assert allocator.reserved_bytes == (20 if expandable else 12) * MIB
+    assert allocator.reserved_bytes == 12 * MIB
     allocator.free(kept)
     allocator.empty_cache()
     assert (allocator.reserved_bytes, allocator.segments) == (0, [])
 
 
-@pytest.mark.parametrize("text", ["max_split_size_mb:20", "max_split_size_mb", "backend:cudaMallocAsync", "x"])
+@pytest.mark.parametrize(
+    "text", ["max_split_size_mb:20", "max_split_size_mb", "backend:cudaMallocAsync", "expandable_segments:True"]
+)
 def test_settings_that_are_not_simulated_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_settings(text)
@@ -204,7 +188,6 @@ SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 2 * MIB), st.integers(1, 
 SETTINGS = st.builds(
     AllocatorSettings,
     max_split_size_bytes=st.sampled_from([None, 24 * MIB, 40 * MIB]),
-    expandable_segments=st.booleans(),
     capacity_bytes=st.sampled_from([None, 100 * MIB]),
 )
 

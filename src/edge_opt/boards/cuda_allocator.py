@@ -13,7 +13,6 @@ splitting, and free blocks between used ones.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge_opt.errors import EdgeOptError, InvalidInput
@@ -48,12 +47,10 @@ class AllocatorSettings:
     Attributes:
         max_split_size_bytes: Blocks of this size or more are never split, and only serve requests of this size or
             more; None, torch's default: every block may be split.
-        expandable_segments: One segment for each pool that grows, instead of many of fixed sizes; off, as in torch.
         capacity_bytes: What the device has for this process; None: as much as is asked for.
     """
 
     max_split_size_bytes: int | None = None
-    expandable_segments: bool = False
     capacity_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -68,26 +65,20 @@ def parse_settings(text: str, capacity_bytes: int | None = None) -> AllocatorSet
     """The settings in the words of `PYTORCH_CUDA_ALLOC_CONF`.
 
     Args:
-        text: `option:value` pairs with commas between; `max_split_size_mb` and `expandable_segments` are known.
+        text: `option:value` pairs with commas between; `max_split_size_mb` is known.
         capacity_bytes: Memory of the device in bytes; None, the default: unlimited.
 
-    >>> parse_settings("max_split_size_mb:128,expandable_segments:True")
-    AllocatorSettings(max_split_size_bytes=134217728, expandable_segments=True, capacity_bytes=None)
+    >>> parse_settings("max_split_size_mb:128")
+    AllocatorSettings(max_split_size_bytes=134217728, capacity_bytes=None)
     """
     max_split: int | None = None
-    expandable = False
     for part in filter(None, (part.strip() for part in text.split(","))):
         option, _, value = (word.strip() for word in part.partition(":"))
         if option == "max_split_size_mb" and value.isdigit():
             max_split = int(value) * MIB
-        elif option == "expandable_segments" and value in ("True", "False"):
-            expandable = value == "True"
         else:
-            raise InvalidInput(
-                f"allocator setting {part!r} is not simulated; known are max_split_size_mb:N and "
-                "expandable_segments:True"
-            )
-    return AllocatorSettings(max_split, expandable, capacity_bytes)
+            raise InvalidInput(f"allocator setting {part!r} is not simulated; known is max_split_size_mb:N")
+    return AllocatorSettings(max_split, capacity_bytes)
 
 
 def round_size(nbytes: int) -> int:
@@ -152,7 +143,7 @@ class Segment:
 
     Attributes:
         number: Its place in the order in which segments were taken, from 1 on.
-        size: Its bytes, a multiple of 2 MiB; with expandable segments it grows.
+        size: Its bytes, a multiple of 2 MiB.
         is_small: Whether it serves requests of up to 1 MiB; else it serves larger ones.
         first: The block at its start; a new segment is one free block.
     """
@@ -196,7 +187,7 @@ class CachingAllocator:
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.segments: list[Segment] = []
-        self._made = 0
+        self._segments_taken = 0
         # Free blocks by rank: of small segments, and of large ones.
         self._free: dict[bool, list[tuple[tuple[int, int, int], Block]]] = {True: [], False: []}
 
@@ -240,9 +231,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give whole free segments back to the driver, as torch does before it says that memory is out."""
         for segment in list(self.segments):
-            if self.settings.expandable_segments:
-                self._trim(segment)
-            elif segment.first.is_free and segment.first.after is None:
+            if segment.first.is_free and segment.first.after is None:
                 self._forget(segment.first)
                 self.segments.remove(segment)
                 self.reserved_bytes -= segment.size
@@ -262,83 +251,31 @@ class CachingAllocator:
         return block
 
     def _from_driver(self, size: int, is_small: bool) -> Block:
-        if self.settings.expandable_segments:
-            return self._grown(size, is_small)
-        wanted = self._reserve(lambda: segment_size(size), size)
-        self._made += 1
-        segment = Segment(self._made, wanted, is_small)
+        wanted = segment_size(size)
+        self._reserve(wanted, size)
+        self._segments_taken += 1
+        segment = Segment(self._segments_taken, wanted, is_small)
         self.segments.append(segment)
         self._remember(segment.first)
         return segment.first
 
-    def _grown(self, size: int, is_small: bool) -> Block:
-        """The end of the pool's one segment, made longer by whole pages of 2 or 20 MiB."""
-        page = SMALL_SEGMENT if is_small else LARGE_SEGMENT
-
-        def missing() -> int:
-            last = self._last(is_small)
-            at_hand = last.size if last is not None and last.is_free else 0
-            return -(-(size - at_hand) // page) * page
-
-        more = self._reserve(missing, size)
-        last = self._last(is_small)
-        if last is None:
-            self._made += 1
-            self.segments.append(Segment(self._made, more, is_small))
-            last = self.segments[-1].first
-        else:
-            last.segment.size += more
-            if last.is_free:
-                self._forget(last)
-                last.size += more
-            else:
-                last.after = Block(last.segment, last.offset + last.size, more, before=last)
-                last = last.after
-        self._remember(last)
-        return last
-
-    def _last(self, is_small: bool) -> Block | None:
-        """The block at the end of a pool's growing segment; None before the first request."""
-        segment = next((found for found in self.segments if found.is_small == is_small), None)
-        return segment.blocks()[-1] if segment is not None else None
-
-    def _reserve(self, wanted: Callable[[], int], size: int) -> int:
-        """Bytes taken from the driver; where they are too many, after everything free was given back."""
+    def _reserve(self, nbytes: int, size: int) -> None:
+        """Take bytes from the driver; where they are too many, after everything free was given back."""
         capacity = self.settings.capacity_bytes
-        if capacity is not None and self.reserved_bytes + wanted() > capacity:
+        if capacity is not None and self.reserved_bytes + nbytes > capacity:
             self.empty_cache()
-            missing = self.reserved_bytes + wanted() - capacity
+            missing = self.reserved_bytes + nbytes - capacity
             if missing > 0:
                 raise OutOfDeviceMemory(
-                    f"a block of {size} bytes needs {wanted()} more from the device, which has {capacity} bytes; "
+                    f"a block of {size} bytes needs {nbytes} more from the device, which has {capacity} bytes; "
                     f"{self.reserved_bytes} are reserved, {self.allocated_bytes} of them in use",
                     missing,
                 )
-        taken = wanted()
-        self.reserved_bytes += taken
-        return taken
-
-    def _trim(self, segment: Segment) -> None:
-        """Give back the whole pages at the free end of a growing segment. (torch can unmap pages inside it, too.)"""
-        page = SMALL_SEGMENT if segment.is_small else LARGE_SEGMENT
-        last = segment.blocks()[-1]
-        pages = last.size // page * page if last.is_free else 0
-        if not pages:
-            return
-        self._forget(last)
-        self.reserved_bytes -= pages
-        segment.size -= pages
-        last.size -= pages
-        if last.size:
-            self._remember(last)
-        elif last.before is not None:
-            last.before.after = None
-        else:
-            self.segments.remove(segment)
+        self.reserved_bytes += nbytes
 
     def _is_worth_splitting(self, block: Block, size: int) -> bool:
         rest = block.size - size
-        if block.segment.is_small or self.settings.expandable_segments:
+        if block.segment.is_small:
             return rest >= MIN_BLOCK
         limit = self.settings.max_split_size_bytes
         return (limit is None or size < limit) and rest > SMALL_REQUEST

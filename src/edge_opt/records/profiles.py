@@ -95,7 +95,7 @@ class ModelProfile(Shown):
 
         Args:
             device: "cuda", the only allocator that is known.
-            settings: As in the variable PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; empty, the
+            settings: As in the variable PYTORCH_CUDA_ALLOC_CONF, such as "max_split_size_mb:128"; empty, the
                 default, is how torch behaves without it.
         """
         from edge_opt.boards.device_memory import device_memory
