@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -58,64 +58,24 @@ _BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
 NAMES = tuple(_BY_NAME)
 
 
-class Fused(torch.optim.Optimizer):
-    """torch's fused optimizers on parameters without data: their state, and one kernel that makes no tensors.
-
-    Theirs ask for parameters on a real device, of which these are twins.
-    """
-
-    def __init__(self, params: Any, moments: int, has_steps: bool) -> None:
-        super().__init__(params, {})
-        self.moments, self.has_steps = moments, has_steps
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for parameter in trained:
-            if not self.state[parameter] and (self.moments or self.has_steps):
-                self.state[parameter] = self._state(parameter)
-
-    def _state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-        state = {"step": torch.zeros((), dtype=torch.float32)} if self.has_steps else {}
-        return state | {f"state{moment}": torch.zeros_like(parameter) for moment in range(self.moments)}
-
-
-_FUSED: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": partial(Fused, moments=0, has_steps=False),
-    "momentum": partial(Fused, moments=1, has_steps=False),
-    "adam": partial(Fused, moments=2, has_steps=True),
-    "adamw": partial(Fused, moments=2, has_steps=True),
-    "adagrad": partial(Fused, moments=1, has_steps=True),
-}
-
-
-def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tuple[str, Callable[..., Any]]:
-    """Its name, and how to make it for a list of parameters.
+def find_optimizer(wanted: Any) -> tuple[str, Callable[..., Any]]:
+    """Return its name, and how to make it for a list of parameters.
 
     `wanted` is a name, a class of optimizers, an optimizer (its settings are taken) or a function of parameters.
     """
-    options = {name: value for name, value in (("foreach", foreach), ("fused", fused)) if value is not None}
     if isinstance(wanted, str):
         key = wanted.lower().replace("_", "-")
         if key not in _BY_NAME:
             close = difflib.get_close_matches(key, NAMES, n=2, cutoff=0.4)
             closest = f"; closest: {', '.join(close)}" if close else ""
             raise InvalidInput(f"no optimizer named {wanted!r}{closest}. Known: {', '.join(NAMES)}")
-        if key.endswith("8bit"):
-            return key, _BY_NAME[key]
-        if options.pop("fused", False):
-            if key not in _FUSED:
-                raise InvalidInput(f"torch has no fused {key}; fused=True goes with {', '.join(_FUSED)}")
-            return key, _FUSED[key]
-        return key, partial(_BY_NAME[key], **options)
+        return key, _BY_NAME[key]
     if isinstance(wanted, torch.optim.Optimizer):
         accepted = type(wanted).__init__.__code__.co_varnames
-        settings = {name: value for name, value in wanted.defaults.items() if name in accepted}
-        key = "momentum" if settings.get("momentum") else type(wanted).__name__.lower()
-        if (settings | options).get("fused") and key in _FUSED:
-            return type(wanted).__name__, _FUSED[key]
-        return type(wanted).__name__, partial(type(wanted), **(settings | options))
+        settings = {name: value for name, value in _unfused(wanted.defaults).items() if name in accepted}
+        return type(wanted).__name__, partial(type(wanted), **settings)
     if isinstance(wanted, type) and issubclass(wanted, torch.optim.Optimizer):
-        return wanted.__name__, partial(wanted, **options)  # type: ignore[arg-type]
+        return wanted.__name__, wanted
     if callable(wanted):
         return getattr(wanted, "__name__", type(wanted).__name__), wanted
     raise InvalidInput(
@@ -124,10 +84,18 @@ def find_optimizer(wanted: Any, foreach: bool | None, fused: bool | None) -> tup
 
 
 def groups_of(wanted: Any) -> tuple[tuple[tuple[int, ...], dict[str, Any]], ...]:
-    """Groups of a given optimizer: ids of their parameters, and their settings; none of one that is yet to be made."""
+    """Return the groups of a given optimizer, ids and settings of each; none where it is yet to be made."""
     if not isinstance(wanted, torch.optim.Optimizer):
         return ()
     return tuple(
-        (tuple(map(id, group["params"])), {name: value for name, value in group.items() if name != "params"})
+        (tuple(map(id, group["params"])), {name: value for name, value in _unfused(group).items() if name != "params"})
         for group in wanted.param_groups
     )
+
+
+def _unfused(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the fused kernel, which torch refuses to run on parameters without data.
+
+    The loop in its place has the same state, and the temporaries of one parameter on top.
+    """
+    return {name: None if name == "fused" else value for name, value in settings.items()}

@@ -47,7 +47,7 @@ def _tries(
         listed = ", ".join(repr(path) for path in blocks[:2]) + (", …" if len(blocks) > 2 else "")
         yield f"checkpoint=[{listed}] ({len(blocks)} blocks)", replace(plan, checkpoint=blocks), arguments, accumulate
     for name in ("sgd", "adafactor", "adamw-8bit"):
-        make = find_optimizer(name, None, None)[1]
+        make = find_optimizer(name)[1]
         yield f'optimizer="{name}"', replace(plan, optimizer=make), arguments, accumulate
     if plan.autocast is None:
         yield 'autocast="bf16"', replace(plan, autocast=torch.bfloat16), arguments, accumulate

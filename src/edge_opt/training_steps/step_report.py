@@ -42,8 +42,6 @@ def training_step(
     autocast: str | None = None,
     accumulate: int = 1,
     set_to_none: bool = True,
-    foreach: bool | None = None,
-    fused: bool | None = None,
     target: Target | Sequence[Target] | None = None,
     name: str | None = None,
     remedies: bool = False,
@@ -68,8 +66,6 @@ def training_step(
         autocast: "bf16" or "fp16": products run in it, weights stay as they are.
         accumulate: Batches whose gradients are added up before the optimizer runs.
         set_to_none: Whether gradients are dropped between steps, as `zero_grad()` does, or set to zero.
-        foreach: Whether the optimizer handles all parameters at once; None as torch chooses on a CPU.
-        fused: Whether the optimizer is one kernel; None as torch chooses on a CPU.
         target: A device, platform or calibration, or several: how long a step takes there.
         name: Name of the model in tables; its class unless given.
         remedies: Whether to try what would make the step smaller; each try is a trace of its own.
@@ -81,10 +77,10 @@ def training_step(
     (144, 0)
     """
     model, arguments = checked_model(model, inputs, kwargs)
-    called_optimizer = find_optimizer(optimizer, foreach, fused)[0]
+    called_optimizer = find_optimizer(optimizer)[0]
     plan = plan_of(
         model, loss=loss, optimizer=optimizer, frozen=frozen, checkpoint=checkpoint, autocast=autocast,
-        accumulate=accumulate, set_to_none=set_to_none, foreach=foreach, fused=fused,
+        accumulate=accumulate, set_to_none=set_to_none,
     )  # fmt: skip
     shown = name or type(model).__name__
     trace = _traced(model, arguments, plan)
@@ -111,7 +107,6 @@ def checked_model(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | Non
 def plan_of(
     model: nn.Module, *, loss: Any = None, optimizer: Any = "adamw", frozen: str | Sequence[str] = (),
     checkpoint: str | Sequence[str] = (), autocast: str | None = None, accumulate: int = 1, set_to_none: bool = True,
-    foreach: bool | None = None, fused: bool | None = None,
 ) -> StepPlan:  # fmt: skip
     """What a step is made of; see `training_step` for each."""
     check_whole("accumulate", accumulate)
@@ -123,7 +118,7 @@ def plan_of(
         raise InvalidInput("the optimizer has no parameter of this model; make it of model.parameters()")
     return StepPlan(
         loss,
-        find_optimizer(optimizer, foreach, fused)[1],
+        find_optimizer(optimizer)[1],
         _trained(model, _listed("frozen", frozen)),
         _checkpoints(model, _listed("checkpoint", checkpoint)),
         _precision(autocast),
