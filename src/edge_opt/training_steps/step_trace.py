@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from edge_opt._support.unchanged import preserve_rng, without_fast_path
@@ -229,7 +228,7 @@ class _Step:
         tape.stack.watch(self.modules)
         self._checkpoint()
         on_cpu = as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext()
-        with torch.enable_grad(), on_cpu, _random_states_counted(tape), tape:
+        with torch.enable_grad(), on_cpu, tape:
             self._batch("batch")
             if self.plan.has_second_batch:
                 self.loss = self.loss if self.plan.adds_up else None
@@ -391,36 +390,6 @@ class _Step:
             used_real_tensors=is_real,
             notes=notes,
         )
-
-
-@contextmanager
-def _random_states_counted(tape: StepTape) -> Iterator[None]:
-    """Count the states of random numbers that checkpoints hold: one from the forward on, and one while they recompute.
-
-    Generators hand them out past the tape. Where it is not switched on, as in other threads, they are had as ever.
-    """
-    plain, plain_fork = torch.get_rng_state, torch.random.fork_rng
-
-    def counted() -> torch.Tensor:
-        state = plain()
-        if tape in _get_current_dispatch_mode_stack():
-            tape.lifetimes.born(state)
-        return state
-
-    @contextmanager
-    def forked(*args: Any, **options: Any) -> Iterator[None]:
-        # On meta, torch has nothing to put back; on the CPU it holds the state meanwhile.
-        is_held = options.get("device_type") == "meta" and options.get("enabled", True)
-        held = counted() if is_held else None
-        with plain_fork(*args, **options):
-            yield
-        del held
-
-    torch.get_rng_state, torch.random.fork_rng = counted, forked
-    try:
-        yield
-    finally:
-        torch.get_rng_state, torch.random.fork_rng = plain, plain_fork
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
