@@ -139,10 +139,6 @@ class TrainingStep(Shown):
     backward: OpCost = field("Work of the backward, without recomputation.")
     recomputation: OpCost = field("Work of the forward that checkpoints do again.")
     update: OpCost = field("Work of the optimizer.")
-    torch_flops: int = field(
-        "Forward, backward and recomputation as torch's FlopCounterMode counts them on the meta device. It "
-        "counts the weight gradient of a convolution in groups as if it had one group."
-    )
     params: int = field("Parameters of the model.")
     trained_params: int = field("Parameters that get a gradient.")
     peak: MemoryPoint = field(

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from math import prod
 
 import numpy as np
 from torch import nn
@@ -35,14 +34,7 @@ _PHASES = {
 _COLUMNS = {
     Phase.FORWARD: "forward", Phase.LOSS: "forward", Phase.RECOMPUTATION: "recomputation", Phase.OPTIMIZER: "update",
 }  # fmt: skip
-_OPTIMIZER = Phase.OPTIMIZER
 _MOST_POINTS = 600
-# Operators that torch's FlopCounterMode has formulas for, where they are met on the meta device.
-_TORCH_COUNTS = frozenset((
-    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten._scaled_mm",
-    "aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward",
-    "aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward",
-))  # fmt: skip
 
 
 class StepCosts:
@@ -51,8 +43,6 @@ class StepCosts:
     def __init__(self, trace: StepTrace, batches: int) -> None:
         self.trace, self.batches = trace, batches
         self._to_weights = _weight_gradients(trace)
-        self._read = {number for op in trace.ops for number in op.reads}
-        self.torch_flops = 0
         self.unpriced: Counter[str] = Counter()
         self._sums: dict[tuple[str, str], list[int]] = {}
         for segment in trace.segments:
@@ -72,8 +62,6 @@ class StepCosts:
         cost = verdict.cost
         path = LOSS if op.place is None else self.trace.modules[op.place].path
         phase = op.phase
-        if cost.macs and phase is not _OPTIMIZER:
-            self.torch_flops += times * (_torch_flops(op.signature, cost) - self._unneeded(op))
         column = _COLUMNS.get(phase)
         if column is None:
             share = _input_share(op.signature)
@@ -92,14 +80,6 @@ class StepCosts:
         sums[1] += times * cost.other_ops
         sums[2] += times * cost.bytes_read
         sums[3] += times * cost.bytes_written
-
-    def _unneeded(self, op: StepOp) -> int:
-        """FLOPs that the kernel of an LSTM spends on gradients nobody asked for, and separate products would not."""
-        if op.signature.op != "aten.mkldnn_rnn_layer_backward":
-            return 0
-        x, weight, recurrent = op.signature.args[:3]
-        unread = [number not in self._read for number in op.creates]
-        return 2 * int(unread[0] * x.elements * weight.shape[0] + unread[5] * x.shape[1] * recurrent.elements)
 
     def layers(self) -> tuple[TrainingLayer, ...]:
         """One row per module that did something, in the order of their first call; the loss comes last."""
@@ -136,18 +116,6 @@ class StepCosts:
 
 
 LOSS = "\0loss"  # no module has this path
-
-
-def _torch_flops(signature: OpSignature, cost: OpCost) -> int:
-    if signature.op in _TORCH_COUNTS:
-        return 2 * cost.macs
-    if signature.op != "aten.convolution_backward":
-        return 0
-    grad, x, weight = signature.args[:3]
-    transposed, groups, mask = signature.args[7], signature.args[9], signature.args[10]
-    macs = (x if transposed else grad).elements * prod(weight.shape[1:])
-    # Its formula for the weights takes every input channel with every output channel, groups or not.
-    return int(2 * macs * (mask[0] + mask[1] * groups))
 
 
 def _input_share(signature: OpSignature) -> float | None:

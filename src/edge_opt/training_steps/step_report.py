@@ -158,7 +158,6 @@ def _report(
         backward=work["input_gradient"] + work["weight_gradient"],
         recomputation=work.get("recomputation", OpCost()),
         update=work.get("update", OpCost()),
-        torch_flops=costs.torch_flops,
         params=sum(parameter.numel() for parameter in model.parameters()),
         trained_params=sum(trace.trained.values()),
         peak=memory.peak(),
