@@ -89,10 +89,6 @@ class CheckpointChoice(Shown):
     flops: int = field("FLOPs of the step with them, recomputation included.")
     flops_before: int = field("FLOPs without any.")
     budget_bytes: int = field("The budget.")
-    is_smallest: bool = field(
-        "Whether no smaller set of blocks can keep the budget: fewer of them do not hold enough at the peak.",
-        default=False,
-    )
 
     @property
     def fits(self) -> bool:

@@ -1,8 +1,8 @@
-"""What would make a training step smaller, each tried on a trace; and the fewest layers to checkpoint for a budget."""
+"""What would make a training step smaller, each tried on a trace; and layers to checkpoint for a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate as accumulate_sums
 from typing import Any
@@ -20,7 +20,6 @@ from edge_opt.training_steps.step_report import checked_model, memory_and_flops,
 from edge_opt.training_steps.step_trace import StepPlan
 
 _LEAST_SAVING = 0.01
-_MOST_CANDIDATES = 48
 
 
 def what_would_help(
@@ -100,11 +99,11 @@ def _halved(arguments: CallArguments) -> CallArguments | None:
 def fewest_checkpoints(
     model: nn.Module, inputs: Any = None, *, budget_mb: float, kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> CheckpointChoice:
-    """The fewest blocks of a model to checkpoint so that a training step fits a budget, and what that costs.
+    """Find few blocks of a model to checkpoint so that a training step fits a budget, and what that costs.
 
-    In each round, the blocks that hold most at the peak are added, as few as could be enough; a trace of the whole step
-    then says where its peak is. What blocks hold at the first peak bounds what any set of them can save, so the answer
-    says whether it is known to be the smallest.
+    In each round the blocks that hold most at the peak are added, as few as could be enough; a trace of the whole step
+    then says where its new peak is. Where no other block holds anything at the
+    peak, the answer does not fit.
 
     Args:
         model: The model.
@@ -115,82 +114,28 @@ def fewest_checkpoints(
 
     >>> block = lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     >>> net = nn.Sequential(*(block() for _ in range(4)))
-    >>> found = fewest_checkpoints(net, (256, 64), budget_mb=0.9, optimizer="sgd")
-    >>> found.fits, found.paths, found.flops - found.flops_before  # one linear layer again: 2 x 256·64·64
+    >>> choice = fewest_checkpoints(net, (256, 64), budget_mb=0.9, optimizer="sgd")
+    >>> choice.fits, choice.paths, choice.flops - choice.flops_before  # one linear layer again: 2 x 256·64·64
     (True, ('0',), 2097152)
     """
     check_positive("budget_mb", budget_mb)
     budget_bytes = int(budget_mb * 2**20)
     model, arguments = checked_model(model, inputs, kwargs)
-    plan = plan_of(model, **options)
-    search = _Search(model, arguments, plan, options.get("accumulate", 1), budget_bytes)
-    before_bytes, flops_before = search.peak_bytes, search.flops
+    plan, accumulate = plan_of(model, **options), options.get("accumulate", 1)
     blocks = repeated_blocks(model)
-    fewest = _enough(search.held(blocks), before_bytes - budget_bytes) if before_bytes > budget_bytes else 0
-    if fewest is None:
-        search.take(blocks)  # not enough, and the least there is
-    while search.excess > 0 and (held := search.held([path for path in blocks if path not in search.chosen])):
-        largest = sorted(held, key=lambda path: -held[path])
-        search.take((*search.chosen, *largest[: _enough(held, search.excess)]))
-    if search.excess > 0 and fewest is not None:
-        search.one_by_one(blocks[:_MOST_CANDIDATES])
-    for path in search.chosen if search.excess <= 0 and len(search.chosen) > (fewest or 0) + 1 else ():
-        search.drop(path)
-    is_smallest = search.excess <= 0 and len(search.chosen) == fewest
-    return CheckpointChoice(
-        search.chosen, search.peak_bytes, before_bytes, search.flops, flops_before, budget_bytes, is_smallest
-    )
-
-
-class _Search:
-    """A set of blocks to checkpoint, with the memory of a step that does so."""
-
-    def __init__(
-        self, model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int, budget_bytes: int
-    ) -> None:
-        self._subject = model, arguments, plan, accumulate
-        self._budget_bytes = budget_bytes
-        self.take(())
-
-    def take(self, chosen: tuple[str, ...]) -> None:
-        """Checkpoint these."""
-        model, arguments, plan, accumulate = self._subject
+    chosen: tuple[str, ...] = ()
+    memory, flops_before = memory_and_flops(model, arguments, plan, accumulate)
+    peak_bytes = before_bytes = memory.peak().memory.total
+    flops = flops_before
+    while peak_bytes > budget_bytes:
+        held = memory.held_at_peak([path for path in blocks if path not in chosen])
+        largest = sorted((path for path in held if held[path]), key=lambda path: -held[path])
+        if not largest:
+            break
+        sums = accumulate_sums(held[path] for path in largest)
+        enough = next((n for n, total in enumerate(sums, 1) if total >= peak_bytes - budget_bytes), len(largest))
+        chosen = (*chosen, *largest[:enough])
         doing(f"checkpoints: {len(chosen)} chosen")
-        self.chosen = chosen
-        self._memory, self.flops = memory_and_flops(model, arguments, replace(plan, checkpoint=chosen), accumulate)
-        self.peak_bytes = self._memory.peak().memory.total
-
-    def drop(self, path: str) -> None:
-        """Do without a block, where the budget is kept without it."""
-        before = self.chosen
-        self.take(tuple(other for other in before if other != path))
-        if self.excess > 0:
-            self.take(before)
-
-    def one_by_one(self, blocks: Sequence[str]) -> None:
-        """Begin anew, and add in each round the block that lowers the peak most.
-
-        For budgets where what holds most at the peak is computed again at another moment that is too full.
-        """
-        self.take(())
-        while self.excess > 0 and (left := [path for path in blocks if path not in self.chosen]):
-            chosen, peaks = self.chosen, {}
-            for path in left:
-                self.take((*chosen, path))
-                peaks[path] = self.peak_bytes
-            self.take((*chosen, min(left, key=peaks.__getitem__)))
-
-    @property
-    def excess(self) -> int:
-        """Bytes above the budget."""
-        return self.peak_bytes - self._budget_bytes
-
-    def held(self, paths: Sequence[str]) -> dict[str, int]:
-        """Those of the blocks that hold something at the peak, with its bytes."""
-        return {path: nbytes for path, nbytes in self._memory.held_at_peak(paths).items() if nbytes}
-
-
-def _enough(held: Mapping[str, int], excess: int) -> int | None:
-    """How many of the largest hold as much as there is too much; None where all together do not."""
-    sums = accumulate_sums(sorted(held.values(), reverse=True))
-    return next((count for count, total in enumerate(sums, 1) if total >= excess), None)
+        memory, flops = memory_and_flops(model, arguments, replace(plan, checkpoint=chosen), accumulate)
+        peak_bytes = memory.peak().memory.total
+    return CheckpointChoice(chosen, peak_bytes, before_bytes, flops, flops_before, budget_bytes)

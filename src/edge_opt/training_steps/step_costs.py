@@ -251,16 +251,20 @@ class StepMemory:
         return self._highest(self._usual, True)
 
     def held_at_peak(self, paths: Sequence[str]) -> dict[str, int]:
-        """Bytes at the fullest moment that the forward of each module made: a checkpoint of it saves no more."""
-        trace, indices = self.trace, self._indices(self._usual)
-        peak = max(indices, key=self._totals[True].__getitem__)
-        forwards = [segment for segment in trace.segments if segment.name.endswith("forward")]
-        path_of = {call.index: call.path for call in trace.modules}
+        """Return the bytes at the peak that the forward of each module made: a checkpoint of it saves no more."""
+        trace = self.trace
+        peak = max(self._indices(self._usual), key=self._totals[True].__getitem__)
         held = dict.fromkeys(paths, 0)
-        for segment in forwards:
+        # The call of a block is found through its callers: layers that blocks share have the path of the first one.
+        blocks: list[str | None] = []
+        for call in trace.modules:
+            outer = None if call.parent is None else blocks[call.parent]
+            blocks.append(outer or (call.path if call.path in held else None))
+        for segment in trace.segments:
+            if not segment.name.endswith("forward"):
+                continue
             for op in trace.ops[segment.first : segment.last]:
-                inside = path_of.get(op.place, "") if op.place is not None and op.creates else ""
-                block = next((path for path in paths if inside == path or inside.startswith(f"{path}.")), None)
+                block = None if op.place is None else blocks[op.place]
                 if block is not None:
                     held[block] += sum(self._nbytes_at(number, peak) for number in op.creates)
         return held
