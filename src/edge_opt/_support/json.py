@@ -210,7 +210,7 @@ def _tuple_decoder(items: tuple[Any, ...]) -> _Convert:
 def _record_decoder(cls: type) -> _Convert:
     hints = get_type_hints(cls)
     parts = [(field.name, _decoder(hints[field.name]), field.default) for field in fields(cls)]
-    names = {name for name, _, _ in parts}
+    names = {name for name, _, _ in parts} | getattr(cls, "removed_fields", frozenset())
 
     def decode(data: Any) -> Any:
         if not isinstance(data, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from edge_opt.records.fields import field, record
 from edge_opt.records.shown import Record, Shown
@@ -150,11 +150,8 @@ class Trace(Record):
         "moves them; empty in files of versions that did not record it.",
         default=(),
     )
-    spelled: tuple[tuple[int, str], ...] = field(
-        "(operator index, name) of operators that other tools count by the name of the function that was "
-        'called: "sign" is `a @ b`, and "" a function that was kept under another name.',
-        default=(),
-    )
+    # Fields of earlier versions, which their files still hold.
+    removed_fields: ClassVar[frozenset[str]] = frozenset(("spelled",))
 
 
 Status = Literal["priced", "free", "unpriced"]

@@ -15,7 +15,6 @@ from edge_opt.trace.lifetimes import Lifetimes, hollow, is_dense, is_sparse, sha
 from edge_opt.trace.module_calls import ModuleStack
 from edge_opt.trace.operators import (
     INDEX,
-    SPELLED,
     Behavior,
     Entry,
     View,
@@ -25,7 +24,6 @@ from edge_opt.trace.operators import (
     recall,
     remember,
     signature_of,
-    spelling,
     steps_of,
     tensor_info,
 )
@@ -105,7 +103,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_real = is_real
         self.ops: list[OpCall] = []
         self.signatures: list[OpSignature] = []
-        self.spelled: list[tuple[int, str]] = []
         self.has_read_values = False
         self.strangers = 0
         self.shape_error: BaseException | None = None
@@ -118,7 +115,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._right: set[int] = set()  # real, and computed from no input: what an eager run would hold
         self._tainted: set[int] = set()  # real, but computed from an input
         self._signature_index: dict[int, int] = {}
-        self._name = ""  # of the function that a plain layer calls
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -192,11 +188,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record the operator of a plain layer, which calls the function of that `name`."""
         # What is made here is not to be recorded in turn: torch, too, sets the mode aside meanwhile.
         mode = _pop(None)
-        self._name = name
         try:
             return self.__torch_dispatch__(func, (), args)
         finally:
-            self._name = ""
             _push(mode)
 
     def _describe(self, values: Any, words: list[Any], operands: _Operands) -> None:
@@ -408,8 +402,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.signatures.append(signature)
         frame = self.stack.current
         live = lifetimes.live_bytes + signature.scratch_bytes
-        if signature.op in SPELLED:
-            self.spelled.append((index, f"F.{self._name}" if self._name else spelling(__file__)))
         ops.append(_op_call(index, frame.index if frame else 0, position, tuple(reads), creates, live))
         lifetimes.time = index + 1
 

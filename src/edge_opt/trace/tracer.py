@@ -239,7 +239,6 @@ def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str |
         buffer_bytes=sum(sizes[address] for address in buffers),
         input_bytes=input_bytes,
         used_real_tensors=is_real,
-        spelled=tuple(tape.spelled),
         notes=(
             *(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
             *(subject.model.trace_notes() if isinstance(subject.model, FileModule) else ()),

@@ -100,8 +100,7 @@ _REACH = 32  # more views than an einsum of two operands makes
 class Op:
     """One operator call; `is_used` is unset when the model's result does not depend on it.
 
-    A batched product also tells how it was written, and into which order an einsum brought its axes first. `called` is
-    the name of the function that Python code called; None where the trace does not tell.
+    A batched product also tells how it was written, and into which order an einsum brought its axes first.
     """
 
     name: str
@@ -111,7 +110,6 @@ class Op:
     written: Written = "as is"
     operands: tuple[Shape, ...] = ()
     permutations: tuple[tuple[int, ...], ...] = ()
-    called: str | None = None
 
     @property
     def macs(self) -> int:
@@ -162,16 +160,10 @@ def layers_of(profile: ModelProfile) -> tuple[Layer, ...]:
     for call in profile.trace.ops:
         own[call.module].append(call)
     used = _used_operators(profile.trace)
-    spelled = dict(profile.trace.spelled)
     return tuple(
         Layer(
             module,
-            tuple(
-                replace(_op(profile, calls, position, used), called=spelled.get(call.index))
-                if call.index in spelled
-                else _op(profile, calls, position, used)
-                for position, call in enumerate(calls)
-            ),
+            tuple(_op(profile, calls, position, used) for position in range(len(calls))),
             any(profile.trace.storages[number].role == "parameter" for call in calls for number in call.reads),
         )
         for module, calls in zip(profile.trace.modules, own, strict=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
 from math import prod
 
 from edge_opt.cost.conventions.ledger import (
@@ -183,6 +183,12 @@ def _interpolate(op: Op) -> int:
     return int(op.x.elements * prod(scale))
 
 
+def _elementwise(op: Op) -> int:
+    """It lines shapes up from the left, where torch does so from the right; the larger side counts."""
+    shapes = [value.shape for value in op.signature.args[:2] if isinstance(value, TensorInfo)]
+    return prod(max(sizes) for sizes in itertools.zip_longest(*shapes, fillvalue=1))
+
+
 _FUNCTIONS: dict[str, tuple[str | None, Callable[[Op], int]]] = {
     **{f"aten.{name}": (ACTIVATION, _elements_in) for name in ("relu", "prelu", "elu", "relu6", "gelu", "silu")},
     **{
@@ -193,6 +199,7 @@ _FUNCTIONS: dict[str, tuple[str | None, Callable[[Op], int]]] = {
     },
     **{f"aten.max_pool{dims}_with_indices": (POOLING, _elements_in) for dims in _DIMS},
     "aten.softmax": (SOFTMAX, _elements_in),
+    **{f"aten.{name}": (ELEMENTWISE, _elementwise) for name in ("mul", "add")},
     **{
         f"aten.upsample_{name}": (INTERPOLATION, _interpolate)
         for name in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
@@ -206,49 +213,51 @@ _FUNCTIONS: dict[str, tuple[str | None, Callable[[Op], int]]] = {
     "aten.baddbmm": (None, _product_plus),
 }
 
-# Names of the functions that it replaces. Those not here are functions that torch.nn.functional has in Python.
-_NAMES = {
-    "aten.mm": ("matmul", "mm"),
-    "aten.bmm": ("matmul", "bmm"),
-    "aten.mv": ("matmul",),
-    "aten.dot": ("matmul",),
-    **{f"aten.{name}": (name,) for name in ("addmm", "baddbmm", "gelu", "prelu", "adaptive_avg_pool1d")},
-    **{f"aten.avg_pool{dims}": (f"avg_pool{dims}",) for dims in _DIMS},
+# ptflops replaces functions by name while the model runs. It sees `torch.matmul(a, b)`, `F.softmax(x)` and `x.mul(y)`.
+# It does not see `a @ b`, `x.softmax()`, `a * b`, the product inside an einsum, or a function that a module stored
+# before. A trace holds one operator for both forms, so the exceptions are listed: products and functions count unless
+# they are unseen, additions and multiplications only where they are seen. When a library's source changes, compare
+# with the package again: tests/cost/test_ptflops_on_timm.py.
+_UNSEEN_IN_TIMM = frozenset(("aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.softmax"))
+_UNSEEN = {
+    "TransformerEncoderLayer": frozenset(("aten.relu", "aten.gelu")),
+    "TransformerDecoderLayer": frozenset(("aten.relu", "aten.gelu")),
+    "GELUActivation": frozenset(("aten.gelu",)),
+    "Softmin": frozenset(("aten.softmax",)),
+    "MultiscaleAttention": frozenset(("aten.softmax",)),
+}
+_SEEN = {
+    "LocalResponseNorm": frozenset(("aten.mul", "aten.add")),
+    "ConvNeXtBlock": frozenset(("aten.mul",)),
+    "LambdaLayer": frozenset(("aten.softmax",)),
+}
+# Of torchvision's attention layers that write products in several ways: which of them, in order, are unseen.
+_UNSEEN_PRODUCTS = {
+    "RelativePositionalMultiHeadAttention": (0, 1),
+    "MultiscaleAttention": (1, 2),
+    "ShiftedWindowAttentionV2": (0,),
 }
 
 
-def _is_replaced(op: Op, layer: Layer) -> bool:
-    """Whether the call went through the function that ptflops replaces.
-
-    Where the trace does not tell, it is assumed, but for classes that keep their function from when they were built.
-    """
-    if op.called is None:
-        return layer.kind not in _KEEPS_ITS_FUNCTION and op.written != "einsum"
-    if "upsample" in op.name:
-        return op.called == "F.interpolate"
-    own = op.name.removeprefix("aten.").removesuffix("_with_indices")
-    return op.called in _NAMES.get(op.name, (f"F.{own}",))
-
-
-_KEEPS_ITS_FUNCTION = frozenset(("TransformerEncoderLayer", "TransformerDecoderLayer", "GELUActivation", "Softmin"))
-
-
-def _elementwise(op: Op) -> int:
-    """It lines shapes up from the left, where torch does so from the right; the larger side counts."""
-    shapes = [value.shape for value in op.signature.args[:2] if isinstance(value, TensorInfo)]
-    return prod(max(sizes) for sizes in zip_longest(*shapes, fillvalue=1))
+def _seen_ops(layer: Layer) -> Iterator[Op]:
+    """Yield the operators of a layer that Python code calls by a name which ptflops replaces."""
+    unseen = {"aten.mul", "aten.add", *_UNSEEN.get(layer.kind, ())}
+    if layer.call.defined_in.startswith("timm."):
+        unseen |= _UNSEEN_IN_TIMM
+    unseen -= _SEEN.get(layer.kind, frozenset())
+    product_index = itertools.count()
+    for op in layer.ops:
+        if op.name == "aten.bmm" and next(product_index) in _UNSEEN_PRODUCTS.get(layer.kind, ()):
+            continue
+        is_in_place_sum = op.signature.op in ("aten.mul_", "aten.add_")
+        if op.name in _FUNCTIONS and op.name not in unseen and not is_in_place_sum:
+            yield op
 
 
 def _functional(layer: Layer) -> Counted:
-    for op in layer.ops:
-        if op.name in ("aten.mul", "aten.add"):
-            # Arithmetic is mostly written with signs, which are not replaced.
-            known = op.called if op.called is not None or layer.kind != "LocalResponseNorm" else op.name[5:]
-            if known == op.name.removeprefix("aten.") and not op.signature.op.endswith("_"):
-                yield ELEMENTWISE, _elementwise(op)
-        elif op.name in _FUNCTIONS and _is_replaced(op, layer):
-            subject, rule = _FUNCTIONS[op.name]
-            yield subject or subject_of(op, layer), rule(op)
+    for op in _seen_ops(layer):
+        subject, rule = _FUNCTIONS[op.name]
+        yield subject or subject_of(op, layer), rule(op)
     if layer.kind == "Upsample" and layer.call.is_leaf and not any("upsample" in op.name for op in layer.ops):
         # A mode that the trace takes apart is still one call of F.interpolate.
         for shape in layer.call.output_shapes[:1]:
