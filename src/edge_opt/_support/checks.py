@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
 from typing import Any, TypeGuard
 
 from edge_opt.errors import InvalidInput
@@ -51,49 +49,3 @@ def check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     words = tuple(allowed)
     if not isinstance(value, str) or value not in words:
         raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(words)}")
-
-
-# Names of amounts: seconds, bytes, joules, rates and counts. None of them can be below zero or without end.
-_AMOUNT = re.compile(
-    r"(.*_)?(s|seconds|bytes|nbytes|j|hz|macs|flops|params|ops|count|batch_size|samples|throughput|attempts|elements"
-    r"|cores|threads)"
-)
-
-
-def implausible(record: Any, place: str = "") -> str | None:
-    """The first amount in a record that cannot be: below zero, endless, or no number; None where all can.
-
-    What an operator was called with may be any number and is not looked at.
-
-    >>> from edge_opt.records.costs import TensorInfo
-    >>> implausible(TensorInfo((2, -3), "float32", -24))
-    'shape[1] is -3; it cannot be below 0'
-    """
-    for field in fields(record):
-        name = f"{place}.{field.name}".lstrip(".")
-        value = getattr(record, field.name)
-        is_amount = field.name == "shape" or _AMOUNT.fullmatch(field.name) is not None
-        if isinstance(value, tuple) and field.name not in ("args", "kwargs"):
-            for position, item in enumerate(value):
-                found = _implausible_item(item, f"{name}[{position}]", is_amount)
-                if found is not None:
-                    return found
-        else:
-            found = _implausible_item(value, name, is_amount)
-            if found is not None:
-                return found
-    return None
-
-
-def _implausible_item(value: Any, place: str, is_amount: bool) -> str | None:
-    if is_dataclass(value):
-        return implausible(value, place)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if value != value:
-        return f"{place} is nan; it must be a number, or null where it is not known"
-    if is_amount and value < 0:
-        return f"{place} is {value}; it cannot be below 0"
-    if is_amount and math.isinf(value):
-        return f"{place} is {value}; it must be finite"
-    return None

@@ -9,7 +9,6 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edge_opt._support.checks import implausible
 from edge_opt._support.files import write_named
 from edge_opt.boards.catalog import normalized, user_folder
 from edge_opt.errors import CalibrationMissing, InvalidCalibration
@@ -73,7 +72,7 @@ def load_calibration(path: str | os.PathLike[str] | None = None) -> Calibration:
         )
     try:
         found = _calibration(data)
-        fault = implausible(found) or _contradiction(found)
+        fault = _contradiction(found)
         if fault is not None:
             raise ValueError(fault)
         return found
@@ -87,6 +86,9 @@ def _contradiction(calibration: Calibration) -> str | None:
     """What in a calibration does not fit together; None where all does."""
     if not calibration.samples or not calibration.bandwidths:
         return "it has no samples or no bandwidths"
+    for bandwidth in calibration.bandwidths:
+        if not 0 < bandwidth.bytes_per_s < float("inf"):
+            return f"a bandwidth is {bandwidth.bytes_per_s} bytes per second"
     for position, sample in enumerate(calibration.samples):
         for tensor in sample.signature.outputs:
             if isinstance(tensor, TensorInfo) and bool(tensor.nbytes) != all(tensor.shape):

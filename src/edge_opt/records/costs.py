@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from edge_opt.records.fields import field, record
 from edge_opt.records.shown import Record, Shown
@@ -150,8 +150,6 @@ class Trace(Record):
         "moves them; empty in files of versions that did not record it.",
         default=(),
     )
-    # Fields of earlier versions, which their files still hold.
-    removed_fields: ClassVar[frozenset[str]] = frozenset(("spelled",))
 
 
 Status = Literal["priced", "free", "unpriced"]

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from edge_opt._support import files
-from edge_opt._support.checks import implausible
-from edge_opt._support.json import from_plain, laid_out, to_plain
+from edge_opt._support.json import dumps_rows, from_plain, to_plain
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records.profiles import SCHEMA_VERSION, Level, ModelProfile
 from edge_opt.report.profile_text import render
@@ -62,7 +61,7 @@ def save(profile: ModelProfile, path: str | os.PathLike[str], level: Level = "le
 def document(profile: ModelProfile, level: Level = "leaves") -> str:
     """Everything, as JSON that `load` reads back exactly: one line per layer, operator and storage."""
     plain = {"format": FORMAT, **to_plain(profile)}
-    return laid_out({key: plain[key] for key in (*_ORDER, *(key for key in plain if key not in _ORDER))}) + "\n"
+    return dumps_rows({key: plain[key] for key in (*_ORDER, *(key for key in plain if key not in _ORDER))}) + "\n"
 
 
 @writer(".csv")
@@ -149,9 +148,6 @@ def load(path: str | os.PathLike[str]) -> ModelProfile:
 
 def _check_references(profile: ModelProfile) -> None:
     """Refuse a profile whose parts do not belong together, before a table stumbles over it."""
-    fault = implausible(profile)
-    if fault is not None:
-        raise UnreadableProfile(fault)
     trace = profile.trace
     if not trace.modules or len(profile.layers) != len(trace.modules) or len(profile.prices) != len(trace.signatures):
         raise UnreadableProfile("it has not one layer per module and one price per signature")

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_opt._support.checks import implausible
-from edge_opt._support.json import from_plain, laid_out, to_plain
+from edge_opt._support.json import dumps_rows, from_plain, to_plain
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
 from edge_opt.records.sweeps import Factor, SweepResult, Trial, TrialMetrics
 from edge_opt.text import spreadsheet
@@ -39,7 +38,7 @@ def sweep_document(result: SweepResult) -> str:
     'edge_opt.sweep'
     """
     plain = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **to_plain(result)}
-    return laid_out(plain) + "\n"
+    return dumps_rows(plain) + "\n"
 
 
 def read_sweep(text: str, source: str = "the text") -> SweepResult:
@@ -61,7 +60,7 @@ def read_sweep(text: str, source: str = "the text") -> SweepResult:
         result = from_plain(SweepResult, {key: value for key, value in data.items() if key != "format"})
     except UnreadableProfile as error:
         raise UnreadableSweep(f"{source} is damaged: {error}; run the sweep again") from error
-    fault = implausible(result) or _contradiction(result)
+    fault = _contradiction(result)
     if fault is not None:
         raise UnreadableSweep(f"{source} is damaged: {fault}; run the sweep again")
     return result
