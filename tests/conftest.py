@@ -83,9 +83,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Threads of several tests share the cores: one that waits must not spin, or everything takes several times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A slow machine is no reason for other output.
-os.environ.setdefault("EDGE_OPT_QUIET", "1")
-
 # Tests that run side by side measure nothing that matters: their sweeps need not wait for each other.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="edge-opt-locks-")
 

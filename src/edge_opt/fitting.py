@@ -12,7 +12,7 @@ from torch import nn
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
-from edge_opt._support.waiting import doing, telling
+from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
 from edge_opt.boards.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
 from edge_opt.boards.device_memory import device_memory
@@ -29,7 +29,7 @@ from edge_opt.training_steps.step_report import training_step
 MOST = 1 << 16
 
 
-@telling()
+@show_progress()
 def fit_batch(
     model: nn.Module,
     shape: Any = None,
@@ -91,7 +91,7 @@ def _training_needs(model: nn.Module, arguments: CallArguments, options: dict[st
 
     @cache
     def need(batch: int) -> MemoryNeed:
-        doing(f"fitting: a training step with a batch of {batch}")
+        report_progress(f"fitting: a training step with a batch of {batch}")
         call = _batched(arguments, batch)
         memory = training_step(model, list(call.args) or None, kwargs=call.kwargs, **options).peak.memory
         made = memory.total - memory.weights - memory.buffers - memory.inputs
@@ -114,7 +114,7 @@ def _allocated_fit(
 
     @cache
     def found(batch: int) -> tuple[ModelProfile, int]:
-        doing(f"fitting: a batch of {batch}")
+        report_progress(f"fitting: a batch of {batch}")
         call = _batched(arguments, batch)
         profiled = profile(model, list(call.args) or None, kwargs=call.kwargs)
         try:
@@ -141,7 +141,7 @@ def needs_by_batch(
 
     @cache
     def need(batch: int) -> MemoryNeed:
-        doing(f"fitting: a batch of {batch}")
+        report_progress(f"fitting: a batch of {batch}")
         found = _batched(arguments, batch)
         profiled = profile(model, list(found.args) or None, kwargs=found.kwargs)
         return peak_memory(profiled, precision, lifetimes=lifetimes)
@@ -196,7 +196,7 @@ def _batched(arguments: CallArguments, batch: int) -> CallArguments:
     return map_arguments(arguments, with_batch)
 
 
-@telling()
+@show_progress()
 def compare_targets(
     model: nn.Module,
     inputs: Any = None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edge_opt._support.waiting import doing
+from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, MissingExtra, ModelNotFound, first_line
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def load_model(reference: str, *, trust: bool = False) -> Loaded:
             or `file.onnx` or `file.tflite`, which are read and not run.
         trust: Whether a `.pt2` may be opened, which can execute code from the file.
     """
-    doing(f"loading {reference}")
+    report_progress(f"loading {reference}")
     if reference.lower().endswith(".onnx"):
         from edge_opt.model_files.file_model import load_onnx
 

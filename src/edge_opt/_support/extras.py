@@ -11,7 +11,7 @@ from typing import Any
 from edge_opt.errors import MissingExtra, first_line
 
 
-def missing(what: str, package: str, extra: str, why: str = "") -> MissingExtra:
+def missing_extra(what: str, package: str, extra: str, why: str = "") -> MissingExtra:
     """The error for an optional package that is absent or broken.
 
     Args:
@@ -20,14 +20,14 @@ def missing(what: str, package: str, extra: str, why: str = "") -> MissingExtra:
         extra: The extra of edge-opt that brings it.
         why: What is wrong with it where it is there but broken.
 
-    >>> print(missing("charts need", "matplotlib", "plots"))
+    >>> print(missing_extra("charts need", "matplotlib", "plots"))
     charts need matplotlib, which is not installed; run `pip install 'edge-opt[plots]'`
     """
     state = f"cannot be imported ({why})" if why else "is not installed"
     return MissingExtra(f"{what} {package}, which {state}; run `pip install 'edge-opt[{extra}]'`")
 
 
-def optional(module: str, what: str, extra: str, package: str | None = None) -> Any:
+def import_optional(module: str, what: str, extra: str, package: str | None = None) -> Any:
     """The module, imported; where it is absent or broken, one sentence says so.
 
     Args:
@@ -36,7 +36,7 @@ def optional(module: str, what: str, extra: str, package: str | None = None) -> 
         extra: The extra of edge-opt that brings it.
         package: Its name as people know it; the module's first part where that is the same.
 
-    >>> optional("math", "this example needs", "run").tau > 6
+    >>> import_optional("math", "this example needs", "run").tau > 6
     True
     """
     top = module.partition(".")[0]
@@ -45,7 +45,7 @@ def optional(module: str, what: str, extra: str, package: str | None = None) -> 
     # A build for other hardware fails in its own ways: OSError for a library, RuntimeError for an operator.
     except Exception as error:
         is_absent = isinstance(error, ModuleNotFoundError) and (error.name or top).partition(".")[0] == top
-        raise missing(what, package or top, extra, "" if is_absent else first_line(error)) from error
+        raise missing_extra(what, package or top, extra, "" if is_absent else first_line(error)) from error
 
 
 def installed(package: str) -> str | None:

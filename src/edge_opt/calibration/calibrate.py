@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from edge_opt._support.checks import check_whole, is_number
 from edge_opt._support.files import check_writable
-from edge_opt._support.waiting import stderr_console
+from edge_opt._support.progress import stderr_console
 from edge_opt.boards.calibration_file import host_file, save_calibration
 from edge_opt.calibration.operator_bench import (
     Runnable,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from edge_opt import units
-from edge_opt._support.waiting import doing, stderr_console
+from edge_opt._support.progress import report_progress, stderr_console
 from edge_opt.cli.shell import result_console, talk
 from edge_opt.errors import InvalidInput, first_line
 from edge_opt.loading import FORMS, Example, find_object, load_model, parse_reference
@@ -299,7 +299,7 @@ def read_profile(
         arguments = read_arguments(inputs, kwargs, batch, made_by)
         loaded = load_model(reference)
         positional, named = with_example(arguments, loaded.example, loaded.name)
-        doing(f"tracing {loaded.name}")
+        report_progress(f"tracing {loaded.name}")
         return eo.profile(loaded.model, positional or None, kwargs=named, name=loaded.name, measure=measure)
 
 

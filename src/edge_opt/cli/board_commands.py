@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_opt import units
-from edge_opt._support.waiting import doing
+from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import Inputs, read_arguments, with_example
 from edge_opt.cli.run_commands import Insecure, TlsDir
 from edge_opt.cli.shell import Debug, Trust, talk
@@ -119,7 +119,7 @@ def _net(text: str) -> Net:
             f"there are {', '.join(bundled)}; others by reference, such as torchvision:NAME or net.py:Net@1x3x32x32"
         )
     loaded = load_model(reference)
-    doing(f"fitting: tracing {reference}")
+    report_progress(f"fitting: tracing {reference}")
     has_example = loaded.example is not None and not shape
     arguments = read_arguments([] if has_example else [shape or _SHAPE], [], None)
     positional, named = with_example(arguments, loaded.example, loaded.name)

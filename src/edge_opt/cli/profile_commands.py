@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from edge_opt._support.waiting import doing
+from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import (
     Arguments,
     Batch,
@@ -191,7 +191,7 @@ def _profiled(
     import edge_opt as eo
 
     positional, named = with_example(arguments, loaded.example, loaded.name)
-    doing(f"tracing {loaded.name}")
+    report_progress(f"tracing {loaded.name}")
     return eo.profile(
         loaded.model,
         positional or None,

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from edge_opt._support.deprecation import FormerNameWarning, current_options
-from edge_opt._support.waiting import console_width, telling
+from edge_opt._support.progress import console_width, show_progress
 from edge_opt.errors import EdgeOptError, SweepInterrupted
 from edge_opt.loading import TRUST
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NOT_SATISFIED = 1
-# Set, it keeps progress out of logs; a terminal shows it all the same.
-QUIET = "EDGE_OPT_QUIET"
 _INTERRUPTED = SweepInterrupted.exit_code
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
@@ -66,7 +64,7 @@ class Shell(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with telling(is_log_wanted=not os.environ.get(QUIET)), _former_names_told():
+            with show_progress(), _former_names_told():
                 return super().invoke(ctx)
         except EdgeOptError as error:
             raise self._ended(ctx, error, str(error), error.exit_code) from error

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import DataNotFound, InvalidInput
 from edge_opt.records.shown import Record
@@ -252,7 +252,7 @@ def _bundled_digits() -> tuple[Any, Labels]:
         if path.is_file():
             rows = np.loadtxt(path, delimiter=",")
             return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
-    bunch = optional("sklearn.datasets", "the dataset 'digits' needs", "run", "scikit-learn").load_digits()
+    bunch = import_optional("sklearn.datasets", "the dataset 'digits' needs", "run", "scikit-learn").load_digits()
     return bunch.images, bunch.target.astype(np.int64)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from edge_opt._support.progress import report_progress, show_progress
 from edge_opt._support.unchanged import unchanged
-from edge_opt._support.waiting import doing, telling
 from edge_opt.errors import InvalidInput
 from edge_opt.pruning.coupling import NONE
 from edge_opt.pruning.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
@@ -82,9 +82,9 @@ def sensitivity(
         check_path(model, path)
     own = metric if callable(metric) and takes_model(metric) else None
     task = task_of("accuracy" if own or metric is None else metric, loss, forward, collate, metric_direction)
-    with telling(), unchanged([], training=False), torch.no_grad():
+    with show_progress(), unchanged([], training=False), torch.no_grad():
         base = working_copy(model)
-        doing("sensitivity: reading batches")
+        report_progress("sensitivity: reading batches")
         data = list(task.batches(base, loader, batches))
         trial = _Trial.begin(base, data, task, own)
         chosen = {path: layer for path, layer in trial.layers.items() if layers is None or _is_chosen(path, layers)}
@@ -93,7 +93,7 @@ def sensitivity(
         untouched: list[tuple[str, str]] = []
         cache: dict[bytes, _Outcome] = {}
         for place, (path, layer) in enumerate(chosen.items(), start=1):
-            doing(f"sensitivity: layer {place} of {len(chosen)}, {path}")
+            report_progress(f"sensitivity: layer {place} of {len(chosen)}, {path}")
             if plan is not None:
                 rows += _pruned_rows(trial, plan, path, prune, cache, untouched)
             rows += [_quantized_row(trial, path, layer, precision) for precision in precisions]

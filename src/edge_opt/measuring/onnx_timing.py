@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt._support.checks import check_whole
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import ConversionFailed, EdgeOptError, InvalidInput, first_line
@@ -111,7 +111,7 @@ def open_session(path: Path, threads: int, profile_prefix: str | None = None) ->
 
 def onnxruntime() -> Any:
     """ONNX Runtime, or how to get it."""
-    return optional("onnxruntime", "ONNX files need", "onnx")
+    return import_optional("onnxruntime", "ONNX files need", "onnx")
 
 
 def reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from edge_opt import units
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt.errors import InvalidInput, MeasurementFailed, UnreadableModel, first_line
 from edge_opt.model_files.execution_plan import ExecutionPlan, identifier
 from edge_opt.model_files.file_graph import ModelFile
@@ -66,7 +66,7 @@ class OnnxSession(FileSession):
     """A file that ONNX Runtime has loaded."""
 
     def __init__(self, path: Path, arguments: Arguments, threads: int | None = None) -> None:
-        runtime = optional("onnxruntime", "running an ONNX file needs", "onnx")
+        runtime = import_optional("onnxruntime", "running an ONNX file needs", "onnx")
         super().__init__(arguments, f"ONNX Runtime {runtime.__version__}")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = thread_count(threads)
@@ -86,7 +86,9 @@ class _Interpreter:
     __slots__ = ("loaded",)
 
     def __init__(self, path: Path, threads: int) -> None:
-        package = optional("ai_edge_litert.interpreter", "running a .tflite file needs", "litert", "ai-edge-litert")
+        package = import_optional(
+            "ai_edge_litert.interpreter", "running a .tflite file needs", "litert", "ai-edge-litert"
+        )
         try:
             self.loaded = package.Interpreter(model_path=str(path), num_threads=threads)
             self.loaded.allocate_tensors()

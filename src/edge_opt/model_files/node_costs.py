@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput
@@ -55,7 +55,7 @@ def save_view(model: FileModel, profile: ModelProfile, path: str | os.PathLike[s
     """
     if str(path).lower().endswith(".nodes.json"):
         return write_whole(path, json.dumps(node_data(model, profile), indent=1) + "\n")
-    onnx = optional("onnx", "writing an ONNX file needs", "onnx")
+    onnx = import_optional("onnx", "writing an ONNX file needs", "onnx")
     if os.path.realpath(path) == os.path.realpath(model.file):
         raise InvalidInput(f"{str(path)!r} is the file that was read; write the costs to another one")
     copy = onnx.load(str(model.file), load_external_data=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt.errors import ModelNotFound, UnreadableModel
 from edge_opt.model_files.file_graph import (
     LARGEST_DIMENSION,
@@ -226,8 +226,10 @@ def read_onnx(path: str | os.PathLike[str]) -> ModelFile:
     Args:
         path: The file. Weights beside it must lie in its folder.
     """
-    onnx = optional("onnx", "reading an .onnx file needs", "onnx")
-    message_error = optional("google.protobuf.message", "reading an .onnx file needs", "onnx", "protobuf").DecodeError
+    onnx = import_optional("onnx", "reading an .onnx file needs", "onnx")
+    message_error = import_optional(
+        "google.protobuf.message", "reading an .onnx file needs", "onnx", "protobuf"
+    ).DecodeError
     with file_bytes(path) as data:
         try:
             model = onnx.ModelProto.FromString(data)

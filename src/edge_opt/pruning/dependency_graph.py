@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt.errors import PruningFailed
 from edge_opt.trace.inputs import CallArguments
 
 
 def dependency_graph(model: nn.Module, arguments: CallArguments, beside: list[torch.Tensor] | None = None) -> Any:
     """torch-pruning's graph of a model; `beside` are outputs that the model keeps instead of returning them."""
-    pruning = optional("torch_pruning", "pruning needs", "compress", "torch-pruning")
+    pruning = import_optional("torch_pruning", "pruning needs", "compress", "torch-pruning")
 
     base: Any = pruning.pruner.function.MultiheadAttentionPruner
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
+from edge_opt._support.progress import report_progress, show_progress
 from edge_opt._support.unchanged import unchanged
-from edge_opt._support.waiting import doing, telling
 from edge_opt.boards.targets import Target, find_target
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
@@ -173,7 +173,7 @@ def make_plan(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, request: PruneRequest, loader: Iterable[Any] | None
 ) -> Plan:
     """Follow the channels of a model, rank them, and set apart those that cannot go."""
-    doing("pruning: which channels hang together")
+    report_progress("pruning: which channels hang together")
     if isinstance(model, torch.jit.ScriptModule):
         raise InvalidInput("a scripted model cannot be pruned; pass the module that it was scripted from")
     if any(tensor.is_meta for tensor in model.parameters()):
@@ -369,7 +369,7 @@ def prune(
     _check_request(model, request, loader, reconstruct)
     latency = latency_for(request, latency_of, place, {"runtime": runtime, "threads": threads})
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
-    with telling(), unchanged([], training=False), torch.inference_mode(False), torch.enable_grad():
+    with show_progress(), unchanged([], training=False), torch.inference_mode(False), torch.enable_grad():
         plan = make_plan(model, example_inputs, kwargs, request, data)
         pruned = carried_out(model, plan, request, latency)
         if data is not None:
@@ -385,7 +385,7 @@ def check_prunable(model: nn.Module, plan: Plan) -> None:
 
 
 def carried_out(model: nn.Module, plan: Plan, request: PruneRequest, latency: Latency | None) -> Pruned:
-    doing("pruning: removing channels, and proving the result")
+    report_progress("pruning: removing channels, and proving the result")
     check_prunable(model, plan)
     latency_before_s = None if latency is None else positive_seconds(latency(plan.base, plan.before))
     ratio, removed = _chosen(plan, request, latency, latency_before_s)
@@ -429,7 +429,7 @@ def heal(
     reconstruct: bool,
 ) -> None:
     """Let kept channels of the pruned copy stand in for removed ones, and its norms see it as it is."""
-    doing("pruning: fitting what is left to the outputs of the original")
+    report_progress("pruning: fitting what is left to the outputs of the original")
     if not spec.kept:
         return
     if reconstruct:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt.errors import InvalidInput, NotSaved, PruningFailed, UnreadableModel
 from edge_opt.pruning.attention import HEAD_COUNTS, HEAD_WIDTHS, PrunedAttention
 from edge_opt.pruning.coupling import NONE, ChannelMap, Side, channels, counted_attributes
@@ -381,7 +381,7 @@ def _count(value: Any) -> int | tuple[int, ...]:
 
 
 def _safetensors() -> Any:
-    return optional("safetensors.torch", "weights on disk need", "compress")
+    return import_optional("safetensors.torch", "weights on disk need", "compress")
 
 
 def _shared_names(state: dict[str, torch.Tensor]) -> dict[str, list[str]]:

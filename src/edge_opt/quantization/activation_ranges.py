@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt._support.waiting import doing
+from edge_opt._support.progress import report_progress
 from edge_opt.quantization.onnx_files import Tensors, require
 
 METHODS = ("minmax", "entropy", "percentile")
@@ -108,7 +108,7 @@ class Observer:
     def values(self, batches: Iterable[Tensors], before: int = 0) -> Iterator[tuple[str, Any]]:
         """Each tensor by name with its values, batch by batch; so many batches came before these."""
         for number, batch in enumerate(batches, start=before + 1):
-            doing(f"quantising: ranges of calibration batch {number}")
+            report_progress(f"quantising: ranges of calibration batch {number}")
             feeds = {name: tensor.numpy() for name, tensor in zip(self._names, batch, strict=True)}
             # Without a name the session would return every output.
             yield from zip(self._inner, self._session.run(self._inner, feeds) if self._inner else [], strict=True)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_opt._support.waiting import quiet
+from edge_opt._support.progress import quiet
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.quantization.onnx_files import PATH_KEY, require
 from edge_opt.quantization.static_int8 import is_below, label_nodes, prepare

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 
 Tensors = tuple[torch.Tensor, ...]
 # protobuf refuses 2 GiB; weights of larger models stand in a file of their own, with room for the rest of the graph.
@@ -30,4 +30,4 @@ def size_of(path: Path) -> int:
 
 def require(package: str, extra: str = "onnx") -> Any:
     """An optional package, or one sentence with the command that installs it."""
-    return optional(package, "this needs", extra)
+    return import_optional(package, "this needs", extra)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_opt._support.waiting import quiet
+from edge_opt._support.progress import quiet
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.quantization.activation_ranges import ENDLESS, METHODS, Calibrated, Ranges, collect_ranges

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt import units
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Roofline
@@ -39,7 +39,7 @@ _LONGEST_NAME = 40
 
 def canvas(width: float, height: float) -> tuple[Any, Any]:
     """A figure with one set of axes, in inches."""
-    optional("matplotlib", "charts need", "plots")
+    import_optional("matplotlib", "charts need", "plots")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

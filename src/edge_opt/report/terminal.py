@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_opt import units
-from edge_opt._support.waiting import console_width
+from edge_opt._support.progress import console_width
 from edge_opt.text import printable
 
 _GAP = 2

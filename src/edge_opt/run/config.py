@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from edge_opt._support.deprecation import current_keywords, former_names
-from edge_opt._support.extras import missing
+from edge_opt._support.extras import missing_extra
 from edge_opt.budgets import parse_budget, trial_metrics
 from edge_opt.errors import BudgetError, EdgeOptError, InvalidConfig
 from edge_opt.records.sweeps import SHARES
@@ -28,7 +28,7 @@ try:
         model_validator,
     )
 except ModuleNotFoundError as error:
-    raise missing("this needs", error.name or "pydantic", "run") from error
+    raise missing_extra("this needs", error.name or "pydantic", "run") from error
 
 Precisions = Literal["fp32", "fp16", "bf16", "int8"]
 Runtimes = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt._support.output_tensors import flat_tensors
@@ -184,7 +184,7 @@ def weights_from(content: bytes) -> dict[str, torch.Tensor]:
 
 def safetensors() -> Any:
     """safetensors for torch, or how to get it."""
-    return optional("safetensors.torch", "a run needs", "run")
+    return import_optional("safetensors.torch", "a run needs", "run")
 
 
 FACTS = "facts.json"

@@ -17,7 +17,7 @@ from torch import nn
 
 from edge_opt._support.checks import is_number
 from edge_opt._support.files import own_folder, publish, staging
-from edge_opt._support.waiting import doing, telling
+from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import is_fast
 from edge_opt.quantization.activation_ranges import Calibrated
@@ -172,8 +172,8 @@ class _Verification:
 def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Verification) -> Converted:
     """Made aside, tried, verified, and then put in place."""
     subject, place, original = job.subject, job.folder, Original(job.subject)
-    with telling(), staging(place) as aside:
-        doing(f"converting to {precision} for {runtime}")
+    with show_progress(), staging(place) as aside:
+        report_progress(f"converting to {precision} for {runtime}")
         job = replace(job, folder=aside)
         curve: tuple[SparedPoint, ...] = ()
         if held.budget is not None:
@@ -183,7 +183,7 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         if made.batch is not None and any(made.batch != len(check[0]) for check in held.checks if check[0].dim()):
             checks = in_batches_of(held.checks, made.batch)[:_FIXED_BATCHES]
             held = replace(held, checks=checks, answers=[None] * len(checks))
-        doing(f"comparing {precision} on {runtime} with the original")
+        report_progress(f"comparing {precision} on {runtime} with the original")
         kernels, layers, found, unseen = _tried(made, runtime, precision, original, job, held)
         if held.must_run:
             _check_effective(layers, precision, runtime, job.spare)
@@ -253,7 +253,7 @@ def _auto_spared(
     bound, single = held.budget, SINGLE_ALLOWED * held.bound
 
     def attempt(spared: tuple[str, ...]) -> tuple[SparedPoint, str | None]:
-        doing(f"trying int8 with {len(spared)} layers in float")
+        report_progress(f"trying int8 with {len(spared)} layers in float")
         if job.scheme == "static":
             made, ranges = _static(replace(first, spare=spared), source, path, known[0] if known else None)
             known[:] = [ranges]
@@ -456,7 +456,7 @@ def _in_onnx(name: str) -> Any:
         if name == "fp32" and job.exported is not None:
             return _copied(job.exported, job.folder)
         path = job.folder / job.filename
-        doing(f"exporting to ONNX in {name}")
+        report_progress(f"exporting to ONNX in {name}")
         if name == "fp32" and _is_float32(job.subject.model):
             done = export(job.subject, path)
         else:
@@ -486,7 +486,7 @@ def _int8(job: Job) -> Made:
     source = _in_onnx("fp32")(replace(job, filename=f"float-{job.filename}"))
     path = job.folder / job.filename
     is_big = size_of(source.path) > EXTERNAL_DATA_BYTES
-    doing(f"quantising to int8, {job.scheme}")
+    report_progress(f"quantising to int8, {job.scheme}")
     remarks: tuple[str, ...] = ()
     if job.scheme == "dynamic":
         quantize_dynamic(source.path, path, job.spare, is_reduced(job.reduce_range), is_big)

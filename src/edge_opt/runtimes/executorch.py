@@ -10,8 +10,8 @@ from weakref import WeakSet
 import torch
 
 from edge_opt import units
-from edge_opt._support.extras import optional
-from edge_opt._support.waiting import quiet
+from edge_opt._support.extras import import_optional
+from edge_opt._support.progress import quiet
 from edge_opt.errors import ConversionFailed, EdgeOptError, ExportFailed, InvalidInput, first_line
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
@@ -27,7 +27,7 @@ _PRODUCTS = ("linear", "conv", "addmm", "mm", "bmm", "lstm", "gru")
 
 def _part(module: str) -> Any:
     with quiet():
-        return optional(module, "ExecuTorch needs", "executorch", module.partition(".")[0])
+        return import_optional(module, "ExecuTorch needs", "executorch", module.partition(".")[0])
 
 
 _opened: WeakSet[ExecuTorchRunner] = WeakSet()

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from edge_opt._support.files import publish, staging
+from edge_opt._support.progress import quiet
 from edge_opt._support.unchanged import without_fast_path
-from edge_opt._support.waiting import quiet
 from edge_opt.errors import ExportFailed, InvalidInput, message_of
 from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, Tensors, require, size_of, with_data
 from edge_opt.records.conversions import Exported

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge_opt._support.waiting import quiet
+from edge_opt._support.progress import quiet
 
 _lock = threading.RLock()
 

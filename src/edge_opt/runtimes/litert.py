@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_opt._support.extras import optional
-from edge_opt._support.waiting import quiet
+from edge_opt._support.extras import import_optional
+from edge_opt._support.progress import quiet
 from edge_opt.errors import ConversionFailed, ExportFailed, InvalidInput, first_line
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
@@ -28,7 +28,7 @@ _NAMES = {np.int8: "int8", np.uint8: "int8", np.float32: "fp32", np.float16: "fp
 
 
 def _part(module: str) -> Any:
-    return optional(module, "LiteRT needs", "litert", module.partition(".")[0].replace("_", "-"))
+    return import_optional(module, "LiteRT needs", "litert", module.partition(".")[0].replace("_", "-"))
 
 
 class LiteRtRunner(Closing):

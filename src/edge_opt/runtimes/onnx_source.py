@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from edge_opt._support.files import own_folder
-from edge_opt._support.waiting import quiet
+from edge_opt._support.progress import quiet
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on

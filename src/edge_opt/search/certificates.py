@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt.errors import EdgeOptError, InvalidInput
 
 CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
@@ -27,7 +27,7 @@ def make_certificates(folder: str | Path) -> Path:
     Args:
         folder: Where ca.pem, cert.pem and key.pem go; copy it to every machine that takes part.
     """
-    x509 = optional("cryptography.x509", "certificates need", "distributed", "cryptography")
+    x509 = import_optional("cryptography.x509", "certificates need", "distributed", "cryptography")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -112,7 +112,7 @@ def security_from(folder: str | Path) -> Any:
         )
     if (root / KEY).stat().st_mode & 0o077:
         raise InvalidInput(f"{root / KEY} can be read by others, who could then run code here; run `chmod 600` on it")
-    distributed = optional("distributed", "workers need", "distributed", "Dask")
+    distributed = import_optional("distributed", "workers need", "distributed", "Dask")
     ca, certificate, key = (str(root / name) for name in (CA, CERTIFICATE, KEY))
     return distributed.Security(
         require_encryption=True,

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Protocol, cast
 
 from edge_opt import units
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
 from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
 from edge_opt.search.nursery import end_group, frame
@@ -307,7 +307,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def _psutil() -> Any:
-    return optional("psutil", "a memory limit needs", "run")
+    return import_optional("psutil", "a memory limit needs", "run")
 
 
 _LOST = "was ended from outside"

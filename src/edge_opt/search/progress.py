@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
-from edge_opt._support.waiting import console_width
+from edge_opt._support.progress import console_width
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import SweepStatus, Trial

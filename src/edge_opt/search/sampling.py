@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.choose import span
@@ -135,7 +135,7 @@ def _choose(proposal: optuna.Trial, space: Space) -> Candidate:
 
 
 def _study(sampler: SamplerName, seed: int, objectives: int) -> optuna.Study:
-    optional("optuna", f"the sampler {sampler} needs", "run")
+    import_optional("optuna", f"the sampler {sampler} needs", "run")
     import optuna
 
     def constraints(frozen: Any) -> list[float]:

@@ -20,7 +20,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from edge_opt import __version__
-from edge_opt._support.extras import optional
+from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import EdgeOptError, InvalidInput, first_line
 from edge_opt.records.sweeps import Candidate
@@ -356,4 +356,4 @@ def _suspicions(key: str, dask_scheduler: Any = None) -> int:
 
 def dask_distributed() -> Any:
     """Dask, or how to get it."""
-    return optional("distributed", "workers need", "distributed", "Dask")
+    return import_optional("distributed", "workers need", "distributed", "Dask")

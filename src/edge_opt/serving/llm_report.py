@@ -12,7 +12,7 @@ import torch
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole, is_number
-from edge_opt._support.waiting import doing
+from edge_opt._support.progress import report_progress
 from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.estimate import working_power
 from edge_opt.boards.targets import HOST, Target, find_spec
@@ -198,12 +198,12 @@ class _Sources:
 
         @cache
         def model(dtype: torch.dtype) -> LanguageModel:
-            doing("building the language model without its weights")
+            report_progress("building the language model without its weights")
             return find_language_model(source, dtype, inputs, name)
 
         @cache
         def traced(dtype: torch.dtype, context: int, prompt: int, batch: int, absorbs: bool) -> TracedModel:
-            doing(f"tracing the prompt and a step at {context} positions")
+            report_progress(f"tracing the prompt and a step at {context} positions")
             return traced_model(model(dtype), context, prompt, batch, absorbs)
 
         self.model: Callable[[torch.dtype], LanguageModel] = model

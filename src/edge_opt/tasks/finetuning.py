@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from edge_opt._support.checks import check_whole
+from edge_opt._support.progress import stderr_console
 from edge_opt._support.unchanged import unchanged
-from edge_opt._support.waiting import stderr_console
 from edge_opt.errors import InvalidInput, TrainingFailed
 from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.quantization.fake_quantization import rounding_layers

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edge_opt._support.checks import check_positive
-from edge_opt._support.waiting import doing
+from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError
 from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
 from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments
@@ -28,7 +28,7 @@ def what_would_help(
     """Every remedy that saves at least one per cent, largest first; what the model refuses is left out."""
     found: list[Remedy] = []
     for change, tried, call, batches in _tries(model, arguments, plan, accumulate):
-        doing(f"trying what would help: {change}")
+        report_progress(f"trying what would help: {change}")
         try:
             peak_bytes, flops = peak_of(model, call, tried, batches)
         except EdgeOptError:
@@ -135,7 +135,7 @@ def fewest_checkpoints(
         sums = accumulate_sums(held[path] for path in largest)
         enough = next((n for n, total in enumerate(sums, 1) if total >= peak_bytes - budget_bytes), len(largest))
         chosen = (*chosen, *largest[:enough])
-        doing(f"checkpoints: {len(chosen)} chosen")
+        report_progress(f"checkpoints: {len(chosen)} chosen")
         memory, flops = memory_and_flops(model, arguments, replace(plan, checkpoint=chosen), accumulate)
         peak_bytes = memory.peak().memory.total
     return CheckpointChoice(chosen, peak_bytes, before_bytes, flops, flops_before, budget_bytes)

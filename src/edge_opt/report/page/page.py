@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edge_opt._support.extras import missing
+from edge_opt._support.extras import missing_extra
 from edge_opt._support.files import write_named
 from edge_opt.errors import InvalidInput
 from edge_opt.records.compression import Sensitivity
@@ -122,7 +122,7 @@ def _plotly() -> str:
     folder = next(iter(spec.submodule_search_locations or []), None) if spec else None
     path = Path(folder or "") / "package_data" / "plotly.min.js"
     if folder is None or not path.is_file():
-        raise missing("an HTML report needs", "plotly", "report")
+        raise missing_extra("an HTML report needs", "plotly", "report")
     return path.read_text(encoding="utf-8")
 
 
