@@ -11,9 +11,9 @@ import pytest
 from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
 from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.locks import alone, at_work, folder_lock, owner
-from edge_opt.search.progress import status
 from edge_opt.search.space import Space, plain_space
 from edge_opt.search.store import SCHEMA, STORE_NAME, Built, Store
+from edge_opt.search.sweep_progress import status
 from sweep_jobs import figures
 
 CANDIDATE = Candidate(0.1, "int8", "onnxruntime", (("conv1", 0.25),))

@@ -15,9 +15,9 @@ from edge_opt.cli.shell import Shell
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records.sweeps import Candidate, Trial
 from edge_opt.search.build import Event, Notice, PhaseEnded, PhaseStarted, SweepStarted, TrialFinished
-from edge_opt.search.progress import Tally, progress
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import run_sweep
+from edge_opt.search.sweep_progress import Tally, progress
 from sweep_jobs import Arithmetic, Misbehaving, figures
 
 SPACE = Space((0.0, 0.1, 0.5), ("fp32",), ("onnxruntime",))

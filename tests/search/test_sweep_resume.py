@@ -12,9 +12,9 @@ import pytest
 from edge_opt.errors import FolderInUse, OtherSettings, SweepInterrupted
 from edge_opt.records.sweeps import SweepResult
 from edge_opt.search.build import Event, TrialFinished
-from edge_opt.search.progress import status
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import run_sweep
+from edge_opt.search.sweep_progress import status
 from sweep_control import end, finished, lines, start, table, wait_for_lines
 from sweep_jobs import Arithmetic
 from sweep_process import CONSTRAINTS, SPACE

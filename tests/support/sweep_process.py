@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from edge_opt.errors import EdgeOptError
-from edge_opt.search.progress import progress
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import run_sweep
+from edge_opt.search.sweep_progress import progress
 from sweep_jobs import Arithmetic
 
 SPACE = Space((0.0, 0.2, 0.4, 0.6), ("fp32", "int8"), ("torch", "onnxruntime"))

@@ -144,7 +144,7 @@ def _config(path: Path | None, settings: Sequence[str]) -> RunConfig:
 def _all(config: RunConfig, root: Path, seeds: list[int], options: dict[str, Any], as_json: bool) -> list[RunResult]:
     from edge_opt.run.run import run as run_once
     from edge_opt.run.run import run_seeds
-    from edge_opt.search.progress import progress
+    from edge_opt.search.sweep_progress import progress
 
     def one(config: RunConfig, folder: Path) -> RunResult:
         with progress("json" if as_json else "auto") as listener:
@@ -242,7 +242,7 @@ def sweep(
     """
     from edge_opt.run.config import read_settings
     from edge_opt.run.sweep import sweep as run_sweep
-    from edge_opt.search.progress import progress
+    from edge_opt.search.sweep_progress import progress
 
     chosen = {
         **({} if prune is None else {"pruning_levels": _levels(prune)}),
@@ -325,7 +325,7 @@ def status(
     edge-opt status outputs
     """
     from edge_opt.report.record_sheets import status_lines
-    from edge_opt.search.progress import status as status_of
+    from edge_opt.search.sweep_progress import status as status_of
 
     found = status_of(folder)
     if json:
