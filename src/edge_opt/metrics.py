@@ -20,7 +20,7 @@ import edge_opt as eo
 from edge_opt._support.checks import check_positive, check_whole
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
-from edge_opt.records.shown import Record
+from edge_opt.records.display import Record
 from edge_opt.records.sweeps import LABELS
 
 

@@ -12,17 +12,20 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 from torch import nn
 
+import edge_opt as eo
 import rasp
 from browser import Browser
+from edge_opt import units
 from edge_opt.boards.platform_file import Platform
+from edge_opt.comparing import compare
 from edge_opt.hardware import LayerEstimate
 from edge_opt.metrics import Metrics
 from edge_opt.records.costs import OpCost
+from edge_opt.records.display import LONGEST, Shown
 from edge_opt.records.measurements import Interval
-from edge_opt.records.shown import LONGEST, Shown
 from edge_opt.stream import HardwareProfile
 from record_kinds import record_kinds
-from shown import profiled, records
+from shown import profiled, records, served
 
 DEEP = ".".join(f"model.encoder.layers.{n}.self_attn" for n in range(40))
 PLAIN = {str: DEEP, int: 123_456_789_012, float: 0.123456789012345, bool: True, bytes: b"x" * 900, NoneType: None}
@@ -139,3 +142,25 @@ def test_a_sweep_in_a_notebook_has_its_chart() -> None:
     measured = {trial.candidate.key for trial in (sweep.baseline, *sweep.trials) if trial.metrics is not None}
     assert drawn.count("<circle") == len(measured)
     assert "latency per call" in drawn
+
+
+def test_a_record_without_a_view_of_its_own_shows_titles_and_units() -> None:
+    totals = profiled().totals
+    rows = [line.rsplit("  ", 1) for line in str(totals).splitlines()[1:]]
+    shown = {label.strip(): value.strip() for label, value in rows}
+    assert shown["Trainable params"] == units.count(totals.trainable_params)
+    assert shown["Bytes read"] == units.size(totals.bytes_read)
+    assert shown["Activation bytes"] == units.size(totals.activation_bytes)
+    assert shown["Is lower bound"] == "no"
+
+
+def test_an_unknown_name_is_refused_with_the_closest_ones() -> None:
+    comparison = compare(profiled(), profiled(32))
+    with pytest.raises(eo.EdgeOptError, match=r"no figure named 'mac'; closest: macs"):
+        comparison.figure("mac")
+    with pytest.raises(eo.EdgeOptError, match=r"no figure named 'latency_s'; there are params, macs, "):
+        comparison.figure("latency_s")
+    with pytest.raises(eo.EdgeOptError, match=r"no trial named 'nobody'; there are "):
+        records()["sweep"].trial("nobody")
+    with pytest.raises(eo.EdgeOptError, match=r"no part named 'heads'; closest: head"):
+        served().reports[0].part("heads")  # type: ignore[arg-type]

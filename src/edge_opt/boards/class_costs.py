@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import OpCall, OpSignature
+from edge_opt.records.display import Record
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.shown import Record
 
 Vector = NDArray[np.float64]
 WorkKind = Literal["conv", "linear", "product", "elementwise", "pool", "move", "detection"]

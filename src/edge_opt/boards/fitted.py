@@ -23,8 +23,8 @@ from edge_opt.boards.class_fit import OUTSIDE_SHARE
 from edge_opt.boards.platform_file import Kind, Platform, fitted_platforms, kinds, load_platform, timed_devices
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.records.devices import Bound, DeviceSpec
+from edge_opt.records.display import Record
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.shown import Record
 
 # Outside the fit nothing was held out. Errors there, of attention predicted from convolutions, reach a factor of seven.
 OUTSIDE_FACTOR = 7.0

@@ -11,8 +11,8 @@ from edge_opt.boards.platform_file import Platform, fitted_platforms
 from edge_opt.boards.roofline import Roof, used_bandwidth
 from edge_opt.boards.targets import HOST, find_spec, published
 from edge_opt.records.devices import DeviceSpec, Precision
+from edge_opt.records.display import Record
 from edge_opt.records.predictions import Basis
-from edge_opt.records.shown import Record
 
 _ASKED: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 

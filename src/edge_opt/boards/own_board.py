@@ -21,8 +21,8 @@ from edge_opt.boards.class_fit import Costs, fit_costs
 from edge_opt.boards.fitted import resolved
 from edge_opt.boards.platform_file import Kind, Platform, kinds
 from edge_opt.errors import InvalidInput
+from edge_opt.records.display import Record
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.shown import Record
 
 # A number is said to contradict the others when it lies this much further off than nine in ten would.
 _CONTRADICTION = 1.6

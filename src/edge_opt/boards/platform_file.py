@@ -18,7 +18,7 @@ from edge_opt.boards.class_costs import CLASSES, Habits, Vector
 from edge_opt.boards.class_fit import Costs, Spread
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.records.devices import Engine
-from edge_opt.records.shown import Record
+from edge_opt.records.display import Record
 
 if sys.version_info >= (3, 11):
     import tomllib

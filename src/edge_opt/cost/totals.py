@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from edge_opt.records.costs import LayerCost, OpCost, OpPrice, PeakMemory, Totals, Trace, Unpriced
-from edge_opt.records.shown import maker
+from edge_opt.records.display import maker
 
 _layer_cost = maker(LayerCost)
 _op_cost = maker(OpCost)

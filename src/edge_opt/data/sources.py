@@ -23,7 +23,7 @@ import torch
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import DataNotFound, InvalidInput
-from edge_opt.records.shown import Record
+from edge_opt.records.display import Record
 
 
 def fingerprint(loader: Iterable[Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
+from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Comparison
-from edge_opt.records.shown import Record, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from edge_opt import units
 from edge_opt.records.devices import Precision
+from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
-from edge_opt.records.shown import Record, Shown
 
 UnseenKind = Literal["held out", "rolled"]
 Runtime = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Literal
 
+from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
-from edge_opt.records.shown import Record, Shown
 
 Shape = tuple[int, ...]
 Role = Literal["activation", "parameter", "buffer", "input"]

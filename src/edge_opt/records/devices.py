@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
-from edge_opt.records.shown import Record, Shown
 
 FigureKind = Literal["vendor", "measured", "secondary", "derived"]
 Engine = Literal["cpu", "gpu", "npu", "all"]

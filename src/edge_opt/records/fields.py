@@ -8,15 +8,34 @@
         op_index: int | None = field("Operator at the peak; None where no operator ran.", default=None)
 
 The declaration is the only place that describes the field: `help()`, the API page, tables and notebooks read it.
+Title and kind follow from the name (`weight_bytes`, `latency_s`), unless the declaration has others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+
+from edge_opt.errors import InvalidInput
 
 T = TypeVar("T")
+
+# How a value is written: plain, or scaled with its unit.
+Kind = Literal["", "count", "bytes", "ratio", "share", "time", "energy"]
+_KINDS: tuple[tuple[Kind, str], ...] = (
+    ("", r".*_per_.*"),
+    ("bytes", r"(.*_)?n?bytes(_.*)?"),
+    ("time", r"(.*_)?(s|seconds)(_(before|after))?"),
+    ("energy", r"(.*_)?(j|joules)"),
+    ("count", r"(.*_)?(macs|flops|params|ops)(_(before|after))?"),
+    ("ratio", r"(.*_)?ratio"),
+    ("share", r"(.*_)?share"),
+)
+_WORDS = {"macs": "MACs", "flops": "FLOPs", "cpu": "CPU", "ram": "RAM", "kv": "KV"}
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -27,24 +46,34 @@ else:
 
 
 @overload
-def field(description: str, *, compare: bool = True) -> Any: ...
+def field(description: str, *, title: str = "", kind: Kind | None = None, compare: bool = True) -> Any: ...
 
 
 @overload
-def field(description: str, *, default: T, compare: bool = True) -> T: ...
+def field(description: str, *, title: str = "", kind: Kind | None = None, default: T, compare: bool = True) -> T: ...
 
 
-def field(description: str, *, default: Any = dataclasses.MISSING, compare: bool = True) -> Any:
+def field(
+    description: str,
+    *,
+    title: str = "",
+    kind: Kind | None = None,
+    default: Any = dataclasses.MISSING,
+    compare: bool = True,
+) -> Any:
     """Declare one field of a record.
 
     Args:
         description: What the value is, in a sentence; with its unit unless the name has it, and with the meaning of
             None.
+        title: What people read in front of the value; by default the name in words.
+        kind: How the value is written; by default as the name's unit says.
         default: The value of a record that was made without it, also of a file that was written before the field
             existed.
         compare: Whether two records that differ here are different.
     """
-    return dataclasses.field(default=default, compare=compare, metadata={"description": description})
+    metadata = {"description": description, "title": title, "kind": kind}
+    return dataclasses.field(default=default, compare=compare, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -60,3 +89,38 @@ def record(cls: type[T]) -> type[T]:
     lines = (f"    {item.name}: {item.metadata['description']}\n" for item in dataclasses.fields(cast(Any, frozen)))
     frozen.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nAttributes:\n{''.join(lines)}"
     return frozen
+
+
+def title_of(item: dataclasses.Field[Any]) -> str:
+    """Return what people read in front of a field's value: its title, or its name in words without `_s` and `_j`."""
+    words = re.sub(r"_[sj]$", "", item.name).split("_")
+    text = " ".join(_WORDS.get(word, word) for word in words)
+    return item.metadata.get("title") or text[:1].upper() + text[1:]
+
+
+def kind_of(item: dataclasses.Field[Any]) -> Kind:
+    """Return how a field's value is written: as declared, or as the unit in its name says."""
+    declared: Kind | None = item.metadata.get("kind")
+    return (
+        next((kind for kind, names in _KINDS if re.fullmatch(names, item.name)), "") if declared is None else declared
+    )
+
+
+def by_name(kind: str, name: str, items: Iterable[tuple[str, T]]) -> T:
+    """Return the item of a name; an unknown name is refused with the closest ones.
+
+    >>> by_name("figure", "mac", [("macs", 1), ("params", 2)])
+    Traceback (most recent call last):
+    edge_opt.errors.InvalidInput: no figure named 'mac'; closest: macs
+
+    Args:
+        kind: What the items are, for the error.
+        name: The name.
+        items: Names with their items.
+    """
+    known = dict(items)
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=3)
+    others = f"closest: {', '.join(close)}" if close else f"there are {', '.join(known) or 'none'}"
+    raise InvalidInput(f"no {kind} named {name!r}; {others}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
-from edge_opt.records.shown import Record, Shown
 
 EnergySource = Literal["rapl", "nvml", "jetson", "proxy", "model"]
 Verdict = Literal["equal", "faster", "slower"]

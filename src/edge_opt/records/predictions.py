@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from edge_opt import units
 from edge_opt.records.costs import OpSignature, Shape
 from edge_opt.records.devices import BatchFit, Bound, Precision
+from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
 from edge_opt.records.measurements import Energy, Environment, ModuleMemory
-from edge_opt.records.shown import Record, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Shape, Totals, Trace, Unpriced
-from edge_opt.records.fields import field, record
+from edge_opt.records.display import Record, Shown
+from edge_opt.records.fields import by_name, field, record
 from edge_opt.records.measurements import Comparison, Measurement
 from edge_opt.records.predictions import DeviceMemory, Prediction
-from edge_opt.records.shown import Record, Shown
 from edge_opt.records.training_steps import TrainingCost
 
 if TYPE_CHECKING:
@@ -300,12 +300,12 @@ class ModelComparison(Shown):
         return self.aligned(model) / largest if largest else None
 
     def figure(self, name: str) -> ComparedFigure:
-        """A figure of the whole.
+        """Return a figure of the whole models; one that is not known for any of them is refused.
 
         Args:
             name: Its name, such as "macs".
         """
-        return next(figure for figure in self.totals if figure.name == name)
+        return by_name("figure", name, ((figure.name, figure) for figure in self.totals))
 
     def save(self, path: str | Path) -> Path:
         """Write the comparison and return its path.

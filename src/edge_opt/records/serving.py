@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from edge_opt.records.devices import Bound
-from edge_opt.records.fields import field, record
+from edge_opt.records.display import Record, Shown
+from edge_opt.records.fields import by_name, field, record
 from edge_opt.records.measurements import Energy
-from edge_opt.records.shown import Record, Shown
 
 if TYPE_CHECKING:
     import os
@@ -175,12 +175,12 @@ class ServingReport(Shown):
     remarks: tuple[str, ...] = field("What was assumed, or is left out.")
 
     def part(self, name: PartName) -> ServingPart:
-        """One part by its name.
+        """Return one part by its name.
 
         Args:
             name: Which part, such as "attention" or "head".
         """
-        return next(part for part in self.parts if part.name == name)
+        return by_name("part", name, ((part.name, part) for part in self.parts))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to a file.

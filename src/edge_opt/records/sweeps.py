@@ -7,9 +7,9 @@ import json
 from typing import Literal
 
 from edge_opt.records.devices import Precision
-from edge_opt.records.fields import field, record
+from edge_opt.records.display import Record, Shown
+from edge_opt.records.fields import by_name, field, record
 from edge_opt.records.predictions import MemoryKind
-from edge_opt.records.shown import Record, Shown
 
 TrialStatus = Literal["done", "failed"]
 MetricDirection = Literal["higher", "lower"]
@@ -329,12 +329,12 @@ class SweepResult(Shown):
         return tuple(trial for trial in self.trials if trial.status == "failed")
 
     def trial(self, key: str) -> Trial:
-        """The trial of a candidate.
+        """Return the trial of a candidate.
 
         Args:
             key: Its `Candidate.key`.
         """
-        return next(trial for trial in (self.baseline, *self.trials) if trial.candidate.key == key)
+        return by_name("trial", key, ((trial.candidate.key, trial) for trial in (self.baseline, *self.trials)))
 
 
 @record

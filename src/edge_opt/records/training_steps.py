@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from edge_opt.records.costs import OpCost
+from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
-from edge_opt.records.shown import Record, Shown
 
 
 @record

@@ -9,8 +9,9 @@ from typing import Any
 from rich.text import Text
 
 from edge_opt import units
+from edge_opt.records.fields import Kind, kind_of, title_of
 from edge_opt.report.comparison import cell, fragment, table
-from edge_opt.report.terminal import Strip, print_sentences, print_table, rendered
+from edge_opt.report.terminal import LABEL_WIDTH, Strip, print_sentences, print_table, rendered
 from edge_opt.text import html, printable
 
 Fact = tuple[str, str]
@@ -87,7 +88,8 @@ def sheet_text(found: Sheet, width: int | None = None) -> str:
                 console.print(line, soft_wrap=True)
         for strips in found.tables:
             print_table(console, strips)
-        print_sentences(console, found.facts)
+        widest = max((len(label) for label, _ in found.facts), default=0)
+        print_sentences(console, found.facts, label_width=max(LABEL_WIDTH, widest + 2))
 
     return rendered(draw, width=width)
 
@@ -120,33 +122,31 @@ def facts_html(facts: tuple[Fact, ...]) -> str:
     return table(["", ""], rows) if rows else ""
 
 
-# How a figure is written, by the end of its field's name.
-_UNITS: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
-    (("_bytes", "nbytes"), units.size),
-    (("seconds", "_s"), units.duration),
-    (("joules", "_j"), units.energy),
-    (("macs", "flops", "params", "_ops"), units.count),
-    (("_ratio", "share"), units.ratio),
-)
+_FORMATS: dict[Kind, Callable[[float], str]] = {
+    "bytes": units.size,
+    "time": units.duration,
+    "energy": units.energy,
+    "count": units.count,
+    "ratio": units.ratio,
+    "share": units.percent,
+}
 
 
 def plain_sheet(record: Any) -> Sheet:
-    """A record by its fields, in order; None is left out, and of many items only their number is told."""
+    """Return a record as its fields, in order; None is left out, and many items are counted."""
     facts = []
     for field in fields(record):
         value = getattr(record, field.name)
         if value is not None and value != () and value != "":
-            facts.append((field.name.replace("_", " "), field_text(field.name, value)))
+            facts.append((title_of(field), _field_text(kind_of(field), value)))
     return Sheet(type(record).__qualname__, facts=tuple(facts))
 
 
-def field_text(name: str, value: Any) -> str:
-    """A value of a field with its unit, which the end of the field's name tells."""
+def _field_text(kind: Kind, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        known = next((text for ends, text in _UNITS if name.endswith(ends)), None)
-        return known(value) if known else f"{value:.6g}" if isinstance(value, float) else str(value)
+        return _FORMATS[kind](value) if kind else f"{value:.6g}" if isinstance(value, float) else str(value)
     if isinstance(value, tuple) and value and not all(isinstance(item, str) for item in value):
         return f"{len(value)} of kind {type(value[0]).__qualname__}"
     if isinstance(value, tuple):

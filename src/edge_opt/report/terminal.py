@@ -223,7 +223,7 @@ def _halved(text: str, width: int) -> str:
 
 
 WIDTH = 100
-_LABEL_WIDTH = 13
+LABEL_WIDTH = 13
 _ASCII = str.maketrans(
     {
         units.TIMES: "x",
@@ -295,7 +295,7 @@ def wrapped(sentence: str, width: int) -> list[str]:
 
 
 def print_sentences(
-    console: Console, lines: Sequence[tuple[str, str]], *, is_cut: bool = False, label_width: int = _LABEL_WIDTH
+    console: Console, lines: Sequence[tuple[str, str]], *, is_cut: bool = False, label_width: int = LABEL_WIDTH
 ) -> None:
     """Labels with a sentence each, wrapped beside them, or cut to one line each."""
     room = max(console.width - label_width, 20)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Precision
-from edge_opt.records.shown import Record
+from edge_opt.records.display import Record
 from edge_opt.records.sweeps import Candidate
 
 Pair = tuple[Precision, str]

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.records.costs import Role, Shape, StorageInfo
-from edge_opt.records.shown import maker
+from edge_opt.records.display import maker
 
 _storage_info = maker(StorageInfo)
 

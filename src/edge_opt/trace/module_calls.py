@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_opt.records.costs import ModuleCall, Shape
-from edge_opt.records.shown import maker
+from edge_opt.records.display import maker
 from edge_opt.trace.lifetimes import packed_bytes, shape_of
 from edge_opt.trace.plain_layers import Recorder, straight
 

@@ -12,7 +12,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from edge_opt.records.costs import OpSignature, Shape, SparseInfo, TensorInfo
-from edge_opt.records.shown import maker
+from edge_opt.records.display import maker
 from edge_opt.trace.lifetimes import is_dense, is_sparse, nbytes_of, packed_bytes, shape_of, sparse_parts, stored_bytes
 from edge_opt.trace.shapes import Spec
 

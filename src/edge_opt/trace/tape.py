@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.records.costs import OpCall, OpSignature, Role
-from edge_opt.records.shown import maker
+from edge_opt.records.display import maker
 from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes, hollow, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.module_calls import ModuleStack
