@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edge_opt.measuring.energy_meters import SensorAccess
+
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "energy"
 
 
@@ -79,10 +81,9 @@ class Replay:
         self._fractions[name] = exact_uj % 1
         path.write_text(f"{int(exact_uj) % limit_uj}\n")
 
-    @property
-    def arguments(self) -> dict[str, Any]:
+    def access(self, **more: Any) -> SensorAccess:
         """What `measure_energy` takes in place of the real machine."""
-        return {"root": self.root, "now": self.now, "sleep": self.sleep, "background": self.background}
+        return SensorAccess(root=self.root, now=self.now, sleep=self.sleep, background=self.background, **more)
 
 
 class NvmlError(Exception):

@@ -1,45 +1,27 @@
-"""Energy of a forward: measured by the best meter there is, else an estimate under its name."""
+"""Energy of a forward: measured by the best meter there is, else an estimate under its name.
+
+The proxy multiplies given watts by the latency; the model adds up joules per operation and byte.
+"""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from edge_opt.errors import InvalidInput, MeterFailed
 from edge_opt.measuring.energy_meters import (
-    Bench,
-    Measure,
-    Meter,
-    Workload,
-    build,
+    EnergyMeter,
+    JetsonMeter,
+    MeteredWork,
+    NvmlMeter,
+    RaplMeter,
+    SensorAccess,
     gpu_of,
-    in_thread,
-    meter,
-    meters,
-    names,
 )
-from edge_opt.records.measurements import Energy, Latency, Refusal
+from edge_opt.records.measurements import Energy, EnergySource, Latency, Refusal
 from edge_opt.records.profiles import ModelProfile
-
-__all__ = [
-    "BYTE_PJ",
-    "OPERATION_PJ",
-    "Bench",
-    "Meter",
-    "Workload",
-    "measure_energy",
-    "meter",
-    "meters",
-    "modeled",
-    "proxy",
-]
 
 # pJ of (an addition, a multiplication): M. Horowitz, "Computing's energy problem", ISSCC 2014, figure 1.1.9, 45 nm.
 OPERATION_PJ = {
@@ -59,31 +41,47 @@ DRAM_SHARE = 0.2
 BYTE_PJ = (1 - DRAM_SHARE) * CACHE_PJ_PER_BYTE + DRAM_SHARE * DRAM_PJ_PER_BYTE
 
 
-@meter("proxy")
-def proxy(bench: Bench) -> Measure:
+class ProxyMeter(EnergyMeter):
     """The caller's watts times the median latency."""
-    if bench.power_watts is None:
-        raise MeterFailed("no power is given; pass power_watts=, the draw of the device under load")
-    return partial(_proxy, bench.power_watts)
+
+    name = "proxy"
+
+    def __init__(self, power_watts: float | None) -> None:
+        self.power_watts = power_watts
+
+    def available(self) -> None:
+        if self.power_watts is None:
+            raise MeterFailed("no power is given; pass power_watts=, the draw of the device under load")
+
+    def joules(self, work: MeteredWork) -> Energy:
+        assert self.power_watts is not None
+        median_s = work.latency.median_s
+        idle = "; idle power is not known and not subtracted" if work.subtract_idle else ""
+        note = f"proxy, not measured: {self.power_watts:g} W given × median latency of {median_s:.4g} s{idle}"
+        return Energy(self.power_watts * median_s, "proxy", note)
 
 
-def _proxy(power_watts: float, work: Workload) -> Energy:
-    idle = "; idle power is not known and not subtracted" if work.subtract_idle else ""
-    note = f"proxy, not measured: {power_watts:g} W given × median latency of {work.latency.median_s:.4g} s{idle}"
-    return Energy(power_watts * work.latency.median_s, "proxy", note)
-
-
-@meter("model", is_automatic=False)
-def model(bench: Bench) -> Measure:
+class ModelMeter(EnergyMeter):
     """Joules per operation and byte, from a profile: for comparing variants of a model, not for sizing a battery."""
-    if bench.profile is None:
-        raise MeterFailed("no profile is given; pass profile=, the result of edge_opt.profile")
-    energy = modeled(bench.profile)
-    return lambda _: energy
+
+    name = "model"
+    is_automatic = False
+
+    def __init__(self, profile: ModelProfile | None) -> None:
+        self.profile = profile
+
+    def available(self) -> None:
+        if self.profile is None:
+            raise MeterFailed("no profile is given; pass profile=, the result of edge_opt.profile")
+        modeled(self.profile)
+
+    def joules(self, work: MeteredWork) -> Energy:
+        assert self.profile is not None
+        return modeled(self.profile)
 
 
 def modeled(profile: ModelProfile) -> Energy:
-    """Energy of one forward by the table of this module.
+    """Return the energy of one forward by the table of this module.
 
     A MAC is a multiplication and an addition in the type of the operator's result; other arithmetic is priced as
     multiplications; bytes come from the cache four times in five.
@@ -99,16 +97,37 @@ def modeled(profile: ModelProfile) -> Energy:
         raise MeterFailed(f"the table has no energy for MACs in {', '.join(missing)}; it has {', '.join(OPERATION_PJ)}")
     operations_pj = sum(count * sum(OPERATION_PJ[dtype]) for dtype, count in macs.items() if count)
     operations_pj += sum(count * OPERATION_PJ[dtype][1] for dtype, count in others.items() if dtype in OPERATION_PJ)
-    left_out = {dtype: count for dtype, count in others.items() if count and dtype not in OPERATION_PJ}
+    unpriced = {dtype: count for dtype, count in others.items() if count and dtype not in OPERATION_PJ}
     note = (
         "model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; float32 add 0.9 pJ, multiply 3.7 pJ), "
         f"bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM)"
     )
-    if left_out:
-        note += f"; without {sum(left_out.values())} operations in {', '.join(sorted(left_out))}, which have no figure"
+    if unpriced:
+        note += f"; without {sum(unpriced.values())} operations in {', '.join(sorted(unpriced))}, which have no figure"
     if profile.totals.is_lower_bound:
         note += "; a lower bound, for some operators are unpriced"
     return Energy((operations_pj + moved_bytes * BYTE_PJ) * 1e-12, "model", note)
+
+
+def meters(
+    access: SensorAccess | None = None,
+    gpu: int | str = 0,
+    power_watts: float | None = None,
+    profile: ModelProfile | None = None,
+) -> tuple[EnergyMeter, ...]:
+    """Return every meter, in the order in which they are tried.
+
+    >>> [meter.name for meter in meters()]
+    ['rapl', 'nvml', 'jetson', 'proxy', 'model']
+    """
+    machine = access or SensorAccess()
+    return (
+        RaplMeter(machine),
+        NvmlMeter(machine, gpu),
+        JetsonMeter(machine),
+        ProxyMeter(power_watts),
+        ModelMeter(profile),
+    )
 
 
 def measure_energy(
@@ -122,54 +141,52 @@ def measure_energy(
     subtract_idle: bool = False,
     min_time_s: float = 1.0,
     target_precision: float = 0.02,
-    root: Path = Path("/"),
-    nvml: Any = None,
-    now: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], None] = time.sleep,
-    background: Callable[[Callable[[], None], float], AbstractContextManager[None]] = in_thread,
-    read: Callable[[Path], str] = Path.read_text,
+    access: SensorAccess | None = None,
 ) -> tuple[Energy | None, tuple[Refusal, ...]]:
-    """Joules per forward with their source, and each meter that was tried in vain with its reason.
+    """Return joules per forward with their source, and each meter that could not be used with its reason.
 
-    `run` does one forward and returns when it is done. "auto" takes the first meter that sees the device and works
+    `run` does one forward and returns when it is done. "auto" takes the first meter that counts the device and works
     to the end, then the proxy if `power_watts` is given, then none; a meter that is asked for by name works or raises
-    `MeterFailed`. "model" needs `profile` and is never taken unasked. The last five arguments let a recording stand in
-    for the machine.
+    `MeterFailed`. "model" needs `profile` and is never taken unasked. `access` lets a recording replace the machine.
     """
-    _check(energy, power_watts, min_time_s, target_precision)
+    known = meters(access, gpu_of(device), power_watts, profile)
+    _check(energy, [meter.name for meter in known], power_watts, min_time_s, target_precision)
     if energy is None:
         return None, ()
-    bench = Bench(root, gpu_of(device), nvml, power_watts, profile, now, sleep, background, read)
-    work = Workload(run, latency, min_time_s, target_precision, subtract_idle)
+    work = MeteredWork(run, latency, min_time_s, target_precision, subtract_idle)
     if energy != "auto":
-        chosen = build(next(name for name in names() if name == energy), bench)
-        figure, partial_view = chosen.measure(work), _blind(chosen, device)
-        return (replace(figure, note=f"{figure.note}; {partial_view}") if partial_view else figure), ()
+        chosen = next(meter for meter in known if meter.name == energy)
+        if reason := chosen.refusal:
+            raise MeterFailed(f"the meter {energy!r} cannot be used: {reason}")
+        figure, other_device = chosen.joules(work), _other_device(chosen, device)
+        return (replace(figure, note=f"{figure.note}; {other_device}") if other_device else figure), ()
     refusals: list[Refusal] = []
-    for name in names():
-        meter = build(name, bench)
+    for meter in known:
         if not meter.is_automatic:
             continue
-        reason = meter.refusal or _blind(meter, device)
+        reason = meter.refusal or _other_device(meter, device)
         if reason is None:
             try:
-                return meter.measure(work), tuple(refusals)
+                return meter.joules(work), tuple(refusals)
             except MeterFailed as failure:
                 reason = str(failure)
         refusals.append(Refusal(meter.name, reason))
     return None, tuple(refusals)
 
 
-def _blind(meter: Meter, device: str) -> str | None:
-    kind = device.partition(":")[0]
-    if not meter.sees or kind in meter.sees:
+def _other_device(meter: EnergyMeter, device: str) -> str | None:
+    """Return why a meter does not count the device that the model runs on; None where it does."""
+    types = meter.device_types
+    if not types or device.partition(":")[0] in types:
         return None
-    return f"it counts the energy of {' and '.join(meter.sees)} alone, and the model runs on {device}"
+    return f"it counts the energy of {' and '.join(types)} alone, and the model runs on {device}"
 
 
-def _check(energy: str | None, power_watts: float | None, min_time_s: float, target_precision: float) -> None:
-    if energy not in (None, "auto", *names()):
-        raise InvalidInput(f"energy is {energy!r}; it must be 'auto', None or one of {', '.join(names())}")
+def _check(
+    energy: str | None, names: list[EnergySource], power_watts: float | None, min_time_s: float, target_precision: float
+) -> None:
+    if energy not in (None, "auto", *names):
+        raise InvalidInput(f"energy is {energy!r}; it must be 'auto', None or one of {', '.join(names)}")
     if power_watts is not None and not _is_above_zero(power_watts):
         raise InvalidInput(f"power_watts is {power_watts!r}; it must be a number above 0")
     if not _is_above_zero(min_time_s):
