@@ -155,9 +155,8 @@ VARIANTS: dict[str, Method] = {
     "ours group, not fitted": ours(importance="group", reconstruct=False),
     "ours reconstruction, not fitted": ours(importance="reconstruction", reconstruct=False),
     "ours taylor": ours(importance="taylor"),
-    "ours bn_scale": ours(importance="bn_scale"),
     "ours random": ours(importance="random"),
-    "ours l1, cut only": ours(importance="l1", reestimate=False, reconstruct=False),
+    "ours group, cut only": ours(importance="group", reestimate=False, reconstruct=False),
     "torch-pruning taylor": theirs("GroupTaylorImportance"),
 }
 

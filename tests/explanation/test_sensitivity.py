@@ -38,7 +38,7 @@ def test_pruning_one_layer_is_what_prune_does_to_it() -> None:
     torch.manual_seed(0)
     model, batches = SmallCNN(), data()
     row = next(row for row in eo.sensitivity(model, batches, layers=["conv2"], prune=(0.5,), precisions=()).rows)
-    spec = prune(model, (1, 1, 28, 28), {"conv2": 0.5}, importance="l1", round_to=1).spec
+    spec = prune(model, (1, 1, 28, 28), {"conv2": 0.5}, round_to=1).spec
     pruned = apply_spec(model, spec)
     with torch.no_grad():
         before = torch.cat([model(images) for images, _ in batches])

@@ -126,31 +126,10 @@ def test_rounding_of_any_group_is_a_multiple_or_all_of_it() -> None:
                 assert abs(kept - left) <= round_to
 
 
-def test_global_ranking_takes_more_from_weaker_layers() -> None:
-    torch.manual_seed(0)
-    model = SmallCNN(32, 32)
-    with torch.no_grad():
-        # half of conv1's filters next to nothing, conv2's all alike
-        model.conv1.weight[:16] *= 1e-3
-        model.conv2.weight.fill_(0.1)
-    pruned = prune(model, SMALL, 0.25, global_ranking=True, round_to=1)
-    # a quarter of 64 channels is 16, and the 16 weak ones are all in conv1
-    assert (pruned.model.conv1.out_channels, pruned.model.conv2.out_channels) == (16, 32)
-
-
 def test_random_importance_is_the_seeds_choice() -> None:
     specs = [prune(SmallCNN(), SMALL, 0.5, importance="random", seed=seed).spec.kept for seed in (1, 1, 2)]
     assert specs[0] == specs[1]
     assert specs[0] != specs[2]
-
-
-def test_l2_ranks_by_euclidean_length() -> None:
-    model = nn.Sequential(nn.Linear(4, 2, bias=False), nn.ReLU(), nn.Linear(2, 2))
-    with torch.no_grad():
-        # l1: 2.0 against 1.6; l2: 1.0 against 1.6
-        model[0].weight.copy_(torch.tensor([[0.5, 0.5, 0.5, 0.5], [1.6, 0, 0, 0]]))
-    by_l1, by_l2 = (prune(model, (1, 4), 0.5, importance=kind, round_to=1).spec.kept[0] for kind in ("l1", "l2"))
-    assert (by_l1.indices, by_l2.indices) == ((0,), (1,))
 
 
 def test_taylor_keeps_what_the_loss_feels() -> None:

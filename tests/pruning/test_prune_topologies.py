@@ -58,9 +58,10 @@ def test_channels_of_a_small_cnn_by_hand() -> None:
 def test_the_smallest_filters_go_and_the_others_keep_their_weights() -> None:
     torch.manual_seed(1)
     model = SmallCNN(16, 32)
-    pruned = prune(model, (1, 1, 28, 28), {"conv1": 0.25}, importance="l1", round_to=1).model
-    norms = model.conv1.weight.abs().sum((1, 2, 3))
-    kept = norms.topk(12).indices.sort().values
+    pruned = prune(model, (1, 1, 28, 28), {"conv1": 0.25}, round_to=1).model
+    # squares of what writes a channel and of what reads it
+    lengths = model.conv1.weight.square().sum((1, 2, 3)) + model.conv2.weight.square().sum((0, 2, 3))
+    kept = lengths.topk(12).indices.sort().values
     assert torch.equal(pruned.conv1.weight, model.conv1.weight[kept])
     assert torch.equal(pruned.conv1.bias, model.conv1.bias[kept])
     assert torch.equal(pruned.conv2.weight, model.conv2.weight[:, kept])
@@ -69,8 +70,10 @@ def test_the_smallest_filters_go_and_the_others_keep_their_weights() -> None:
 
 def test_flattened_channels_leave_a_block_of_columns() -> None:
     model = SmallCNN(16, 32)
-    pruned = prune(model, (1, 1, 28, 28), {"conv2": 0.5}, importance="l1", round_to=1).model
-    kept = model.conv2.weight.abs().sum((1, 2, 3)).topk(16).indices.sort().values
+    pruned = prune(model, (1, 1, 28, 28), {"conv2": 0.5}, round_to=1).model
+    # 49 columns of the classifier read a channel: their mean counts as much as its filter
+    columns = model.classifier.weight.view(10, 32, 49).square().sum(0).mean(1)
+    kept = (model.conv2.weight.square().sum((1, 2, 3)) + columns).topk(16).indices.sort().values
     blocks = model.classifier.weight.view(10, 32, 49)[:, kept].reshape(10, 16 * 49)
     assert torch.equal(pruned.classifier.weight, blocks)
 

@@ -9,8 +9,7 @@ from edge_opt.boards.targets import find_target
 from edge_opt.compress import prune
 from edge_opt.model import SmallCNN
 from edge_opt.pruning.coupling import Group
-from edge_opt.pruning.ranking import Ranking
-from edge_opt.pruning.widths import fast_multiple
+from edge_opt.pruning.ranking import Ranking, fast_multiple
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ def test_the_multiple_follows_the_target(target: str, precision: str, expected: 
 
 
 def test_narrow_layers_are_rounded_to_less() -> None:
-    ranking = Ranking(None, np.zeros(0), 16, False, is_adaptive=True)  # type: ignore[arg-type]  # only widths are asked
+    ranking = Ranking(None, np.zeros(0), 16, is_adaptive=True)  # type: ignore[arg-type]  # only widths are asked
     widths = {channels: ranking.multiple(Group("", np.arange(channels), 1, None)) for channels in (6, 16, 24, 32, 64)}
     assert widths == {6: 4, 16: 8, 24: 8, 32: 16, 64: 16}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -20,6 +21,7 @@ _Convert = Callable[[Any], Any]
 OLD_FIELDS: dict[str, dict[str, str | None]] = {
     "ModuleCall": {"places": None},
     "PruneCheck": {"export_difference": None},
+    "PruneRequest": {"global_ranking": None},
     "TrainingStep": {"torch_flops": None},
     "Trace": {"spelled": None, "resident": "moved_tensor_bytes"},
 }
@@ -106,6 +108,8 @@ def _codec(hint: Any) -> tuple[_Convert, _Convert]:
             lambda value: None if value is None else encode(value),
             lambda data: None if data is None else decode(data),
         )
+    if get_origin(hint) in (Union, UnionType) and NoneType not in arguments:
+        return _encode_any, _first_fitting([_codec(argument)[1] for argument in arguments])
     if is_dataclass(hint):
         return _record_codec(hint)
     raise InvalidInput(f"no JSON form for the type {hint}; records hold numbers, text, tuples and other records")
@@ -120,6 +124,18 @@ def _checked(is_right: Callable[[Any], bool], wanted: str) -> _Convert:
         if not is_right(data):
             raise _expected(wanted, data)
         return data
+
+    return decode
+
+
+def _first_fitting(decoders: list[_Convert]) -> _Convert:
+    """Decode a value as the first type that it fits, such as a number or a list of numbers."""
+
+    def decode(data: Any) -> Any:
+        for decoder in decoders[:-1]:
+            with suppress(_FieldError):
+                return decoder(data)
+        return decoders[-1](data)
 
     return decode
 

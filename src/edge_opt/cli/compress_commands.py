@@ -119,13 +119,12 @@ def prune(
         list[str] | None, typer.Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
     ] = None,
     importance: Annotated[
-        str, typer.Option("--importance", help="group, bn_scale, l1, l2 or random; others need data, in Python.")
+        str, typer.Option("--importance", help="group or random; others need data, in Python.")
     ] = "auto",
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="NAME", help="A layer or module to leave alone.")
     ] = None,
     round_to: Annotated[str, typer.Option("--round-to", help="Kept channels are a multiple; auto is fast.")] = "auto",
-    global_ranking: Annotated[bool, typer.Option("--global", help="Channels of all layers compete.")] = False,
     weights: Annotated[
         Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
     ] = None,
@@ -173,7 +172,6 @@ def prune(
             importance=cast("Importance", importance),
             round_to=int(round_to) if round_to.isdecimal() else cast("Any", round_to),
             ignored=ignore or (),
-            global_ranking=global_ranking,
             seed=seed,
         )
     _say(pruned, None if output is None else compress.save_pruned(pruned, output), json)

@@ -14,13 +14,11 @@ from edge_opt._support.progress import report_progress, show_progress
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput
 from edge_opt.pruning.coupling import NONE
-from edge_opt.pruning.prune import Plan, askable_layers, check_path, check_share, make_plan, working_copy
+from edge_opt.pruning.plan import PruningPlan, askable_layers, make_plan, working_copy
+from edge_opt.pruning.prune import check_path, check_share
 from edge_opt.pruning.recipe import apply_spec
-from edge_opt.quantization.fake_quantization import (
-    at_precision,
-    watching,
-)
-from edge_opt.records.compression import Importance, LayerSensitivity, PruneRequest, Sensitivity
+from edge_opt.quantization.fake_quantization import at_precision, watching
+from edge_opt.records.compression import Importance, LayerSensitivity, Sensitivity
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.tasks.batches import Batch, Task, task_of
 from edge_opt.tasks.metrics import count_samples, first_tensor, takes_model
@@ -44,7 +42,7 @@ def sensitivity(
     forward: Any = None,
     collate: Any = None,
     batches: int | None = None,
-    importance: Importance = "l1",
+    importance: Importance = "auto",
 ) -> Sensitivity:
     """What the model loses when one layer alone is pruned, or quantized: accuracy, and how far its outputs move.
 
@@ -111,11 +109,10 @@ def _is_chosen(path: str, layers: Sequence[str]) -> bool:
     return any(path == each or path.startswith(f"{each}.") for each in layers)
 
 
-def _plan(model: nn.Module, data: list[Batch], task: Task, importance: Importance) -> Plan:
-    request = PruneRequest(0.0, (), None, None, importance, 1, (), False, 0)
+def _plan(model: nn.Module, data: list[Batch], task: Task, importance: Importance) -> PruningPlan:
     with torch.enable_grad():
         call = task.call(model, data[0])
-        return make_plan(model, list(call.args) or None, call.kwargs, request, data)
+        return make_plan(model, list(call.args) or None, call.kwargs, importance=importance, data=data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +179,15 @@ class _Trial:
 
 def _pruned_rows(
     trial: _Trial,
-    plan: Plan,
+    plan: PruningPlan,
     path: str,
     shares: Sequence[float],
     cache: dict[bytes, _Outcome],
     untouched: list[tuple[str, str]],
 ) -> Iterator[LayerSensitivity]:
-    owner, group_of = plan.owners[path], plan.found.group_of()
+    owner, group_of = plan.owners[path], plan.channel_map.group_of()
     numbers = dict.fromkeys(group_of[owner[owner != NONE]].tolist())
-    refused = [plan.found.groups[number].refused for number in numbers if plan.found.groups[number].refused]
+    refused = [plan.channel_map.groups[number].refused for number in numbers if plan.channel_map.groups[number].refused]
     if not numbers or len(refused) == len(numbers):
         untouched.append((path, f"not pruned: {refused[0] if refused else 'the dependency graph never reached it'}"))
         return

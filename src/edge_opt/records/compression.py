@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-Importance = Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2", "random"]
+Importance = Literal["auto", "group", "reconstruction", "taylor", "random"]
 
 PRUNE_SCHEMA = "edge_opt.pruned"
 PRUNE_SCHEMA_VERSION = 1
@@ -68,10 +68,9 @@ class PruneRequest(Record):
     layers: tuple[tuple[str, float], ...] = field("Layers with the share to remove of each.")
     macs_target: float | None = field("Share of the MACs that is to remain; None where it was not asked for.")
     latency_target: float | None = field("Share of the latency that is to remain; None where it was not asked for.")
-    importance: Importance = field("How channels are ranked.")
+    importance: str = field("How channels are ranked.")
     round_to: int = field("Kept channels are a multiple of this.")
     ignored: tuple[str, ...] = field("Paths of layers that stay whole.")
-    global_ranking: bool = field("Whether channels of all layers compete with each other.")
     seed: int = field("Decides a random ranking.")
     is_round_auto: bool = field(
         "Whether `round_to` was chosen for speed; then narrow layers are rounded to less.",

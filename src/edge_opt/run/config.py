@@ -134,7 +134,7 @@ class RunConfig(BaseModel):
     layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = Field(
         {}, description="Shares to try for single layers, by path; there they stand in for pruning_levels."
     )
-    importance: Literal["auto", "group", "reconstruction", "taylor", "bn_scale", "l1", "l2"] = Field(
+    importance: Literal["auto", "group", "reconstruction", "taylor"] = Field(
         "auto", description="Which channels go: the least by this; auto is group: all layers that write or read it."
     )
     round_to: Count | Literal["auto"] = Field(
