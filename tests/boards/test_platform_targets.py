@@ -203,7 +203,7 @@ def test_a_runtime_without_a_target_is_refused(profile: ModelProfile, asked: dic
         eo.check(profile, "macs <= 1G", **asked)
     with pytest.raises(InvalidInput, match=f"target_{name} .* no target"):
         check_target(RunConfig(**{f"target_{name}": asked[name]}))
-    with pytest.raises(InvalidInput, match=f"{name} is of a target's latency"):
+    with pytest.raises(InvalidInput, match=f"{name}= requires target= and latency_target="):
         eo.compress.prune(SmallCNN(), (1, 1, 28, 28), 0.5, target="raspberry-pi-4", **asked)
 
 

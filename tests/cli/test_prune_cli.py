@@ -91,7 +91,7 @@ def test_a_missed_target_fails_on_request() -> None:
         (("--layer", "conv3=0.5"), "error: SmallCNN has no layer 'conv3'; closest: conv2, conv1"),
         ((), "error: how much to prune is not said"),
         (("--latency-target", "0.5"), "error: latency_target needs to know the latency"),
-        (("--ratio", "0.5", "-o", "/proc/nowhere"), "error: '/proc/nowhere' was not written"),
+        (("--ratio", "0.5", "-o", "/proc/nowhere"), "error: cannot write to '/proc/nowhere'"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(options: tuple[str, ...], message: str) -> None:

@@ -120,7 +120,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "joint attention": lambda: Around(JointAttention()),
     "grouped queries": lambda: Around(GroupedQueries()),
     "transposed linear": lambda: Around(TransposedMLP()),
-    "token mixer": lambda: Around(TokenMixer()),
 }
 SHAPE = (2, 6, 8)
 
@@ -132,9 +131,9 @@ def test_half_goes_and_the_proof_holds(name: str, tmp_path) -> None:
     pruned = prune(original, SHAPE, 0.5)
     assert pruned.check.silenced_error < TOLERANCE
     assert pruned.check.gradients == len(list(original.parameters()))
-    # All layers but those that write the output, or tokens, lose half.
+    # All layers but the one that writes the output lose half.
     whole = {layer.path for layer in pruned.achieved.layers if layer.after == layer.before}
-    assert whole <= {"head", "part.tokens.2"}
+    assert whole <= {"head"}
     x = torch.randn(SHAPE)
     reloaded = load_pruned(save_pruned(pruned, tmp_path / "saved"), NETS[name])
     with torch.no_grad():
@@ -169,11 +168,11 @@ def test_a_key_goes_with_all_queries_that_share_it() -> None:
     assert (attention.q_proj.out_features, attention.o_proj.in_features) == (2 * 2 * 4, 2 * 2 * 4)
 
 
-def test_tokens_are_not_pruned_and_the_layer_says_so() -> None:
+def test_channels_through_a_token_mixer_are_not_pruned_and_the_layers_say_so() -> None:
     pruned = prune(Around(TokenMixer()), SHAPE, 0.5)
-    assert (pruned.model.part.tokens[0].in_features, pruned.model.part.tokens[0].out_features) == (6, 16)
+    assert (pruned.model.enter.out_features, pruned.model.part.tokens[2].out_features) == (32, 6)
     reasons = {fall.path: fall.reason for fall in pruned.shortfalls}
-    assert reasons["part.tokens.2"] == "part.tokens.2 writes tokens, and their number is the input's"
+    assert all(reasons[path].startswith("removing channels breaks") for path in ("enter", "part.tokens.2"))
 
 
 def test_flattened_features_that_are_concatenated_keep_their_own_channels() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_recipe_is_not_applied_twice(saved: Path) -> None:
         (lambda text: '{"schema": "other"}', "is not the recipe of a pruned model"),
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "has schema version 99"),
         (lambda text: text.replace('"dim": 0', '"dim": "zero"'), "is damaged"),
-        (lambda text: text.replace('"kept"', '"held"'), "is damaged: KeyError: 'kept'"),
+        (lambda text: text.replace('"kept"', '"held"'), "is damaged: the document has the unknown field 'held'"),
         (lambda text: text.replace('"dim": 0', '"dim": 7'), "impossible indices"),
         (lambda text: text.replace('"name": "out_channels"', '"name": "made_up"'), "no count 'made_up'"),
         (lambda text: text.replace('"name": "out_channels"', '"name": "forward"'), "no count 'forward'"),
@@ -173,7 +174,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, str(target)], capture_output=True, text=True, check=False, env=environment
     )
-    assert "was not written: File too large; nothing is left of the attempt" in done.stderr
+    assert re.search("cannot write to .*: File too large", done.stderr)
     assert not target.exists()
 
 

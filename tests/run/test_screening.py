@@ -13,7 +13,7 @@ from torch import nn
 from edge_opt.compress import prune
 from edge_opt.data import Splits, load_splits
 from edge_opt.model import SmallCNN
-from edge_opt.pruning.levels import levels_of
+from edge_opt.pruning.plan import make_plan
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
 from edge_opt.run.handover import program
@@ -68,11 +68,11 @@ def test_the_boldest_is_found_with_few_looks() -> None:
 def test_levels_together_are_what_each_is_alone() -> None:
     torch.manual_seed(0)
     model, batches = SmallCNN(16, 32), [torch.randn(16, 1, 28, 28)]
-    levels = levels_of(model, (2, 1, 28, 28), importance="group", loader=batches, seed=0)
+    plan = make_plan(model, (2, 1, 28, 28), importance="group", data=batches)
     # 0.1 of 16 and of 32 rounds to nothing, and 0.55 leaves 7.2 and 14.4: 8 and 16, as 0.5 does
-    assert levels.distinct((0.1, 0.5, 0.55), 8) == [0.5]
+    assert plan.distinct_ratios((0.1, 0.5, 0.55), 8) == [0.5]
     alone = prune(model, (2, 1, 28, 28), 0.5, importance="group", round_to=8, loader=batches)
-    together = levels.cut(0.5, 8).state_dict()
+    together = plan.build_ratio(0.5, 8).state_dict()
     assert all(torch.equal(tensor, together[name]) for name, tensor in alone.model.state_dict().items())
 
 

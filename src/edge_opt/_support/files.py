@@ -87,16 +87,20 @@ def mapped(path: Path) -> memoryview:
 
 
 @contextlib.contextmanager
-def staging(folder: str | os.PathLike[str]) -> Iterator[Path]:
+def staging(folder: str | os.PathLike[str], failure: type[EdgeOptError] = ConversionFailed) -> Iterator[Path]:
     """A folder beside the target, on the same disk, that is gone afterwards, whatever happened."""
     target = Path(folder)
+    is_new = not target.exists()
     try:
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target, prefix=".edge-opt-", ignore_cleanup_errors=True) as aside:
             yield Path(aside)
     except OSError as error:
         what = error.strerror or str(error)
-        raise ConversionFailed(
+        if is_new:
+            with contextlib.suppress(OSError):
+                target.rmdir()
+        raise failure(
             f"cannot write to {str(target)!r}: {what}; free some space or choose another folder. Nothing was left there"
         ) from error
 

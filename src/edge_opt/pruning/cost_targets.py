@@ -1,4 +1,4 @@
-"""The ratio that meets a target of MACs or latency, and what latency is found by."""
+"""The pruning ratio that meets a target of MACs or latency, and how latency is found."""
 
 from __future__ import annotations
 
@@ -14,41 +14,44 @@ from edge_opt.errors import InvalidInput, PruningFailed
 from edge_opt.records.compression import PruneRequest, PruneResult
 from edge_opt.records.profiles import ModelProfile
 
-MOST = 0.98
+# The largest ratio that is tried, the steps of bisection, and the share of the target that is close enough to stop.
+HIGHEST_RATIO = 0.98
 STEPS = 12
 CLOSE = 0.005
 # Within this share of the target a search over single groups is not worth its time.
 NEAR = 0.05
 # How near to a target of MACs or latency the result must be to count as reached.
 WITHIN = 0.1
-Latency = Callable[[nn.Module, ModelProfile], float]
+LatencyOf = Callable[[nn.Module, ModelProfile], float]
 
 
 def ratio_for(remaining: Callable[[float], float], target: float) -> float:
-    """The ratio whose result is closest to the target, where `remaining` falls, in steps, as the ratio grows.
+    """Return the ratio whose result is closest to the target, where `remaining` falls, in steps, as the ratio grows.
 
     >>> round(ratio_for(lambda ratio: (1 - ratio) ** 2, 0.25), 2)
     0.5
     """
-    tried = {0.0: 1.0, MOST: remaining(MOST)}
-    low, high = 0.0, MOST
+    low, high = 0.0, HIGHEST_RATIO
+    shares = {low: 1.0, high: remaining(high)}
     for _ in range(STEPS):
-        if tried[high] > target or min(abs(value - target) for value in tried.values()) <= CLOSE * target:
+        if shares[high] > target or min(abs(share - target) for share in shares.values()) <= CLOSE * target:
             break
         middle = (low + high) / 2
-        tried[middle] = remaining(middle)
-        low, high = (middle, high) if tried[middle] > target else (low, middle)
-    # Of equally close ones the gentlest. A cut that takes as long as the whole, or longer, is none to choose.
-    able = [ratio for ratio, left in tried.items() if left < 1.0 or ratio == 0.0]
-    return min(able, key=lambda ratio: (abs(tried[ratio] - target), ratio))
+        shares[middle] = remaining(middle)
+        low, high = (middle, high) if shares[middle] > target else (low, middle)
+    # Of equally close ratios the smallest. One that takes as long as the original, or longer, is not chosen.
+    faster = [ratio for ratio, share in shares.items() if share < 1.0 or ratio == 0.0]
+    return min(faster, key=lambda ratio: (abs(shares[ratio] - target), ratio))
 
 
-def nudges(remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int], target: float) -> Mapping[int, int]:
-    """Groups that keep a step of rounding more or less, one after another while that comes closer to the target.
+def adjust_group_widths(
+    remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int], target: float
+) -> Mapping[int, int]:
+    """Let groups keep a step of rounding more or less, one after another while that comes closer to the target.
 
     One ratio for all moves many groups at once where their channels are rounded, and may jump over the target.
 
-    >>> nudges(lambda shifts: 0.4 + 0.03 * shifts.get(0, 0) + 0.11 * shifts.get(1, 0), (0, 1), 0.5)
+    >>> adjust_group_widths(lambda shifts: 0.4 + 0.03 * shifts.get(0, 0) + 0.11 * shifts.get(1, 0), (0, 1), 0.5)
     {1: 1}
     """
     shifts: dict[int, int] = {}
@@ -56,8 +59,8 @@ def nudges(remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int
     while abs(now - target) > NEAR * target:
         step = 1 if now < target else -1
         trials = [{**shifts, number: shifts.get(number, 0) + step} for number in groups]
-        # A step that makes it slower than the whole is none to take.
-        values = [left if (left := remaining(trial)) < 1 else math.inf for trial in trials]
+        # A step that makes it slower than the original is not taken.
+        values = [share if (share := remaining(trial)) < 1 else math.inf for trial in trials]
         best = min(range(len(trials)), key=lambda number: abs(values[number] - target), default=None)
         if best is None or abs(values[best] - target) >= abs(now - target):
             break
@@ -68,27 +71,30 @@ def nudges(remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int
 def latency_for(
     request: PruneRequest,
     latency_of: Callable[[nn.Module], float] | None,
-    place: Found | None,
-    there: Mapping[str, Any],
-) -> Latency | None:
-    """How the latency of a variant is found: by the caller's function, or as predicted for a place; None: not asked."""
-    asked = next((name for name, value in there.items() if value is not None), None)
-    if asked is not None and (place is None or request.latency_target is None):
-        raise InvalidInput(f"{asked} is of a target's latency; give target= and latency_target= too, or drop {asked}")
+    target: Found | None,
+    options: Mapping[str, Any],
+) -> LatencyOf | None:
+    """Return how the latency of a variant is found: by the caller's function, or predicted for a target; or None.
+
+    `options` are those of a prediction, by name: runtime and threads.
+    """
+    asked = next((name for name, value in options.items() if value is not None), None)
+    if asked is not None and (target is None or request.latency_target is None):
+        raise InvalidInput(f"{asked}= requires target= and latency_target=")
     if request.latency_target is None:
-        if latency_of is not None or (place is not None and not request.is_round_auto):
+        if latency_of is not None or (target is not None and not request.is_round_auto):
             raise InvalidInput("latency_of= and target= say how latency is found; give latency_target= too")
         return None
-    if (latency_of is None) == (place is None):
-        what = "neither is given" if place is None else "both are given"
+    if (latency_of is None) == (target is None):
+        what = "neither is given" if target is None else "both are given"
         raise InvalidInput(
             "latency_target needs to know the latency: latency_of= (a function of the model, in seconds) or "
             f"target= (a device, or a machine that was calibrated), and {what}; give one of them"
         )
     if latency_of is not None:
         return lambda model, _: latency_of(model)
-    assert place is not None
-    return lambda _, profiled: predicted_seconds(profiled, place, **there)
+    assert target is not None
+    return lambda _, profiled: predicted_seconds(profiled, target, **options)
 
 
 def positive_seconds(seconds: float) -> float:

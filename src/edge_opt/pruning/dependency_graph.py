@@ -1,4 +1,18 @@
-"""The graph of operators that channels are followed along: torch-pruning's, with what it reads wrongly put right."""
+"""The graph of operators along which channels are followed: torch-pruning's, with its wrong mappings corrected.
+
+Written for torch-pruning 1.6. When it changes, check what is used of it here, most of it private:
+
+- `DependencyGraph.module2node`, `_param_to_name`; of a node `grad_fn`, `type`, `module`, `inputs`, `outputs`,
+  `dependencies`, `pruning_dim`; of a dependency `source`, `target`, `handler`, `index_mapping[0]`.
+- `_FlattenIndexMapping(stride, reverse)`, recognized by its class name, and `dependency.index_mapping.update_*`, which
+  read one kind of operator each and raise where they cannot.
+- Of autograd's nodes `_saved_self_sym_sizes` (before torch 2.1 `_saved_self_sizes`) and `_saved_upscale_factor`.
+
+The graph is wrong in four places, and each function below corrects one: attention's inputs and outputs are taken for
+the same channels; one operator that cannot be read ends the whole graph; a flattened image is assigned a block size
+guessed from the next layer; a pixel shuffle is taken for element-wise. A mapping that is still wrong is found by the
+proof, which refuses the channels concerned.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +22,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.extras import import_optional
+from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.errors import PruningFailed
 from edge_opt.trace.inputs import CallArguments
 
 
-def dependency_graph(model: nn.Module, arguments: CallArguments, beside: list[torch.Tensor] | None = None) -> Any:
-    """torch-pruning's graph of a model; `beside` are outputs that the model keeps instead of returning them."""
+def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
+    """Return torch-pruning's graph of a model, corrected."""
     pruning = import_optional("torch_pruning", "pruning needs", "compress", "torch-pruning")
 
     base: Any = pruning.pruner.function.MultiheadAttentionPruner
@@ -41,32 +55,35 @@ def dependency_graph(model: nn.Module, arguments: CallArguments, beside: list[to
                 model,
                 arguments,
                 forward_fn=lambda net, call: net(*call.args, **call.kwargs),
-                output_transform=lambda output: [*_differentiable(output), *(beside or ())],
+                output_transform=_differentiable,
                 verbose=False,
             )
-        except (ArithmeticError, LookupError) as error:
-            if not _mapped_one_by_one(pruning, graph):
+        except Exception as error:
+            is_unread_operator = isinstance(error, (ArithmeticError, LookupError))
+            if not (is_unread_operator and _mapped_one_by_one(pruning, graph)):
                 raise PruningFailed(
                     f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
                 ) from error
-        except Exception as error:
-            raise PruningFailed(
-                f"the channels of {type(model).__name__} cannot be followed: {type(error).__name__}: {error}"
-            ) from error
     _follow_pixel_shuffles(graph)
     _correct_flattened(graph)
     return graph
 
 
 class _Lost:
-    """Channels behind an operator that could not be read: none of them may go."""
+    """Channels behind an operator that could not be read: none of them may go.
+
+    The largest index is beyond every layer's width, which the walk refuses.
+    """
 
     def __call__(self, indices: list[Any]) -> list[Any]:
         return [type(each)(sys.maxsize, each.root_idx) for each in indices]
 
 
 def _mapped_one_by_one(pruning: Any, graph: Any) -> bool:
-    """Read the mappings of operators again, one at a time: those that cannot be read lose the channels behind them."""
+    """Read the mappings of operators again, one at a time; return False where there is no graph at all.
+
+    Channels behind an operator that cannot be read are not followed.
+    """
     nodes = getattr(graph, "module2node", None)
     if not nodes:
         return False
@@ -94,16 +111,11 @@ def _mapped_one_by_one(pruning: Any, graph: Any) -> bool:
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
-    """The tensors in whatever a model returns from which autograd can go back."""
-    tensors = [leaf for leaf in tree_leaves(_opened(output)) if isinstance(leaf, torch.Tensor)]
-    found = [tensor for tensor in tensors if tensor.grad_fn is not None]
-    if not found:
+    """Return the tensors in whatever a model returns from which autograd can go back."""
+    differentiable = [tensor for tensor in flat_tensors(output) if tensor.grad_fn is not None]
+    if not differentiable:
         raise PruningFailed("no output of the model depends on a parameter, so there is nothing to prune")
-    return found
-
-
-def _opened(output: Any) -> Any:
-    return dict(output) if hasattr(output, "items") else output
+    return differentiable
 
 
 class _Shuffled:

@@ -19,7 +19,7 @@ from edge_opt.trace.inputs import CallArguments
 TOLERANCE = 1e-3
 
 
-def roused(model: nn.Module) -> nn.Module:
+def with_random_constants(model: nn.Module) -> nn.Module:
     """A copy in which nothing is constant: fresh norms, layer scales and heads would hide what is wrong around them."""
     copied = copy.deepcopy(model)
     numbers = torch.Generator().manual_seed(0)
@@ -38,7 +38,7 @@ def roused(model: nn.Module) -> nn.Module:
 def check_pruned(probe: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> PruneCheck:
     """Run the pruned model forward and backward, and its recipe on the probe; raises where it does not hold up.
 
-    `probe` is the roused original, `pruned` the model itself in eval mode.
+    `probe` is the original with random constants, `pruned` the model itself in eval mode.
     """
     error = silenced_error(probe, apply_spec(probe, spec), spec, arguments)
     if error is not None and error > TOLERANCE:

@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from edge_opt.errors import InvalidInput
-from edge_opt.pruning.coupling import NONE, ChannelMap, Group, is_depthwise
+from edge_opt.pruning.coupling import NONE, ChannelMap, Group
+from edge_opt.pruning.layer_kinds import is_depthwise
 from edge_opt.records.sweeps import LABELS
 from edge_opt.tasks.batches import Batch, call_of
 from edge_opt.trace.inputs import CallArguments, map_arguments
@@ -291,7 +292,7 @@ def _greedy(group: Group, losses: list[Loss]) -> np.ndarray:
     return scores / mean if mean > 0 else scores
 
 
-def stand_in(model: nn.Module, found: ChannelMap, removed: np.ndarray, loader: Iterable[Any]) -> int:
+def fold_removed_channels(model: nn.Module, found: ChannelMap, removed: np.ndarray, loader: Iterable[Any]) -> int:
     """Let kept channels stand in for the removed ones: in place, before the cut. How many layers were changed.
 
     For each layer that reads both, x_R ≈ m_R + A (x_K - m_K) with A from least squares on calibration batches, so

@@ -37,8 +37,9 @@ from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.onnx_timing import TimingOrder, TimingResult
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
-from edge_opt.pruning.recipe import fingerprint, save_cut
-from edge_opt.pruning.widths import RoundTo
+from edge_opt.pruning.pruned_files import save_cut
+from edge_opt.pruning.ranking import RoundTo
+from edge_opt.pruning.recipe import fingerprint
 from edge_opt.records.compression import Importance, PruneSpec
 from edge_opt.records.conversions import Converted, Exported
 from edge_opt.records.measurements import Latency

@@ -27,8 +27,8 @@ from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, open_runner
 from edge_opt.data import Splits
 from edge_opt.errors import EdgeOptError
-from edge_opt.pruning.levels import Levels, levels_of
-from edge_opt.pruning.widths import RoundTo, fast_multiple
+from edge_opt.pruning.plan import PruningPlan, check_prunable, make_plan, pruning_context
+from edge_opt.pruning.ranking import RoundTo, fast_multiple
 from edge_opt.records.conversions import Exported
 from edge_opt.records.devices import Precision
 from edge_opt.records.sweeps import SHARES, Candidate
@@ -201,13 +201,15 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
     dropped = {(item.precision, item.runtime) for item in left_out}
     kept = [pair for pair in pairs if pair not in dropped]
     try:
-        levels = levels_of(
-            parent, job.subject.example(splits, parent), importance=tuning.importance, seed=tuning.seed,
-            loader=task.batches(parent, splits.calibration),
-        )  # fmt: skip
+        with pruning_context():
+            plan = make_plan(
+                parent, job.subject.example(splits, parent), importance=tuning.importance, seed=tuning.seed,
+                data=list(task.batches(parent, splits.calibration)),
+            )  # fmt: skip
+        check_prunable(plan)
         scale = 1.0 if task.metric.name in SHARES else abs(whole)
         most_lost = (HEALED if tuning.fine_tune_epochs else UNTRAINED) * scale
-        tried = _tried(levels, shares, roundings(tuning.round_to), lambda model: score(model, few), of_few - most_lost)
+        tried = _tried(plan, shares, roundings(tuning.round_to), lambda model: score(model, few), of_few - most_lost)
     except EdgeOptError as error:
         return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),), left_out=left_out)
     ratios = _ratios(job, splits, parent, tried.boldest, kept)
@@ -256,21 +258,21 @@ class _Tried:
 
 
 def _tried(
-    levels: Levels,
+    plan: PruningPlan,
     shares: Sequence[float],
     widths: Sequence[RoundTo],
     score: Callable[[nn.Module], float],
     least: float,
 ) -> _Tried:
     known: set[bytes] = set()
-    distinct = {round_to: levels.distinct(shares, round_to, known) for round_to in widths}
+    distinct = {round_to: plan.distinct_ratios(shares, round_to, known) for round_to in widths}
     scores: dict[Place, float] = {}
     boldest: dict[Place, nn.Module] = {}
     for round_to, able in distinct.items():
         models: dict[float, nn.Module] = {}
 
         def keeps(share: float, round_to: RoundTo = round_to, models: dict[float, nn.Module] = models) -> bool:
-            models[share] = levels.cut(share, round_to).eval()
+            models[share] = plan.build_ratio(share, round_to).eval()
             scores[share, round_to] = score(models[share])
             return scores[share, round_to] >= least
 
