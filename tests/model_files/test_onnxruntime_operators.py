@@ -109,3 +109,19 @@ def test_files_that_onnxruntime_optimised_are_read(tmp_path: Path) -> None:
     found = eo.profile(load_onnx(tmp_path / "optimised.onnx"), (1, 16, 8, 8))
     assert found.totals.macs == 64 * 16 * 16 * (9 + 1) + 16 * 4
     assert not found.unpriced
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_quantised_lstm_has_the_operations_of_its_hidden_units(tmp_path: Path, directions: int) -> None:
+    steps, batch, inputs, hidden = 7, 3, 5, 6
+    byte = {name: np.ones((directions, rows, 4 * hidden), np.uint8) for name, rows in (("w", inputs), ("r", hidden))}
+    scales = {name: np.ones(directions, np.float32) for name in ("ws", "rs")}
+    zeros = {name: np.zeros(directions, np.uint8) for name in ("wz", "rz")}
+    nodes = [node("DynamicQuantizeLSTM", "x w r b - - - - ws wz rs rz", "y h c", domain=MS, hidden_size=hidden,
+                  direction="bidirectional" if directions == 2 else "forward")]  # fmt: skip
+    biases = {"b": (directions, 8 * hidden)}
+    found = profiled(tmp_path, nodes, {"x": (steps, batch, inputs)}, {**byte, **biases, **scales, **zeros}).totals
+    rows = steps * batch * directions
+    assert found.macs == rows * 4 * hidden * (inputs + hidden)
+    # four gates: sums of two products, two biases each; three sigmoids of 4, two tanhs, and 4 for cell and output
+    assert found.flops - 2 * found.macs == rows * hidden * (4 + 8 + 3 * 4 + 2 + 4)

@@ -183,3 +183,21 @@ def test_a_file_is_measured_by_its_runtime(tmp_path: Path) -> None:
     found = eo.measure(load_model(path).model, (2, 16), min_time_s=0.01, energy=None)
     assert found.latency.median_s > 0
     assert "run by LiteRT" in found.latency.remarks[-1]
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    ("RESIZE_BILINEAR", "ResizeBilinearOptions"), ("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions"),
+])  # fmt: skip
+def test_a_resize_of_integers_stays_at_their_width(tmp_path: Path, kind: str, options: str) -> None:
+    op = Op(kind, "x s", "y", options)
+    profiles = {}
+    for dtype in ("int8", "float32"):
+        tensors = {"x": ((1, 4, 4, 2), dtype), "s": np.array([8, 8], np.int32), "y": ((1, 8, 8, 2), dtype)}
+        path = write(tmp_path / f"{dtype}.tflite", Graph([op], tensors, "x", "y"))
+        profiles[dtype] = eo.profile(load_tflite(path), [((1, 4, 4, 2), dtype)])
+    integers, floats = profiles["int8"], profiles["float32"]
+    # 4 x 4 elements of 2 channels are read, 8 x 8 are written, one byte each; no float copy is made
+    assert sum(one.cost.bytes_moved for one in integers.operators) == 4 * 4 * 2 + 8 * 8 * 2
+    assert integers.peak.live_bytes == 8 * 8 * 2
+    assert integers.totals.flops == floats.totals.flops
+    assert (integers.totals.flops > 0) == (kind == "RESIZE_BILINEAR")

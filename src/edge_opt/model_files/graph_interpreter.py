@@ -26,6 +26,7 @@ from edge_opt.model_files.execution_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS
 from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeReference, FileGraph, FileNode, Function
 from edge_opt.model_files.module_scopes import Span, names_from_outside, names_read
 from edge_opt.model_files.node_call import NodeCall, can_work_out, handler_of, numbers, real_values, torch_dtype
+from edge_opt.model_files.shared_operators import define
 from edge_opt.trace.lifetimes import nbytes_of
 from edge_opt.trace.shapes import output_specs
 
@@ -262,18 +263,20 @@ class GraphInterpreter:
         except EdgeOptError:
             raise
         except Exception as error:
-            raise call.refusal(f"its inputs do not fit: {first_line(error)}") from error
+            raise call.error(f"its inputs do not fit: {first_line(error)}") from error
         return found if isinstance(found, tuple) else (found,)
 
     def _function(self, function: Function, call: NodeCall) -> tuple[Any, ...]:
         """A function of the file, read node by node with names of its own."""
         self.depth += 1
         if self.depth > _DEEPEST_CALL:
-            raise call.refusal("its functions call each other in a circle")
+            raise call.error("its functions call each other in a circle")
         outer_values, outer_known = self.values, self.known
         self.values = {"": None, **dict(zip(function.inputs, call.inputs, strict=False))}
         self.values |= {name: None for name in function.inputs if name not in self.values}
-        self.known = {name: one for name, one in zip(function.inputs, call.known, strict=False) if one is not None}
+        self.known = {
+            name: one for name, one in zip(function.inputs, call.constant_values, strict=False) if one is not None
+        }
         given = function.defaults | call.attributes
         try:
             for node in function.nodes:
@@ -323,7 +326,7 @@ class GraphInterpreter:
             value = self.plan.file.graph.values.get(name)
             shape = None if value is None or value.shape is None else [self._size(dim) for dim in value.shape]
             if value is None or shape is None or value.dtype is None or any(not isinstance(dim, int) for dim in shape):
-                raise call.refusal("there is no rule for it, and the file does not say the shape of its result; "
+                raise call.error("there is no rule for it, and the file does not say the shape of its result; "
                                    "run onnx.shape_inference over the file, or leave that part out")  # fmt: skip
             sizes = tuple(dim for dim in shape if isinstance(dim, int))
             found.append(call.empty(sizes, torch_dtype(value.dtype)))
@@ -335,9 +338,7 @@ def _check_types(call: NodeCall, found: tuple[Any, ...]) -> None:
     for (_, dtype), value in zip(call.get("results", ()), found, strict=False):
         if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != torch_dtype(dtype):
             shown = str(value.dtype).removeprefix("torch.")
-            raise call.refusal(
-                f"it would make {shown} of its inputs, and the file says {dtype}; there is no rule for it"
-            )
+            raise call.error(f"it would make {shown} of its inputs, and the file says {dtype}; there is no rule for it")
 
 
 def _learned(call: NodeCall) -> list[torch.Tensor]:
@@ -361,7 +362,7 @@ def _unpriced(call: NodeCall, made: list[torch.Tensor]) -> tuple[Any, ...]:
     """The results of an operator without a rule, recorded under its name."""
     name = re.sub(r"\W", "_", f"{call.node.domain}_{call.node.op}" if call.node.domain else call.node.op)
     if not hasattr(torch.ops.onnx_file, name):
-        onnx_quantized.define(f"{name}(Tensor[] inputs, Tensor[] like) -> Tensor[]", _likes)
+        define(f"{name}(Tensor[] inputs, Tensor[] like) -> Tensor[]", _likes)
     given = [value for value in call.inputs if isinstance(value, torch.Tensor)]
     return tuple(getattr(torch.ops.onnx_file, name)(given, made))
 
@@ -398,7 +399,7 @@ class _Control:
         run = self.run
         run.depth += 1
         if run.depth > _DEEPEST_CALL:
-            raise self.call.refusal("its graphs call each other too deep")
+            raise self.call.error("its graphs call each other too deep")
         before_values, before_known, before_loop_values = run.values, run.known, run.loop_values
         names = [value.name for value in graph.inputs]
         run.loop_values = run.loop_values.union(names) if is_round else run.loop_values
@@ -424,35 +425,35 @@ class _Control:
     def _check_iterations(self, count: int, body: FileGraph) -> None:
         """Refuse a loop whose number of iterations is too large before its first iteration."""
         if count * len(body.nodes) > MOST_NODES:
-            raise self.call.refusal(
+            raise self.call.error(
                 f"it runs {count:,} iterations of {len(body.nodes):,} nodes, and at most {MOST_NODES:,} nodes are "
                 "executed; profile its body as a file of its own"
             )
 
     def _if(self) -> tuple[Any, ...]:
-        condition = self.call.known[0]
+        condition = self.call.constant_values[0]
         if condition is None:
-            raise self.call.refusal("which branch runs depends on values that are known only when the model runs")
+            raise self.call.error("which branch runs depends on values that are known only when the model runs")
         branch = self.call.get("then_branch" if numbers(condition)[0] else "else_branch")
-        return tuple(self._body(branch, self.call.inputs[1:], self.call.known[1:]))
+        return tuple(self._body(branch, self.call.inputs[1:], self.call.constant_values[1:]))
 
     def _while(self) -> tuple[Any, ...]:
         call, body = self.call, self.call.get("body")
-        state, known = list(call.inputs), list(call.known)
+        state, known = list(call.inputs), list(call.constant_values)
         while True:
             self._body(call.get("condition"), state, known)
             goes_on = self.last_known[0] if self.last_known else None
             if goes_on is None:
-                raise call.refusal("how often it runs depends on values that are known only when the model runs")
+                raise call.error("how often it runs depends on values that are known only when the model runs")
             if not numbers(goes_on)[0]:
                 return tuple(state)
             state, before = self._body(body, state, known, True), known
             known = list(self.last_known)
             if all(one is not None for one in known) and [*map(numbers, known)] == [*map(numbers, before)]:
-                raise call.refusal("it never ends: its values stay what they are")
+                raise call.error("it never ends: its values stay what they are")
 
     def _call(self) -> tuple[Any, ...]:
-        return tuple(self._body(self.call.get("body"), self.call.inputs, self.call.known))
+        return tuple(self._body(self.call.get("body"), self.call.inputs, self.call.constant_values))
 
     _stablehlo_composite = _call
 
@@ -462,12 +463,12 @@ class _Control:
 
     def _loop(self) -> tuple[Any, ...]:
         call, body = self.call, self.call.get("body")
-        count = call.known[0]
-        goes_on = call.known[1] if len(call.known) > 1 else None
+        count = call.constant_values[0]
+        goes_on = call.constant_values[1] if len(call.constant_values) > 1 else None
         if count is None or (call.has(1) and goes_on is None):
-            raise call.refusal("how often it runs depends on values that are known only when the model runs")
+            raise call.error("how often it runs depends on values that are known only when the model runs")
         trips = int(numbers(count)[0]) if goes_on is None or numbers(goes_on)[0] else 0
-        state, known = list(call.inputs[2:]), list(call.known[2:])
+        state, known = list(call.inputs[2:]), list(call.constant_values[2:])
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
         self._check_iterations(trips, body)
         for number in range(trips):
@@ -477,14 +478,14 @@ class _Control:
             made = self._body(body, [*shown, *state], [*given, *known], True)
             again = self.last_known[0]
             if again is None and body.outputs[0].name != body.inputs[1].name:
-                raise call.refusal("when it ends depends on values that are known only when the model runs")
+                raise call.error("when it ends depends on values that are known only when the model runs")
             state, known = made[1 : 1 + len(state)], list(self.last_known[1 : 1 + len(state)])
             for place, value in enumerate(made[1 + len(state) :]):
                 scans[place].append(value)
             if again is not None and not numbers(again)[0]:
                 break
         if not trips and scans:
-            raise call.refusal("it never runs, and what it would have collected has no shape")
+            raise call.error("it never runs, and what it would have collected has no shape")
         return (*state, *(torch.stack(values) for values in scans))
 
     def _scan(self) -> tuple[Any, ...]:

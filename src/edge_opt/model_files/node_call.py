@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -55,20 +55,21 @@ def _key(node: FileNode) -> str:
 class NodeCall:
     """One node with its inputs. Not a dataclass: it holds tensors that must go when the call is over."""
 
-    __slots__ = ("attributes", "device", "inputs", "known", "node", "opset")
+    __slots__ = ("attributes", "constant_values", "device", "inputs", "node", "opset")
 
     def __init__(
-        self, node: FileNode, attributes: dict[str, Any], inputs: list[Any], known: list[torch.Tensor | None],
+        self, node: FileNode, attributes: dict[str, Any], inputs: list[Any], constant_values: list[torch.Tensor | None],
         opset: int, device: str = "meta",
     ) -> None:  # fmt: skip
         self.node = node
         self.attributes = attributes
         self.inputs = inputs
-        self.known = known
+        self.constant_values = constant_values
         self.opset = opset
         self.device = device
 
-    def refusal(self, what: str) -> TraceFailed:
+    def error(self, what: str) -> TraceFailed:
+        """Return the error that names this node."""
         return TraceFailed(f"{self.node.label}: {what}")
 
     def has(self, place: int) -> bool:
@@ -78,7 +79,7 @@ class NodeCall:
     def tensor(self, place: int = 0) -> torch.Tensor:
         """An input that must be there."""
         if not self.has(place) or not isinstance(self.inputs[place], torch.Tensor):
-            raise self.refusal(f"input {place} is missing")
+            raise self.error(f"input {place} is missing")
         found: torch.Tensor = self.inputs[place]
         return found
 
@@ -91,9 +92,9 @@ class NodeCall:
 
     def values(self, place: int) -> list[Any]:
         """The values of an input, flat; a refusal where they are known only when the model runs."""
-        found = self.known[place] if place < len(self.known) else None
+        found = self.constant_values[place] if place < len(self.constant_values) else None
         if found is None:
-            raise self.refusal(f"what it makes of its input depends on the values of {self.node.inputs[place]!r}, "
+            raise self.error(f"what it makes of its input depends on the values of {self.node.inputs[place]!r}, "
                                "which are known only when the model runs")  # fmt: skip
         return numbers(found)
 
@@ -113,29 +114,33 @@ class NodeCall:
         size = self.tensor().dim() if rank is None else rank
         found = int(self.get("axis", default))
         if not -size <= found < max(size, 1) + (rank is not None):
-            raise self.refusal(f"its axis is {found}, and its input has {size} dimensions")
+            raise self.error(f"its axis is {found}, and its input has {size} dimensions")
         return found + size if found < 0 else found
 
     def from_front(self, axis: Any, size: int) -> int:
         """An axis of so many, counted from the front."""
         if not -size <= int(axis) < max(size, 1):
-            raise self.refusal(f"its axis is {int(axis)}, and its input has {size} dimensions")
+            raise self.error(f"its axis is {int(axis)}, and its input has {size} dimensions")
         return int(axis) % size if size else 0
 
     def operands(self) -> list[Any]:
         """Both inputs, with a number for a known constant of one element: eager code would write it as such."""
         first, second = self.tensor(), self.tensor(1)
-        if _is_number(self.known[1], first):
-            return [first, numbers(self.known[1])[0]]
-        if _is_number(self.known[0], second):
-            return [numbers(self.known[0])[0], second]
+        if _is_number(self.constant_values[1], first):
+            return [first, numbers(self.constant_values[1])[0]]
+        if _is_number(self.constant_values[0], second):
+            return [numbers(self.constant_values[0])[0], second]
         return [first, second]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of that shape; one beyond all memory is a mistake in the file."""
         if prod(shape) > MOST_ELEMENTS or min(shape, default=0) < 0:
-            raise self.refusal(f"its result would have the shape {shape}")
+            raise self.error(f"its result would have the shape {shape}")
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def check_size(self, shape: Iterable[int]) -> None:
+        """Refuse a result beyond all memory before torch works out its strides."""
+        self.empty(tuple(shape), torch.uint8)
 
     def constant(self, name: str = "value") -> FileTensor | None:
         """A tensor among the attributes."""

@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.model_files.node_call import NodeCall, numbers, operator
+from edge_opt.model_files.shared_operators import (
+    ARITHMETIC,
+    REDUCTIONS,
+    TensorFunction,
+    binary,
+    can_broadcast,
+    pooled_as_int8,
+    same_padding,
+)
 
 aten = torch.ops.aten
 
@@ -23,17 +31,12 @@ def pads_of(call: NodeCall, kernel: Sequence[int], strides: Sequence[int], dilat
     if how == "VALID":
         return [0] * 2 * count
     if how in ("SAME_UPPER", "SAME_LOWER"):
-        before, after = [], []
-        sizes = zip(call.tensor().shape[2:], kernel, strides, dilations, strict=True)
-        for size, width, stride, dilation in sizes:
-            total = max((-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
-            small, large = total // 2, total - total // 2
-            before.append(small if how == "SAME_UPPER" else large)
-            after.append(large if how == "SAME_UPPER" else small)
-        return before + after
+        totals = same_padding(call.tensor().shape[2:], kernel, strides, dilations)
+        small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        return small + large if how == "SAME_UPPER" else large + small
     pads = list(call.get("pads", ())) or [0] * 2 * count
     if len(pads) != 2 * count:
-        raise call.refusal(f"it has {len(pads)} pads for {count} dimensions")
+        raise call.error(f"it has {len(pads)} pads for {count} dimensions")
     return pads
 
 
@@ -43,7 +46,7 @@ def windows(call: NodeCall, kernel: Sequence[int]) -> tuple[list[int], list[int]
     strides = list(call.get("strides", ())) or [1] * count
     dilations = list(call.get("dilations", ())) or [1] * count
     if len(strides) != count or len(dilations) != count or min([*strides, *dilations, *kernel], default=1) < 1:
-        raise call.refusal(f"its strides {strides} and dilations {dilations} do not fit a kernel {list(kernel)}")
+        raise call.error(f"its strides {strides} and dilations {dilations} do not fit a kernel {list(kernel)}")
     return strides, dilations, pads_of(call, kernel, strides, dilations)
 
 
@@ -57,8 +60,8 @@ def evenly_padded(x: torch.Tensor, pads: list[int], value: float = 0.0) -> tuple
     return F.pad(x, order, value=value if x.is_floating_point() else 0), [0] * count
 
 
-_CONVOLUTIONS: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_CONVOLUTIONS: dict[int, TensorFunction] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, TensorFunction] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def convolution(call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -68,10 +71,9 @@ def convolution(call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: tor
     x, padding = evenly_padded(x, pads)
     groups = int(call.get("group", 1))
     if not kernel or x.dim() != weight.dim() or len(kernel) not in _CONVOLUTIONS:
-        raise call.refusal(f"input {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
+        raise call.error(f"input {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
     if x.is_floating_point():
-        found: torch.Tensor = _CONVOLUTIONS[len(kernel)](x, weight, bias, strides, padding, dilations, groups)
-        return found
+        return _CONVOLUTIONS[len(kernel)](x, weight, bias, strides, padding, dilations, groups)
     return aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(kernel), groups)  # type: ignore[no-any-return]
 
 
@@ -92,7 +94,7 @@ def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
         "Clip": partial(torch.clamp, min=0.0, max=6.0), "HardSigmoid": F.hardsigmoid,
     }  # fmt: skip
     if name not in known:
-        raise call.refusal(f"its activation {name!r} is not known")
+        raise call.error(f"its activation {name!r} is not known")
     return known[name](x)
 
 
@@ -123,10 +125,7 @@ def conv_transpose(call: NodeCall) -> torch.Tensor:
         extra = [2 * pad - left - right for pad, left, right in zip(padding, before, after, strict=True)]
     groups = int(call.get("group", 1))
     if x.is_floating_point():
-        found: torch.Tensor = _TRANSPOSED[count](
-            x, weight, call.optional(2), strides, padding, extra, groups, dilations
-        )
-        return found
+        return _TRANSPOSED[count](x, weight, call.optional(2), strides, padding, extra, groups, dilations)
     return aten.convolution(x, weight, None, strides, padding, dilations, True, extra, groups)  # type: ignore[no-any-return]
 
 
@@ -155,9 +154,13 @@ def gemm(call: NodeCall) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ weight.T + bias; quantised ones keep their width, although their bias is wider."""
+    """Multiply x by weight.T and add the bias; quantised ones keep their width, although their bias is wider."""
     if bias is None or bias.dim() <= 1:
         if bias is not None and bias.dim() == 1 and bias.dtype != x.dtype:
+            # torch's linear wants one type, and the product of a quantised layer must stay int8 for its traffic to be
+            # right. The int32 bias is therefore viewed as int8 and cut to one entry per column: its bytes count a
+            # quarter, which is less than a hundredth of the weight's for any layer wider than 300. A copy in int8
+            # was rejected, because it would be recorded as work.
             bias = bias.view(x.dtype)[: bias.shape[0]]
         return F.linear(x, weight, bias if bias is not None and bias.dim() else None)
     return torch.addmm(bias, x, weight.t())
@@ -168,13 +171,6 @@ def einsum(call: NodeCall) -> torch.Tensor:
     return torch.einsum(call.get("equation", ""), *call.inputs)
 
 
-def divided(a: Any, b: Any) -> torch.Tensor:
-    if not isinstance(a, torch.Tensor):  # as eager torch does it: the reciprocal, times the number
-        found: torch.Tensor = a / b
-        return found if b.is_floating_point() else found.to(b.dtype)
-    return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
-
-
 def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
     """Comparisons with a number in front: torch takes it behind."""
     mirrors: dict[Any, Any] = {torch.gt: torch.lt, torch.ge: torch.le, torch.lt: torch.gt, torch.le: torch.ge}
@@ -182,46 +178,30 @@ def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any
     return lambda a, b: function(a, b) if isinstance(a, torch.Tensor) else mirrored(b, a)
 
 
-_BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
-    "Add": torch.add, "Sub": lambda a, b: torch.sub(a, b) if isinstance(a, torch.Tensor) else torch.rsub(b, a),
-    "Mul": torch.mul, "Div": divided,
-    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+_BINARY: dict[str, TensorFunction] = {
+    **ARITHMETIC, "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
     "Equal": _flipped(torch.eq), "Greater": _flipped(torch.gt), "GreaterOrEqual": _flipped(torch.ge),
     "Less": _flipped(torch.lt), "LessOrEqual": _flipped(torch.le), "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
 }  # fmt: skip
 
 
-def fits(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether tensors of two shapes can be added: from behind, sizes are equal or one of them is 1."""
-    return all(a == b or 1 in (a, b) for a, b in zip(reversed(first), reversed(second), strict=False))
-
-
-def _binary(function: Callable[[Any, Any], torch.Tensor], call: NodeCall) -> torch.Tensor:
-    a, b = call.operands() if function not in _BOTH_TENSORS else call.inputs
-    if isinstance(a, (int, float)) and function in (torch.add, torch.mul):
-        a, b = b, a
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and not fits(a.shape, b.shape):
-        # torch would import its compiler to say so, which takes seconds.
-        raise call.refusal(f"its inputs of {tuple(a.shape)} and {tuple(b.shape)} do not fit each other")
-    return function(a, b)
-
-
 _BOTH_TENSORS = (torch.logical_and, torch.logical_or, torch.logical_xor, torch.fmod)
 for _name, _function in _BINARY.items():
-    operator(_name)(partial(_binary, _function))
+    operator(_name)(partial(binary, function=_function, takes_numbers=_function not in _BOTH_TENSORS))
 
 
 @operator("Pow")
 def power(call: NodeCall) -> torch.Tensor:
     """The result is of the first input's type, also where the power is of floats."""
-    return _binary(torch.pow, call).to(call.tensor().dtype)
+    return binary(call, torch.pow).to(call.tensor().dtype)
 
 
 @operator("Mod")
 def remainder(call: NodeCall) -> torch.Tensor:
     """What is left of a division: of the divisor's sign, or of the dividend's as in C."""
-    return _binary(torch.fmod if call.get("fmod", 0) else torch.remainder, call)
+    is_c = bool(call.get("fmod", 0))
+    return binary(call, torch.fmod if is_c else torch.remainder, takes_numbers=not is_c)
 
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -283,9 +263,8 @@ def prelu(call: NodeCall) -> torch.Tensor:
 def clip(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     low, high = (
-        call.number(name, place) if place >= len(call.known) or call.known[place] is not None or not call.has(place)
-        else call.tensor(place)
-        for name, place in (("min", 1), ("max", 2))
+        call.tensor(index) if call.has(index) and call.constant_values[index] is None else call.number(name, index)
+        for name, index in (("min", 1), ("max", 2))
     )  # fmt: skip
     if low is None and high is None:
         return x
@@ -301,8 +280,8 @@ def clip(call: NodeCall) -> torch.Tensor:
 @operator("Min", "Max")
 def extreme(call: NodeCall) -> torch.Tensor:
     function = torch.minimum if call.node.op == "Min" else torch.maximum
-    found: torch.Tensor = reduce(function, call.inputs)
-    return found
+    result: torch.Tensor = reduce(function, call.inputs)
+    return result
 
 
 @operator("Sum", "Mean")
@@ -316,14 +295,14 @@ def where(call: NodeCall) -> Any:
     condition, *others = call.inputs
     values = [
         numbers(known)[0] if known is not None and known.dim() == 0 else value
-        for value, known in zip(others, call.known[1:], strict=True)
+        for value, known in zip(others, call.constant_values[1:], strict=True)
     ]
     if not any(isinstance(value, torch.Tensor) for value in values):
         values = others
     shapes = [one.shape for one in (condition, *values) if isinstance(one, torch.Tensor)]
-    if not all(fits(first, second) for first, second in combinations(shapes, 2)):
+    if not all(can_broadcast(first, second) for first, second in combinations(shapes, 2)):
         # torch would import its compiler to say so, which takes seconds.
-        raise call.refusal(f"its inputs of {', '.join(str(tuple(shape)) for shape in shapes)} do not fit each other")
+        raise call.error(f"its inputs of {', '.join(str(tuple(shape)) for shape in shapes)} do not fit each other")
     return torch.where(condition, *values)
 
 
@@ -366,19 +345,15 @@ _POOLS: dict[tuple[str, int], Any] = {
 }  # fmt: skip
 
 
-def _as_bytes(x: Any, dtype: torch.dtype) -> Any:
-    """The same bytes under another name; of a pool with positions the values alone."""
-    with _disable_current_modes():
-        return (x[0].view(dtype), *x[1:]) if isinstance(x, tuple) else x.view(dtype)
-
-
 def pooled(call: NodeCall, kind: str, x: torch.Tensor) -> Any:
-    """x pooled by windows, or as a whole; integers are pooled as they are."""
-    if x.dtype == torch.uint8:  # for which torch has no average on shapes alone; bytes with a sign take as many
-        return _as_bytes(pooled(call, kind, _as_bytes(x, torch.int8)), torch.uint8)
+    """Pool by windows, or the whole; integers are pooled as they are."""
+    return pooled_as_int8(partial(_pooled, call, kind), x)
+
+
+def _pooled(call: NodeCall, kind: str, x: torch.Tensor) -> Any:
     count = x.dim() - 2
     if (kind, count) not in _POOLS:
-        raise call.refusal(f"its input {tuple(x.shape)} has {count} dimensions to pool")
+        raise call.error(f"its input {tuple(x.shape)} has {count} dimensions to pool")
     if kind.startswith("Global"):
         # Averages of integers are taken by a window over the whole, which torch has for them, too.
         if x.is_floating_point() or kind == "GlobalMaxPool":
@@ -387,7 +362,7 @@ def pooled(call: NodeCall, kind: str, x: torch.Tensor) -> Any:
     kernel = list(call.get("kernel_shape", ()))
     strides, dilations, pads = windows(call, kernel)
     if kind == "AveragePool" and max(dilations) > 1:
-        raise call.refusal(f"its window has dilations of {dilations}, and torch averages none")
+        raise call.error(f"its window has dilations of {dilations}, and torch averages none")
     ceil = bool(call.get("ceil_mode", 0))
     outside = float("-inf") if kind == "MaxPool" else 0.0
     x, padding = evenly_padded(x, pads, outside)
@@ -463,21 +438,14 @@ def local_response_norm(call: NodeCall) -> torch.Tensor:
 # Reductions
 
 
-def _log_sum_exp(x: torch.Tensor, axes: list[int], keepdim: bool) -> torch.Tensor:
-    return torch.logsumexp(x, axes, keepdim)
-
-
-_REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] = {
+_REDUCTIONS: dict[str, TensorFunction] = {
+    **{f"Reduce{name}": function for name, function in REDUCTIONS.items()},
     "ReduceMean": lambda x, axes, keep: x.mean(axes, keepdim=keep),
-    "ReduceSum": lambda x, axes, keep: x.sum(axes, keepdim=keep, dtype=x.dtype),
-    "ReduceMax": lambda x, axes, keep: x.amax(axes, keepdim=keep),
-    "ReduceMin": lambda x, axes, keep: x.amin(axes, keepdim=keep),
     "ReduceL1": lambda x, axes, keep: torch.linalg.vector_norm(x, 1, axes, keep),
     "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keepdim=keep, dtype=x.dtype),
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceLogSumExp": torch.logsumexp,
     "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keepdim=keep).log(),
-    "ReduceProd": lambda x, axes, keep: reduce(lambda y, axis: y.prod(axis, keepdim=True, dtype=x.dtype), axes, x),
 }
 # Of one element alone, where there is nothing to reduce.
 _OF_EACH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -496,11 +464,7 @@ def reduction(call: NodeCall) -> torch.Tensor:
     axes = axes or list(range(x.dim()))
     if call.node.op in _OF_FLOATS and not x.is_floating_point():
         return _REDUCTIONS[call.node.op](x.to(torch.float64), axes, keep).to(x.dtype)
-    found = _REDUCTIONS[call.node.op](x, axes, keep)
-    if call.node.op == "ReduceProd" and not keep:
-        kept = [size for axis, size in enumerate(x.shape) if axis not in {a % x.dim() for a in axes}]
-        return found.reshape(kept)
-    return found
+    return _REDUCTIONS[call.node.op](x, axes, keep)
 
 
 @operator("ArgMax", "ArgMin")
@@ -527,7 +491,7 @@ def recurrent(call: NodeCall) -> Any:
     gates, function = _CELLS[call.node.op]
     x, inner, outer, biases = call.tensor(), call.tensor(1), call.tensor(2), call.optional(3)
     if call.get("layout", 0):
-        raise call.refusal("its batch comes first (layout=1), which no runtime takes; export it with layout=0")
+        raise call.error("its batch comes first (layout=1), which no runtime takes; export it with layout=0")
     directions, rows = inner.shape[0], inner.shape[1]
     hidden, (steps, batch) = rows // gates, x.shape[:2]
     weights: list[torch.Tensor] = []

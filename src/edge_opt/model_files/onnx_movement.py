@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from math import ceil, floor, prod
+from math import floor, prod
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.model_files.file_graph import FileTensor
-from edge_opt.model_files.node_call import MOST_ELEMENTS, NodeCall, numbers, operator, real_values, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, numbers, operator, real_values, torch_dtype
 from edge_opt.model_files.onnx_reader import DTYPES
+from edge_opt.model_files.shared_operators import filled, one_hot, unrecorded
 
 _MOST_PIECES = 100_000
 
@@ -58,7 +58,7 @@ def constant(call: NodeCall) -> torch.Tensor:
     if isinstance(found, str) or (isinstance(found, tuple) and found and isinstance(found[0], str)):
         return call.empty((len(found),) if isinstance(found, tuple) else (), torch.uint8)
     if not isinstance(found, (int, float, tuple)):
-        raise call.refusal("it has no value that is understood")
+        raise call.error("it has no value that is understood")
     first = found[0] if isinstance(found, tuple) and found else found
     dtype = torch.float32 if isinstance(first, float) else torch.int64
     return torch.tensor(found, dtype=dtype, device=call.device)
@@ -66,13 +66,10 @@ def constant(call: NodeCall) -> torch.Tensor:
 
 @operator("ConstantOfShape")
 def constant_of_shape(call: NodeCall) -> torch.Tensor:
-    value = call.constant()
-    dims = tuple(int(dim) for dim in call.values(0))
-    made = call.empty(dims, torch_dtype(value.dtype if value else "float32"))
-    known = None if value is None else real_values(value)
-    if call.device == "cpu":
-        made.fill_(0 if known is None else numbers(known)[0])
-    return made
+    constant = call.constant()
+    dtype = torch_dtype(constant.dtype if constant else "float32")
+    known = None if constant is None else real_values(constant)
+    return filled(call, call.values(0), dtype, lambda: 0 if known is None else numbers(known)[0])
 
 
 def _said_dtype(call: NodeCall, default: torch.dtype) -> torch.dtype:
@@ -85,16 +82,6 @@ def eye_like(call: NodeCall) -> torch.Tensor:
     return torch.zeros_like(call.tensor(), dtype=_said_dtype(call, call.tensor().dtype))
 
 
-@operator("Range")
-def number_range(call: NodeCall) -> torch.Tensor:
-    start, limit, step = (call.values(place)[0] for place in range(3))
-    count = max(ceil((limit - start) / step), 0) if step else 0
-    if call.device == "meta":
-        return call.empty((count,), call.tensor().dtype)
-    found: torch.Tensor = (torch.arange(count) * step + start).to(call.tensor().dtype)
-    return found
-
-
 @operator("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 def random(call: NodeCall) -> torch.Tensor:
     if call.node.op.endswith("Like") or call.node.op == "Bernoulli":
@@ -103,10 +90,10 @@ def random(call: NodeCall) -> torch.Tensor:
         return torch.rand_like(x, dtype=wanted if wanted.is_floating_point else torch.float32).to(wanted)
     if call.node.op == "Multinomial":
         dims, wanted = (call.tensor().shape[0], int(call.get("sample_size", 1))), _said_dtype(call, torch.int32)
-        call.empty(dims, wanted)
+        call.check_size(dims)
         return torch.rand(dims, device=call.device).to(wanted)
     dims, wanted = tuple(call.get("shape", ())), _said_dtype(call, torch.float32)
-    call.empty(dims, wanted)
+    call.check_size(dims)
     return torch.rand(dims, dtype=wanted, device=call.device)
 
 
@@ -130,7 +117,7 @@ def flatten(call: NodeCall) -> torch.Tensor:
 def transpose(call: NodeCall) -> torch.Tensor:
     x, order = call.tensor(), call.get("perm", ())
     if order and len(order) != x.dim():
-        raise call.refusal(f"it reorders {len(order):,} dimensions, and its input has {x.dim()}")
+        raise call.error(f"it reorders {len(order):,} dimensions, and its input has {x.dim()}")
     return x.permute(list(order) or list(reversed(range(x.dim()))))
 
 
@@ -157,7 +144,7 @@ def concat(call: NodeCall) -> torch.Tensor:
     around = {(shape[:axis], shape[axis + 1 :]) for shape in whole if shape != (0,)}
     if len(around) > 1:
         # torch would import its compiler to say so, which takes seconds.
-        raise call.refusal(f"its inputs of {', '.join(map(str, whole[:4]))} differ beside dimension {axis}")
+        raise call.error(f"its inputs of {', '.join(map(str, whole[:4]))} differ beside dimension {axis}")
     return torch.cat(call.inputs, axis)
 
 
@@ -168,7 +155,7 @@ def split(call: NodeCall) -> Any:
     if sizes is None:
         count = int(call.get("num_outputs", len(call.node.outputs)))
         if count != len(call.node.outputs):
-            raise call.refusal(f"it should make {count} pieces, and has {len(call.node.outputs)} results")
+            raise call.error(f"it should make {count} pieces, and has {len(call.node.outputs)} results")
         piece = -(-x.shape[axis] // max(count, 1))
         sizes = [min(piece, max(x.shape[axis] - place * piece, 0)) for place in range(count)]
     return tuple(torch.split(x, [int(size) for size in sizes], axis))
@@ -198,7 +185,7 @@ def slice_(call: NodeCall) -> torch.Tensor:
 def gather(call: NodeCall) -> torch.Tensor:
     """Rows by their numbers: an embedding of a table of weights, else a selection."""
     x, index, axis = call.tensor(), call.tensor(1), call.axis(0)
-    known = call.known[1]
+    known = call.constant_values[1]
     if known is not None and known.dim() == 0:
         return x.select(axis, int(numbers(known)[0]))
     if call.device == "cpu":
@@ -225,7 +212,7 @@ def gather_nd(call: NodeCall) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
     batch = int(call.get("batch_dims", 0))
     depth = index.shape[-1]
-    with _disable_current_modes():  # each element of a batch looks into its own
+    with unrecorded():  # each element of a batch looks into its own
         rows = [
             torch.arange(x.shape[axis], device=call.device).reshape([-1, *[1] * (index.dim() - 2 - axis)])
             for axis in range(batch)
@@ -270,8 +257,7 @@ def expand(call: NodeCall) -> torch.Tensor:
 @operator("Tile")
 def tile(call: NodeCall) -> torch.Tensor:
     repeats = [int(count) for count in call.values(1)]
-    if prod(repeats) * call.tensor().numel() > MOST_ELEMENTS:
-        raise call.refusal(f"it repeats its input {repeats} times")
+    call.check_size((*repeats, call.tensor().numel()))
     return call.tensor().repeat(repeats)
 
 
@@ -310,7 +296,7 @@ def _new_sizes(call: NodeCall, x: torch.Tensor) -> list[int]:
     has_sizes = bool(place == 2 and call.has(3) and call.values(3))
     given = call.values(3) if has_sizes else call.setting("scales", place, ())
     if len(given) != len(axes):
-        raise call.refusal(f"it gives {len(given)} sizes for {len(axes)} dimensions")
+        raise call.error(f"it gives {len(given)} sizes for {len(axes)} dimensions")
     if has_sizes:
         choose = {"not_larger": min, "not_smaller": max}.get(call.get("keep_aspect_ratio_policy", "stretch"))
         if choose is not None:
@@ -329,7 +315,7 @@ def resize(call: NodeCall) -> torch.Tensor:
     """x between its elements. torch changes dimensions behind the first two, so those that change are seen there."""
     x = call.tensor()
     wanted = _new_sizes(call, x)
-    call.empty(tuple(wanted), torch.uint8)
+    call.check_size(wanted)
     changed = [axis for axis, size in enumerate(x.shape) if wanted[axis] != size]
     if not changed:
         return x
@@ -342,15 +328,15 @@ def resize(call: NodeCall) -> torch.Tensor:
         call.get("mode", "nearest"), ""
     )
     if not mode or len(changed) not in names or (mode == "bicubic" and len(changed) != 2):
-        raise call.refusal(f"it resizes {len(changed)} dimensions in the mode {call.get('mode')!r}")
+        raise call.error(f"it resizes {len(changed)} dimensions in the mode {call.get('mode')!r}")
     order = [*others, *changed]
-    with _disable_current_modes():
+    with unrecorded():
         seen = x.permute(order)
         for _ in range(2 - len(others)):
             seen = seen.unsqueeze(0)
     align = None if mode == "nearest" else call.get("coordinate_transformation_mode") == "align_corners"
     found = F.interpolate(seen, size=[wanted[axis] for axis in changed], mode=mode, align_corners=align)
-    with _disable_current_modes():
+    with unrecorded():
         found = found.reshape([wanted[axis] for axis in order])
         return found.permute([order.index(axis) for axis in range(x.dim())])
 
@@ -372,18 +358,10 @@ def trilu(call: NodeCall) -> torch.Tensor:
 
 
 @operator("OneHot")
-def one_hot(call: NodeCall) -> Any:
-    """Which class each element is: compared with every class, then one of two values."""
-    index, depth = call.tensor(), int(call.values(1)[0])
-    if depth * max(index.numel(), 1) > MOST_ELEMENTS:
-        raise call.refusal(f"it has {depth} classes")
-    axis = int(call.get("axis", -1))
-    axis = axis + index.dim() + 1 if axis < 0 else axis
-    index = _from_front(index, depth) if call.device == "cpu" else index
-    classes = torch.arange(depth, dtype=index.dtype, device=index.device if index.device.type == "cpu" else "meta")
-    equal = index.unsqueeze(axis) == classes.reshape([-1 if place == axis else 1 for place in range(index.dim() + 1)])
+def one_hot_of_indices(call: NodeCall) -> torch.Tensor:
+    index = call.tensor()
     off, on = call.tensor(2).unbind()
-    return torch.where(equal, on, off)
+    return one_hot(call, _from_front(index, int(call.values(1)[0])) if call.device == "cpu" else index, on, off)
 
 
 @operator("ReverseSequence", has_values=False)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.products import convolution as convolution_cost
@@ -16,20 +15,10 @@ from edge_opt.model_files.file_graph import FileNode
 from edge_opt.model_files.node_call import NodeCall, operator, torch_dtype
 from edge_opt.model_files.onnx_arithmetic import convolution, evenly_padded, linear, pooled, windows
 from edge_opt.model_files.onnx_reader import DTYPES
+from edge_opt.model_files.shared_operators import TensorFunction, define, unrecorded
 from edge_opt.records.costs import TensorInfo
 
-# Operators of their own, for what torch has no word for on the meta device: integers that grow in a product, bytes
-# made from floats and back. Each is one operator of a trace, with a rule below.
-_library = torch.library.Library("onnx_file", "DEF")  # type: ignore[no-untyped-call]
 _OBSERVE_OPS = 2  # the smallest and the largest
-
-
-def define(schema: str, function: Any) -> Any:
-    """An operator of a name of its own, with its result on the meta device."""
-    name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]
-    _library.impl(name, function, "Meta")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.onnx_file, name)
 
 
 def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -47,11 +36,11 @@ _quantize = define(
     "quantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
     lambda x, scale, zero, dtype: _as(x, dtype),
 )
-steps_to_floats = define(
+dequantize_op = define(
     "dequantize(Tensor x, Tensor? scale, Tensor? zero, ScalarType dtype) -> Tensor",
     lambda x, scale, zero, dtype: _as(x, dtype),
 )
-steps_to_bytes = define(
+_quantize_dynamic = define(
     "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
     lambda x: (_as(x, torch.uint8), x.new_empty(()), x.new_empty((), dtype=torch.uint8)),
 )
@@ -97,18 +86,21 @@ cost_rule("onnx_file::integer_convolution", kind="conv")(
 )
 
 
+def dynamic_quantize_op(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Quantise floats in the range that they have; returns bytes, scale and zero point."""
+    return tuple(_quantize_dynamic(x))
+
+
 def widened(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Weights as floats where they are multiplied with floats; as they are elsewhere."""
+    """Return weights as floats where they are multiplied with floats; as they are elsewhere."""
     if weight.is_floating_point() or not dtype.is_floating_point:
         return weight
-    found: torch.Tensor = steps_to_floats(weight, None, None, dtype)
-    return found
+    return dequantize_op(weight, None, None, dtype)
 
 
 def requantized(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Floats or integers in steps of another size."""
-    found: torch.Tensor = _quantize(x, None, None, dtype)
-    return found
+    """Return floats or integers in steps of another size."""
+    return _quantize(x, None, None, dtype)
 
 
 @operator("QuantizeLinear", "com.microsoft:QuantizeLinear", has_values=False)
@@ -118,28 +110,26 @@ def quantize(call: NodeCall) -> torch.Tensor:
     dtype = call.tensor(2).dtype if call.has(2) else said
     if x.dtype == dtype:  # what made it has quantised it already
         return x
-    found: torch.Tensor = _quantize(x, call.optional(1), call.optional(2), dtype)
-    return found
+    return _quantize(x, call.optional(1), call.optional(2), dtype)
 
 
 @operator("DequantizeLinear", "com.microsoft:DequantizeLinear", has_values=False)
 def dequantize(call: NodeCall) -> torch.Tensor:
-    found: torch.Tensor = steps_to_floats(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
-    return found
+    return dequantize_op(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
 
 
 @operator("DynamicQuantizeLinear", has_values=False)
 def dynamic_quantize(call: NodeCall) -> Any:
-    return steps_to_bytes(call.tensor())
+    return dynamic_quantize_op(call.tensor())
 
 
 @operator("MatMulInteger", has_values=False)
 def matmul_integer(call: NodeCall) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
-    found: torch.Tensor = integer_product(a if a.dim() > 1 else a.unsqueeze(0), b if b.dim() > 1 else b.unsqueeze(1),
-                                          torch.int32)  # fmt: skip
-    found = found if b.dim() > 1 else found.squeeze(-1)
-    return found if a.dim() > 1 else found.squeeze(-1 if b.dim() == 1 else -2)
+    rows, columns = a if a.dim() > 1 else a.unsqueeze(0), b if b.dim() > 1 else b.unsqueeze(1)
+    product = integer_product(rows, columns, torch.int32)
+    product = product if b.dim() > 1 else product.squeeze(-1)
+    return product if a.dim() > 1 else product.squeeze(-1 if b.dim() == 1 else -2)
 
 
 @operator("com.microsoft:MatMulIntegerToFloat", "com.microsoft:DynamicQuantizeMatMul", has_values=False)
@@ -148,9 +138,9 @@ def matmul_to_float(call: NodeCall) -> torch.Tensor:
     a = call.tensor()
     is_dynamic = call.node.op == "DynamicQuantizeMatMul"
     if is_dynamic:
-        a = steps_to_bytes(a)[0]
-    product: torch.Tensor = integer_product(a, call.tensor(1), torch.int32)
-    found: torch.Tensor = steps_to_floats(product, None, None, torch.float32)
+        a = dynamic_quantize_op(a)[0]
+    product = integer_product(a, call.tensor(1), torch.int32)
+    found = dequantize_op(product, None, None, torch.float32)
     bias = 4 if is_dynamic else 6
     return found + call.tensor(bias) if call.has(bias) else found
 
@@ -160,8 +150,7 @@ def conv_integer(call: NodeCall) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     strides, dilations, pads = windows(call, list(weight.shape[2:]))
     x, padding = evenly_padded(x, pads)
-    found: torch.Tensor = integer_convolution(x, weight, strides, padding, dilations, int(call.get("group", 1)))
-    return found
+    return integer_convolution(x, weight, strides, padding, dilations, int(call.get("group", 1)))
 
 
 @operator("QLinearConv", has_values=False)
@@ -181,15 +170,13 @@ def qgemm(call: NodeCall) -> torch.Tensor:
     if call.has(7):
         return linear(a, b if call.get("transB", 0) else b.t(), call.optional(6))
     # Without a scale for them, the results are floats.
-    product: torch.Tensor = integer_product(a, b.t() if call.get("transB", 0) else b, torch.int32)
+    product = integer_product(a, b.t() if call.get("transB", 0) else b, torch.int32)
     product = product + call.tensor(6) if call.has(6) else product
-    found: torch.Tensor = steps_to_floats(product, None, None, call.tensor(1).dtype)
-    return found
+    return dequantize_op(product, None, None, call.tensor(1).dtype)
 
 
-def _qlinear_pair(function: Any, call: NodeCall) -> torch.Tensor:
-    found: torch.Tensor = function(call.tensor(), call.tensor(3))
-    return found
+def _qlinear_pair(function: TensorFunction, call: NodeCall) -> torch.Tensor:
+    return function(call.tensor(), call.tensor(3))
 
 
 operator("com.microsoft:QLinearAdd", has_values=False)(partial(_qlinear_pair, torch.add))
@@ -199,10 +186,10 @@ operator("com.microsoft:QLinearMul", has_values=False)(partial(_qlinear_pair, to
 @operator("com.microsoft:QLinearGlobalAveragePool", "com.microsoft:QLinearAveragePool", has_values=False)
 def qlinear_pool(call: NodeCall) -> Any:
     is_last = bool(call.get("channels_last", 0))
-    with _disable_current_modes():
+    with unrecorded():
         x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
     found = pooled(call, call.node.op.removeprefix("QLinear"), x)
-    with _disable_current_modes():
+    with unrecorded():
         return found.movedim(1, -1) if is_last else found
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.cost.products import DEQUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.node_call import NodeCall, operator
-from edge_opt.model_files.onnx_quantized import define, integer_product, steps_to_floats
+from edge_opt.model_files.onnx_quantized import dequantize_op, integer_product
+from edge_opt.model_files.shared_operators import byte_softmax_op, define, recurrent_op, unrecorded
 from edge_opt.records.costs import TensorInfo
 
 # Weights of a few bits
@@ -37,9 +37,8 @@ def narrow_product_cost(out: TensorInfo, x: TensorInfo, weight: TensorInfo, *oth
 def matmul_of_few_bits(call: NodeCall) -> torch.Tensor:
     x, weight = call.tensor(), call.tensor(1)
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
-        raise call.refusal(f"its input {tuple(x.shape)} does not fit {call.get('N')}x{call.get('K')} weights")
-    found: torch.Tensor = _narrow_product(x, weight, call.tensor(2), call.optional(3), call.optional(5))
-    return found
+        raise call.error(f"its input {tuple(x.shape)} does not fit {call.get('N')}x{call.get('K')} weights")
+    return _narrow_product(x, weight, call.tensor(2), call.optional(3), call.optional(5))
 
 
 @operator("com.microsoft:GatherBlockQuantized", has_values=False)
@@ -51,10 +50,8 @@ def gather_of_few_bits(call: NodeCall) -> torch.Tensor:
     rows = torch.index_select(table, axis, index.reshape(-1))
     shape = [*table.shape[:axis], *index.shape, *table.shape[axis + 1 :]]
     if packed > 1:
-        found: torch.Tensor = _unpacked(rows.reshape(shape), [*shape[:-1], shape[-1] * packed], scale.dtype)
-    else:
-        found = steps_to_floats(rows.reshape(shape), None, None, scale.dtype)
-    return found
+        return _unpacked(rows.reshape(shape), [*shape[:-1], shape[-1] * packed], scale.dtype)
+    return dequantize_op(rows.reshape(shape), None, None, scale.dtype)
 
 
 _unpacked = define(
@@ -101,7 +98,7 @@ def attention(call: NodeCall) -> Any:
     is_flat = query.dim() == 3
     if is_flat:
         if not heads:
-            raise call.refusal("it does not say how many heads it has")
+            raise call.error("it does not say how many heads it has")
         own = int(call.get("kv_num_heads", heads))
         query, key, value = (
             x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2) if x.dim() == 3 else x
@@ -126,7 +123,7 @@ def _joined(call: NodeCall, projected: torch.Tensor, past: int) -> Any:
     heads = int(call.get("num_heads", 0))
     sizes = [int(size) for size in call.get("qkv_hidden_sizes", ())] or [projected.shape[-1] // 3] * 3
     if heads < 1 or sum(sizes) != projected.shape[-1] or any(size % heads for size in sizes):
-        raise call.refusal(f"its {heads} heads do not fit {projected.shape[-1]} columns of queries, keys and values")
+        raise call.error(f"its {heads} heads do not fit {projected.shape[-1]} columns of queries, keys and values")
     query, key, value = (_heads(part, heads) for part in torch.split(projected, sizes, -1))
     if call.has(past):
         old_key, old_value = call.tensor(past).unbind()
@@ -147,7 +144,7 @@ def fused_attention(call: NodeCall) -> Any:
 def quantized_attention(call: NodeCall) -> Any:
     """The same with a product of bytes; attention itself is of floats."""
     product = integer_product(call.tensor(), call.tensor(1), torch.int32)
-    projected: torch.Tensor = steps_to_floats(product, None, None, call.tensor(3).dtype)
+    projected = dequantize_op(product, None, None, call.tensor(3).dtype)
     return _joined(call, projected + call.tensor(2) if call.has(2) else projected, 8)
 
 
@@ -156,7 +153,7 @@ def grouped_attention(call: NodeCall) -> Any:
     """Queries share keys and values; what was said before comes from the cache, as long as the inputs say it is."""
     heads, own = int(call.get("num_heads", 0)), int(call.get("kv_num_heads", 0))
     if heads < 1 or own < 1:
-        raise call.refusal("it does not say how many heads it has")
+        raise call.error("it does not say how many heads it has")
     query = call.tensor()
     if call.has(1):
         key, value = call.tensor(1), call.tensor(2)
@@ -199,11 +196,11 @@ def skip_layer_norm(call: NodeCall) -> Any:
 def group_norm_channels_last(call: NodeCall) -> torch.Tensor:
     """The runtime's own, of pictures with their channels last; it may be followed by x * sigmoid(x)."""
     is_last = bool(call.get("channels_last", 1))
-    with _disable_current_modes():
+    with unrecorded():
         x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
     found = F.group_norm(x, int(call.get("groups", 1)), call.tensor(1), call.tensor(2))
     found = F.silu(found) if call.get("activation", 0) else found
-    with _disable_current_modes():
+    with unrecorded():
         return found.movedim(1, -1) if is_last else found
 
 
@@ -225,20 +222,22 @@ def dynamic_lstm(call: NodeCall) -> Any:
     x, inner, outer = call.tensor(), call.tensor(1), call.tensor(2)
     hidden = int(call.get("hidden_size", outer.shape[1]))
     directions = inner.shape[0]
-    weights = [matrix[number] for number in range(directions) for matrix in (inner, outer)]
+    with unrecorded():
+        # Here a matrix is (inputs, 4 · hidden); the cost rule takes one of (hidden, inputs) per gate, as TFLite has.
+        weights = [
+            gate for number in range(directions) for matrix in (inner, outer) for gate in matrix[number].t().chunk(4)
+        ]
     weights += [call.tensor(3)[number] for number in range(directions) if call.has(3)]
     steps, batch = x.shape[:2]
     shape = [steps, directions, batch, hidden]
     cell = "BIDIRECTIONAL_LSTM" if directions == 2 else "LSTM"
-    made: torch.Tensor = torch.ops.onnx_file.recurrent(x, weights, cell, shape)
-    state = [made[-1], made[-1]]
-    return (made, *state)[: len(call.node.outputs)]
+    output = recurrent_op(x, weights, cell, shape)
+    return (output, output[-1], output[-1])[: len(call.node.outputs)]
 
 
 @operator("com.microsoft:QLinearSoftmax", has_values=False)
 def byte_softmax(call: NodeCall) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.onnx_file.byte_softmax(call.tensor())
-    return found
+    return byte_softmax_op(call.tensor())
 
 
 @operator("com.microsoft:QLinearReduceMean", has_values=False)

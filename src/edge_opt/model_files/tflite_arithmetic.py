@@ -8,28 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
-from edge_opt.cost.pointwise import SOFTMAX_OPS
-from edge_opt.cost.products import LSTM_OPS, RNN_OPS
-from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.node_call import NodeCall, operator, torch_dtype
-from edge_opt.model_files.onnx_arithmetic import cumsum, divided, linear
+from edge_opt.model_files.onnx_arithmetic import cumsum, linear
 from edge_opt.model_files.onnx_quantized import (
-    define,
+    dequantize_op,
+    dynamic_quantize_op,
     integer_convolution,
     integer_product,
-    steps_to_bytes,
-    steps_to_floats,
     widened,
 )
+from edge_opt.model_files.shared_operators import (
+    ARITHMETIC,
+    REDUCTIONS,
+    TensorFunction,
+    binary,
+    byte_softmax_op,
+    pooled_as_int8,
+    recurrent_op,
+    same_padding,
+    unrecorded,
+)
 from edge_opt.model_files.tflite_reader import ACTIVATIONS
-from edge_opt.records.costs import TensorInfo
 
 aten = torch.ops.aten
 _SAME = 0
@@ -42,7 +46,7 @@ def tflite(*names: str, has_values: bool = True) -> Callable[[Any], Any]:
 
 def viewed(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The same tensor with its dimensions in another order; no work of the model."""
-    with _disable_current_modes():
+    with unrecorded():
         return x.permute(tuple(order))
 
 
@@ -66,14 +70,14 @@ def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
         return x.tanh_()
     limits = {"RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "TANH": (-1, 1)}
     if name not in limits:
-        raise call.refusal(f"its activation {number} is not known")
+        raise call.error(f"its activation {number} is not known")
     return x.clamp_(*limits[name])
 
 
 def rank(call: NodeCall, x: torch.Tensor, wanted: int) -> torch.Tensor:
     """A tensor that must have so many dimensions."""
     if x.dim() != wanted:
-        raise call.refusal(f"its tensor {tuple(x.shape)} should have {wanted} dimensions")
+        raise call.error(f"its tensor {tuple(x.shape)} should have {wanted} dimensions")
     return x
 
 
@@ -84,7 +88,7 @@ def _windows(call: NodeCall, axes: str) -> tuple[list[int], list[int]]:
     strides = [int(call.get(f"stride_{axis}", 1)) for axis in axes]
     dilations = [int(call.get(f"dilation_{axis}", 1)) for axis in axes]
     if min([*strides, *dilations]) < 1:
-        raise call.refusal(f"its strides are {strides}, and its dilations {dilations}")
+        raise call.error(f"its strides are {strides}, and its dilations {dilations}")
     return strides, dilations
 
 
@@ -92,23 +96,23 @@ def _padded(
     call: NodeCall, x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     outside: float = 0.0,
 ) -> tuple[torch.Tensor, list[int]]:  # fmt: skip
-    """The input, channels second, and its padding on both sides.
+    """Return the input, channels second, and its padding on both sides.
 
-    "SAME" may need one more behind than in front. With a stride of 2 and more, one more in front as well changes
-    neither the number of results nor their cost; else the input is padded beforehand.
+    "SAME" may need one more element behind than in front, and torch pads both sides alike. One more in front as well
+    adds `stride` - 1 or fewer elements beyond the last window where the stride is 2 or more, so there are as many
+    windows as before and each costs the same. With a stride of 1 it would add a window: there the input is padded
+    beforehand, which is recorded as a copy although TFLite's kernels pad while they read.
     """
     if int(call.get("padding", _SAME)) != _SAME:
         return x, [0] * len(kernel)
-    totals = []
-    for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
-        totals.append(max((-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0))
+    totals = same_padding(x.shape[2:], kernel, strides, dilations)
     if all(total % 2 == 0 or stride > 1 for total, stride in zip(totals, strides, strict=True)):
         return x, [-(-total // 2) for total in totals]
     order = [size for total in reversed(totals) for size in (total // 2, total - total // 2)]
     return F.pad(x, order, value=outside if x.is_floating_point() else 0), [0] * len(kernel)
 
 
-_CONVOLUTIONS: dict[int, Any] = {2: F.conv2d, 3: F.conv3d}
+_CONVOLUTIONS: dict[int, TensorFunction] = {2: F.conv2d, 3: F.conv3d}
 
 
 def _convolved(
@@ -121,8 +125,8 @@ def _convolved(
     if x.is_floating_point() == weight.is_floating_point() and x.is_floating_point():
         found: torch.Tensor = _CONVOLUTIONS[len(axes)](x, weight, bias, strides, padding, dilations, groups)
     elif x.is_floating_point():
-        product = integer_convolution(steps_to_bytes(x)[0], weight, strides, padding, dilations, groups)
-        found = steps_to_floats(product, None, None, x.dtype)
+        product = integer_convolution(dynamic_quantize_op(x)[0], weight, strides, padding, dilations, groups)
+        found = dequantize_op(product, None, None, x.dtype)
         if bias is not None:
             found = found.add_(bias.reshape(-1, *[1] * len(axes)))
     else:
@@ -134,7 +138,7 @@ def _convolved(
 def conv_2d(call: NodeCall) -> torch.Tensor:
     x, weight = rank(call, call.tensor(), 4), rank(call, call.tensor(1), 4)
     if not weight.shape[3] or x.shape[3] % weight.shape[3]:
-        raise call.refusal(f"its input {tuple(x.shape)} does not fit its weight {tuple(weight.shape)}")
+        raise call.error(f"its input {tuple(x.shape)} does not fit its weight {tuple(weight.shape)}")
     groups = x.shape[3] // weight.shape[3]
     return _convolved(call, channels_second(x), channels_second(weight), call.optional(2), "hw", groups)
 
@@ -155,7 +159,7 @@ def conv_3d(call: NodeCall) -> torch.Tensor:
 def transpose_conv(call: NodeCall) -> torch.Tensor:
     """The file says how large the result is, and the padding follows."""
     weight, x = rank(call, call.tensor(1), 4), channels_second(rank(call, call.tensor(2), 4))
-    sizes = call.values(0)[1:3] if call.known[0] is not None else call.get("results")[0][0][1:3]
+    sizes = call.values(0)[1:3] if call.constant_values[0] is not None else call.get("results")[0][0][1:3]
     strides, _ = _windows(call, "hw")
     full = [(size - 1) * stride + width for size, stride, width in zip(x.shape[2:], strides, weight.shape[1:3],
                                                                        strict=True)]  # fmt: skip
@@ -172,15 +176,13 @@ def transpose_conv(call: NodeCall) -> torch.Tensor:
 def _product(call: NodeCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b of whatever widths; floats times integers are quantised first, and scaled afterwards."""
     if a.is_floating_point() and not b.is_floating_point():
-        product = integer_product(steps_to_bytes(a)[0], b, torch.int32)
-        found: torch.Tensor = steps_to_floats(product, None, None, a.dtype)
-        return found
+        product = integer_product(dynamic_quantize_op(a)[0], b, torch.int32)
+        return dequantize_op(product, None, None, a.dtype)
     if a.dtype == b.dtype:
         return torch.matmul(a, b)
     if a.is_floating_point():
         return torch.matmul(a, widened(b, a.dtype))
-    mixed: torch.Tensor = integer_product(a, b, a.dtype)
-    return mixed
+    return integer_product(a, b, a.dtype)
 
 
 @tflite("FULLY_CONNECTED")
@@ -188,8 +190,8 @@ def fully_connected(call: NodeCall) -> torch.Tensor:
     x, weight, bias = call.tensor(), rank(call, call.tensor(1), 2), call.optional(2)
     inner = weight.shape[1]
     if not inner or x.numel() % inner:
-        raise call.refusal(f"its input {tuple(x.shape)} does not fit its weight {tuple(weight.shape)}")
-    with _disable_current_modes():
+        raise call.error(f"its input {tuple(x.shape)} does not fit its weight {tuple(weight.shape)}")
+    with unrecorded():
         rows = x.reshape(-1, inner) if x.is_contiguous() else x.contiguous().reshape(-1, inner)
     if x.dtype == weight.dtype:
         found = linear(rows, weight, bias)
@@ -200,14 +202,14 @@ def fully_connected(call: NodeCall) -> torch.Tensor:
     found = activated(call, found)
     if not call.get("keep_num_dims") or x.dim() == 2:
         return found
-    with _disable_current_modes():
+    with unrecorded():
         return found.reshape(*x.shape[:-1], weight.shape[0])
 
 
 @tflite("BATCH_MATMUL")
 def batch_matmul(call: NodeCall) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
-    with _disable_current_modes():
+    with unrecorded():
         a = a.transpose(-1, -2) if call.get("adj_x") else a
         b = b.transpose(-1, -2) if call.get("adj_y") else b
     return _product(call, a, b)
@@ -216,26 +218,21 @@ def batch_matmul(call: NodeCall) -> torch.Tensor:
 # Arithmetic, element by element
 
 
-_BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
-    "ADD": torch.add, "SUB": lambda a, b: torch.sub(a, b) if isinstance(a, torch.Tensor) else torch.rsub(b, a),
-    "MUL": torch.mul, "DIV": divided, "POW": torch.pow, "FLOOR_DIV": torch.floor_divide, "FLOOR_MOD": torch.remainder,
+_WITH_NUMBERS: dict[str, TensorFunction] = {
+    **{name.upper(): function for name, function in ARITHMETIC.items()}, "POW": torch.pow,
+}  # fmt: skip
+_BINARY: dict[str, TensorFunction] = {
+    **_WITH_NUMBERS, "FLOOR_DIV": torch.floor_divide, "FLOOR_MOD": torch.remainder,
     "ATAN2": torch.atan2, "MAXIMUM": torch.maximum, "MINIMUM": torch.minimum, "LESS": torch.lt, "GREATER": torch.gt,
     "LESS_EQUAL": torch.le, "GREATER_EQUAL": torch.ge, "EQUAL": torch.eq, "NOT_EQUAL": torch.ne,
     "LOGICAL_OR": torch.logical_or, "LOGICAL_AND": torch.logical_and, "BITWISE_XOR": torch.bitwise_xor,
     "RIGHT_SHIFT": torch.bitwise_right_shift,
 }  # fmt: skip
-_WITH_NUMBERS = frozenset(("ADD", "SUB", "MUL", "DIV", "POW"))
 
 
-def _binary(name: str, call: NodeCall) -> torch.Tensor:
-    a, b = call.operands() if name in _WITH_NUMBERS else (call.tensor(), call.tensor(1))
-    if not isinstance(a, torch.Tensor) and name in ("ADD", "MUL"):
-        a, b = b, a
-    return activated(call, _BINARY[name](a, b))
-
-
-for _name in _BINARY:
-    tflite(_name)(partial(_binary, _name))
+@tflite(*_BINARY)
+def arithmetic(call: NodeCall) -> torch.Tensor:
+    return activated(call, binary(call, _BINARY[call.node.op], call.node.op in _WITH_NUMBERS))
 
 
 @tflite("SQUARED_DIFFERENCE")
@@ -245,8 +242,8 @@ def squared_difference(call: NodeCall) -> torch.Tensor:
 
 @tflite("ADD_N")
 def add_n(call: NodeCall) -> torch.Tensor:
-    found: torch.Tensor = reduce(torch.add, call.inputs)
-    return found
+    total: torch.Tensor = reduce(torch.add, call.inputs)
+    return total
 
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -297,21 +294,11 @@ def prelu(call: NodeCall) -> torch.Tensor:
 # Norms and reductions
 
 
-_byte_softmax = define("byte_softmax(Tensor x) -> Tensor", lambda x: torch.empty_like(x))
-
-
-@cost_rule("onnx_file::byte_softmax", kind="softmax")
-def byte_softmax_cost(out: TensorInfo, x: TensorInfo) -> Work:
-    """As many steps as of floats: maximum, subtract, a table of exponents, sum, divide."""
-    return Work(other_ops=SOFTMAX_OPS * out.elements)
-
-
 @tflite("SOFTMAX", "LOG_SOFTMAX")
 def softmax(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if not x.is_floating_point():
-        found: torch.Tensor = _byte_softmax(x)
-        return found
+        return byte_softmax_op(x)
     return F.softmax(x, -1) if call.node.op == "SOFTMAX" else F.log_softmax(x, -1)
 
 
@@ -337,16 +324,15 @@ def _mean(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
     return total.mul_(1) if x.is_meta else total.div(x.numel() // max(total.numel(), 1), rounding_mode="trunc")
 
 
-_REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int], bool], torch.Tensor]] = {
+_REDUCTIONS: dict[str, TensorFunction] = {
     "MEAN": _mean,
-    "SUM": lambda x, axes, keep: x.sum(axes, keepdim=keep, dtype=x.dtype),
-    "REDUCE_MAX": lambda x, axes, keep: x.amax(axes, keepdim=keep),
-    "REDUCE_MIN": lambda x, axes, keep: x.amin(axes, keepdim=keep),
+    "SUM": REDUCTIONS["Sum"],
+    "REDUCE_MAX": REDUCTIONS["Max"],
+    "REDUCE_MIN": REDUCTIONS["Min"],
+    "REDUCE_PROD": REDUCTIONS["Prod"],
     "REDUCE_ANY": lambda x, axes, keep: torch.any(x, axes, keepdim=keep),
     "REDUCE_ALL": lambda x, axes, keep: torch.all(x, axes, keepdim=keep),
-    "REDUCE_PROD": lambda x, axes, keep: reduce(lambda y, axis: y.prod(axis, keepdim=keep, dtype=x.dtype),
-                                                sorted((a % x.dim() for a in axes), reverse=True), x),
-}  # fmt: skip
+}
 
 
 @tflite(*_REDUCTIONS)
@@ -381,7 +367,11 @@ def top_k(call: NodeCall) -> Any:
 # Pooling
 
 
-_POOLS: dict[str, Any] = {"AVERAGE_POOL_2D": F.avg_pool2d, "MAX_POOL_2D": F.max_pool2d, "L2_POOL_2D": F.lp_pool2d}
+_POOLS: dict[str, TensorFunction] = {
+    "AVERAGE_POOL_2D": F.avg_pool2d,
+    "MAX_POOL_2D": F.max_pool2d,
+    "L2_POOL_2D": F.lp_pool2d,
+}
 
 
 @tflite(*_POOLS, has_values=False)
@@ -389,47 +379,19 @@ def pool(call: NodeCall) -> torch.Tensor:
     kernel = [int(call.get("filter_h", 0)), int(call.get("filter_w", 0))]
     strides, ones = _windows(call, "hw")
     if min(kernel) < 1:
-        raise call.refusal(f"its window is {kernel}")
+        raise call.error(f"its window is {kernel}")
     outside = float("-inf") if call.node.op == "MAX_POOL_2D" else 0.0
     x, padding = _padded(call, channels_second(rank(call, call.tensor(), 4)), kernel, strides, ones, outside)
-    if x.dtype == torch.uint8:  # for which torch has no average on shapes alone
-        with _disable_current_modes():
-            x = x.view(torch.int8)
     if call.node.op == "L2_POOL_2D":
-        found = F.lp_pool2d(
-            F.pad(x, [pad for pad in reversed(padding) for _ in (0, 1)]), 2.0, (kernel[0], kernel[1]), strides
-        )
+        x = F.pad(x, [pad for pad in reversed(padding) for _ in (0, 1)])
+        pooled = F.lp_pool2d(x, 2.0, (kernel[0], kernel[1]), strides)
     else:
-        found = _POOLS[call.node.op](x, kernel, strides, padding)
-    if call.tensor().dtype == torch.uint8:
-        with _disable_current_modes():
-            found = found.view(torch.uint8)
-    return activated(call, channels_last(found))
+        function = partial(_POOLS[call.node.op], kernel_size=kernel, stride=strides, padding=padding)
+        pooled = pooled_as_int8(function, x)
+    return activated(call, channels_last(pooled))
 
 
 # Recurrent layers: each matrix is multiplied once per step and row
-
-
-_recurrent = define(
-    "recurrent(Tensor x, Tensor?[] weights, str cell, int[] shape) -> Tensor",
-    lambda x, weights, cell, shape: torch.empty(shape, dtype=x.dtype, device="meta"),
-)
-
-
-@cost_rule("onnx_file::recurrent", kind="recurrent")
-def recurrent_cost(out: TensorInfo, x: TensorInfo, weights: Any, cell: str, shape: Any) -> Work:
-    """Every matrix once per row and step; sums of gates, biases and activations as in torch's own cells."""
-    rows = prod(x.shape[:-1])
-    given = [one for one in weights if isinstance(one, TensorInfo)]
-    matrices = [one for one in given if len(one.shape) == 2]
-    macs = rows * sum(one.elements for one in matrices)
-    biases = sum(one.elements for one in given if len(one.shape) == 1)
-    if cell == "SVDF" or not matrices:  # a filter over features, one over time, then their sum
-        return Work(macs=macs, other_ops=rows * biases)
-    units = matrices[0].shape[0]
-    sums = sum(one.shape[0] for one in matrices if one.shape[0] == units) // 2 + biases
-    cells = units * (2 if cell.startswith("BI") else 1)
-    return Work(macs=macs, other_ops=rows * (sums + cells * (LSTM_OPS if cell.endswith("LSTM") else RNN_OPS)))
 
 
 @tflite("UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "RNN", "SVDF",
@@ -439,5 +401,5 @@ def recurrent(call: NodeCall) -> Any:
     # States that are kept between runs are read and written, and not multiplied by.
     weights = [one for one in call.inputs[1:] if one is None or isinstance(one, torch.nn.Parameter)]
     widths = [sizes[-1] for sizes, _ in call.get("results")]
-    made = _recurrent(x, weights, call.node.op, [*x.shape[:-1], sum(widths)])
+    made = recurrent_op(x, weights, call.node.op, [*x.shape[:-1], sum(widths)])
     return torch.split(made, widths, -1) if len(widths) > 1 else made

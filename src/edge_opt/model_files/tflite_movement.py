@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.node_call import NodeCall, torch_dtype
-from edge_opt.model_files.onnx_quantized import define, requantized, steps_to_floats
+from edge_opt.model_files.onnx_quantized import dequantize_op, requantized
+from edge_opt.model_files.shared_operators import define, filled, one_hot, unrecorded
 from edge_opt.model_files.tflite_arithmetic import (
     activated,
     channels_last,
@@ -52,8 +51,7 @@ def dequantize(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     if x.is_floating_point():  # halves that are widened
         return x.to(result_dtype(call))
-    found: torch.Tensor = steps_to_floats(x, None, None, result_dtype(call))
-    return found
+    return dequantize_op(x, None, None, result_dtype(call))
 
 
 _fake_quantized = define("fake_quantized(Tensor x) -> Tensor", lambda x: torch.empty_like(x))
@@ -67,8 +65,7 @@ def fake_quantized_cost(out: TensorInfo, x: TensorInfo) -> Work:
 
 @tflite("FAKE_QUANT", has_values=False)
 def fake_quant(call: NodeCall) -> torch.Tensor:
-    found: torch.Tensor = _fake_quantized(call.tensor())
-    return found
+    return _fake_quantized(call.tensor())
 
 
 @tflite("CAST")
@@ -101,7 +98,7 @@ def rank_of(call: NodeCall) -> torch.Tensor:
 @tflite("RESHAPE")
 def reshape(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
-    if len(call.known) > 1 and call.known[1] is not None:
+    if len(call.constant_values) > 1 and call.constant_values[1] is not None:
         return x.reshape(whole(call, 1))
     sizes = list(call.get("new_shape", ()))
     if not sizes and (call.has(1) or x.numel() != 1):
@@ -128,7 +125,7 @@ def transpose(call: NodeCall) -> torch.Tensor:
 @tflite("BROADCAST_TO")
 def broadcast(call: NodeCall) -> torch.Tensor:
     sizes = whole(call, 1)
-    call.empty(tuple(sizes), torch.uint8)
+    call.check_size(sizes)
     return call.tensor().expand(sizes)
 
 
@@ -155,7 +152,7 @@ def split(call: NodeCall) -> Any:
     x, pieces = call.tensor(1), len(call.node.outputs)
     axis = call.from_front(whole(call, 0)[0], x.dim())
     if not pieces or x.shape[axis] % pieces:
-        raise call.refusal(f"its input {tuple(x.shape)} cannot be cut into {pieces}")
+        raise call.error(f"its input {tuple(x.shape)} cannot be cut into {pieces}")
     return torch.split(x, x.shape[axis] // pieces, axis)
 
 
@@ -171,7 +168,7 @@ def split_by_sizes(call: NodeCall) -> Any:
 def part(call: NodeCall) -> torch.Tensor:
     """A box of the input; where it begins may depend on values, how large it is may not."""
     x = call.tensor()
-    begins = whole(call, 1) if call.known[1] is not None else [0] * x.dim()
+    begins = whole(call, 1) if call.constant_values[1] is not None else [0] * x.dim()
     for axis, (begin, size) in enumerate(zip(begins, whole(call, 2), strict=True)):
         x = x.narrow(axis, begin, x.shape[axis] - begin if size < 0 else size)
     return x
@@ -196,7 +193,7 @@ def strided_slice(call: NodeCall) -> torch.Tensor:
             end = begin + end if call.get("offset") else end
             index.append(slice(None if masks["begin"] & bit else begin, None if masks["end"] & bit else end, step))
     if len(index) - new > x.dim():
-        raise call.refusal(f"it cuts {len(index)} dimensions of {tuple(x.shape)}")
+        raise call.error(f"it cuts {len(index)} dimensions of {tuple(x.shape)}")
     backwards = any(isinstance(one, slice) and one.step < 0 for one in index)
     if not backwards:
         return x[tuple(index)]
@@ -212,8 +209,7 @@ def strided_slice(call: NodeCall) -> torch.Tensor:
             sizes.append(len(range(next(places))[one]))
         else:
             next(places)
-    found: torch.Tensor = _rearranged(x, sizes)
-    return found
+    return _rearranged(x, sizes)
 
 
 @tflite("GATHER")
@@ -223,8 +219,7 @@ def gather(call: NodeCall) -> torch.Tensor:
     batch = int(call.get("batch_dims", 0))
     if batch:
         batch = batch + index.dim() if batch < 0 else batch
-        found: torch.Tensor = _rearranged(x, [*x.shape[:axis], *index.shape[batch:], *x.shape[axis + 1 :]])
-        return found
+        return _rearranged(x, [*x.shape[:axis], *index.shape[batch:], *x.shape[axis + 1 :]])
     picked = torch.index_select(x, axis, index.reshape(-1).to(torch.int64) if index.dtype != torch.int32
                                 else index.reshape(-1))  # fmt: skip
     return picked if index.dim() == 1 else picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
@@ -238,8 +233,7 @@ def embedding(call: NodeCall) -> torch.Tensor:
     rows = torch.index_select(table, 0, ids.reshape(-1)).reshape(*ids.shape, *table.shape[1:])
     if rows.dtype == wanted:
         return rows
-    found: torch.Tensor = steps_to_floats(rows, None, None, wanted)
-    return found
+    return dequantize_op(rows, None, None, wanted)
 
 
 @tflite("GATHER_ND")
@@ -247,30 +241,27 @@ def gather_nd(call: NodeCall) -> torch.Tensor:
     x, index = call.tensor(), call.tensor(1)
     depth = index.shape[-1]
     if depth > x.dim():
-        raise call.refusal(f"it looks {depth} dimensions into {tuple(x.shape)}")
-    found: torch.Tensor = _rearranged(x, [*index.shape[:-1], *x.shape[depth:]])
-    return found
+        raise call.error(f"it looks {depth} dimensions into {tuple(x.shape)}")
+    return _rearranged(x, [*index.shape[:-1], *x.shape[depth:]])
 
 
 @tflite("SCATTER_ND")
 def scatter_nd(call: NodeCall) -> torch.Tensor:
     sizes = tuple(whole(call, 2))
-    call.empty(sizes, torch.uint8)
-    found: torch.Tensor = _rearranged(call.tensor(1), sizes)
-    return found
+    call.check_size(sizes)
+    return _rearranged(call.tensor(1), sizes)
 
 
 @tflite("DYNAMIC_UPDATE_SLICE", "REVERSE_SEQUENCE")
 def update_slice(call: NodeCall) -> torch.Tensor:
     """The input with a part of it replaced or reversed, where it is not changed in place."""
-    found: torch.Tensor = _rearranged(call.tensor(), list(call.tensor().shape))
-    return found
+    return _rearranged(call.tensor(), list(call.tensor().shape))
 
 
 @tflite("SELECT", "SELECT_V2", "WHERE")
 def select(call: NodeCall) -> torch.Tensor:
     if not call.has(1):
-        raise call.refusal("how many places it finds depends on values that are known only when the model runs")
+        raise call.error("how many places it finds depends on values that are known only when the model runs")
     condition, first, second = call.tensor(), call.tensor(1), call.tensor(2)
     if condition.dim() < first.dim() and call.node.op == "SELECT":
         condition = condition.reshape(-1, *[1] * (first.dim() - 1))
@@ -280,7 +271,7 @@ def select(call: NodeCall) -> torch.Tensor:
 @tflite("TILE")
 def tile(call: NodeCall) -> torch.Tensor:
     x, times = call.tensor(), whole(call, 1)
-    call.empty(tuple(size * time for size, time in zip(x.shape, times, strict=True)), torch.uint8)
+    call.check_size(size * time for size, time in zip(x.shape, times, strict=True))
     return x.repeat(times)
 
 
@@ -293,13 +284,12 @@ def reverse(call: NodeCall) -> torch.Tensor:
 def pad(call: NodeCall) -> torch.Tensor:
     x, sizes = call.tensor(), whole(call, 1)
     if len(sizes) != 2 * x.dim():
-        raise call.refusal(f"it has {len(sizes)} sizes for {x.dim()} dimensions")
+        raise call.error(f"it has {len(sizes)} sizes for {x.dim()} dimensions")
     pairs = list(zip(sizes[::2], sizes[1::2], strict=True))
     grown = tuple(size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True))
-    call.empty(grown, torch.uint8)
+    call.check_size(grown)
     if call.node.op == "MIRROR_PAD":
-        found: torch.Tensor = _rearranged(x, list(grown))
-        return found
+        return _rearranged(x, list(grown))
     value = call.values(2)[0] if call.has(2) and call.device == "cpu" else 0
     return F.pad(x, [size for pair in reversed(pairs) for size in pair], value=value)
 
@@ -317,7 +307,7 @@ def batches(call: NodeCall) -> torch.Tensor:
     x, block, edges = call.tensor(), whole(call, 1), whole(call, 2)
     count = len(block)
     if len(edges) != 2 * count or x.dim() < count + 1 or min(block, default=1) < 1:
-        raise call.refusal(f"its blocks {block} do not fit its input {tuple(x.shape)}")
+        raise call.error(f"its blocks {block} do not fit its input {tuple(x.shape)}")
     spare = [edges[2 * place] + edges[2 * place + 1] for place in range(count)]
     times = 1
     for size in block:
@@ -328,19 +318,16 @@ def batches(call: NodeCall) -> torch.Tensor:
     else:
         sizes = [x.shape[1 + place] * block[place] - spare[place] for place in range(count)]
         sizes = [x.shape[0] // times, *sizes, *x.shape[1 + count :]]
-    call.empty(tuple(sizes), torch.uint8)
-    found: torch.Tensor = _rearranged(x, sizes)
-    return found
+    call.check_size(sizes)
+    return _rearranged(x, sizes)
 
 
 @tflite("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", has_values=False)
 def resize(call: NodeCall) -> torch.Tensor:
     x, sizes = channels_second(rank(call, call.tensor(), 4)), whole(call, 1)
-    call.empty((*x.shape[:2], *sizes), torch.uint8)
-    if call.node.op == "RESIZE_BILINEAR" and x.is_floating_point():
-        return channels_last(F.interpolate(x, size=sizes, mode="bilinear"))
-    # Integers between integers: torch has no rule on shapes for them but that of the nearest.
-    return channels_last(F.interpolate(x.to(torch.float32) if not x.is_floating_point() else x, size=sizes).to(x.dtype))
+    call.check_size((*x.shape[:2], *sizes))
+    mode = "bilinear" if call.node.op == "RESIZE_BILINEAR" else "nearest"
+    return channels_last(F.interpolate(x, size=sizes, mode=mode))
 
 
 # Made from nothing
@@ -348,10 +335,7 @@ def resize(call: NodeCall) -> torch.Tensor:
 
 @tflite("FILL")
 def fill(call: NodeCall) -> torch.Tensor:
-    made = call.empty(tuple(whole(call, 0)), call.tensor(1).dtype)
-    if call.device == "cpu":
-        made.fill_(call.values(1)[0])
-    return made
+    return filled(call, call.values(0), call.tensor(1).dtype, lambda: call.values(1)[0])
 
 
 @tflite("ZEROS_LIKE")
@@ -359,32 +343,16 @@ def zeros_like(call: NodeCall) -> torch.Tensor:
     return torch.zeros_like(call.tensor())
 
 
-@tflite("RANGE")
-def number_range(call: NodeCall) -> torch.Tensor:
-    start, limit, step = (call.values(place)[0] for place in range(3))
-    count = max(ceil((limit - start) / step), 0) if step else 0
-    if call.device == "meta":
-        return call.empty((count,), call.tensor().dtype)
-    found: torch.Tensor = (torch.arange(count) * step + start).to(call.tensor().dtype)
-    return found
-
-
 @tflite("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")
 def random(call: NodeCall) -> torch.Tensor:
     sizes = tuple(whole(call, 0))
-    call.empty(sizes, torch.float32)
+    call.check_size(sizes)
     return torch.rand(sizes, device=call.device)
 
 
 @tflite("ONE_HOT")
-def one_hot(call: NodeCall) -> torch.Tensor:
-    """Which class each element is: compared with every class, then one of two values."""
-    index, depth = call.tensor(), whole(call, 1)[0]
-    axis = int(call.get("axis", -1)) % (index.dim() + 1)
-    call.empty((*index.shape, depth), torch.uint8)
-    classes = torch.arange(depth, dtype=index.dtype, device=call.device)
-    equal = index.unsqueeze(axis) == classes.reshape([-1 if place == axis else 1 for place in range(index.dim() + 1)])
-    return torch.where(equal, call.tensor(2), call.tensor(3))
+def one_hot_of_indices(call: NodeCall) -> torch.Tensor:
+    return one_hot(call, call.tensor(), call.tensor(2), call.tensor(3))
 
 
 # Variables that are kept between runs, under a handle
@@ -392,7 +360,7 @@ def one_hot(call: NodeCall) -> torch.Tensor:
 
 @tflite("VAR_HANDLE")
 def handle(call: NodeCall) -> torch.Tensor:
-    with _disable_current_modes():
+    with unrecorded():
         return torch.empty((), dtype=torch.uint8, device="meta")
 
 
