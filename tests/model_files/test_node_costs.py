@@ -11,7 +11,7 @@ from onnx import checker, load, shape_inference
 import edge_opt as eo
 from edge_opt.errors import InvalidInput
 from edge_opt.model_files.file_model import load_onnx
-from edge_opt.model_files.node_costs import save_view
+from edge_opt.model_files.node_costs import node_costs, save_view
 from onnx_graphs import node, write
 
 
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> str:
 
 def test_a_copy_of_the_file_carries_costs_that_netron_shows(path: str, tmp_path: Path) -> None:
     model = load_onnx(path)
-    save_view(model, eo.profile(model, (3, 16)), tmp_path / "costs.onnx")
+    save_view(model, eo.profile(model, (3, 16)), (3, 16), {}, tmp_path / "costs.onnx")
     copy = load(tmp_path / "costs.onnx")
     checker.check_model(shape_inference.infer_shapes(copy))
     first, second = ({one.key: one.value for one in node.metadata_props} for node in copy.graph.node)
@@ -34,15 +34,24 @@ def test_a_copy_of_the_file_carries_costs_that_netron_shows(path: str, tmp_path:
     assert load_onnx(tmp_path / "costs.onnx") is not None
 
 
+def test_costs_of_nodes_follow_from_the_inputs_and_add_up(path: str) -> None:
+    model = load_onnx(path)
+    whole = eo.profile(model, (3, 16))
+    eo.profile(model, (5, 16))  # a later profile of other shapes changes nothing
+    costs = {node.op: cost for _, node, cost in node_costs(model, (3, 16))}
+    assert (costs["MatMul"].macs, costs["Relu"].flops) == (3 * 16 * 4, 3 * 4)
+    assert sum(cost.flops for cost in costs.values()) == whole.totals.flops
+
+
 def test_the_file_itself_is_not_written_over(path: str) -> None:
     model = load_onnx(path)
     with pytest.raises(InvalidInput, match="is the file that was read"):
-        save_view(model, eo.profile(model, (3, 16)), path)
+        save_view(model, eo.profile(model, (3, 16)), (3, 16), {}, path)
 
 
 def test_model_explorers_node_data_go_by_the_names_of_nodes(path: str, tmp_path: Path) -> None:
     model = load_onnx(path)
-    save_view(model, eo.profile(model, (3, 16)), tmp_path / "m.nodes.json")
+    save_view(model, eo.profile(model, (3, 16)), (3, 16), {}, tmp_path / "m.nodes.json")
     data = json.loads((tmp_path / "m.nodes.json").read_text())
     assert data["results"] == {"product": {"value": 2 * 3 * 64}, "relu": {"value": 12}}
     assert [one["stop"] for one in data["gradient"]] == [0, 1]

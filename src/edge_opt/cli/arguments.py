@@ -100,15 +100,18 @@ def _made(reference: str) -> tuple[list[Any], dict[str, Any]]:
     return (list(value) if isinstance(value, (list, tuple)) and not is_shape else [value]), {}
 
 
-def with_example(arguments: Arguments, example: Example | None, name: str) -> tuple[list[Any], dict[str, Any]]:
-    """The call's arguments; without any input, those that the program was exported with."""
+def with_example(
+    arguments: Arguments, example: Example | None, name: str, *, announce: bool = True
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the call's arguments; without any input, those that the program was exported with, and say so."""
     if arguments.has_inputs:
         return list(arguments.positional), arguments.named
     if example is None and arguments.batch is not None:
         raise InvalidInput("--batch replaces the first dimension of each --input, and there is none; add --input")
     if example is None:
         raise InvalidInput(f"no --input given: {name} needs the shape of each of its inputs; write {GRAMMAR}")
-    talk("no --input given: using the inputs that the program was exported with")
+    if announce:
+        talk("no --input given: using the inputs that the program was exported with")
     positional, named = list(example[0]), {**example[1], **arguments.named}
     if arguments.batch is None:
         return positional, named

@@ -165,10 +165,10 @@ def _saved(
         return result.save(path, level)
     from edge_opt.model_files.node_costs import save_program_view, save_view
 
+    positional, named = with_example(arguments, loaded.example, loaded.name, announce=False)
     if model.lower().endswith(".pt2"):
-        positional, named = with_example(arguments, loaded.example, loaded.name)
         return save_program_view(open_program(Path(model)), positional or None, named, path)
-    return save_view(cast(Any, loaded.model), result, path)
+    return save_view(cast(Any, loaded.model), result, positional or None, named, path)
 
 
 # Views that show costs on the nodes of a file, and the files that have such nodes.

@@ -256,13 +256,14 @@ def measure(
 
 def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
     """What is run: the model on the device, or for a file its runtime, with a remark that says which."""
+    from edge_opt.measuring.file_session import open_file_session
     from edge_opt.model_files.file_model import FileModel
 
     if not isinstance(model, FileModel):
         return on_device(model, device), []
     if device.torch_name != "cpu":
         raise InvalidInput(f"a file is measured on the CPU, and the device is {device.torch_name!r}")
-    session = model.session(threads)
+    session = open_file_session(model, threads)
     return session, [f"run by {session.version}; its layers and its memory were not measured"]
 
 

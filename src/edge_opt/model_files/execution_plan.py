@@ -80,8 +80,7 @@ class ExecutionPlan:
         self.places = {
             name: place for place, node in enumerate(self.nodes) for name in (*node.outputs, node.name) if name
         }
-        # Of the last trace: first operator of each node, and one past its last; bytes of each value that was made.
-        self.read_ops: list[tuple[int, int]] = []
+        # Of the last reading: bytes of each value, for the arena.
         self.made_bytes: dict[str, int] = {}
         self.roles = _roles(self.nodes, constants, file.graph.values)
         self.known = {name: value for name, one in constants.items() if (value := real_values(one)) is not None}

@@ -1,13 +1,12 @@
-"""A model's file as a torch module: read without weights, which runs nothing, or run by the file's own runtime.
+"""A model's file as a torch module: a trace of it is a reading of the file, without weights, which runs nothing.
 
-A trace of the reading module is a reading of the file. What is measured of a file is the session of its runtime, never
-the module that reads it.
+What is measured of a file is `measuring.file_session`: the file in its own runtime, never this module.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -17,108 +16,16 @@ import torch
 from torch import nn
 
 from edge_opt import units
-from edge_opt._support.extras import import_optional
-from edge_opt.errors import InvalidInput, MeasurementFailed, UnreadableModel, first_line
+from edge_opt.errors import InvalidInput, UnreadableModel
 from edge_opt.model_files.execution_plan import ExecutionPlan, identifier
 from edge_opt.model_files.file_graph import ModelFile
-from edge_opt.model_files.graph_interpreter import GraphInterpreter
+from edge_opt.model_files.graph_interpreter import GraphInterpreter, NodeSpans
 from edge_opt.model_files.module_scopes import Span, root_kind
 from edge_opt.model_files.node_call import MOST_ELEMENTS, torch_dtype
 from edge_opt.model_files.onnx_reader import read_onnx
 from edge_opt.model_files.tflite_arena import Arena, plan_arena
 from edge_opt.model_files.tflite_reader import read_tflite
 from edge_opt.trace.inputs import FileModule
-
-Arguments = Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, torch.Tensor]]
-
-
-class FileSession(nn.Module):
-    """A file that a runtime has loaded. It is called as the model is, and returns tensors.
-
-    Attributes:
-        version: The runtime with its version, for remarks.
-    """
-
-    def __init__(self, arguments: Arguments, version: str) -> None:
-        super().__init__()
-        self.version = version
-        self._arguments = arguments
-
-    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
-        """What the runtime makes of arrays by the names of the file's inputs, in the file's order."""
-        raise NotImplementedError
-
-    def forward(self, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-        tensors = self._arguments(given, named)
-        made = self.arrays({name: tensor.detach().numpy() for name, tensor in tensors.items()})
-        # Texts, sequences and maps are no tensors.
-        return tuple(
-            torch.from_numpy(value) for value in made if hasattr(value, "dtype") and value.dtype.kind in "fiub"
-        )
-
-
-def thread_count(threads: int | None) -> int:
-    """As many as torch uses unless given."""
-    return torch.get_num_threads() if threads is None else threads
-
-
-class OnnxSession(FileSession):
-    """A file that ONNX Runtime has loaded."""
-
-    def __init__(self, path: Path, arguments: Arguments, threads: int | None = None) -> None:
-        runtime = import_optional("onnxruntime", "running an ONNX file needs", "onnx")
-        super().__init__(arguments, f"ONNX Runtime {runtime.__version__}")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = thread_count(threads)
-        options.log_severity_level = 4
-        try:
-            self.runtime = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the runtime's own classes, which differ by version
-            raise MeasurementFailed(f"ONNX Runtime cannot load {str(path)!r}: {first_line(error)}") from error
-
-    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
-        return list(self.runtime.run(None, arrays))
-
-
-class _Interpreter:
-    """Holds the interpreter: it runs only while nobody else holds its parts, so a copy of the session must not."""
-
-    __slots__ = ("loaded",)
-
-    def __init__(self, path: Path, threads: int) -> None:
-        package = import_optional(
-            "ai_edge_litert.interpreter", "running a .tflite file needs", "litert", "ai-edge-litert"
-        )
-        try:
-            self.loaded = package.Interpreter(model_path=str(path), num_threads=threads)
-            self.loaded.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
-            raise MeasurementFailed(f"LiteRT cannot load {str(path)!r}: {first_line(error)}") from error
-
-
-class TfliteSession(FileSession):
-    """A file that LiteRT's interpreter has loaded."""
-
-    def __init__(self, path: Path, arguments: Arguments, threads: int | None = None) -> None:
-        super().__init__(arguments, "LiteRT")
-        self._holder = _Interpreter(path, thread_count(threads))
-        self._inputs = self._holder.loaded.get_input_details()
-        self._shapes = [tuple(one["shape"]) for one in self._inputs]
-
-    def arrays(self, arrays: dict[str, Any]) -> list[Any]:
-        runtime = self._holder.loaded
-        # The interpreter and the file list the inputs in one order.
-        given = list(arrays.values())
-        if [array.shape for array in given] != self._shapes:
-            for port, array in zip(self._inputs, given, strict=True):
-                runtime.resize_tensor_input(port["index"], array.shape)
-            runtime.allocate_tensors()
-            self._shapes = [array.shape for array in given]
-        for port, array in zip(self._inputs, given, strict=True):
-            runtime.set_tensor(port["index"], array)
-        runtime.invoke()
-        return [runtime.get_tensor(port["index"]) for port in runtime.get_output_details()]
-
 
 _MOST_FUSED = 4
 
@@ -156,17 +63,12 @@ class FileModel(FileModule):
             _show_class(self, kind)
 
     def forward(self, *given: Any, **named: Any) -> Any:
+        return self.read(given, named)
+
+    def read(self, given: tuple[Any, ...], named: Mapping[str, Any], spans: NodeSpans | None = None) -> Any:
+        """Read the graph with these inputs; `spans` gets which operators of the trace each node became."""
         inputs = self.plan.arguments(given, named)
-        run = GraphInterpreter(self.plan, dict(self.named_modules()), inputs)
-        return run.whole()
-
-    def session(self, threads: int | None = None) -> nn.Module:
-        """The file as its own runtime runs it, to be measured.
-
-        Args:
-            threads: Threads of the runtime; as many as torch uses unless given.
-        """
-        raise NotImplementedError
+        return GraphInterpreter(self.plan, dict(self.named_modules()), inputs, spans).whole()
 
     def module_of(self, name: str, op: str = "") -> str | None:
         """Path of the module behind a kernel of a runtime; None where no node has that name.
@@ -248,14 +150,6 @@ def _class(name: str, defined_in: str) -> type[ScopeModule]:
 class OnnxModel(FileModel):
     """A model read from an `.onnx` file."""
 
-    def session(self, threads: int | None = None) -> nn.Module:
-        """The file as ONNX Runtime runs it, to be measured.
-
-        Args:
-            threads: Threads of the runtime; as many as torch uses unless given.
-        """
-        return OnnxSession(self.file, self.plan.arguments, threads)
-
 
 def load_onnx(path: str | Path) -> OnnxModel:
     """The model of an `.onnx` file, to be profiled, compared and checked like any other; nothing in it is run.
@@ -271,14 +165,6 @@ def load_onnx(path: str | Path) -> OnnxModel:
 
 class TfliteModel(FileModel):
     """A model read from a `.tflite` file."""
-
-    def session(self, threads: int | None = None) -> nn.Module:
-        """The file as LiteRT's interpreter runs it, to be measured.
-
-        Args:
-            threads: Threads of the interpreter; as many as torch uses unless given.
-        """
-        return TfliteSession(self.file, self.plan.arguments, threads)
 
     def arena(self) -> Arena:
         """Where the interpreter's planner places the tensors of the run that was profiled last, without a delegate."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
+from edge_opt.cost.rules import price
 from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
 from edge_opt.model_files import (
     onnx_arithmetic,
@@ -27,6 +28,7 @@ from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeRef
 from edge_opt.model_files.module_scopes import Span, names_from_outside, names_read
 from edge_opt.model_files.node_call import NodeCall, can_work_out, handler_of, numbers, real_values, torch_dtype
 from edge_opt.model_files.shared_operators import define
+from edge_opt.records.costs import OpCost, Trace
 from edge_opt.trace.lifetimes import nbytes_of
 from edge_opt.trace.shapes import output_specs
 
@@ -54,12 +56,41 @@ def _unrecorded() -> Iterator[None]:
 
 
 def recorded_operators() -> int:
-    """How many operators the trace has so far; none where nobody records."""
+    """Return how many operators the trace has so far; 0 where nobody records.
+
+    The tape is the innermost dispatch mode while a file is read, and its list `ops` grows by one with each operator.
+    Under another mode, such as `_ByRule`, nothing is recorded, so its missing list counts as empty. When the tape
+    changes, check that node costs still add up to the totals (tests/model_files/test_node_costs.py).
+    """
     return len(getattr(_get_current_dispatch_mode(), "ops", ()))
 
 
+class NodeSpans:
+    """Which operators of a trace each node became: the first, and one past the last, by the node's index or name.
+
+    It is not a tensor or a module, so a trace passes the same object to the model that it runs.
+    """
+
+    def __init__(self) -> None:
+        self.by_node: dict[Any, tuple[int, int]] = {}
+
+    def costs(self, traced: Trace) -> dict[Any, OpCost]:
+        """Return what each node costs by the trace in which the spans were noted; nodes without work are left out."""
+        prices = [price(signature).cost for signature in traced.signatures]
+        return {
+            node: sum((prices[call.signature] for call in traced.ops[first:end]), OpCost())
+            for node, (first, end) in self.by_node.items()
+            if end > first
+        }
+
+
 class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shapes by our own rules where there is one: torch imports its compiler to find out, which takes seconds."""
+    """Shapes by our own rules where there is one.
+
+    Some of torch's meta kernels are Python decompositions that import `torch._dynamo`, which takes seconds; a file
+    without any other need for the compiler would pay for it. A new torch may change which: run
+    tests/model_files with `python -X importtime` and look for `torch._dynamo`.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -76,8 +107,12 @@ class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class GraphInterpreter:
     """One reading of the graph with inputs of one shape."""
 
-    def __init__(self, plan: ExecutionPlan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, plan: ExecutionPlan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor],
+        spans: NodeSpans | None = None,
+    ) -> None:  # fmt: skip
         self.plan = plan
+        self.spans = spans
         self.modules = modules
         self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
         self.known: dict[str, torch.Tensor] = dict(plan.known)
@@ -97,7 +132,6 @@ class GraphInterpreter:
 
     def whole(self) -> Any:
         """Read every node, and return what the file returns."""
-        self.plan.read_ops = [(0, 0)] * len(self.plan.nodes)
         self.plan.made_bytes = {}
         self._note(self.plan.names)
         self.inside(self.plan.tree)
@@ -127,10 +161,11 @@ class GraphInterpreter:
         return self.stand_ins[shape]
 
     def node(self, place: int) -> None:
-        """Read one node, and note which operators of the trace it became."""
+        """Read one node, and note which operators of the trace it became where somebody asks."""
         before = recorded_operators()
         self._node(place)
-        self.plan.read_ops[place] = (before, recorded_operators())
+        if self.spans is not None:
+            self.spans.by_node[place] = (before, recorded_operators())
 
     def _note(self, names: Sequence[str]) -> None:
         for name in names:

@@ -1,10 +1,10 @@
-"""Costs laid on the nodes of a file or an exported program: inside a file for Netron, beside it for Model Explorer."""
+"""Map costs onto the nodes of a file or an exported program: inside a file for Netron, beside it for Model Explorer."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +14,71 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
-from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput
 from edge_opt.model_files.file_graph import FileNode
 from edge_opt.model_files.file_model import FileModel
-from edge_opt.model_files.graph_interpreter import recorded_operators
+from edge_opt.model_files.graph_interpreter import NodeSpans, recorded_operators
 from edge_opt.records.costs import OpCost
 from edge_opt.records.profiles import ModelProfile
+from edge_opt.trace.inputs import FileModule
 from edge_opt.trace.tracer import trace
 
 # From light to dark, as Model Explorer mixes them.
 _GRADIENT = [{"stop": 0, "bgColor": "white"}, {"stop": 1, "bgColor": "#d9480f"}]
 
 
-def node_costs(model: FileModel, profile: ModelProfile) -> Iterator[tuple[int, FileNode, OpCost]]:
-    """Each node of the file that is run, with its place and its cost; together they are the whole model's.
+class _FileReading(FileModule):
+    """Reads a file under a trace, and notes which operators each node became."""
+
+    def __init__(self, model: FileModel) -> None:
+        super().__init__()
+        self.file = model.file
+        self.model = model
+        self.spans = NodeSpans()
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        return self.model.input_dtype
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.model.read(given, named, self.spans)
+
+
+def node_costs(
+    model: FileModel, inputs: Any, kwargs: Mapping[str, Any] | None = None
+) -> list[tuple[int, FileNode, OpCost]]:
+    """Return each node of the file that is run, with its index and its cost; together they are the whole model's.
 
     Args:
         model: The model that was read from the file.
-        profile: Its profile; the last that was made of it.
+        inputs: As in `profile`; the shape of one call.
+        kwargs: Arguments of the model by name.
     """
-    spans = model.plan.read_ops
-    operators = profile.trace.ops
-    if not spans or max(end for _, end in spans) > len(operators):
-        raise InvalidInput("the profile is not the last one of this file; profile it again")
-    prices = profile.prices
-    for place, (first, end) in enumerate(spans):
-        if end > first:
-            cost = sum((prices[call.signature].cost for call in operators[first:end]), OpCost())
-            yield place, model.plan.nodes[place], cost
+    reading = _FileReading(model)
+    costs = reading.spans.costs(trace(reading, inputs, kwargs))
+    return [(index, model.plan.nodes[index], cost) for index, cost in costs.items()]
 
 
-def save_view(model: FileModel, profile: ModelProfile, path: str | os.PathLike[str]) -> Path:
+def save_view(
+    model: FileModel, profile: ModelProfile, inputs: Any, kwargs: Mapping[str, Any], path: str | os.PathLike[str]
+) -> Path:
     """Write the costs of the nodes, by suffix: a copy of the file with them as metadata, or data for Model Explorer.
 
     Args:
         model: The model that was read from the file.
-        profile: Its profile.
+        profile: Its profile, for the totals.
+        inputs: As in `profile`; the shape of one call.
+        kwargs: Arguments of the model by name.
         path: `NAME.onnx`, which Netron shows, or `NAME.nodes.json`, which Model Explorer loads beside the file.
     """
     if str(path).lower().endswith(".nodes.json"):
-        return write_whole(path, json.dumps(node_data(model, profile), indent=1) + "\n")
+        return write_whole(path, json.dumps(node_data(model, inputs, kwargs), indent=1) + "\n")
     onnx = import_optional("onnx", "writing an ONNX file needs", "onnx")
     if os.path.realpath(path) == os.path.realpath(model.file):
         raise InvalidInput(f"{str(path)!r} is the file that was read; write the costs to another one")
     copy = onnx.load(str(model.file), load_external_data=False)
-    for place, _, cost in node_costs(model, profile):
-        _add(copy.graph.node[place].metadata_props, _figures(cost))
+    for index, _, cost in node_costs(model, inputs, kwargs):
+        _add(copy.graph.node[index].metadata_props, _figures(cost))
     totals = profile.totals
     whole = {"macs": totals.macs, "flops": totals.flops, "parameters": totals.params,
              "peak_activation_bytes": profile.peak.live_bytes}  # fmt: skip
@@ -68,14 +86,16 @@ def save_view(model: FileModel, profile: ModelProfile, path: str | os.PathLike[s
     return write_whole(path, copy.SerializeToString())
 
 
-def node_data(model: FileModel, profile: ModelProfile) -> dict[str, Any]:
-    """FLOPs by the name of the node, as Model Explorer's custom node data.
+def node_data(model: FileModel, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return FLOPs by the name of the node, as Model Explorer's custom node data.
 
     Args:
         model: The model that was read from the file.
-        profile: Its profile.
+        inputs: As in `profile`; the shape of one call.
+        kwargs: Arguments of the model by name.
     """
-    return explorer_data({node.name or f"{node.op}_{place}": cost for place, node, cost in node_costs(model, profile)})
+    costs = node_costs(model, inputs, kwargs)
+    return explorer_data({node.name or f"{node.op}_{index}": cost for index, node, cost in costs})
 
 
 def explorer_data(costs: Mapping[str, OpCost]) -> dict[str, Any]:
@@ -109,40 +129,33 @@ def _add(entries: Any, figures: dict[str, int]) -> None:
         entries.add(key=f"edge_opt.{key}", value=str(value))
 
 
-class _Reading(torch.fx.Interpreter):
+class _ProgramInterpreter(torch.fx.Interpreter):
     """Runs the nodes one by one, and notes which operators of the trace each became."""
 
-    def __init__(self, graph: Any, spans: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, graph: Any, spans: NodeSpans) -> None:
         super().__init__(graph)
         self.spans = spans
 
     def run_node(self, n: torch.fx.Node) -> Any:
         before = recorded_operators()
-        found = super().run_node(n)
-        self.spans[n.name] = (before, recorded_operators())
-        return found
-
-
-class _Spans:
-    """What a reading noted; an object of its own, which a trace does not copy."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, tuple[int, int]] = {}
+        result = super().run_node(n)
+        self.spans.by_node[n.name] = (before, recorded_operators())
+        return result
 
 
 class _Program(nn.Module):
     def __init__(self, graph: nn.Module) -> None:
         super().__init__()
         self.graph = graph
-        self.spans = _Spans()
+        self.spans = NodeSpans()
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        reading = _Reading(self.graph, self.spans.found)
-        return reading.run(*tree_leaves((given, named)), enable_io_processing=False)
+        interpreter = _ProgramInterpreter(self.graph, self.spans)
+        return interpreter.run(*tree_leaves((given, named)), enable_io_processing=False)
 
 
 def program_costs(program: Any, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, OpCost]:
-    """What each node of an exported program costs, by its name; together they are the whole model's.
+    """Return what each node of an exported program costs, by its name; together they are the whole model's.
 
     Args:
         program: What `torch.export.export` returns, or `torch.export.load` reads.
@@ -150,11 +163,4 @@ def program_costs(program: Any, inputs: Any, kwargs: Mapping[str, Any] | None = 
         kwargs: Arguments of the model by name.
     """
     model = _Program(program.module())
-    traced = trace(model, inputs, kwargs)
-    prices = [price(signature).cost for signature in traced.signatures]
-    calls = traced.ops
-    return {
-        name: sum((prices[call.signature] for call in calls[first:end]), OpCost())
-        for name, (first, end) in model.spans.found.items()
-        if end > first
-    }
+    return model.spans.costs(trace(model, inputs, kwargs))

@@ -257,7 +257,8 @@ def expand(call: NodeCall) -> torch.Tensor:
 @operator("Tile")
 def tile(call: NodeCall) -> torch.Tensor:
     repeats = [int(count) for count in call.values(1)]
-    call.check_size((*repeats, call.tensor().numel()))
+    sizes = [1] * (len(repeats) - call.tensor().dim()) + list(call.tensor().shape)
+    call.check_size(size * count for size, count in zip(sizes, repeats, strict=False))
     return call.tensor().repeat(repeats)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from edge_opt._support.files import own_folder
 from edge_opt._support.progress import quiet
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+from edge_opt.measuring.file_session import open_file_session
 from edge_opt.measuring.machine import CPU
 from edge_opt.measuring.session import call_on
 from edge_opt.model_files.execution_plan import identifier
@@ -39,7 +40,7 @@ class _Original(nn.Module):
     def __init__(self, model: OnnxModel) -> None:
         super().__init__()
         self._source = [model]  # in a list, so that its modules are not modules of this one
-        self._session = [model.session(1)]
+        self._session = [open_file_session(model, 1)]
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self._session[0](*tensors)
