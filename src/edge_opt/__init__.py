@@ -13,6 +13,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "training_steps.remedies": ("fewest_checkpoints",),
     "training_steps.step_report": ("training_step",),
+    "boards.batch_fit": ("compare_targets", "fit_batch"),
     "boards.calibration_file": ("calibrated_device", "load_calibration"),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
@@ -23,15 +24,14 @@ _HOMES = {
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
     "calibration.predict": ("predict",),
-    "comparing": ("compare",),
     "explanation.explain": ("explain",),
     "explanation.sensitivity": ("sensitivity",),
     "cost": ("Work", "cost_rule", "free_operators"),
     "cost.conventions": ("reconcile",),
     "errors": ("EdgeOptError",),
-    "fitting": ("compare_targets", "fit_batch"),
     "hardware": ("explain_utilization",),
     "measuring.session": ("measure",),
+    "model_comparison": ("compare",),
     "profiling": ("clear_caches", "profile"),
     "records.costs": ("OpCost", "TensorInfo"),
     "records.profiles": ("ModelProfile",),
@@ -58,6 +58,8 @@ __all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream")
 
 if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
     from edge_opt import compress as compress
+    from edge_opt.boards.batch_fit import compare_targets as compare_targets
+    from edge_opt.boards.batch_fit import fit_batch as fit_batch
     from edge_opt.boards.calibration_file import calibrated_device as calibrated_device
     from edge_opt.boards.calibration_file import load_calibration as load_calibration
     from edge_opt.boards.capacity import peak_memory as peak_memory
@@ -70,7 +72,6 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
     from edge_opt.calibration.predict import predict as predict
-    from edge_opt.comparing import compare as compare
     from edge_opt.cost import Work as Work
     from edge_opt.cost import cost_rule as cost_rule
     from edge_opt.cost import free_operators as free_operators
@@ -78,10 +79,9 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.errors import EdgeOptError as EdgeOptError
     from edge_opt.explanation.explain import explain as explain
     from edge_opt.explanation.sensitivity import sensitivity as sensitivity
-    from edge_opt.fitting import compare_targets as compare_targets
-    from edge_opt.fitting import fit_batch as fit_batch
     from edge_opt.hardware import explain_utilization as explain_utilization
     from edge_opt.measuring.session import measure as measure
+    from edge_opt.model_comparison import compare as compare
     from edge_opt.profiling import clear_caches as clear_caches
     from edge_opt.profiling import profile as profile
     from edge_opt.records.costs import OpCost as OpCost

@@ -348,7 +348,7 @@ def test_a_model_of_one_batch_only_is_compared_without_a_search() -> None:
 
     (fit,) = eo.compare_targets(Fixed(), (3, 4), "raspberry-pi-4").targets
     assert (fit.fits, fit.batch) == (True, None)
-    assert fit.remarks[0].startswith("the largest batch is unknown, for the model refuses another batch: ")
+    assert fit.remarks[0].startswith("the largest batch is unknown, because the model refuses another batch: ")
 
 
 def test_the_comparison_reads_well_and_goes_into_tables(compared: TargetComparison) -> None:

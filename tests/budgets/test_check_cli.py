@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 import edge_opt as eo
 from edge_opt.cli import app
-from edge_opt.comparing import find_trial
 from edge_opt.errors import InvalidInput
+from edge_opt.model_comparison import find_trial
 from edge_opt.records.sweeps import Candidate, SweepResult
 from edge_opt.report.comparison import load_comparison
 from edge_opt.report.sweep_files import sweep_document

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.comparing import align
+from edge_opt.model_comparison import align
 from edge_opt.records.profiles import LayerFigures, ModelComparison
 from zoo import torchvision_models
 

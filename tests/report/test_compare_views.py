@@ -129,7 +129,7 @@ def test_wrong_use_is_refused(measured: ModelProfile) -> None:
 
 
 def test_the_package_and_the_function_are_one() -> None:
-    import edge_opt.comparing
+    import edge_opt.model_comparison
 
     assert edge_opt.compare(nn.Linear(2, 2), nn.Linear(2, 2), inputs=(1, 2)).is_empty
 

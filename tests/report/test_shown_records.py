@@ -17,9 +17,9 @@ import rasp
 from browser import Browser
 from edge_opt import units
 from edge_opt.boards.platform_file import Platform
-from edge_opt.comparing import compare
 from edge_opt.hardware import LayerEstimate
 from edge_opt.metrics import Metrics
+from edge_opt.model_comparison import compare
 from edge_opt.records.costs import OpCost
 from edge_opt.records.display import LONGEST, Shown
 from edge_opt.records.measurements import Interval

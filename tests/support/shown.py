@@ -12,7 +12,7 @@ from torch import nn
 import edge_opt as eo
 from calibrations import imaginary
 from edge_opt import compress
-from edge_opt.comparing import compare
+from edge_opt.model_comparison import compare
 from edge_opt.records.conversions import Agreement, Converted, Kernel, LayerPrecision, RunnerProfile
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.serving import ServingComparison

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, Metric, trial_metrics
 from edge_opt.budgets.parse import parse_budget, parse_increase
-from edge_opt.comparing import Subject, align, as_profile, compared_latency, layer_figures, profiled_differently
 from edge_opt.errors import InvalidInput
+from edge_opt.model_comparison import Subject, align, as_profile, compared_latency, layer_figures, profiled_differently
 from edge_opt.records.devices import SCRATCH_IS_APART, Precision
 from edge_opt.records.measurements import Comparison, Interval
 from edge_opt.records.profiles import (

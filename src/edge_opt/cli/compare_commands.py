@@ -59,7 +59,7 @@ def compare_candidates(references: Sequence[str]) -> ModelComparison:
 
 
 def _trial(reference: str) -> Trial:
-    from edge_opt.comparing import find_trial
+    from edge_opt.model_comparison import find_trial
     from edge_opt.report.sweep_files import load_sweep
 
     run, _, name = reference.rpartition("#")

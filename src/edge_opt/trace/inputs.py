@@ -82,8 +82,10 @@ def call_arguments(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | No
     A tuple of integers is one shape; a list or tuple of anything else is one entry per positional argument; a mapping
     is passed by name where `forward` knows its keys, as one argument otherwise. Shapes may stand inside further lists,
     tuples and dicts. In `kwargs` integers stay integers: a tensor there is a tensor, an `InputSpec`, or a pair of
-    shape and dtype.
+    shape and dtype. Arguments that were read before are returned as they are.
     """
+    if isinstance(inputs, CallArguments):
+        return inputs
     named = {key: _described(value, has_shapes=False) for key, value in (kwargs or {}).items()}
     if inputs is None or (isinstance(inputs, (tuple, list)) and not inputs and named):
         if not named:

@@ -1,4 +1,4 @@
-"""The largest batch that fits, and several targets side by side."""
+"""The largest batch that fits a memory limit, and one model on several targets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments
 from edge_opt.training_steps.step_report import training_step
 
-MOST = 1 << 16
+MAX_BATCH = 1 << 16
 
 
 @show_progress()
@@ -37,16 +37,16 @@ def fit_batch(
     memory_limit_mb: float | None = None,
     target: Target | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    most: int = MOST,
+    most: int = MAX_BATCH,
     precision: Precision | None = None,
     lifetimes: Lifetimes = "eager",
     allocator: Literal["cuda"] | None = None,
     step: Literal["forward", "train"] = "forward",
     training: Mapping[str, Any] | None = None,
 ) -> BatchFit:
-    """The largest batch whose weights, buffers, inputs and peak of live activations fit a limit, without running it.
+    """Find the largest batch whose weights, buffers, inputs and peak activations fit a limit, without running it.
 
-    All of the limit counts as free: what an operating system or a runtime takes is for the caller to subtract.
+    The whole limit counts as free; subtract what the operating system and the runtime need.
 
     Args:
         model: The model.
@@ -55,10 +55,10 @@ def fit_batch(
         target: A device whose RAM is the limit; of several sizes the smallest.
         kwargs: Arguments of the model by name, also without the batch.
         most: The largest batch to try.
-        precision: What floating tensors are kept in; None leaves them as the model has them.
-        lifetimes: Who drops tensors: "eager" as torch does, or "planner", as in `peak_memory`.
-        allocator: "cuda" asks what a GPU's caching allocator would take from the device, blocks and segments included
-            (see `ModelProfile.device_memory`); None counts the bytes of the tensors themselves.
+        precision: Type that floating-point tensors are stored in; None keeps the model's own.
+        lifetimes: When tensors are freed: "eager" as torch does, or "planner", as in `peak_memory`.
+        allocator: "cuda" counts what a GPU's caching allocator would reserve, blocks and segments included (see
+            `ModelProfile.device_memory`); None counts the bytes of the tensors themselves.
         step: "forward", or "train" for a whole training step: gradients and optimizer state then count as activations.
         training: Arguments of `training_step`, such as `{"optimizer": "sgd"}`, where `step` is "train".
 
@@ -87,15 +87,17 @@ def fit_batch(
 
 
 def _training_needs(model: nn.Module, arguments: CallArguments, options: dict[str, Any]) -> Callable[[int], MemoryNeed]:
-    """What a training step with a batch needs; everything that is no weight, buffer or input counts as activations."""
+    """Return a function from a batch to the memory of its training step, each step traced once.
+
+    What is neither weight, buffer nor input counts as activations.
+    """
 
     @cache
     def need(batch: int) -> MemoryNeed:
         report_progress(f"fitting: a training step with a batch of {batch}")
-        call = _batched(arguments, batch)
-        memory = training_step(model, list(call.args) or None, kwargs=call.kwargs, **options).peak.memory
-        made = memory.total - memory.weights - memory.buffers - memory.inputs
-        return MemoryNeed(memory.weights, memory.buffers, memory.inputs, made, "static eager")
+        memory = training_step(model, _with_batch(arguments, batch), **options).peak.memory
+        activation_bytes = memory.total - memory.weights - memory.buffers - memory.inputs
+        return MemoryNeed(memory.weights, memory.buffers, memory.inputs, activation_bytes, "static eager")
 
     return need
 
@@ -104,30 +106,29 @@ def _allocated_fit(
     model: nn.Module, arguments: CallArguments, allocator: str, precision: Precision | None, limit_bytes: int,
     limit_source: str, most: int,
 ) -> BatchFit:  # fmt: skip
-    """The largest batch that an allocator with so much memory can hold; it gives free segments back before it fails."""
+    """Find the largest batch for an allocator with this much memory; it releases free segments before it fails."""
     if precision is not None:
         raise InvalidInput(
-            f"precision is {precision!r}, and an allocator sees the tensors as they are; convert the model instead, "
+            f"precision is {precision!r}, but an allocator counts the tensors as they are; convert the model instead, "
             "such as model.half(), and leave precision out"
         )
-    limited = AllocatorSettings(capacity_bytes=limit_bytes)
+    settings = AllocatorSettings(capacity_bytes=limit_bytes)
 
     @cache
-    def found(batch: int) -> tuple[ModelProfile, int]:
+    def profile_and_reserved(batch: int) -> tuple[ModelProfile, int]:
         report_progress(f"fitting: a batch of {batch}")
-        call = _batched(arguments, batch)
-        profiled = profile(model, list(call.args) or None, kwargs=call.kwargs)
+        profiled = profile(model, _with_batch(arguments, batch))
         try:
-            return profiled, device_memory(profiled, allocator, limited).reserved_bytes
+            return profiled, device_memory(profiled, allocator, settings).reserved_bytes
         except OutOfDeviceMemory as error:
             return profiled, limit_bytes + error.missing_bytes
 
-    batch = largest_batch(lambda size: found(size)[1], limit_bytes, most)
-    profiled, reserved_bytes = found(max(batch, 1))
+    batch = largest_batch(lambda size: profile_and_reserved(size)[1], limit_bytes, most)
+    profiled, reserved_bytes = profile_and_reserved(max(batch, 1))
     return replace(
         largest_fit(lambda _: peak_memory(profiled), limit_bytes, limit_source, 1),
         batch=batch,
-        shortfall_bytes=None if batch == most else found(batch + 1)[1] - limit_bytes,
+        shortfall_bytes=None if batch == most else profile_and_reserved(batch + 1)[1] - limit_bytes,
         most=most,
         allocator=allocator,
         reserved_bytes=reserved_bytes,
@@ -137,36 +138,37 @@ def _allocated_fit(
 def needs_by_batch(
     model: nn.Module, arguments: CallArguments, precision: Precision | None, lifetimes: Lifetimes
 ) -> Callable[[int], MemoryNeed]:
-    """What a batch needs, as a function that profiles each batch once, however many limits it is asked for."""
+    """Return a function from a batch to the memory it needs, each batch profiled once for all limits."""
 
     @cache
     def need(batch: int) -> MemoryNeed:
         report_progress(f"fitting: a batch of {batch}")
-        found = _batched(arguments, batch)
-        profiled = profile(model, list(found.args) or None, kwargs=found.kwargs)
-        return peak_memory(profiled, precision, lifetimes=lifetimes)
+        return peak_memory(profile(model, _with_batch(arguments, batch)), precision, lifetimes=lifetimes)
 
     return need
 
 
-def largest_fit(need: Callable[[int], MemoryNeed], limit_bytes: int, limit_source: str, most: int = MOST) -> BatchFit:
-    """The largest batch that needs no more than the limit."""
+def largest_fit(
+    need: Callable[[int], MemoryNeed], limit_bytes: int, limit_source: str, most: int = MAX_BATCH
+) -> BatchFit:
+    """Find the largest batch that needs no more than the limit."""
     batch = largest_batch(lambda size: need(size).total_bytes, limit_bytes, most)
-    needed = need(max(batch, 1))
+    memory = need(max(batch, 1))
     return BatchFit(
         batch=batch,
         limit_bytes=limit_bytes,
         limit_source=limit_source,
-        weight_bytes=needed.weight_bytes,
-        buffer_bytes=needed.buffer_bytes,
-        input_bytes=needed.input_bytes,
-        activation_bytes=needed.activation_bytes,
+        weight_bytes=memory.weight_bytes,
+        buffer_bytes=memory.buffer_bytes,
+        input_bytes=memory.input_bytes,
+        activation_bytes=memory.activation_bytes,
         shortfall_bytes=None if batch == most else need(batch + 1).total_bytes - limit_bytes,
         most=most,
     )
 
 
 def _limit(memory_limit_mb: float | None, target: Target | None) -> tuple[int, str]:
+    """Return the limit in bytes, and where it comes from."""
     if (memory_limit_mb is None) == (target is None):
         what = "neither is given" if target is None else "both are given"
         raise InvalidInput(f"the limit is memory_limit_mb= (MiB) or target= (a device), and {what}; give one of them")
@@ -182,18 +184,20 @@ def _limit(memory_limit_mb: float | None, target: Target | None) -> tuple[int, s
 
 
 def ram_of(name: str, sizes: Sequence[int]) -> str:
-    """The limit in words: the RAM of a device, with every size that it is sold with."""
-    of = f", the smallest of {', '.join(map(units.size, sizes))}" if len(sizes) > 1 else ""
-    return f"RAM of {name}{of}"
+    """Describe the limit: the RAM of a device, with every size that it is sold with."""
+    all_sizes = f", the smallest of {', '.join(map(units.size, sizes))}" if len(sizes) > 1 else ""
+    return f"RAM of {name}{all_sizes}"
 
 
-def _batched(arguments: CallArguments, batch: int) -> CallArguments:
-    def with_batch(value: Any) -> InputSpec:
+def _with_batch(arguments: CallArguments, batch: int) -> CallArguments:
+    """Put the batch in front of every input."""
+
+    def prepend(value: Any) -> InputSpec:
         if isinstance(value, torch.Tensor):
             raise InvalidInput(f"an input is a tensor of shape {tuple(value.shape)}; give its shape without the batch")
         return InputSpec((batch, *value.shape), value.dtype)
 
-    return map_arguments(arguments, with_batch)
+    return map_arguments(arguments, prepend)
 
 
 @show_progress()
@@ -207,49 +211,49 @@ def compare_targets(
     threads: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
-    most: int = MOST,
+    most: int = MAX_BATCH,
     lifetimes: Lifetimes = "eager",
 ) -> TargetComparison:
-    """A model on several targets: does it fit the RAM, how long it takes, what binds it, its energy, the largest batch.
+    """Compare a model on several targets: whether it fits the RAM, latency, bound, energy, and the largest batch.
 
-    All of a device's RAM counts as free: an operating system and a runtime take their part of it.
+    All of a device's RAM counts as free; subtract what the operating system and the runtime need.
 
     Args:
         model: The model.
         inputs: As in `profile`; the first dimension of every input is the batch.
         targets: One target or several, each as in `profile`.
         precision: Type of the numbers on the targets.
-        runtime: What runs the model on each of them, such as "ncnn"; the best-known one of each unless given.
+        runtime: Runtime on each target, such as "ncnn"; by default the one with the most accurate data.
         threads: Threads of the runtime there, as in `estimate`.
         kwargs: Arguments of the model by name.
         name: Name of the model in tables; its class unless given.
         most: The largest batch to try.
-        lifetimes: Who drops tensors: "eager" as torch does, or "planner", as in `peak_memory`.
+        lifetimes: When tensors are freed: "eager" as torch does, or "planner", as in `peak_memory`.
 
     >>> from edge_opt.model import SmallCNN
-    >>> found = compare_targets(SmallCNN(), (1, 1, 28, 28), ["raspberry-pi-4", "rp2040"])
-    >>> [(fit.prediction.target, fit.fits, fit.prediction.bound) for fit in found.targets]
+    >>> comparison = compare_targets(SmallCNN(), (1, 1, 28, 28), ["raspberry-pi-4", "rp2040"])
+    >>> [(fit.prediction.target, fit.fits, fit.prediction.bound) for fit in comparison.targets]
     [('raspberry-pi-4', True, 'overhead'), ('rp2040', True, 'unknown')]
     """
-    wanted = find_targets(targets)
+    resolved = find_targets(targets)
     profiled = profile(
-        model, inputs, kwargs=kwargs, name=name, target=wanted, precision=precision, runtime=runtime, threads=threads
+        model, inputs, kwargs=kwargs, name=name, target=resolved, precision=precision, runtime=runtime, threads=threads
     )
     memory = peak_memory(profiled, precision, lifetimes=lifetimes)
-    needs = needs_by_batch(
-        model, map_arguments(call_arguments(model, inputs, kwargs), _without_batch), precision, lifetimes
-    )
+    one_sample = map_arguments(call_arguments(model, inputs, kwargs), _without_batch)
+    needs = needs_by_batch(model, one_sample, precision, lifetimes)
     fits = (
-        _fit(prediction, memory, tuple(int(size.value) for size in find_spec(target).ram_bytes), needs, most)
-        for prediction, target in zip(profiled.predictions, wanted, strict=True)
+        _target_fit(prediction, memory, tuple(int(size.value) for size in find_spec(target).ram_bytes), needs, most)
+        for prediction, target in zip(profiled.predictions, resolved, strict=True)
     )
     shapes = profiled.trace.modules[0].input_shapes
     return TargetComparison(profiled.name, shapes, precision, memory, tuple(fits))
 
 
-def _fit(
+def _target_fit(
     prediction: Prediction, memory: MemoryNeed, sizes: tuple[int, ...], needs: Callable[[int], MemoryNeed], most: int
 ) -> TargetFit:
+    """Return what is known about the memory of one target; a model that refuses other batches gets a remark."""
     batch: BatchFit | None = None
     remarks: tuple[str, ...] = ()
     if not sizes:
@@ -259,14 +263,14 @@ def _fit(
             batch = largest_fit(needs, sizes[0], ram_of(prediction.target, sizes), most)
             remarks = (SCRATCH_IS_APART,)
         except (TraceFailed, InvalidInput) as error:
-            unknown = f"the largest batch is unknown, for the model refuses another batch: {error}"
+            unknown = f"the largest batch is unknown, because the model refuses another batch: {error}"
             remarks = (unknown, SCRATCH_IS_APART)
-    needed = memory.total_bytes
-    return TargetFit(prediction, needed <= sizes[0] if sizes else None, needed, sizes, batch, remarks)
+    total_bytes = memory.total_bytes
+    return TargetFit(prediction, total_bytes <= sizes[0] if sizes else None, total_bytes, sizes, batch, remarks)
 
 
 def _without_batch(value: Any) -> InputSpec:
-    """An input by its shape behind the batch."""
+    """Return an input's spec without its first dimension."""
     is_tensor = isinstance(value, torch.Tensor)
     dtype = str(value.dtype).removeprefix("torch.") if is_tensor else value.dtype
     return InputSpec(tuple(value.shape[1:]), dtype)

@@ -1,10 +1,11 @@
-"""Models side by side, layer by layer, with the verdict on latency."""
+"""compare(): models layer by layer, with the verdict on latency."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from difflib import SequenceMatcher
+from itertools import pairwise, takewhile
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -25,102 +26,98 @@ from edge_opt.records.sweeps import SHARES, SweepResult, Trial, TrialMetrics
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Target
 
+Layers = Sequence[LayerFigures]
+# Position of a layer in the old model -> position of the same layer in the new one.
+Pairs = dict[int, int]
 
-Pair = tuple[int | None, int | None]
-_Key = Callable[[LayerFigures], Hashable]
-
-# Below this share of layers found by name or by figures, "the third convolution" says nothing about which one is meant.
-_RELATED = 0.25
+# With fewer layers matched by name or by figures, "the third convolution" does not say which one is meant.
+_MIN_MATCHED = 0.25
 
 
-def align(old: Sequence[LayerFigures], new: Sequence[LayerFigures]) -> list[Pair]:
-    """Positions in both models side by side, every layer exactly once; None where the other has no such layer.
+def align(old: Layers, new: Layers) -> list[tuple[int | None, int | None]]:
+    """Pair the layers of two models, every layer exactly once; None where the other model has no such layer.
 
-    The same path and type come first, also below another root (`module.conv1` is `conv1`); then layers that only
-    changed their name; then, between those, layers of a type in order; at last those that changed their type.
+    Layers are paired in this order: the same path and type, also below another root (`module.conv1` is `conv1`); the
+    same figures under another name; the same type between two paired neighbours; the same path with another type.
     """
-    found = _same(old, new, {}, lambda layer: (layer.path, layer.call_number, layer.kind))
-    found |= _below_another_root(old, new, found)
-    found |= _in_order(old, new, found, _figures)
-    if len(found) >= _RELATED * min(len(old), len(new)):
-        found |= _between(old, new, found)
-        found |= _same(old, new, found, lambda layer: (layer.path, layer.call_number))
+    pairs = _pair_by_key(old, new, {}, lambda layer: (layer.path, layer.call_number, layer.kind))
+    pairs |= _pair_below_another_root(old, new, pairs)
+    pairs |= _pair_by_figures(old, new, pairs)
+    if len(pairs) >= _MIN_MATCHED * min(len(old), len(new)):
+        pairs |= _pair_between_neighbours(old, new, pairs)
+        pairs |= _pair_by_key(old, new, pairs, lambda layer: (layer.path, layer.call_number))
     else:
-        found |= _same(old, new, found, _named)
-    return list(_merged(found, len(old), len(new)))
+        pairs |= _pair_by_key(old, new, pairs, _telling_path)
+    return list(_merge(pairs, len(old), len(new)))
 
 
-def _figures(layer: LayerFigures) -> Hashable:
-    """What identifies a layer whatever its name; without parameters one looks like the other."""
-    return (layer.kind, layer.params, layer.output_shapes) if layer.params else None
-
-
-def _named(layer: LayerFigures) -> Hashable:
-    """Its path, unless that is the model itself or a mere position in a sequence."""
+def _telling_path(layer: LayerFigures) -> Hashable:
+    """Return the path, unless it is the model itself or a mere number in a sequence."""
     step = layer.path.rpartition(".")[2]
     return None if not step or step.isdigit() else (layer.path, layer.call_number)
 
 
-def _rest(layers: Sequence[LayerFigures], taken: set[int]) -> list[int]:
-    return [position for position in range(len(layers)) if position not in taken]
+def _unpaired(old: Layers, new: Layers, pairs: Pairs) -> tuple[list[int], list[int]]:
+    taken = set(pairs.values())
+    return [i for i in range(len(old)) if i not in pairs], [j for j in range(len(new)) if j not in taken]
 
 
-def _same(old: Sequence[LayerFigures], new: Sequence[LayerFigures], found: dict[int, int], key: _Key) -> dict[int, int]:
-    """Layers not found yet whose key is the same; None is no key."""
-    places = {key(new[position]): position for position in _rest(new, set(found.values()))}
-    pairs = ((position, key(old[position])) for position in _rest(old, set(found)))
-    return {position: places[name] for position, name in pairs if name is not None and name in places}
+def _pair_by_key(old: Layers, new: Layers, pairs: Pairs, key: Callable[[LayerFigures], Hashable]) -> Pairs:
+    """Pair layers whose keys are equal; None is no key."""
+    old_rest, new_rest = _unpaired(old, new, pairs)
+    positions = {key(new[j]): j for j in new_rest}
+    keys = ((i, key(old[i])) for i in old_rest)
+    return {i: positions[name] for i, name in keys if name is not None and name in positions}
 
 
-def _below_another_root(
-    old: Sequence[LayerFigures], new: Sequence[LayerFigures], found: dict[int, int]
-) -> dict[int, int]:
-    """Layers whose paths are the same once what all of a model's have in front is taken away."""
-    left, right = _rest(old, set(found)), _rest(new, set(found.values()))
-    ours, theirs = _root([old[position].path for position in left]), _root([new[position].path for position in right])
-    if ours == theirs:
+def _pair_below_another_root(old: Layers, new: Layers, pairs: Pairs) -> Pairs:
+    """Pair layers whose paths are equal without the prefix that all paths of a model share."""
+    old_rest, new_rest = _unpaired(old, new, pairs)
+    old_root, new_root = (
+        _root_length([layers[position].path for position in rest])
+        for layers, rest in ((old, old_rest), (new, new_rest))
+    )
+    if old_root == new_root:
         return {}
-    places = {(new[j].path[theirs:], new[j].call_number, new[j].kind): j for j in right}
-    keys = ((i, (old[i].path[ours:], old[i].call_number, old[i].kind)) for i in left)
-    return {i: places[key] for i, key in keys if key in places}
+    positions = {(new[j].path[new_root:], new[j].call_number, new[j].kind): j for j in new_rest}
+    keys = ((i, (old[i].path[old_root:], old[i].call_number, old[i].kind)) for i in old_rest)
+    return {i: positions[key] for i, key in keys if key in positions}
 
 
-def _root(paths: Sequence[str]) -> int:
-    """Length of the steps that all paths begin with; their last step is never one of them."""
-    if not paths:
-        return 0
-    first, last = min(paths).split("."), max(paths).split(".")
-    length = 0
-    for ours, theirs in zip(first[:-1], last[:-1], strict=False):
-        if ours != theirs:
-            break
-        length += len(ours) + 1
-    return length
+def _root_length(paths: Sequence[str]) -> int:
+    """Return the length of the steps that all paths begin with; a path's last step is never one of them."""
+    parents = [path.split(".")[:-1] for path in paths]
+    shared = takewhile(lambda steps: len(set(steps)) == 1, zip(*parents, strict=False))
+    return sum(len(steps[0]) + 1 for steps in shared)
 
 
-def _in_order(
-    old: Sequence[LayerFigures], new: Sequence[LayerFigures], found: dict[int, int], key: _Key
-) -> dict[int, int]:
-    """The longest run of layers not found yet that stand in the same order in both."""
-    left = [i for i in _rest(old, set(found)) if key(old[i]) is not None]
-    right = [j for j in _rest(new, set(found.values())) if key(new[j]) is not None]
-    return _longest_common(left, right, [key(old[i]) for i in left], [key(new[j]) for j in right])
+def _pair_by_figures(old: Layers, new: Layers, pairs: Pairs) -> Pairs:
+    """Pair layers that only changed their name, in order; without parameters one layer looks like another."""
+    old_rest, new_rest = _unpaired(old, new, pairs)
+    return _common(
+        [i for i in old_rest if old[i].params],
+        [j for j in new_rest if new[j].params],
+        lambda i: (old[i].kind, old[i].params, old[i].output_shapes),
+        lambda j: (new[j].kind, new[j].params, new[j].output_shapes),
+    )
 
 
-def _between(old: Sequence[LayerFigures], new: Sequence[LayerFigures], found: dict[int, int]) -> dict[int, int]:
-    """Layers of the same type, in order, between two neighbours that are aligned."""
-    more: dict[int, int] = {}
-    anchors = [(-1, -1), *_rising(sorted(found.items())), (len(old), len(new))]
-    taken = set(found.values())
-    for (left, left_new), (right, right_new) in pairwise(anchors):
-        ours = [i for i in range(left + 1, right) if i not in found]
-        theirs = [j for j in range(left_new + 1, right_new) if j not in taken]
-        more |= _longest_common(ours, theirs, [old[i].kind for i in ours], [new[j].kind for j in theirs])
+def _pair_between_neighbours(old: Layers, new: Layers, pairs: Pairs) -> Pairs:
+    """Pair layers of the same type, in order, between two paired neighbours."""
+    more: Pairs = {}
+    anchors = [(-1, -1), *_without_crossings(sorted(pairs.items())), (len(old), len(new))]
+    old_rest, new_rest = map(set, _unpaired(old, new, pairs))
+    for (left, new_left), (right, new_right) in pairwise(anchors):
+        more |= _common(
+            [i for i in range(left + 1, right) if i in old_rest],
+            [j for j in range(new_left + 1, new_right) if j in new_rest],
+            lambda i: old[i].kind,
+            lambda j: new[j].kind,
+        )
     return more
 
 
-def _rising(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The pairs without those that would cross an earlier one."""
+def _without_crossings(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     highest = -1
     for i, j in pairs:
         if j > highest:
@@ -128,48 +125,36 @@ def _rising(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             yield i, j
 
 
-def _longest_common(
-    left: Sequence[int], right: Sequence[int], left_keys: Sequence[Hashable], right_keys: Sequence[Hashable]
-) -> dict[int, int]:
-    """The longest common subsequence of two lists of keys, as pairs of the positions that belong to them."""
-    lengths = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
-    for i in reversed(range(len(left))):
-        for j in reversed(range(len(right))):
-            lengths[i][j] = (
-                lengths[i + 1][j + 1] + 1
-                if left_keys[i] == right_keys[j]
-                else max(lengths[i + 1][j], lengths[i][j + 1])
-            )
-    pairs: dict[int, int] = {}
-    i = j = 0
-    while i < len(left) and j < len(right):
-        if left_keys[i] == right_keys[j]:
-            pairs[left[i]] = right[j]
-            i, j = i + 1, j + 1
-        elif lengths[i + 1][j] >= lengths[i][j + 1]:
-            i += 1
-        else:
-            j += 1
-    return pairs
+def _common(
+    old: Sequence[int], new: Sequence[int], old_key: Callable[[int], Hashable], new_key: Callable[[int], Hashable]
+) -> Pairs:
+    """Pair positions with equal keys that stand in the same order in both lists."""
+    # autojunk would ignore kinds that are frequent, and in a network of 200 layers the convolutions are.
+    matcher = SequenceMatcher(None, list(map(old_key, old)), list(map(new_key, new)), autojunk=False)
+    return {
+        old[block.a + offset]: new[block.b + offset]
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
 
 
-def _merged(found: dict[int, int], old_count: int, new_count: int) -> Iterator[Pair]:
-    """Every layer once: the old ones in their order, each new one behind what it follows in its own model."""
-    partner = {j: i for i, j in found.items()}
-    following: dict[int, list[int]] = {}
-    place = -1
+def _merge(pairs: Pairs, old_count: int, new_count: int) -> Iterator[tuple[int | None, int | None]]:
+    """Yield every layer once: the old ones in their order, each added one behind the layer that it follows."""
+    partners = {j: i for i, j in pairs.items()}
+    added_behind: dict[int, list[int]] = {}
+    predecessor = -1
     for j in range(new_count):
-        place = partner.get(j, place)
-        if j not in partner:
-            following.setdefault(place, []).append(j)
+        predecessor = partners.get(j, predecessor)
+        if j not in partners:
+            added_behind.setdefault(predecessor, []).append(j)
     for i in range(-1, old_count):
         if i >= 0:
-            yield i, found.get(i)
-        yield from ((None, j) for j in following.get(i, ()))
+            yield i, pairs.get(i)
+        yield from ((None, j) for j in added_behind.get(i, ()))
 
 
 def layer_figures(profile: ModelProfile) -> tuple[LayerFigures, ...]:
-    """Every leaf call in order of execution, and every other call that works or holds parameters itself."""
+    """Return every leaf call in order of execution, and every other call that computes or owns parameters itself."""
     measured = profile.measurement.layers.layers if profile.measurement and profile.measurement.layers else ()
     seconds = {layer.module: layer.seconds for layer in measured}
     predicted = {layer.module: layer.seconds for layer in profile.prediction.layers} if profile.prediction else {}
@@ -196,28 +181,25 @@ def layer_figures(profile: ModelProfile) -> tuple[LayerFigures, ...]:
     )
 
 
-Read = Callable[[ModelProfile], float | None]
+def _measured(*names: str) -> Callable[[ModelProfile], float | None]:
+    """Return a function that reads a measured figure, such as `measurement.energy.joules`; None where it is missing."""
+
+    def read(profile: ModelProfile) -> float | None:
+        value: Any = profile.measurement
+        for name in names:
+            value = None if value is None else getattr(value, name)
+        return None if value is None else float(value)
+
+    return read
 
 
-def _measured(read: Read) -> Read:
-    return lambda profile: None if profile.measurement is None else read(profile)
+def _peak_memory_bytes(profile: ModelProfile) -> int:
+    totals = profile.totals
+    return totals.param_bytes + totals.buffer_bytes + totals.input_bytes + profile.peak.live_bytes
 
 
-def _memory(profile: ModelProfile) -> float | None:
-    found = profile.measurement and profile.measurement.memory
-    return found.peak_bytes if found else None
-
-
-def _energy(profile: ModelProfile) -> float | None:
-    found = profile.measurement and profile.measurement.energy
-    return found.joules if found else None
-
-
-def _resident(profile: ModelProfile) -> int:
-    return profile.totals.param_bytes + profile.totals.buffer_bytes + profile.totals.input_bytes
-
-
-_TOTALS: tuple[tuple[str, str, FigureUnit, bool, Read], ...] = (
+# Name, title, unit, whether it is measured, and how it is read from a profile.
+_TOTALS: tuple[tuple[str, str, FigureUnit, bool, Callable[[ModelProfile], float | None]], ...] = (
     ("params", "Parameters", "count", False, lambda profile: profile.totals.params),
     ("macs", "MACs", "count", False, lambda profile: profile.totals.macs),
     ("flops", "FLOPs", "count", False, lambda profile: profile.totals.flops),
@@ -225,19 +207,18 @@ _TOTALS: tuple[tuple[str, str, FigureUnit, bool, Read], ...] = (
     ("bytes_moved", "Bytes moved", "bytes", False, lambda p: p.totals.bytes_read + p.totals.bytes_written),
     ("activation_bytes", "Activations", "bytes", False, lambda profile: profile.totals.activation_bytes),
     ("peak_activation_bytes", "Peak activations", "bytes", False, lambda profile: profile.peak.live_bytes),
-    ("peak_memory_bytes", "Peak memory", "bytes", False, lambda profile: _resident(profile) + profile.peak.live_bytes),
-    ("latency_s", "Latency, measured", "time", True, _measured(lambda p: p.measurement.latency.median_s)),  # type: ignore[union-attr]
-    ("measured_memory_bytes", "Memory, measured", "bytes", True, _memory),
-    ("energy_j", "Energy", "energy", True, _energy),
+    ("peak_memory_bytes", "Peak memory", "bytes", False, _peak_memory_bytes),
+    ("latency_s", "Latency, measured", "time", True, _measured("latency", "median_s")),
+    ("measured_memory_bytes", "Memory, measured", "bytes", True, _measured("memory", "peak_bytes")),
+    ("energy_j", "Energy", "energy", True, _measured("energy", "joules")),
 )
 
 
 def compare_profiles(
     profiles: Sequence[ModelProfile], latencies: Sequence[Comparison | None] | None = None
 ) -> ModelComparison:
-    """Profiles against the first of them; `latencies` are the verdicts on the others, None where there are none.
+    """Compare profiles with the first of them; `latencies` are the verdicts on the others, None where there is none.
 
-    >>> from edge_opt.records.profiles import ModelProfile
     >>> compare_profiles([])
     Traceback (most recent call last):
     edge_opt.errors.InvalidInput: 0 models cannot be compared; give at least two
@@ -260,34 +241,37 @@ def compare_profiles(
 
 
 def _aligned(models: Sequence[Sequence[LayerFigures]]) -> tuple[ComparedLayer, ...]:
-    """Rows over all models: each model is aligned with the rows found so far, so that two may share an added layer."""
+    """Return one row for each layer of any model.
+
+    Each model is aligned with all rows so far, so that two models may share a layer that the first one lacks.
+    """
     rows: list[tuple[LayerFigures | None, ...]] = [(layer,) for layer in models[0]]
     for width, layers in enumerate(models[1:], start=1):
-        known = [next(layer for layer in row if layer is not None) for row in rows]
+        aligned_so_far = [next(layer for layer in row if layer is not None) for row in rows]
         rows = [
             (*((None,) * width if i is None else rows[i]), None if j is None else layers[j])
-            for i, j in align(known, layers)
+            for i, j in align(aligned_so_far, layers)
         ]
     return tuple(map(ComparedLayer, rows))
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names; where several are alike, with their place."""
-    return tuple(name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1))
+    """Return the names, with a number behind those that occur more than once."""
+    return tuple(name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, start=1))
 
 
 def profiled_differently(profiles: Sequence[ModelProfile]) -> tuple[str, ...]:
-    """Where the profiles were not made alike, so that a difference may not be the model's."""
+    """Return a remark for each setting in which the profiles differ, because the models then may not."""
     first, remarks = profiles[0], []
     for other in profiles[1:]:
-        for what, old, new in (
+        for setting, old, new in (
             ("inputs", _inputs(first), _inputs(other)),
             ("mode", first.mode, other.mode),
             ("convention", first.convention, other.convention),
             ("machine", _machine(first), _machine(other)),
         ):
             if old and new and old != new:
-                remarks.append(f"{other.name} was profiled differently: {what} {new} instead of {old}")
+                remarks.append(f"{other.name} was profiled differently: {setting} {new} instead of {old}")
     return tuple(dict.fromkeys(remarks))
 
 
@@ -302,7 +286,7 @@ def _machine(profile: ModelProfile) -> str:
     return f"{environment.cpu} on {environment.device} with {environment.threads} threads"
 
 
-_NAMED_AT_MOST = 12
+_MAX_CHOICES = 12
 
 _TRIAL_TOTALS: tuple[tuple[str, str, FigureUnit, bool, Callable[[TrialMetrics], float | None]], ...] = (
     ("latency_s", "Latency, measured", "time", True, lambda trial: trial.latency_s),
@@ -316,55 +300,55 @@ _TRIAL_TOTALS: tuple[tuple[str, str, FigureUnit, bool, Callable[[TrialMetrics], 
 
 
 def compare_trials(trials: Sequence[Trial]) -> ModelComparison:
-    """Candidates of a sweep against the first of them."""
+    """Compare candidates of a sweep with the first of them."""
     if len(trials) < 2:
         raise InvalidInput(f"{len(trials)} candidate{'s' * (len(trials) != 1)} cannot be compared; give at least two")
-    found = [_metrics(trial) for trial in trials]
+    measured = [_metrics(trial) for trial in trials]
     totals = (
-        _scored(found),
+        _score_figure(measured),
         *(
-            ComparedFigure(name, title, unit, is_measured, tuple(read(metrics) for metrics in found))
+            ComparedFigure(name, title, unit, is_measured, tuple(read(metrics) for metrics in measured))
             for name, title, unit, is_measured, read in _TRIAL_TOTALS
         ),
     )
-    batches = {metrics.batch_size for metrics in found}
+    batches = {metrics.batch_size for metrics in measured}
     return ModelComparison(
         names=tuple(trial.candidate.label for trial in trials),
         layers=(),
         totals=tuple(figure for figure in totals if any(value is not None for value in figure.values)),
-        latencies=tuple(_verdict(found[0], other) for other in found[1:]),
+        latencies=tuple(_verdict(measured[0], other) for other in measured[1:]),
         is_lower_bound=(False,) * len(trials),
         remarks=(f"latencies are of batches of {sorted(batches)}",) if len(batches) > 1 else (),
     )
 
 
-def _scored(found: Sequence[TrialMetrics]) -> ComparedFigure:
-    """What candidates score, by the name of their metric; trials of two metrics have nothing in common there."""
-    names = {metrics.metric for metrics in found}
+def _score_figure(measured: Sequence[TrialMetrics]) -> ComparedFigure:
+    """Return the quality metric of all candidates; refuse candidates that are scored by different metrics."""
+    names = {metrics.metric for metrics in measured}
     if len(names) > 1:
         raise InvalidInput(f"the candidates are scored by {' and '.join(sorted(names))}; compare those of one metric")
     [name] = names
     unit: FigureUnit = "share" if name in SHARES else "count"
-    return ComparedFigure(name, name.capitalize(), unit, False, tuple(metrics.accuracy for metrics in found))
+    return ComparedFigure(name, name.capitalize(), unit, False, tuple(metrics.accuracy for metrics in measured))
 
 
 def find_trial(result: SweepResult, name: str) -> Trial:
-    """A candidate by its key or the beginning of it, by its label, or as "baseline" or "best"."""
+    """Find a candidate by its key or the beginning of it, by its label, or as "baseline" or "best"."""
     if name == "baseline":
         return result.baseline
     if name == "best":
         if result.best is None:
-            raise InvalidInput(f"the sweep {result.name!r} has no best candidate, for none was accepted; name another")
+            raise InvalidInput(f"the sweep {result.name!r} accepted no candidate, so none is the best; name another")
         return result.trial(result.best)
     labels = {trial.candidate.key: trial.candidate.label for trial in (result.baseline, *result.trials)}
     wanted = " ".join(name.split())
-    found = [key for key, label in labels.items() if wanted in (key, label)]
-    found = found or [key for key in labels if wanted and key.startswith(wanted)]
-    if len(found) == 1:
-        return result.trial(found[0])
-    known = "; ".join(f"{key} ({labels[key]})" for key in (found or list(labels))[:_NAMED_AT_MOST])
-    problem = "may be any of several" if found else "is no candidate"
-    raise InvalidInput(f"{name!r} {problem} of the sweep {result.name!r}; write baseline, best, or one of: {known}")
+    matching = [key for key, label in labels.items() if wanted in (key, label)]
+    matching = matching or [key for key in labels if wanted and key.startswith(wanted)]
+    if len(matching) == 1:
+        return result.trial(matching[0])
+    choices = "; ".join(f"{key} ({labels[key]})" for key in (matching or list(labels))[:_MAX_CHOICES])
+    problem = "may be any of several" if matching else "is no candidate"
+    raise InvalidInput(f"{name!r} {problem} of the sweep {result.name!r}; write baseline, best, or one of: {choices}")
 
 
 def _metrics(trial: Trial) -> TrialMetrics:
@@ -377,7 +361,7 @@ def _metrics(trial: Trial) -> TrialMetrics:
 
 
 def _verdict(old: TrialMetrics, new: TrialMetrics) -> Comparison | None:
-    """A difference that the two intervals leave room for; samples are not kept, so it is a careful one."""
+    """Compare two latencies by their intervals alone, which is conservative: a sweep does not keep the samples."""
     if min(old.latency_low_s, new.latency_low_s) <= 0:
         return None
     ratio = Interval(new.latency_low_s / old.latency_high_s, new.latency_high_s / old.latency_low_s)
@@ -394,7 +378,7 @@ def compare(
     kwargs: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
 ) -> ModelComparison:
-    """Models layer by layer against the first of them, the baseline.
+    """Compare models layer by layer with the first of them, the baseline.
 
     Layers are aligned by path, then by figures, position and type. Measured latencies are compared with allowance for
     noise; the rest is exact.
@@ -406,8 +390,8 @@ def compare(
         names: Names for tables, one per model; the profiles' own unless given.
 
     >>> from torch import nn
-    >>> found = compare(nn.Linear(16, 8), nn.Linear(16, 4), inputs=(1, 16))
-    >>> found.figure("macs").values, found.figure("macs").relative()
+    >>> comparison = compare(nn.Linear(16, 8), nn.Linear(16, 4), inputs=(1, 16))
+    >>> comparison.figure("macs").values, comparison.figure("macs").relative()
     ((128, 64), -0.5)
     """
     if names is not None and len(names) != len(models):
@@ -418,11 +402,11 @@ def compare(
             "a sweep candidate has no layers; compare candidates with candidates, profiles with profiles"
         )
     if trials:
-        found = compare_trials(trials)
+        comparison = compare_trials(trials)
     else:
         profiles = [as_profile(model, inputs, kwargs) for model in models]
-        found = compare_profiles(profiles, [compared_latency(profiles[0], other) for other in profiles[1:]])
-    return found if names is None else replace(found, names=tuple(names))
+        comparison = compare_profiles(profiles, [compared_latency(profiles[0], other) for other in profiles[1:]])
+    return comparison if names is None else replace(comparison, names=tuple(names))
 
 
 def as_profile(
@@ -436,7 +420,7 @@ def as_profile(
     threads: int | None = None,
     **options: Any,
 ) -> ModelProfile:
-    """The profile of whatever stands for one: itself, a path of a saved one, or a model with its inputs."""
+    """Return the profile itself, the one saved at a path, or the one of a model on its inputs."""
     if isinstance(subject, (str, PathLike)):
         from edge_opt.report.save import load
 
@@ -457,12 +441,12 @@ def as_profile(
         raise InvalidInput(f"{type(subject).__name__} needs inputs to be profiled; give their shapes, as in profile()")
     from edge_opt.profiling import profile
 
-    there: dict[str, Any] = {"target": target, "precision": precision, "runtime": runtime, "threads": threads}
-    return profile(subject, inputs, kwargs=kwargs, **there, **options)
+    options |= {"target": target, "precision": precision, "runtime": runtime, "threads": threads}
+    return profile(subject, inputs, kwargs=kwargs, **options)
 
 
 def compared_latency(baseline: ModelProfile, other: ModelProfile) -> Comparison | None:
-    """The verdict on two measured latencies, with allowance for noise; None where one was not measured."""
+    """Return the verdict on two measured latencies, with allowance for noise; None where one was not measured."""
     if baseline.measurement is None or other.measurement is None:
         return None
     from edge_opt.measuring.statistics import compare_latencies
