@@ -183,6 +183,9 @@ LEFT_OUT = {
     ("attention unbatched", "ptflops"): "ptflops reads a third axis, and gives up",
     ("einsum", "ptflops"): "ptflops sees no einsum, which is a product in a trace",
     ("einsum known", "ptflops"): "ptflops sees no einsum, which is a product in a trace",
+    ("einsum", "fvcore"): "fvcore reads the count of an einsum from a text of four digits",
+    ("matmul broadcast", "fvcore"): "fvcore leaves out a batch that only the right operand has",
+    ("matmul broadcast", "ptflops"): "ptflops leaves out a batch that only the right operand has",
     ("matrix and vector", "fvcore"): "fvcore reads the second axis of the vector, and raises IndexError",
 }
 

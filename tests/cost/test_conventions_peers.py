@@ -4,8 +4,8 @@ Known not to be reproduced, because a trace does not hold what the tool goes by:
 - ptflops sees `torch.matmul` and `F.softmax`, and neither `@`, `einsum` nor `x.softmax()`, which are the same operators
   in a trace. Classes of timm and torchvision that write the latter are listed in the convention; other models that
   do so come out higher. thop sees `@` and not `torch.mm`.
-- On a CPU, attention with a mask that needs gradients runs as plain products, which FlopCounterMode counts (a small T5
-  with relative positions: 98 304 for 107 520).
+- fvcore rounds an einsum to four digits. fvcore and ptflops leave out a batch that only the right operand of a matmul
+  has.
 """
 
 from __future__ import annotations

@@ -55,13 +55,13 @@ class Odd(nn.Module):
         super().__init__()
         self.norm = LayerNorm(8)
         self.plain = nn.LayerNorm(8)
-        self.linear = nn.Linear(8, 8)
-        self.again = self.linear
-        self.outer = nn.Sequential(self.linear, nn.ReLU())
+        shared = nn.Linear(8, 8)
+        self.outer = nn.Sequential(shared, nn.ReLU())
+        self.other = nn.Sequential(shared)
         self.weight = nn.Parameter(torch.zeros(8, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.outer(self.plain(self.norm(x))))
+        x = F.relu(self.other(self.outer(self.plain(self.norm(x)))))
         return F.softmax(torch.matmul(x, self.weight), dim=-1) + x
 
 
@@ -71,7 +71,7 @@ def test_classes_by_object_and_functions_by_name() -> None:
     linear = rows * width * width + elements
     expected = (
         elements  # torch's own LayerNorm, and not its subclass
-        + 2 * linear  # in two parents: `linear` and `again` are one child of the model, and `outer` has it too
+        + 2 * 2 * linear  # called twice, and met in both parents
         + 2 * elements  # nn.ReLU as a module and as the function it calls
         + elements  # F.relu
         + rows * width * width  # torch.matmul

@@ -45,12 +45,6 @@ def by_torch(model: nn.Module, x: torch.Tensor) -> int:
     return int(counter.get_total_flops())
 
 
-def by_torch_on_cpu(model: nn.Module, x: torch.Tensor) -> int:
-    with FlopCounterMode(display=False) as counter:
-        model(x)
-    return int(counter.get_total_flops())
-
-
 def by_rasp(model: nn.Module, x: torch.Tensor) -> int:
     return int(rasp.stat(model, inputs=x, print_stat=False, returns="totals")["flops"])
 
@@ -60,7 +54,6 @@ PEERS: dict[str, Callable[[nn.Module, torch.Tensor], int | None]] = {
     "thop": by_thop,
     "ptflops": by_ptflops,
     "torch": by_torch,
-    "torch-cpu": by_torch_on_cpu,
     "rasp": by_rasp,
 }
 

@@ -127,7 +127,6 @@ class ModuleCall(Record):
     param_bytes: int = field("Bytes of those parameters.")
     trainable_params: int = field("Those of the parameters that are trained.")
     defined_in: str = field('Python module of its class; "" in files that did not record it.', default="")
-    places: int = field("In how many places of the model it hangs.", default=1)
 
 
 @record

@@ -119,7 +119,6 @@ class ModuleStack:
     def calls(self, owned: dict[nn.Module, Owned]) -> tuple[ModuleCall, ...]:
         """The finished calls. Parameters go to the first call of their owner, or of its nearest called ancestor."""
         nothing = Owned(0, 0, 0)
-        places = module_places(self.paths)
         totals = _settled(owned, self.paths, {frame.module for frame in self.frames})
         return tuple(
             _module_call(
@@ -135,7 +134,6 @@ class ModuleStack:
                 mine.param_bytes,
                 mine.trainable_params,
                 type(frame.module).__module__,
-                places.get(frame.module, 1),
             )
             for frame in self.frames
             for mine in (totals.get(frame.module, nothing) if frame.call_number == 1 else nothing,)
@@ -198,25 +196,6 @@ def module_paths(root: nn.Module) -> dict[nn.Module, str]:
         children = [(prefix + name, child) for name, child in module._modules.items() if child is not None]
         pending.extend(reversed(children))
     return paths
-
-
-def module_places(paths: dict[nn.Module, str]) -> dict[nn.Module, int]:
-    """In how many places of the tree each module hangs, where that is more than one."""
-    if sum(len(module._modules) for module in paths) == len(paths) - 1:
-        return {}  # a tree
-    parents: dict[nn.Module, list[nn.Module]] = {}
-    for module in paths:
-        for child in dict.fromkeys(child for child in module._modules.values() if child is not None):
-            parents.setdefault(child, []).append(module)
-    counts: dict[nn.Module, int] = {}
-
-    def count(module: nn.Module, below: frozenset[nn.Module]) -> int:
-        if module not in counts:
-            above = [parent for parent in parents.get(module, ()) if parent not in below]
-            counts[module] = sum(count(parent, below | {module}) for parent in above) or 1
-        return counts[module]
-
-    return {module: count(module, frozenset()) for module in paths}
 
 
 class Owned:

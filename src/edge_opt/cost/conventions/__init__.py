@@ -1,18 +1,19 @@
 """The same trace under the counting of other tools, and the difference by cause."""
 
-from edge_opt.cost.conventions import flop_counter, fvcore, ptflops, rasp, thop
-from edge_opt.cost.conventions.ledger import Entry
-from edge_opt.cost.conventions.reconciliation import (
+# Importing a module of tools fills the registry.
+from edge_opt.cost.conventions import module_tools, operator_tools, rasp
+from edge_opt.cost.conventions.counting import (
     CONVENTIONS,
     Convention,
     ConventionCount,
+    Entry,
     count,
+    find_convention,
     reconcile,
     under_convention,
 )
 
-# Importing a tool's module is what fills the registry.
-TOOLS = (flop_counter, fvcore, ptflops, rasp, thop)
+TOOLS = (module_tools, operator_tools, rasp)
 
 __all__ = [
     "CONVENTIONS",
@@ -21,6 +22,7 @@ __all__ = [
     "ConventionCount",
     "Entry",
     "count",
+    "find_convention",
     "reconcile",
     "under_convention",
 ]

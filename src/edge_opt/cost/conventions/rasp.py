@@ -16,22 +16,22 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from edge_opt.cost.conventions.ledger import (
+from edge_opt.cost.conventions.counting import (
     ACTIVATION,
     BIAS,
     CONVOLUTION,
     FIRST_ADDITION,
     NORM,
     POOLING,
+    CountedModule,
+    CountedOp,
     Entry,
-    Layer,
-    Op,
-    layers_of,
+    category_of,
+    convention,
+    counted_modules,
     our_entries,
     per_axis,
-    subject_of,
 )
-from edge_opt.cost.conventions.reconciliation import convention
 from edge_opt.records.costs import TensorInfo
 from edge_opt.records.profiles import ModelProfile
 
@@ -69,7 +69,7 @@ def count_layers(profile: ModelProfile, release: Release = "latest") -> tuple[La
 
     `release`: "2020" is the rule of its first release, which its published table of 34 models follows.
     """
-    return tuple(LayerCount(_count(layer, release), _main_dtype(layer)) for layer in layers_of(profile))
+    return tuple(LayerCount(_count(module, release), _main_dtype(module)) for module in counted_modules(profile))
 
 
 # pJ at 45 nm. Every operation is priced as a multiplication; four words in five come from the cache.
@@ -100,7 +100,7 @@ class _Counted(NamedTuple):
     bytes_written: int
 
 
-_Rule = Callable[[Layer, Op, Release], _Counted]
+_Rule = Callable[[CountedModule, CountedOp, Release], _Counted]
 _DIMS = ("1d", "2d", "3d")
 
 
@@ -113,7 +113,7 @@ def _itemsize(tensor: TensorInfo) -> int:
     return int(getattr(torch, tensor.dtype).itemsize)
 
 
-def _parameters(op: Op) -> list[TensorInfo]:
+def _parameters(op: CountedOp) -> list[TensorInfo]:
     given = (op.argument(name) for name in ("weight", "bias"))
     return [tensor for tensor in given if isinstance(tensor, TensorInfo)]
 
@@ -123,13 +123,13 @@ def _samples(x: TensorInfo, batched_dims: int) -> int:
     return x.shape[0] if len(x.shape) >= batched_dims else 1
 
 
-def _read(op: Op) -> int:
+def _read(op: CountedOp) -> int:
     """The input once, the weights once for each sample."""
     parameters = _parameters(op)
     return _nbytes(op.x) + _samples(op.x, len(parameters[0].shape)) * _nbytes(*parameters)
 
 
-def _sums(layer: Layer, op: Op, release: Release) -> _Counted:
+def _sums(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """K products per output need K - 1 additions; a bias is one more addition, and one more MACC."""
     outputs, taps, bias = op.out.elements, prod(op.argument("weight").shape[1:]), int(op.has("bias"))
     macc = outputs * (taps + bias)
@@ -137,12 +137,12 @@ def _sums(layer: Layer, op: Op, release: Release) -> _Counted:
         # One operation a product, less the first addition; a convolution's outputs are not rounded down.
         size = outputs if op.name == "aten.linear" else _unrounded(op)
         work = round(size * (taps - 1 + bias))
-        return _Counted(macc, ((subject_of(op, layer), work),), _read(op), round(size * _itemsize(op.out)))
-    parts = ((subject_of(op, layer), 2 * outputs * taps), (FIRST_ADDITION, -outputs), (BIAS, bias * outputs))
+        return _Counted(macc, ((category_of(op, module), work),), _read(op), round(size * _itemsize(op.out)))
+    parts = ((category_of(op, module), 2 * outputs * taps), (FIRST_ADDITION, -outputs), (BIAS, bias * outputs))
     return _Counted(macc, parts, _read(op), _nbytes(op.out))
 
 
-def _unrounded(op: Op) -> Fraction:
+def _unrounded(op: CountedOp) -> Fraction:
     """Outputs of a convolution, were a stride that does not fit to leave a fraction of an output."""
     kernel = op.argument("weight").shape[2:]
     if isinstance(op.argument("padding"), str):
@@ -161,14 +161,14 @@ def _unrounded(op: Op) -> Fraction:
     return prod(op.out.shape[: -len(kernel)]) * prod(sizes, start=Fraction(1))
 
 
-def _transposed(layer: Layer, op: Op, release: Release) -> _Counted:
+def _transposed(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """K products per input, each added to an output that starts at zero, so no addition is saved."""
     products, biases = op.macs, op.out.elements if op.has("bias") else 0
     parts = ((CONVOLUTION, 2 * products), (BIAS, biases))
     return _Counted(products + biases, parts, _read(op), _nbytes(op.out))
 
 
-def _batch_norm(layer: Layer, op: Op, release: Release) -> _Counted:
+def _batch_norm(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """One MACC per element to normalise, one more where there is a scale and a shift."""
     parameters = _parameters(op)
     macc = (2 if parameters else 1) * op.x.elements
@@ -177,7 +177,7 @@ def _batch_norm(layer: Layer, op: Op, release: Release) -> _Counted:
     return _Counted(macc, ((NORM, flops),), read, _nbytes(op.x))
 
 
-def _pool(layer: Layer, op: Op, release: Release) -> _Counted:
+def _pool(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """K - 1 additions or comparisons per output; an average multiplies each tap too. The last window stands for all."""
     dims = int(op.name.removesuffix("_with_indices")[-2])
     is_average = "avg" in op.name
@@ -197,13 +197,13 @@ def _pool(layer: Layer, op: Op, release: Release) -> _Counted:
     return _Counted(op.out.elements * taps, ((POOLING, flops),), _nbytes(op.x), _nbytes(op.out))
 
 
-def _activation(layer: Layer, op: Op, release: Release) -> _Counted:
+def _activation(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """One operation per element, whatever the function; learned slopes are read and written with it."""
     moved = _nbytes(op.x) + _samples(op.x, 2) * _nbytes(*_parameters(op))
     return _Counted(op.x.elements, ((ACTIVATION, op.x.elements),), moved, moved)
 
 
-def _nothing(layer: Layer, op: Op, release: Release) -> _Counted:
+def _nothing(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """A dropout does nothing in inference."""
     return _Counted(0, (), 0, 0)
 
@@ -223,35 +223,35 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-def _rule(op: Op) -> _Rule | None:
+def _rule(op: CountedOp) -> _Rule | None:
     return _RULES.get(op.name) or (_activation if op.price.kind == "activation" else None)
 
 
-def _by_convention(layer: Layer, release: Release) -> tuple[_Counted, list[Op]] | None:
+def _by_convention(module: CountedModule, release: Release) -> tuple[_Counted, list[CountedOp]] | None:
     """The layer by rasp's formulas, and its other operators, if it is one operator they know with nothing else that
     computes. With a parametrized weight the layer itself is no leaf, and still the layer it was.
     """
-    if not layer.call.is_leaf and not layer.kind.startswith("Parametrized"):
+    if not module.call.is_leaf and not module.kind.startswith("Parametrized"):
         return None
-    ruled = [(rule, op) for op in layer.ops if (rule := _rule(op)) is not None]
-    rest = [op for op in layer.ops if _rule(op) is None]
+    ruled = [(rule, op) for op in module.ops if (rule := _rule(op)) is not None]
+    rest = [op for op in module.ops if _rule(op) is None]
     if len(ruled) != 1 or any(op.price.cost.flops or op.price.status == "unpriced" for op in rest):
         return None
     rule, op = ruled[0]
-    return rule(layer, op, release), rest
+    return rule(module, op, release), rest
 
 
-def _count(layer: Layer, release: Release) -> Count:
+def _count(module: CountedModule, release: Release) -> Count:
     """What only moves data around the operator, such as a circular padding, is added with the bytes it moves."""
-    found = _by_convention(layer, release)
+    found = _by_convention(module, release)
     if found is None:
-        return _own_costs(layer.ops)
+        return _own_costs(module.ops)
     counted, rest = found
     flops = sum(amount for _, amount in counted.flops)
     return Count(counted.macc, flops, counted.bytes_read, counted.bytes_written) + _own_costs(rest)
 
 
-def _own_costs(ops: Sequence[Op]) -> Count:
+def _own_costs(ops: Sequence[CountedOp]) -> Count:
     """The operators by our rules: a bias is no MAC, and bytes are read once for the whole batch."""
     costs = [op.price.cost for op in ops]
     return Count(
@@ -262,16 +262,16 @@ def _own_costs(ops: Sequence[Op]) -> Count:
     )
 
 
-def _main_dtype(layer: Layer) -> str | None:
-    computing = [op for op in layer.ops if op.price.cost.flops and op.signature.inputs]
+def _main_dtype(module: CountedModule) -> str | None:
+    computing = [op for op in module.ops if op.price.cost.flops and op.signature.inputs]
     if not computing:
         return None
     return max(computing, key=lambda op: op.price.cost.flops).x.dtype
 
 
-def _has_row(layer: Layer) -> bool:
+def _has_row(module: CountedModule) -> bool:
     """Leaves, and what a module with children does itself, where that is MACs or uses parameters."""
-    return layer.call.is_leaf or layer.reads_parameters or any(op.macs for op in layer.ops)
+    return module.call.is_leaf or module.reads_parameters or any(op.macs for op in module.ops)
 
 
 @convention(
@@ -280,17 +280,17 @@ def _has_row(layer: Layer) -> bool:
     description="the total of the flops column of rasp.stat: K multiplications and K - 1 additions for K products",
     by_module=True,
 )
-def entries(layers: Sequence[Layer]) -> Iterator[Entry]:
+def rasp_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
     """What its formulas do not cover (attention, recurrent layers, other norms) is counted as we count it.
 
     Element-wise work between layers, such as a residual add, has no row in its table.
     """
-    for layer in layers:
-        if not _has_row(layer):
+    for module in modules:
+        if not _has_row(module):
             continue
-        found = _by_convention(layer, "latest")
+        found = _by_convention(module, "latest")
         if found is None:
-            yield from our_entries((layer,), "flops")
+            yield from our_entries((module,), "flops")
         else:
-            for subject, amount in found[0].flops:
-                yield Entry(layer.call.index, subject, amount)
+            for category, amount in found[0].flops:
+                yield Entry(module.call.index, category, amount)
