@@ -95,10 +95,11 @@ def test_no_sample_is_wider_than_the_column(page: Path) -> None:
     assert not wide
 
 
-def test_the_page_of_commands_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("script", ["write_cli_page", "write_columns_page"])
+def test_pages_that_are_written_by_a_script_are_up_to_date(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    writer = import_module("write_cli_page")
-    assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), "run `python scripts/write_cli_page.py`"
+    writer = import_module(script)
+    assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), f"run `python scripts/{script}.py`"
 
 
 @pytest.mark.parametrize("name", sorted(set(edge_opt.__all__) - {"compress"}))

@@ -136,7 +136,7 @@ def test_an_unknown_level_names_the_known(profile: eo.ModelProfile, level: Any) 
 
 def test_a_column_can_be_added_once(profile: eo.ModelProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "_columns", dict(schema._columns))
-    depth = Column("letters", "Letters", "number", lambda row, _: len(row.path), ("leaves",))
+    depth = Column("letters", "Letters", "number", lambda row, _: len(row.path), ("leaves",), "Letters.")
     register(depth)
     assert profile.to_dataframe("leaves").letters.tolist()[-1] == len("head")
     assert depth not in columns("modules")

@@ -6,40 +6,21 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
+from edge_opt.report.table import meanings
 from edge_opt.report.terminal import print_sentences
 
 _MOVED = "bytes read plus bytes written by its operators"
 _SHARE = "its part of the whole model; so are other columns with %"
 
 PROFILE: Mapping[str, str] = {
-    "Module": "path of the module in the model; the tree is that of the modules",
-    "Operator": "what torch calls, without its namespace",
-    "#": "place of the operator in the order of execution",
-    "Kind": "class of the work, as it is priced",
-    "Type": "class of the module",
-    "Output": "shape of its output; +1 says that there is another",
-    "Params": "parameters, its children's included; shared ones count once",
-    "Time": "measured here, of its own and its children's work",
-    "Predicted": "time on the first target",
-    "Bound by": "what most of that time goes to: compute, memory or overhead",
-    "MACs": "multiplications with an addition; a FLOP count is about twice as large",
-    "MACs %": _SHARE,
-    "FLOPs %": _SHARE,
-    "Params %": _SHARE,
-    "Moved %": _SHARE,
-    "Activ. %": _SHARE,
-    "Time %": _SHARE,
-    "Pred. %": _SHARE,
-    "FLOPs": "all arithmetic: two per MAC, and what is outside MACs",
-    "Moved": _MOVED,
-    "Peak": "most bytes of activations alive at once while it runs; weights and inputs are apart",
-    "Live": "bytes of activations alive while the operator runs",
-    "Activations": "bytes of the tensors that it makes",
-    "FLOPs/byte": "FLOPs over bytes moved: many are bound by compute, few by memory",
+    **meanings("path", "op", "index", "kind", "type", "params", "measured_s", "predicted_s", "predicted_bound", "macs"),
+    "Output": "shape of its output; +1 means that there is another",
+    **dict.fromkeys(("MACs %", "FLOPs %", "Params %", "Moved %", "Activ. %", "Time %", "Pred. %"), _SHARE),
+    **meanings("flops", "bytes_moved", "peak_live_bytes", "live_bytes", "activation_bytes", "intensity"),
     "(own work)": "what the module does outside of its children",
     f"({chr(0xD7)}3)": "the module is called three times; the row is all calls together",
-    "≥": "at least: an operator in it has no price",
-    "planner bound": "the peak where a runtime plans memory ahead, and drops tensors as early as it can",
+    "≥": "at least: an operator in it has no cost rule",
+    "planner bound": meanings("planner_bytes")["Planner bound"],
 }
 
 TARGETS: Mapping[str, str] = {

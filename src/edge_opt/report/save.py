@@ -81,7 +81,7 @@ def _markdown(profile: ModelProfile, level: Level) -> str:
     """A table for people, with the summary under it."""
     found = table(profile, level)
     cells = [[markdown(column.text(value)) for value in values] for column, values in found]
-    header = [markdown(column.header) for column, _ in found]
+    header = [markdown(column.title) for column, _ in found]
     rule = ["---" if column.kind in ("text", "flag") else "--:" for column, _ in found]
     lines = [f"| {' | '.join(line)} |" for line in (header, rule, *zip(*cells, strict=True))]
     notes = [f"- **{label}:** {markdown(text)}" for label, text in summary_lines(profile)]

@@ -36,16 +36,18 @@ _FORMATS: dict[Kind, Callable[[Any], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `get` takes a row and its profile; None is a value that is not known or not defined.
+    """One column of a profile, declared once: files, tables, pages, `--legend` and docs/columns.md read it.
 
-    A column of predictions is left out of a profile that has none.
+    `get` takes a row and its profile; None is a value that is not known or not defined. A column of predictions is left
+    out of a profile that has none.
     """
 
     name: str
-    header: str
+    title: str
     kind: Kind
     get: Callable[[Row, ModelProfile], Any]
     levels: Sequence[Level]
+    help: str
     is_predicted: bool = False
 
     @property
@@ -75,9 +77,14 @@ def columns(level: str) -> tuple[Column, ...]:
     return tuple(column for column in _columns.values() if level in column.levels)
 
 
+def meanings(*names: str) -> dict[str, str]:
+    """Return titles of columns with what they mean."""
+    return {_columns[name].title: _columns[name].help for name in names}
+
+
 def heading(name: str) -> str:
     """What a column is called wherever people read it: in terminals, comparisons, notebooks and pages."""
-    return _columns[name].header
+    return _columns[name].title
 
 
 def _shapes(shapes: Sequence[Shape]) -> str:
@@ -115,53 +122,101 @@ _PARTS: tuple[Level, ...] = ("leaves", "modules", "operators")
 _CALLS: tuple[Level, ...] = ("leaves", "modules")
 _NOT_OPERATORS: tuple[Level, ...] = ("leaves", "modules", "root")
 
+# Two lines per column: the declaration, and what it means.
+# fmt: off
 register(
-    Column("name", "Model", "text", lambda row, profile: profile.name, ("root",)),
-    Column("mode", "Mode", "text", lambda row, profile: profile.mode, ("root",)),
-    Column("convention", "Convention", "text", lambda row, profile: profile.convention, ("root",)),
-    Column("index", "#", "number", lambda row, _: row.index, ("operators",)),
-    Column("op", "Operator", "text", lambda row, _: row.op, ("operators",)),
-    Column("kind", "Kind", "text", lambda row, _: row.type, ("operators",)),
-    Column("status", "Status", "text", lambda row, _: row.status, ("operators",)),
-    Column("module", "Module", "text", lambda row, _: row.path, ("operators",)),
-    Column("path", "Module", "text", lambda row, _: row.path, _NOT_OPERATORS),
-    Column("type", "Type", "text", lambda row, _: row.type, _NOT_OPERATORS),
-    Column("depth", "Depth", "number", lambda row, _: row.depth, ("modules",)),
-    Column("is_leaf", "Leaf", "flag", lambda row, _: row.is_leaf, _CALLS),
-    Column("call_number", "Call", "number", lambda row, _: row.call_number, ("leaves",)),
-    Column("calls", "Calls", "number", lambda row, _: row.calls, ("modules",)),
-    Column("in_shape", "Input", "text", lambda row, _: _shapes(row.inputs), _EVERY),
-    Column("out_shape", "Output", "text", lambda row, _: _shapes(row.outputs), _EVERY),
-    Column("output_elements", "Outputs", "count", lambda row, _: sum(map(prod, row.outputs)), _EVERY),
-    Column("params", "Params", "count", lambda row, _: row.params, _NOT_OPERATORS),
-    Column("trainable_params", "Trainable", "count", lambda row, _: row.trainable_params, _NOT_OPERATORS),
-    Column("param_bytes", "Weights", "bytes", lambda row, _: row.param_bytes, _NOT_OPERATORS),
-    Column("buffer_bytes", "Buffers", "bytes", lambda row, profile: profile.totals.buffer_bytes, ("root",)),
-    Column("input_bytes", "Inputs", "bytes", lambda row, profile: profile.totals.input_bytes, ("root",)),
-    Column("activation_bytes", "Activations", "bytes", lambda row, _: row.activation_bytes, _EVERY),
-    Column("macs", "MACs", "count", _cost(lambda cost: cost.macs), _EVERY),
-    Column("flops", "FLOPs", "count", _cost(lambda cost: cost.flops), _EVERY),
-    Column("other_ops", "Other ops", "count", _cost(lambda cost: cost.other_ops), _EVERY),
-    Column("bytes_read", "Read", "bytes", _cost(lambda cost: cost.bytes_read), _EVERY),
-    Column("bytes_written", "Written", "bytes", _cost(lambda cost: cost.bytes_written), _EVERY),
-    Column("bytes_moved", "Moved", "bytes", _cost(lambda cost: cost.bytes_moved), _EVERY),
-    Column("intensity", "FLOPs/byte", "ratio", _intensity, _EVERY),
-    Column("peak_live_bytes", "Peak", "bytes", lambda row, _: row.peak_live_bytes, _NOT_OPERATORS),
-    Column("live_bytes", "Live", "bytes", lambda row, _: row.peak_live_bytes, ("operators",)),
-    Column("planner_bytes", "Planner bound", "bytes", lambda row, profile: profile.peak.planner_bytes, ("root",)),
-    Column("measured_s", "Time", "time", lambda row, _: row.measured_s, _NOT_OPERATORS),
-    Column("predicted_s", "Predicted", "time", _predicted(lambda found: found.seconds), _NOT_OPERATORS, True),
-    Column("predicted_low_s", "At least", "time", _predicted(lambda found: found.low), _NOT_OPERATORS, True),
-    Column("predicted_high_s", "At most", "time", _predicted(lambda found: found.high), _NOT_OPERATORS, True),
-    Column("predicted_bound", "Bound by", "text", _predicted(lambda found: found.bound), _NOT_OPERATORS, True),
-    Column("predicted_energy_j", "Energy", "energy", _predicted(lambda found: found.energy_j), _NOT_OPERATORS, True),
-    Column("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS),
-    Column("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS),
-    Column("coverage", "Coverage", "share", lambda row, profile: profile.coverage, ("root",)),
-    Column("macs_share", "MACs %", "share", _macs_share, _PARTS),
-    Column("params_share", "Params %", "share", lambda row, p: _share(row.params, p.totals.params), _CALLS),
-    Column("bytes_share", "Traffic %", "share", _bytes_share, _PARTS),
+    Column("name", "Model", "text", lambda row, profile: profile.name, ("root",),
+           "Name of the model."),
+    Column("mode", "Mode", "text", lambda row, profile: profile.mode, ("root",),
+           '"eval" or "train".'),
+    Column("convention", "Convention", "text", lambda row, profile: profile.convention, ("root",),
+           "Which tool's way of counting: edge_opt's own, or another's."),
+    Column("index", "#", "number", lambda row, _: row.index, ("operators",),
+           "Position in the order of execution."),
+    Column("op", "Operator", "text", lambda row, _: row.op, ("operators",),
+           'Operator of torch, such as "aten.convolution".'),
+    Column("kind", "Kind", "text", lambda row, _: row.type, ("operators",),
+           'Class of the work, such as "conv", "linear" or "norm".'),
+    Column("status", "Status", "text", lambda row, _: row.status, ("operators",),
+           '"priced", "free" (it does no work) or "unpriced" (it has no cost rule).'),
+    Column("module", "Module", "text", lambda row, _: row.path, ("operators",),
+           "Path of the module that ran the operator."),
+    Column("path", "Module", "text", lambda row, _: row.path, _NOT_OPERATORS,
+           'Path of the module in the model; "" for the model itself.'),
+    Column("type", "Type", "text", lambda row, _: row.type, _NOT_OPERATORS,
+           "Class of the module."),
+    Column("depth", "Depth", "number", lambda row, _: row.depth, ("modules",),
+           "Depth in the tree of modules; 0 for the model itself."),
+    Column("is_leaf", "Leaf", "flag", lambda row, _: row.is_leaf, _CALLS,
+           "Whether it called no other module."),
+    Column("call_number", "Call", "number", lambda row, _: row.call_number, ("leaves",),
+           "1 for the first call of the module, 2 for the second."),
+    Column("calls", "Calls", "number", lambda row, _: row.calls, ("modules",),
+           "How often the module was called; the row is all calls together."),
+    Column("in_shape", "Input", "text", lambda row, _: _shapes(row.inputs), _EVERY,
+           "Shapes of the inputs."),
+    Column("out_shape", "Output", "text", lambda row, _: _shapes(row.outputs), _EVERY,
+           "Shapes of the outputs."),
+    Column("output_elements", "Outputs", "count", lambda row, _: sum(map(prod, row.outputs)), _EVERY,
+           "Elements of the outputs."),
+    Column("params", "Params", "count", lambda row, _: row.params, _NOT_OPERATORS,
+           "Parameters, in the row of the first call of the module that owns them; shared ones count once."),
+    Column("trainable_params", "Trainable", "count", lambda row, _: row.trainable_params, _NOT_OPERATORS,
+           "Parameters that are trained."),
+    Column("param_bytes", "Weights", "bytes", lambda row, _: row.param_bytes, _NOT_OPERATORS,
+           "Bytes of the parameters."),
+    Column("buffer_bytes", "Buffers", "bytes", lambda row, profile: profile.totals.buffer_bytes, ("root",),
+           "Bytes of the buffers, such as running means."),
+    Column("input_bytes", "Inputs", "bytes", lambda row, profile: profile.totals.input_bytes, ("root",),
+           "Bytes of the inputs."),
+    Column("activation_bytes", "Activations", "bytes", lambda row, _: row.activation_bytes, _EVERY,
+           "Bytes of all tensors that are created; a sum, not a peak."),
+    Column("macs", "MACs", "count", _cost(lambda cost: cost.macs), _EVERY,
+           "Multiply-accumulates; a FLOP count is about twice as large."),
+    Column("flops", "FLOPs", "count", _cost(lambda cost: cost.flops), _EVERY,
+           "All arithmetic: two per MAC, and `other_ops`."),
+    Column("other_ops", "Other ops", "count", _cost(lambda cost: cost.other_ops), _EVERY,
+           "Arithmetic outside MACs: element-wise, norms, reductions, bias."),
+    Column("bytes_read", "Read", "bytes", _cost(lambda cost: cost.bytes_read), _EVERY,
+           "Bytes of the tensors that operators read, once each."),
+    Column("bytes_written", "Written", "bytes", _cost(lambda cost: cost.bytes_written), _EVERY,
+           "Bytes of the tensors that operators write, once each."),
+    Column("bytes_moved", "Moved", "bytes", _cost(lambda cost: cost.bytes_moved), _EVERY,
+           "Bytes read plus bytes written by the operators."),
+    Column("intensity", "FLOPs/byte", "ratio", _intensity, _EVERY,
+           "FLOPs per byte moved: high values are limited by compute, low values by memory."),
+    Column("peak_live_bytes", "Peak", "bytes", lambda row, _: row.peak_live_bytes, _NOT_OPERATORS,
+           "Most bytes of activations alive at once while it runs; weights and inputs are not included."),
+    Column("live_bytes", "Live", "bytes", lambda row, _: row.peak_live_bytes, ("operators",),
+           "Bytes of activations alive while the operator runs, its outputs and scratch memory included."),
+    Column("planner_bytes", "Planner bound", "bytes", lambda row, profile: profile.peak.planner_bytes, ("root",),
+           "The peak of a runtime that plans memory ahead and drops each tensor after its last use."),
+    Column("measured_s", "Time", "time", lambda row, _: row.measured_s, _NOT_OPERATORS,
+           "Seconds measured on this machine, of its own and its children's work."),
+    Column("predicted_s", "Predicted", "time", _predicted(lambda found: found.seconds), _NOT_OPERATORS,
+           "Seconds predicted for the first target.", is_predicted=True),
+    Column("predicted_low_s", "At least", "time", _predicted(lambda found: found.low), _NOT_OPERATORS,
+           "Lower end of the 90 % interval of the prediction.", is_predicted=True),
+    Column("predicted_high_s", "At most", "time", _predicted(lambda found: found.high), _NOT_OPERATORS,
+           "Upper end of the 90 % interval of the prediction.", is_predicted=True),
+    Column("predicted_bound", "Bound by", "text", _predicted(lambda found: found.bound), _NOT_OPERATORS,
+           'What most of the predicted time goes to: "compute", "memory" or "overhead".', is_predicted=True),
+    Column("predicted_energy_j", "Energy", "energy", _predicted(lambda found: found.energy_j), _NOT_OPERATORS,
+           "Joules predicted for the first target; an estimate, not a measurement.", is_predicted=True),
+    Column("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS,
+           "Operator calls."),
+    Column("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS,
+           "Operator calls without a cost rule; with any, its figures are lower bounds."),
+    Column("coverage", "Coverage", "share", lambda row, profile: profile.coverage, ("root",),
+           "Share of the operator calls that are priced or free."),
+    Column("macs_share", "MACs %", "share", _macs_share, _PARTS,
+           "Share of the model's MACs."),
+    Column("params_share", "Params %", "share", lambda row, p: _share(row.params, p.totals.params), _CALLS,
+           "Share of the model's parameters."),
+    Column("bytes_share", "Traffic %", "share", _bytes_share, _PARTS,
+           "Share of the bytes that the model moves."),
 )
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,7 @@ def _table(profile: ModelProfile, level: Level) -> dict[str, Any]:
     """One level of the profile, by columns; a column of which no value is known is left out."""
     found = [(column, values) for column, values in table(profile, level) if any(v is not None for v in values)]
     return {
-        "columns": [{"name": column.name, "header": column.header, "kind": column.kind} for column, _ in found],
+        "columns": [{"name": column.name, "header": column.title, "kind": column.kind} for column, _ in found],
         "values": [values for _, values in found],
     }
 
