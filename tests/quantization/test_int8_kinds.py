@@ -17,7 +17,7 @@ from edge_opt import compress
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.quantization.activation_ranges import _entropy, _histograms, _percentile
 from edge_opt.quantization.mixed_precision import keep_float_until_it_agrees, ranked_layers
-from edge_opt.records.conversions import SparedPoint
+from edge_opt.records.conversions import KeptFloatTrial
 
 
 def test_an_lstm_runs_in_int8_without_calibration() -> None:
@@ -95,12 +95,12 @@ def test_a_tensor_that_hardly_changes_has_a_histogram() -> None:
     assert _entropy(counts, *map(float, array[:2])) == _percentile(counts, *map(float, array[:2])) == (1, array[1])
 
 
-def needing(count: int) -> Callable[[tuple[str, ...]], tuple[SparedPoint, str | None]]:
+def needing(count: int) -> Callable[[tuple[str, ...]], tuple[KeptFloatTrial, str | None]]:
     """Return attempts that agree where so many layers stay in float."""
 
-    def attempt(layers: tuple[str, ...]) -> tuple[SparedPoint, str | None]:
+    def attempt(layers: tuple[str, ...]) -> tuple[KeptFloatTrial, str | None]:
         is_enough = len(layers) >= count
-        return SparedPoint(layers, 0.05 if is_enough else 0.2, None, None), None if is_enough else "too far"
+        return KeptFloatTrial(layers, 0.05 if is_enough else 0.2, None, None), None if is_enough else "too far"
 
     return attempt
 

@@ -22,7 +22,7 @@ from browser import Browser, Page
 from edge_opt import units
 from edge_opt.model import SmallCNN
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import Factor, Finalist, Finals, Speedup
+from edge_opt.records.sweeps import Finalist, Finals, Speedup, SpeedupRatio
 from edge_opt.report.figures import Agreement
 from edge_opt.report.page import write_page
 from edge_opt.report.page.page import embedded, page_text
@@ -433,9 +433,9 @@ def wide_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sweep(slow, done(0.5), fast),
         best=fast.candidate.key,
         finals=Finals(1, 1, "wall", 1, False, (), (
-            Finalist(fast.candidate, 1e-3, 0.9e-3, 1.1e-3, 1e-5, 1.2e-3, Factor(8.0, 7.6, 8.4), ()),
+            Finalist(fast.candidate, 1e-3, 0.9e-3, 1.1e-3, 1e-5, 1.2e-3, SpeedupRatio(8.0, 7.6, 8.4), ()),
         )),
-        speedup=Speedup(Factor(8.0, 7.6, 8.4), None, None, None, 1, "wall", True),
+        speedup=Speedup(SpeedupRatio(8.0, 7.6, 8.4), None, None, None, 1, "wall", True),
     )  # fmt: skip
     return write_page(
         tmp_path_factory.mktemp("wide") / "page.html", profile=eo.profile(SmallCNN(), (1, 1, 28, 28)), sweep=result

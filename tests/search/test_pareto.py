@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_opt.budgets import parse_budget, violations
 from edge_opt.errors import InvalidInput
-from edge_opt.records.sweeps import Candidate, Factor, Finalist, Finals, Trial, TrialMetrics
+from edge_opt.records.sweeps import Candidate, Finalist, Finals, SpeedupRatio, Trial, TrialMetrics
 from edge_opt.search.choose import (
     Point,
     Span,
@@ -181,7 +181,7 @@ def test_resampled_scores_are_compared_draw_by_draw() -> None:
 
 def finalist(row: Trial, logs: list[float]) -> Finalist:
     seconds = math.exp(sum(logs) / len(logs))
-    return Finalist(row.candidate, seconds, seconds, seconds, 0.0, seconds, Factor(1.0, 1.0, 1.0), tuple(logs))
+    return Finalist(row.candidate, seconds, seconds, seconds, 0.0, seconds, SpeedupRatio(1.0, 1.0, 1.0), tuple(logs))
 
 
 def test_of_those_not_shown_to_be_slower_the_smaller_is_chosen() -> None:

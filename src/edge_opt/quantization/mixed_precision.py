@@ -9,7 +9,7 @@ from torch import nn
 
 from edge_opt.errors import ConversionFailed
 from edge_opt.quantization.fake_quantization import at_precision, watching
-from edge_opt.records.conversions import SparedPoint
+from edge_opt.records.conversions import KeptFloatTrial
 
 # Without a bound of the caller's: half of what int8 may differ by.
 AUTO_BOUND = 0.1
@@ -35,14 +35,14 @@ def ranked_layers(model: nn.Module, outputs: Callable[[], Sequence[torch.Tensor]
 
 
 def keep_float_until_it_agrees(
-    ranked: list[str], attempt: Callable[[tuple[str, ...]], tuple[SparedPoint, str | None]], bound: float
-) -> tuple[tuple[str, ...], tuple[SparedPoint, ...]]:
+    ranked: list[str], attempt: Callable[[tuple[str, ...]], tuple[KeptFloatTrial, str | None]], bound: float
+) -> tuple[tuple[str, ...], tuple[KeptFloatTrial, ...]]:
     """Return the shortest head of the ranking that, kept in float, brings the rest within the bound, and all attempts.
 
     Doubling finds a number that suffices, bisection the smallest one. All in float would be no int8 at all, and raises.
     `attempt` converts with these layers in float; its second result says what differs too much, if so.
     """
-    points: dict[int, SparedPoint] = {}
+    points: dict[int, KeptFloatTrial] = {}
     problems: list[str] = []
 
     def suffices(count: int) -> bool:

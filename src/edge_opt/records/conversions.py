@@ -145,7 +145,7 @@ class Agreement(Shown):
 
 
 @record
-class SparedPoint(Record):
+class KeptFloatTrial(Record):
     """One try of mixed precision: some layers in float, the others in int8."""
 
     spared: tuple[str, ...] = field("Paths of the layers in float.")
@@ -175,7 +175,7 @@ class Converted(Shown):
     outputs: tuple[str, ...] = field("Names of the outputs.")
     remarks: tuple[str, ...] = field("What a reader should know before using it.")
     model: Any = field("The torch module itself; None for the other runtimes.", default=None, compare=False)
-    curve: tuple[SparedPoint, ...] = field(
+    curve: tuple[KeptFloatTrial, ...] = field(
         'With `spare="auto"`, what each number of layers in float gave; else empty.',
         default=(),
     )

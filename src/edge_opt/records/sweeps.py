@@ -152,7 +152,7 @@ class TrialMetrics(Shown):
     machine: str = field('Where it was timed, if that was a board; "" is the machine of the sweep.', default="")
 
     @property
-    def merit(self) -> float:
+    def comparable_score(self) -> float:
         """The score, turned so that more is better."""
         return self.accuracy if self.metric_direction == "higher" else -self.accuracy
 
@@ -205,7 +205,7 @@ class Trial(Shown):
 
 
 @record
-class Factor(Record):
+class SpeedupRatio(Record):
     """How many times as fast one thing is as another, timed in turns at quiet moments."""
 
     ratio: float = field("The one's calls per second over the other's; 2 is twice as fast.")
@@ -225,7 +225,7 @@ class Finalist(Record):
     high: float = field("Upper end of its 95 % interval.")
     std_s: float = field("Standard deviation of the samples, in seconds.")
     p95_s: float = field("95 in 100 samples take no longer, in seconds.")
-    speedup: Factor = field("How many times as fast as the baseline it is.")
+    speedup: SpeedupRatio = field("How many times as fast as the baseline it is.")
     logs: tuple[float, ...] = field(
         "Logarithms of the seconds in consecutive parts of the session, the same parts for all finalists."
     )
@@ -260,12 +260,12 @@ class Finals(Shown):
 class Speedup(Record):
     """Speedup of the winner over the baseline, and its three parts; their product is the whole."""
 
-    whole: Factor = field("The winner against the baseline.")
-    runtime: Factor | None = field(
+    whole: SpeedupRatio = field("The winner against the baseline.")
+    runtime: SpeedupRatio | None = field(
         "What its runtime alone buys: the baseline in the winner's runtime. None where it could not be timed."
     )
-    precision: Factor | None = field("What its precision buys on top of that.")
-    pruning: Factor | None = field("What pruning buys on top of both.")
+    precision: SpeedupRatio | None = field("What its precision buys on top of that.")
+    pruning: SpeedupRatio | None = field("What pruning buys on top of both.")
     batch_size: int = field("Samples in one call.")
     clock: Literal["wall", "cpu"] = field("Whose seconds are compared, as in `Finals`.")
     is_disturbed: bool = field("As in `Finals`.")

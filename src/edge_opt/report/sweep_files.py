@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_opt._support.json import dumps_rows, from_plain, to_plain
 from edge_opt.errors import UnreadableProfile, UnreadableSweep
-from edge_opt.records.sweeps import Factor, SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import SpeedupRatio, SweepResult, Trial, TrialMetrics
 from edge_opt.text import spreadsheet
 from edge_opt.units import megabytes
 
@@ -107,7 +107,7 @@ def frontier_keys(result: SweepResult, objective: str) -> frozenset[str]:
     return frozenset()
 
 
-def _speedups(result: SweepResult) -> dict[str, Factor]:
+def _speedups(result: SweepResult) -> dict[str, SpeedupRatio]:
     """How many times as fast as the baseline each finalist is, by the candidate's key."""
     return {} if result.finals is None else {item.candidate.key: item.speedup for item in result.finals.finalists}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_opt import units
-from edge_opt.records.sweeps import SHARES, Factor, Speedup, SweepResult, Trial, TrialMetrics
+from edge_opt.records.sweeps import SHARES, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics
 from edge_opt.report.sheets import Fact, Sheet
 from edge_opt.report.terminal import Cell, Strip
 from edge_opt.text import html, printable
@@ -32,8 +32,8 @@ def ranked(result: SweepResult) -> list[tuple[Trial, str]]:
     on_frontier = {key for _, keys in result.frontiers for key in keys}
 
     def place(trial: Trial) -> tuple[int, bool, float]:
-        merit = trial.metrics.merit if trial.metrics else 0.0
-        return _ORDER[fate_of(trial)], trial.candidate.key not in on_frontier, -merit
+        score = trial.metrics.comparable_score if trial.metrics else 0.0
+        return _ORDER[fate_of(trial)], trial.candidate.key not in on_frontier, -score
 
     # A baseline of the space is one of its trials, too.
     others = (trial for trial in result.trials if trial.candidate.key != result.baseline.candidate.key)
@@ -163,10 +163,10 @@ def times(value: float) -> str:
     return f"{value:.1f}" if value >= 2 else f"{value:.2f}"
 
 
-def factor_text(factor: Factor) -> str:
+def factor_text(factor: SpeedupRatio) -> str:
     """A factor with its interval.
 
-    >>> factor_text(Factor(5.13, 4.9, 5.31))
+    >>> factor_text(SpeedupRatio(5.13, 4.9, 5.31))
     '5.1 × (4.9 to 5.3)'
     """
     return f"{times(factor.ratio)} × ({times(factor.low)} to {times(factor.high)})"
@@ -214,7 +214,7 @@ def speedup_data(found: Speedup | None) -> dict[str, Any] | None:
     if found is None:
         return None
 
-    def data(factor: Factor | None) -> dict[str, float] | None:
+    def data(factor: SpeedupRatio | None) -> dict[str, float] | None:
         return None if factor is None else {"ratio": factor.ratio, "low": factor.low, "high": factor.high}
 
     return {

@@ -53,7 +53,7 @@ def study_keys(config: RunConfig, result: SweepResult) -> dict[str, Any]:
     A row is accepted or rejected: one that failed is rejected, too.
     """
     found = [trial.metrics for trial in result.accepted if trial.metrics is not None]
-    best = max(found, key=lambda metrics: metrics.merit, default=None)
+    best = max(found, key=lambda metrics: metrics.comparable_score, default=None)
     return {
         "memory_budgets_mb": list(config.memory_budgets_mb),
         "active_memory_budget_mb": config.active_memory_budget_mb,

@@ -32,7 +32,7 @@ from edge_opt.quantization.static_int8 import (
     range_remarks,
     sample_remarks,
 )
-from edge_opt.records.conversions import Agreement, Converted, Exported, Kernel, LayerPrecision, Runtime, SparedPoint
+from edge_opt.records.conversions import Agreement, Converted, Exported, KeptFloatTrial, Kernel, LayerPrecision, Runtime
 from edge_opt.records.devices import Precision
 from edge_opt.runtimes.agreement import (
     SINGLE_ALLOWED,
@@ -175,7 +175,7 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
     with show_progress(), staging(place) as aside:
         report_progress(f"converting to {precision} for {runtime}")
         job = replace(job, folder=aside)
-        curve: tuple[SparedPoint, ...] = ()
+        curve: tuple[KeptFloatTrial, ...] = ()
         if held.budget is not None:
             spared, curve = _auto_spared(job, runtime, original, held)
             job = replace(job, spare=spared)
@@ -243,7 +243,7 @@ def _compared(
 
 def _auto_spared(
     job: Job, runtime: str, original: Original, held: _Verification
-) -> tuple[tuple[str, ...], tuple[SparedPoint, ...]]:
+) -> tuple[tuple[str, ...], tuple[KeptFloatTrial, ...]]:
     """The layers that int8 must leave in float, by trying; ranges are found once."""
     known: list[Calibrated] = []
     first = replace(job, filename=f"try-{job.filename}", spare=())
@@ -252,7 +252,7 @@ def _auto_spared(
     assert held.budget is not None
     bound, single = held.budget, SINGLE_ALLOWED * held.bound
 
-    def attempt(spared: tuple[str, ...]) -> tuple[SparedPoint, str | None]:
+    def attempt(spared: tuple[str, ...]) -> tuple[KeptFloatTrial, str | None]:
         report_progress(f"trying int8 with {len(spared)} layers in float")
         if job.scheme == "static":
             made, ranges = _static(replace(first, spare=spared), source, path, known[0] if known else None)
@@ -263,7 +263,7 @@ def _auto_spared(
             made = replace(source, path=path)
         with _open(path, runtime, "int8") as runner:
             found = _compared(made, runner, original, job, held, bound)[0]
-        point = SparedPoint(spared, found.relative_difference or 0.0, found.top1, found.accuracy)
+        point = KeptFloatTrial(spared, found.relative_difference or 0.0, found.top1, found.accuracy)
         trouble = trouble_of(found, bound, single)
         return point, None if trouble is None else trouble[1]
 

@@ -160,7 +160,7 @@ Ran = tuple[Trial, TrialMetrics]
 
 def not_worse(accepted: Sequence[Ran]) -> tuple[Ran, list[Ran]]:
     """The most accurate candidate, and those that are not shown to be less accurate than it, itself among them."""
-    top = max(accepted, key=lambda pair: pair[1].merit)
+    top = max(accepted, key=lambda pair: pair[1].comparable_score)
     return top, [pair for pair in accepted if pair is top or not _is_worse(pair[1], top[1])]
 
 

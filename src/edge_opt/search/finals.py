@@ -13,10 +13,10 @@ from edge_opt.measuring.statistics import mean_and_half_width, paired_ratio
 from edge_opt.records.sweeps import (
     FASTER_THAN_UNPRUNED,
     Candidate,
-    Factor,
     Finalist,
     Finals,
     Speedup,
+    SpeedupRatio,
     SweepResult,
     Trial,
     TrialMetrics,
@@ -231,12 +231,12 @@ def _finalist(candidate: Candidate, logs: tuple[float, ...], first: tuple[float,
     )
 
 
-def factor(slow: Sequence[float], fast: Sequence[float]) -> Factor:
+def factor(slow: Sequence[float], fast: Sequence[float]) -> SpeedupRatio:
     """How many times as fast the one is; what is compared with itself is exactly as fast."""
     if slow == fast:
-        return Factor(1.0, 1.0, 1.0)
+        return SpeedupRatio(1.0, 1.0, 1.0)
     ratio, interval = paired_ratio(slow, fast)
-    return Factor(ratio, interval.low, interval.high)
+    return SpeedupRatio(ratio, interval.low, interval.high)
 
 
 def speedup_of(finals: Finals, baseline: Candidate, winner: Candidate) -> Speedup | None:
