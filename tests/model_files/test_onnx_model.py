@@ -171,7 +171,7 @@ def test_constants_are_worked_out_until_it_is_too_much(tmp_path: Path) -> None:
     run = GraphInterpreter(model.plan, dict(model.named_modules()), {"x": torch.empty(1, 4, device="meta")})
     run.whole()
     # One for each of 32 rounds of 2^16 elements; the shapes of the others are enough.
-    assert sum(name in run.known for name in names[1:]) == (1 << 21) // (1 << 16)
+    assert sum(name in run.constant_values for name in names[1:]) == (1 << 21) // (1 << 16)
 
 
 def test_inputs_that_do_not_fit_are_named_without_torchs_compiler(tmp_path: Path) -> None:

@@ -168,5 +168,5 @@ def known_values(one: OnnxRow, folder: Path) -> list[Array | None]:
     model = load_onnx(path)
     run = GraphInterpreter(model.plan, dict(model.named_modules()), {})
     run.whole()
-    found = [run.known.get(name) for name in one.outputs]
+    found = [run.constant_values.get(name) for name in one.outputs]
     return [value.numpy() if isinstance(value, torch.Tensor) else None for value in found]

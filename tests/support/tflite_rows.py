@@ -117,5 +117,5 @@ def known_values(row: TfliteRow, folder: Path) -> list[Array | None]:
     model = load_tflite(row.write(folder, is_constant=True))
     run = GraphInterpreter(model.plan, dict(model.named_modules()), {})
     run.whole()
-    found = [run.known.get(name) for name in row.outputs.split()]
+    found = [run.constant_values.get(name) for name in row.outputs.split()]
     return [value.numpy() if isinstance(value, torch.Tensor) else None for value in found]

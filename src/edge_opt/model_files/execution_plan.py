@@ -22,7 +22,7 @@ from edge_opt.model_files.file_graph import (
 )
 from edge_opt.model_files.module_scopes import Scope, connect, graphs_in, names_read, scopes_of, spans
 from edge_opt.model_files.node_call import MOST_ELEMENTS, real_values, torch_dtype
-from edge_opt.model_files.onnx_quantized import nodes_on_bytes
+from edge_opt.model_files.onnx_quantized import quantized_nodes
 
 RANDOM = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial RANDOM_UNIFORM "
@@ -55,40 +55,42 @@ class ExecutionPlan:
         self.file = file
         constants = dict(file.graph.constants)
         constants |= _weights_of_nodes(file.graph)
-        self.nodes = tuple(_with_weights(node, place, constants) for place, node in enumerate(file.graph.nodes))
+        self.nodes = tuple(_with_weights(node, index, constants) for index, node in enumerate(file.graph.nodes))
         self.reads = tuple(names_read(node) for node in self.nodes)
         _check_order(self.nodes, self.reads, constants, file.graph)
         self.outputs = frozenset(value.name for value in file.graph.outputs)
         self.folded, names = _constant_nodes(self.nodes, self.reads, constants)
-        self.on_bytes = nodes_on_bytes(self.nodes, names, self.outputs)
+        self.runs_quantized = quantized_nodes(self.nodes, names, self.outputs)
         chains = self._chains(names)
         self.tree = spans(chains)
         connect(self.tree, self.nodes, self.reads, names, self.outputs)
         self.modules = self._modules(chains)
         self.last = {
-            name: place for place, node in enumerate(self.nodes) for name in (*node.outputs, *self.reads[place])
+            name: index for index, node in enumerate(self.nodes) for name in (*node.outputs, *self.reads[index])
         }
         readers: dict[str, int] = {}
-        for place, names_of_node in enumerate(self.reads):
+        for index, names_of_node in enumerate(self.reads):
             for name in names_of_node:
-                readers.setdefault(name, place)
+                readers.setdefault(name, index)
         # Who multiplies a quantised weight owns it, not the step that widens it.
-        users = {name: readers.get(self.nodes[place].outputs[0], place) if self.nodes[place].op == "DequantizeLinear"
-                 else place for name, place in readers.items()}  # fmt: skip
-        self.owners = {name: chains[place][-1].path if chains[place] else "" for name, place in users.items()}
+        users = {name: readers.get(self.nodes[index].outputs[0], index) if self.nodes[index].op == "DequantizeLinear"
+                 else index for name, index in readers.items()}  # fmt: skip
+        self.owners = {name: chains[index][-1].path if chains[index] else "" for name, index in users.items()}
         self.paths = tuple(chain[-1].path if chain else "" for chain in chains)
-        self.places = {
-            name: place for place, node in enumerate(self.nodes) for name in (*node.outputs, node.name) if name
+        self.indices = {
+            name: index for index, node in enumerate(self.nodes) for name in (*node.outputs, node.name) if name
         }
         # Of the last reading: bytes of each value, for the arena.
-        self.made_bytes: dict[str, int] = {}
+        self.value_bytes: dict[str, int] = {}
         self.roles = _roles(self.nodes, constants, file.graph.values)
-        self.known = {name: value for name, one in constants.items() if (value := real_values(one)) is not None}
-        self.tensors = {name: hollow(one, self.roles[name]) for name, one in constants.items()}
+        self.constant_values = {
+            name: value for name, one in constants.items() if (value := real_values(one)) is not None
+        }
+        self.tensors = {name: meta_constant(one, self.roles[name]) for name, one in constants.items()}
         self.names = [value.name for value in file.graph.inputs]
         self.inner: dict[int, torch.Tensor] = {}  # constants of graphs inside nodes, by the identity of their record
-        for place, node in enumerate(self.nodes):
-            self._add_inner(node, self.paths[place])
+        for index, node in enumerate(self.nodes):
+            self._add_inner(node, self.paths[index])
 
     def _add_inner(self, node: FileNode, owner: str) -> None:
         """Weights of the graphs inside a node are weights of the module that runs it."""
@@ -97,7 +99,7 @@ class ExecutionPlan:
             for name, one in graph.constants.items():
                 if id(one) not in self.inner:
                     key = f"{node.name or node.op}/{len(self.inner)}.{name}"
-                    self.inner[id(one)] = self.tensors[key] = hollow(one, roles[name])
+                    self.inner[id(one)] = self.tensors[key] = meta_constant(one, roles[name])
                     self.roles[key], self.owners[key] = roles[name], owner
             for inside in graph.nodes:
                 self._add_inner(inside, owner)
@@ -106,30 +108,30 @@ class ExecutionPlan:
         """The modules of each node. A constant one stays where the flow is, so that it ends no call; steps between
         floats and bytes that a quantiser put in belong to who reads or made what they convert."""
         found: list[tuple[Scope, ...]] = []
-        readers = {name: place for place, node in reversed(list(enumerate(self.nodes))) for name in node.inputs}
-        makers = {name: place for place, node in enumerate(self.nodes) for name in node.outputs}
-        for place, node in enumerate(self.nodes):
+        readers = {name: index for index, node in reversed(list(enumerate(self.nodes))) for name in node.inputs}
+        makers = {name: index for index, node in enumerate(self.nodes) for name in node.outputs}
+        for index, node in enumerate(self.nodes):
             is_step = not node.metadata and node.op in ("QuantizeLinear", "DequantizeLinear")
             other = None
             if is_step and not names.issuperset(node.inputs):
                 is_back = node.op == "DequantizeLinear"
                 other = readers.get(node.outputs[0]) if is_back else makers.get(node.inputs[0])
-            if other is not None and place not in self.folded:
-                found.append(found[other] if other < place else scopes_of(self.nodes[other], other))
+            if other is not None and index not in self.folded:
+                found.append(found[other] if other < index else scopes_of(self.nodes[other], other))
             else:
-                flows = is_step or place in self.folded
-                found.append((found[-1] if found else ()) if flows else scopes_of(node, place))
+                flows = is_step or index in self.folded
+                found.append((found[-1] if found else ()) if flows else scopes_of(node, index))
         return found
 
     def _modules(self, chains: Sequence[tuple[Scope, ...]]) -> dict[str, str]:
         """Every module by its path, with its class; of an unknown one its largest node says what it is."""
         kinds: dict[str, str] = {}
         mains: dict[str, str] = {}
-        for place, chain in enumerate(chains):
+        for index, chain in enumerate(chains):
             for scope in chain:
                 kinds[scope.path] = kinds.get(scope.path) or scope.kind
-            if chain and place not in self.folded:
-                op = self.nodes[place].op
+            if chain and index not in self.folded:
+                op = self.nodes[index].op
                 path = chain[-1].path
                 mains[path] = op if mains.get(path) is None or op in _MAIN else mains[path]
         return {path: kind or mains.get(path, "Module") for path, kind in sorted(kinds.items())}
@@ -208,14 +210,14 @@ def _weights_of_nodes(graph: FileGraph) -> dict[str, FileTensor]:
             if isinstance(one, FileTensor) and "float" in one.dtype and prod(one.shape) > 1}  # fmt: skip
 
 
-def _with_weights(node: FileNode, place: int, constants: dict[str, FileTensor]) -> FileNode:
+def _with_weights(node: FileNode, index: int, constants: dict[str, FileTensor]) -> FileNode:
     """The node with weights that it keeps among its attributes as inputs, like any other weights."""
     _unpack(node, constants)
     added = []
     for name in _KEPT_INSIDE.get(node.op, ()) if node.domain == "ai.onnx.ml" else ():
         values = node.attributes.get(name, ())
         if values:
-            key = f"{node.name or node.op}_{place}.{name}"
+            key = f"{node.name or node.op}_{index}.{name}"
             constants[key] = FileTensor(key, (len(values),), "float32", None)
             added.append(key)
     return replace(node, inputs=(*node.inputs, *added)) if added else node
@@ -257,13 +259,13 @@ def _constant_nodes(
     A weight that is stored as bytes is not among them: it stays bytes until it is used.
     """
     names = {*constants, ""}
-    places: set[int] = set()
-    for place, node in enumerate(nodes):
+    indices: set[int] = set()
+    for index, node in enumerate(nodes):
         is_free = node.op in RANDOM or node.op in ("DequantizeLinear", *CONTROL)
-        if (node.op in BY_SHAPE and node.domain in KNOWN_DOMAINS) or (not is_free and names.issuperset(reads[place])):
-            places.add(place)
+        if (node.op in BY_SHAPE and node.domain in KNOWN_DOMAINS) or (not is_free and names.issuperset(reads[index])):
+            indices.add(index)
             names.update(node.outputs)
-    return frozenset(places), frozenset(names)
+    return frozenset(indices), frozenset(names)
 
 
 def _roles(
@@ -274,7 +276,7 @@ def _roles(
     Torch's exporter says so of most. Else weights are what has a dimension and is of floats, or of bytes that are
     multiplied; statistics of batch norms, scales and zero points are buffers.
     """
-    scales = {node.inputs[place] for node in nodes for place in _SCALES.get(node.op, ()) if place < len(node.inputs)}
+    scales = {node.inputs[index] for node in nodes for index in _SCALES.get(node.op, ()) if index < len(node.inputs)}
     # ONNX Runtime multiplies the scale of an input by that of the weights.
     found = {node.outputs[1] for node in nodes if node.op == "DynamicQuantizeLinear" and len(node.outputs) > 1}
     scales |= {name for node in nodes if node.op == "Mul" and found.intersection(node.inputs) for name in node.inputs}
@@ -301,7 +303,7 @@ def _roles(
     return {name: role(name, one) for name, one in constants.items()}
 
 
-def hollow(one: FileTensor, role: str) -> torch.Tensor:
+def meta_constant(one: FileTensor, role: str) -> torch.Tensor:
     if prod(one.shape) > MOST_ELEMENTS:
         raise UnreadableModel(f"the constant {one.name!r} would have the shape {one.shape}")
     empty = torch.empty(one.shape, dtype=torch_dtype(one.dtype), device="meta")

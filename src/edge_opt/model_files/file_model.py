@@ -79,19 +79,19 @@ class FileModel(FileModule):
                 nearest node of that type in front of it is meant.
         """
         plan = self.plan
-        place = plan.places.get(name)
-        if place is None:
+        index = plan.indices.get(name)
+        if index is None:
             return None
         family = re.sub(r"^(QLinear|Fused|Q)|Integer$", "", op)
-        seen = place
+        seen = index
         for _ in range(_MOST_FUSED):
             if not family or plan.nodes[seen].op == family:
                 return plan.paths[seen]
-            before = plan.places.get(next((one for one in plan.nodes[seen].inputs if one in plan.places), ""))
+            before = plan.indices.get(next((one for one in plan.nodes[seen].inputs if one in plan.indices), ""))
             if before is None:
                 break
             seen = before
-        return plan.paths[place]
+        return plan.paths[index]
 
     @property
     def input_dtype(self) -> torch.dtype | None:
@@ -169,17 +169,17 @@ class TfliteModel(FileModel):
     def arena(self) -> Arena:
         """Where the interpreter's planner places the tensors of the run that was profiled last, without a delegate."""
         plan = self.plan
-        if not plan.made_bytes:
+        if not plan.value_bytes:
             raise InvalidInput("the file was not profiled yet, so its shapes are not known; profile it first")
-        run = [node for place, node in enumerate(plan.nodes) if place not in plan.folded]
-        kept = {node.outputs[0] for place, node in enumerate(plan.nodes)
-                if place in plan.folded and node.op == "DEQUANTIZE"}  # fmt: skip
+        run = [node for index, node in enumerate(plan.nodes) if index not in plan.folded]
+        kept = {node.outputs[0] for index, node in enumerate(plan.nodes)
+                if index in plan.folded and node.op == "DEQUANTIZE"}  # fmt: skip
         made = {*plan.names, *(name for node in run for name in node.outputs)}
-        ordered = [name for name in plan.file.graph.values if name in plan.made_bytes]
+        ordered = [name for name in plan.file.graph.values if name in plan.value_bytes]
         outputs = [value.name for value in plan.file.graph.outputs]
         return plan_arena(
-            run, plan.names, outputs, {name: plan.made_bytes[name] for name in ordered if name in made},
-            {name: plan.made_bytes[name] for name in ordered if name in kept},
+            run, plan.names, outputs, {name: plan.value_bytes[name] for name in ordered if name in made},
+            {name: plan.value_bytes[name] for name in ordered if name in kept},
         )  # fmt: skip
 
     def trace_notes(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from edge_opt.model_files import (
 from edge_opt.model_files.execution_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, ExecutionPlan
 from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeReference, FileGraph, FileNode, Function
 from edge_opt.model_files.module_scopes import Span, names_from_outside, names_read
-from edge_opt.model_files.node_call import NodeCall, can_work_out, handler_of, numbers, real_values, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, handler_of, has_exact_values, numbers, real_values, torch_dtype
 from edge_opt.model_files.shared_operators import define
 from edge_opt.records.costs import OpCost, Trace
 from edge_opt.trace.lifetimes import nbytes_of
@@ -97,10 +97,10 @@ class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # as in `Tape`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = output_specs(func, args, kwargs or {})
-        if found is None or len(found) != 1:
+        results = output_specs(func, args, kwargs or {})
+        if results is None or len(results) != 1:
             return func(*args, **(kwargs or {}))
-        size, strides, dtype = found[0]
+        size, strides, dtype = results[0]
         return torch.empty_strided(size, strides, dtype=dtype, device="meta")
 
 
@@ -115,7 +115,7 @@ class GraphInterpreter:
         self.spans = spans
         self.modules = modules
         self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
-        self.known: dict[str, torch.Tensor] = dict(plan.known)
+        self.constant_values: dict[str, torch.Tensor] = dict(plan.constant_values)
         self.bytes: dict[str, torch.Tensor] = {}  # what a DequantizeLinear was given, by the name of its result
         self.loop_values: frozenset[str] = frozenset()  # what a loop passes to its body, and what depends on it
         self.executed_nodes = 0
@@ -132,11 +132,11 @@ class GraphInterpreter:
 
     def whole(self) -> Any:
         """Read every node, and return what the file returns."""
-        self.plan.made_bytes = {}
+        self.plan.value_bytes = {}
         self._note(self.plan.names)
         self.inside(self.plan.tree)
-        found = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
-        return found[0] if len(found) == 1 else found
+        results = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
+        return results[0] if len(results) == 1 else results
 
     def inside(self, span: Span) -> tuple[torch.Tensor, ...]:
         """Read the nodes of one call of a module."""
@@ -160,57 +160,58 @@ class GraphInterpreter:
                 self.stand_ins[shape] = torch.empty(shape, device="meta")
         return self.stand_ins[shape]
 
-    def node(self, place: int) -> None:
+    def node(self, index: int) -> None:
         """Read one node, and note which operators of the trace it became where somebody asks."""
         before = recorded_operators()
-        self._node(place)
+        self._node(index)
         if self.spans is not None:
-            self.spans.by_node[place] = (before, recorded_operators())
+            self.spans.by_node[index] = (before, recorded_operators())
 
     def _note(self, names: Sequence[str]) -> None:
         for name in names:
             value = self.values.get(name)
             if isinstance(value, torch.Tensor):
-                self.plan.made_bytes[name] = nbytes_of(value)
+                self.plan.value_bytes[name] = nbytes_of(value)
 
-    def _node(self, place: int) -> None:
-        node = self.plan.nodes[place]
+    def _node(self, index: int) -> None:
+        node = self.plan.nodes[index]
         self._count(node)
-        if place in self.plan.folded:
-            self._fold(node)
+        if index in self.plan.folded:
+            self._fold_constant(node)
         elif node.op == "DequantizeLinear":
             self.bytes[node.outputs[0]] = self.value(node.inputs[0])
-            self._wait(node)
+            self._defer_dequantize(node)
         else:
-            self._step(node, place in self.plan.on_bytes)
+            self._step(node, index in self.plan.runs_quantized)
         self._note(node.outputs)
-        for name in (*self.plan.reads[place], *node.outputs):
-            is_over = self.plan.last.get(name) == place and name != ""  # which stands for all that are left out
+        for name in (*self.plan.reads[index], *node.outputs):
+            is_over = self.plan.last.get(name) == index and name != ""  # which stands for all that are left out
             if is_over and name not in self.plan.outputs and name not in self.plan.tensors:
                 self.values.pop(name, None)
                 self.bytes.pop(name, None)
 
-    def _wait(self, node: FileNode) -> None:
+    def _defer_dequantize(self, node: FileNode) -> None:
         """Put floats off until somebody reads them: a runtime that computes on bytes never makes them."""
-        self.values[node.outputs[0]] = _Floats(node, {name: self.values[name] for name in node.inputs if name})
+        self.values[node.outputs[0]] = DeferredDequantize(
+            node, {name: self.values[name] for name in node.inputs if name}
+        )
 
-    def value(self, name: str, on_bytes: bool = False) -> Any:
-        """A value by its name; floats of quantised data are made when they are first read."""
-        if on_bytes and name in self.bytes:
+    def value(self, name: str, runs_quantized: bool = False) -> Any:
+        """Return a value by its name; floats of quantised data are made when they are first read."""
+        if runs_quantized and name in self.bytes:
             return self.bytes[name]
         if name not in self.values:
-            place = self.plan.places.get(name)
-            maker = "a node" if place is None else self.plan.nodes[place].label
+            index = self.plan.indices.get(name)
+            maker = "a node" if index is None else self.plan.nodes[index].label
             raise TraceFailed(f"{maker}: its result {name!r} is not worked out here; leave that part out to profile")
-        found = self.values[name]
-        if isinstance(found, _Floats):
-            inputs = [found.given.get(one) for one in found.node.inputs]
-            known = [self.known.get(one) for one in found.node.inputs]
-            found = onnx_quantized.dequantize(
-                NodeCall(found.node, found.node.attributes, inputs, known, self.plan.file.opset)
-            )
-            self.values[name] = found
-        return found
+        value = self.values[name]
+        if isinstance(value, DeferredDequantize):
+            node = value.node
+            inputs = [value.inputs.get(input_name) for input_name in node.inputs]
+            constants = [self.constant_values.get(input_name) for input_name in node.inputs]
+            value = onnx_quantized.dequantize(NodeCall(node, node.attributes, inputs, constants, self.plan.file.opset))
+            self.values[name] = value
+        return value
 
     def _count(self, node: FileNode) -> None:
         """Count an executed node; one with a thousand inputs takes as long as many."""
@@ -221,7 +222,7 @@ class GraphInterpreter:
                 "call included; profile the body of its loop as a file of its own"
             )
 
-    def _can_work_out(self, made: Sequence[torch.Tensor]) -> bool:
+    def _may_evaluate(self, made: Sequence[torch.Tensor]) -> bool:
         """Whether values of that many elements are worked out: few always, many until enough have been."""
         count = sum(one.numel() for one in made)
         if count <= _FEW_ELEMENTS:
@@ -229,30 +230,30 @@ class GraphInterpreter:
         self.folded += count
         return self.folded <= _MOST_FOLDED
 
-    def _fold(self, node: FileNode) -> None:
+    def _fold_constant(self, node: FileNode) -> None:
         """A node whose result is known before the run: its values where they are few, else its shape."""
         if node.op == "Constant" and self.plan.tensors.keys() & set(node.outputs):
             return  # a weight, which is there already
         with _unrecorded():
-            real = [self.known.get(name) for name in node.inputs]
+            real = [self.constant_values.get(name) for name in node.inputs]
             is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
-            is_known = is_known and can_work_out(node) and node.op not in BY_SHAPE
+            is_known = is_known and has_exact_values(node) and node.op not in BY_SHAPE
             # Integers of a few bits stand for multiples of a scale there, which is not at hand.
             is_steps = node.domain == "tflite" and any(one is not None and one.dtype in _STEPS for one in real)
             is_known = is_known and not is_steps
-            is_known = is_known and self._can_work_out([one for one in real if one is not None])
+            is_known = is_known and self._may_evaluate([one for one in real if one is not None])
             if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
                 with _ByRule():  # type: ignore[no-untyped-call]
                     self._step(node, False)
                 made = [self.values[name] for name in node.outputs if name]
                 if node.op in BY_SHAPE:
-                    self.known[node.outputs[0]] = made[0]
+                    self.constant_values[node.outputs[0]] = made[0]
                 is_known &= all(isinstance(one, torch.Tensor) and one.numel() <= MOST_KNOWN for one in made)
-                is_known = is_known and self._can_work_out(made)
-            found = self._worked_out(node, real) if is_known else None
-            if found is not None:
-                self.known.update(zip(node.outputs, found, strict=False))
-                self.values.update(zip(node.outputs, found, strict=False))
+                is_known = is_known and self._may_evaluate(made)
+            results = self._evaluate(node, real) if is_known else None
+            if results is not None:
+                self.constant_values.update(zip(node.outputs, results, strict=False))
+                self.values.update(zip(node.outputs, results, strict=False))
             elif is_known and node.op not in _GROWING:
                 with _ByRule():  # type: ignore[no-untyped-call]
                     self._step(node, False)
@@ -261,7 +262,7 @@ class GraphInterpreter:
                 if isinstance(value, torch.Tensor) and not value.is_meta:
                     self.values[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    def _worked_out(self, node: FileNode, real: list[torch.Tensor | None]) -> tuple[Any, ...] | None:
+    def _evaluate(self, node: FileNode, real: list[torch.Tensor | None]) -> tuple[Any, ...] | None:
         """The values of a node whose inputs are known; None where torch has no kernel for their element type."""
         try:
             return self._called(NodeCall(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
@@ -270,22 +271,24 @@ class GraphInterpreter:
                 return None
             raise
 
-    def _step(self, node: FileNode, on_bytes: bool, attributes: dict[str, Any] | None = None) -> None:
+    def _step(self, node: FileNode, runs_quantized: bool, attributes: dict[str, Any] | None = None) -> None:
         """Read one node; its results are noted under their names."""
         settings = node.attributes if attributes is None else attributes
         function = self.plan.file.functions.get((node.domain, node.op))
-        inputs = [self.value(name, on_bytes) for name in node.inputs]
-        call = NodeCall(node, settings, inputs, [self.known.get(name) for name in node.inputs], self.plan.file.opset)
+        inputs = [self.value(name, runs_quantized) for name in node.inputs]
+        call = NodeCall(
+            node, settings, inputs, [self.constant_values.get(name) for name in node.inputs], self.plan.file.opset
+        )
         if node.op in CONTROL and node.domain in KNOWN_DOMAINS:
-            found = _Control(self, call).found()
+            results = _Control(self, call).results()
         elif handler_of(node) is not None:
-            found = self._called(call)
-            _check_types(call, found)
+            results = self._called(call)
+            _check_types(call, results)
         elif function is not None:
-            found = self._function(function, call)
+            results = self._function(function, call)
         else:
-            found = self._opaque(call)
-        for name, value in zip(node.outputs, found, strict=False):
+            results = self._opaque(call)
+        for name, value in zip(node.outputs, results, strict=False):
             if name:
                 self.values[name] = value
 
@@ -294,22 +297,22 @@ class GraphInterpreter:
         handler = handler_of(call.node)
         assert handler is not None
         try:
-            found = handler(call)
+            results = handler(call)
         except EdgeOptError:
             raise
         except Exception as error:
             raise call.error(f"its inputs do not fit: {first_line(error)}") from error
-        return found if isinstance(found, tuple) else (found,)
+        return results if isinstance(results, tuple) else (results,)
 
     def _function(self, function: Function, call: NodeCall) -> tuple[Any, ...]:
         """A function of the file, read node by node with names of its own."""
         self.depth += 1
         if self.depth > _DEEPEST_CALL:
             raise call.error("its functions call each other in a circle")
-        outer_values, outer_known = self.values, self.known
+        outer_values, outer_constants = self.values, self.constant_values
         self.values = {"": None, **dict(zip(function.inputs, call.inputs, strict=False))}
         self.values |= {name: None for name in function.inputs if name not in self.values}
-        self.known = {
+        self.constant_values = {
             name: one for name, one in zip(function.inputs, call.constant_values, strict=False) if one is not None
         }
         given = function.defaults | call.attributes
@@ -323,29 +326,31 @@ class GraphInterpreter:
                 self.inner(replace(node, attributes=settings))
             return tuple(self.value(name) for name in function.outputs)
         finally:
-            self.values, self.known = outer_values, outer_known
+            self.values, self.constant_values = outer_values, outer_constants
             self.depth -= 1
 
     def inner(self, node: FileNode) -> None:
         """Read a node inside a function or a body: constant where everything it reads is known."""
         self._count(node)
         names = names_read(node)
-        is_known = node.op not in RANDOM and node.op not in CONTROL and all(name in self.known for name in names)
+        is_known = (
+            node.op not in RANDOM and node.op not in CONTROL and all(name in self.constant_values for name in names)
+        )
         if node.op in BY_SHAPE:
-            self._fold(node)
+            self._fold_constant(node)
         elif not is_known:
             self._step(node, False)
         elif self.loop_values.isdisjoint(names):
-            self._fold(node)
+            self._fold_constant(node)
         else:
             # A runtime computes this in each iteration, so it is recorded although its values are known here.
             # Arithmetic on integers is left out: it is the counting of the loop itself.
             self.loop_values |= set(node.outputs)
             recorded: dict[str, Any] = {}
-            if any(self.known[name].is_floating_point() for name in names):
+            if any(self.constant_values[name].is_floating_point() for name in names):
                 self._step(node, False)
                 recorded = {name: self.values[name] for name in node.outputs if name in self.values}
-            self._fold(node)
+            self._fold_constant(node)
             self.values.update(recorded)
 
     def _size(self, dim: int | str) -> int | str:
@@ -353,10 +358,10 @@ class GraphInterpreter:
 
     def _opaque(self, call: NodeCall) -> tuple[Any, ...]:
         """An operator that nothing is known of: it has no price, and the file must say what it returns."""
-        learned = _learned(call)
-        if learned:
-            return _unpriced(call, learned[: len(call.node.outputs)])
-        found = []
+        outputs = sklearn_outputs(call)
+        if outputs:
+            return _unpriced(call, outputs[: len(call.node.outputs)])
+        results = []
         for name in call.node.outputs:
             value = self.plan.file.graph.values.get(name)
             shape = None if value is None or value.shape is None else [self._size(dim) for dim in value.shape]
@@ -364,19 +369,19 @@ class GraphInterpreter:
                 raise call.error("there is no rule for it, and the file does not say the shape of its result; "
                                    "run onnx.shape_inference over the file, or leave that part out")  # fmt: skip
             sizes = tuple(dim for dim in shape if isinstance(dim, int))
-            found.append(call.empty(sizes, torch_dtype(value.dtype)))
-        return _unpriced(call, found)
+            results.append(call.empty(sizes, torch_dtype(value.dtype)))
+        return _unpriced(call, results)
 
 
-def _check_types(call: NodeCall, found: tuple[Any, ...]) -> None:
+def _check_types(call: NodeCall, results: tuple[Any, ...]) -> None:
     """A file that says the element types of results must get these: other widths would be wrong figures."""
-    for (_, dtype), value in zip(call.get("results", ()), found, strict=False):
+    for (_, dtype), value in zip(call.get("results", ()), results, strict=False):
         if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != torch_dtype(dtype):
             shown = str(value.dtype).removeprefix("torch.")
             raise call.error(f"it would make {shown} of its inputs, and the file says {dtype}; there is no rule for it")
 
 
-def _learned(call: NodeCall) -> list[torch.Tensor]:
+def sklearn_outputs(call: NodeCall) -> list[torch.Tensor]:
     """Results of trees and support vectors, whose work depends on values: a class and its scores, or the targets."""
     settings = call.attributes
     classes = (
@@ -406,14 +411,14 @@ def _likes(inputs: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.T
     return [torch.empty_like(one) for one in like]
 
 
-class _Floats:
+class DeferredDequantize:
     """Floats that a DequantizeLinear would make, not made yet; what they are made of is kept alive."""
 
-    __slots__ = ("given", "node")
+    __slots__ = ("inputs", "node")
 
-    def __init__(self, node: FileNode, given: dict[str, Any]) -> None:
+    def __init__(self, node: FileNode, inputs: dict[str, Any]) -> None:
         self.node = node
-        self.given = given
+        self.inputs = inputs
 
 
 class _Control:
@@ -423,9 +428,9 @@ class _Control:
         self.run = run
         self.call = call
 
-    def found(self) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
-        return found
+    def results(self) -> tuple[Any, ...]:
+        results: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
+        return results
 
     def _body(
         self, graph: FileGraph, inputs: list[Any], known: list[torch.Tensor | None], is_round: bool = False
@@ -435,26 +440,28 @@ class _Control:
         run.depth += 1
         if run.depth > _DEEPEST_CALL:
             raise self.call.error("its graphs call each other too deep")
-        before_values, before_known, before_loop_values = run.values, run.known, run.loop_values
+        outer_values, outer_constants, outer_loop_values = run.values, run.constant_values, run.loop_values
         names = [value.name for value in graph.inputs]
         run.loop_values = run.loop_values.union(names) if is_round else run.loop_values
         tensors = {name: run.plan.inner[id(one)] for name, one in graph.constants.items()}
         if id(graph) not in run.outside:
             run.outside[id(graph)] = names_from_outside(graph)
-            _check_inner(graph, {*before_values, *tensors, *names})
+            _check_inner(graph, {*outer_values, *tensors, *names})
         around = run.outside[id(graph)]
-        run.values = {"": None, **{name: before_values[name] for name in around if name in before_values}, **tensors}
+        run.values = {"": None, **{name: outer_values[name] for name in around if name in outer_values}, **tensors}
         run.values |= dict(zip(names, inputs, strict=False))
-        run.known = {name: before_known[name] for name in around if name in before_known}
-        run.known |= {name: value for name, one in graph.constants.items() if (value := real_values(one)) is not None}
-        run.known |= {name: value for name, value in zip(names, known, strict=False) if value is not None}
+        run.constant_values = {name: outer_constants[name] for name in around if name in outer_constants}
+        run.constant_values |= {
+            name: value for name, one in graph.constants.items() if (value := real_values(one)) is not None
+        }
+        run.constant_values |= {name: value for name, value in zip(names, known, strict=False) if value is not None}
         try:
             for node in graph.nodes:
                 run.inner(node)
-            self.last_known = [run.known.get(value.name) for value in graph.outputs]
+            self.last_constants = [run.constant_values.get(value.name) for value in graph.outputs]
             return [run.value(value.name) for value in graph.outputs]
         finally:
-            run.values, run.known, run.loop_values = before_values, before_known, before_loop_values
+            run.values, run.constant_values, run.loop_values = outer_values, outer_constants, outer_loop_values
             run.depth -= 1
 
     def _check_iterations(self, count: int, body: FileGraph) -> None:
@@ -477,13 +484,13 @@ class _Control:
         state, known = list(call.inputs), list(call.constant_values)
         while True:
             self._body(call.get("condition"), state, known)
-            goes_on = self.last_known[0] if self.last_known else None
+            goes_on = self.last_constants[0] if self.last_constants else None
             if goes_on is None:
                 raise call.error("how often it runs depends on values that are known only when the model runs")
             if not numbers(goes_on)[0]:
                 return tuple(state)
             state, before = self._body(body, state, known, True), known
-            known = list(self.last_known)
+            known = list(self.last_constants)
             if all(one is not None for one in known) and [*map(numbers, known)] == [*map(numbers, before)]:
                 raise call.error("it never ends: its values stay what they are")
 
@@ -511,12 +518,12 @@ class _Control:
                 given = [torch.tensor(number), torch.tensor(True)]
                 shown = [value.to("meta") for value in given]
             made = self._body(body, [*shown, *state], [*given, *known], True)
-            again = self.last_known[0]
+            again = self.last_constants[0]
             if again is None and body.outputs[0].name != body.inputs[1].name:
                 raise call.error("when it ends depends on values that are known only when the model runs")
-            state, known = made[1 : 1 + len(state)], list(self.last_known[1 : 1 + len(state)])
-            for place, value in enumerate(made[1 + len(state) :]):
-                scans[place].append(value)
+            state, known = made[1 : 1 + len(state)], list(self.last_constants[1 : 1 + len(state)])
+            for index, value in enumerate(made[1 + len(state) :]):
+                scans[index].append(value)
             if again is not None and not numbers(again)[0]:
                 break
         if not trips and scans:
@@ -536,8 +543,8 @@ class _Control:
             step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
             made = self._body(body, [*state, *step], [None] * (len(state) + inputs))
             state = made[: len(state)]
-            for place, value in enumerate(made[len(state) :]):
-                scans[place].append(value)
+            for index, value in enumerate(made[len(state) :]):
+                scans[index].append(value)
         places = list(call.get("scan_output_axes", ())) or [0] * len(scans)
         return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, places, strict=True)))
 

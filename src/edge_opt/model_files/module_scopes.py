@@ -57,23 +57,23 @@ class Span:
         self.makes: tuple[str, ...] = ()
 
 
-def scopes_of(node: FileNode, place: int) -> tuple[Scope, ...]:
+def scopes_of(node: FileNode, index: int) -> tuple[Scope, ...]:
     """The modules around a node, outermost first, the model itself left out; a node without any is one of its own."""
-    return _all_scopes(node, place)[:_DEEPEST_SCOPE]
+    return _all_scopes(node, index)[:_DEEPEST_SCOPE]
 
 
-def _all_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
+def _all_scopes(node: FileNode, index: int) -> tuple[Scope, ...]:
     if _SCOPES in node.metadata:
         return _exported_scopes(node)
     if OWN_PATH in node.metadata:
         parts = [part for part in node.metadata[OWN_PATH].split(".") if part]
         return tuple(Scope(".".join(parts[: count + 1]), "") for count in range(min(len(parts), _DEEPEST_SCOPE)))
     if node.domain.startswith("tflite"):
-        return _converted_scopes(node, place)
+        return _converted_scopes(node, index)
     names = [part for part in node.name.split("/") if part]
     if len(names) > 1:
         return _named_scopes(names[:-1][:_DEEPEST_SCOPE])
-    return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{place}", node.op),)
+    return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{index}", node.op),)
 
 
 # A class with the modules that define it, then the name under which its parent has it: "pkg.net.Block_layers.0".
@@ -84,7 +84,7 @@ _WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D TRANSPOSE_CONV CONV_3D FULLY_CO
 _OWN_ADAPTERS = ("edge_opt.runtimes.model_call.Flat", "edge_opt.runtimes.export.Flat")
 
 
-def _converted_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
+def _converted_scopes(node: FileNode, index: int) -> tuple[Scope, ...]:
     """From names of tensors, where a converter keeps whose they are: of the weights first, then of the result.
 
     litert-torch writes "pkg.Net/pkg.Block_layers.0/torch.nn.modules.conv.Conv2d_conv;1", and names that were fused
@@ -98,7 +98,7 @@ def _converted_scopes(node: FileNode, place: int) -> tuple[Scope, ...]:
                 return _owned_scopes(pieces[: _DEEPEST_SCOPE + 2])
             if len(pieces) > 1:
                 return _named_scopes(pieces[:-1][:_DEEPEST_SCOPE])
-    return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{place}", node.op),)
+    return (Scope(_UNSAFE.sub("_", node.name) or f"{node.op}_{index}", node.op),)
 
 
 def _owned_scopes(pieces: Sequence[str]) -> tuple[Scope, ...]:
@@ -168,7 +168,7 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
     """The tree of calls that runs the nodes in their order; a module that is left and entered again is called twice."""
     root = Span(None)
     stack = [root]
-    for place, chain in enumerate(chains):
+    for index, chain in enumerate(chains):
         common = 0
         while common < len(chain) and common + 1 < len(stack) and stack[common + 1].scope == chain[common]:
             common += 1
@@ -177,7 +177,7 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
             child = Span(scope)
             stack[-1].items.append(child)
             stack.append(child)
-        stack[-1].items.append(place)
+        stack[-1].items.append(index)
     return root
 
 
@@ -188,9 +188,9 @@ def connect(
     """Find what each span reads from outside and what others read of it; `skipped` are constants."""
     # Who reads a value first and last: it is read outside of a span if one of them is.
     readers: dict[str, tuple[int, int]] = {}
-    for place, names in enumerate(reads):
+    for index, names in enumerate(reads):
         for name in names:
-            readers[name] = (readers.get(name, (place, place))[0], place)
+            readers[name] = (readers.get(name, (index, index))[0], index)
     _connect(span, nodes, reads, skipped, outputs, readers)
 
 
@@ -198,20 +198,20 @@ def _connect(
     span: Span, nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], skipped: frozenset[str],
     outputs: frozenset[str], readers: Mapping[str, tuple[int, int]],
 ) -> tuple[int, int]:  # fmt: skip
-    """As `connect`; returns the first and the last place of the span, whose nodes lie in a row."""
+    """As `connect`; returns the first and the last index of the span, whose nodes lie in a row."""
     ends = [
         (item, item) if isinstance(item, int) else _connect(item, nodes, reads, skipped, outputs, readers)
         for item in span.items
     ]
     start, end = (ends[0][0], ends[-1][1]) if ends else (0, -1)
     inside = range(start, end + 1)
-    made = dict.fromkeys(name for place in inside for name in nodes[place].outputs if name)
-    read = dict.fromkeys(name for place in inside for name in reads[place])
+    made = dict.fromkeys(name for index in inside for name in nodes[index].outputs if name)
+    read = dict.fromkeys(name for index in inside for name in reads[index])
     span.reads = tuple(name for name in read if name not in made and name not in skipped)
     span.makes = tuple(
         name for name in made
         if name not in skipped
-        and (name in outputs or any(place not in inside for place in readers.get(name, ())))
+        and (name in outputs or any(index not in inside for index in readers.get(name, ())))
     )  # fmt: skip
     return start, end
 

@@ -43,7 +43,7 @@ def handler_of(node: FileNode) -> Handler | None:
     return _handlers.get(_key(node))
 
 
-def can_work_out(node: FileNode) -> bool:
+def has_exact_values(node: FileNode) -> bool:
     """Whether a node's handler returns the node's own values where those of its inputs are known."""
     return _key(node) in _handlers and _key(node) not in _shapes_only
 
@@ -72,50 +72,50 @@ class NodeCall:
         """Return the error that names this node."""
         return TraceFailed(f"{self.node.label}: {what}")
 
-    def has(self, place: int) -> bool:
+    def has(self, index: int) -> bool:
         """Whether an optional input is given."""
-        return place < len(self.inputs) and self.inputs[place] is not None
+        return index < len(self.inputs) and self.inputs[index] is not None
 
-    def tensor(self, place: int = 0) -> torch.Tensor:
+    def tensor(self, index: int = 0) -> torch.Tensor:
         """An input that must be there."""
-        if not self.has(place) or not isinstance(self.inputs[place], torch.Tensor):
-            raise self.error(f"input {place} is missing")
-        found: torch.Tensor = self.inputs[place]
-        return found
+        if not self.has(index) or not isinstance(self.inputs[index], torch.Tensor):
+            raise self.error(f"input {index} is missing")
+        value: torch.Tensor = self.inputs[index]
+        return value
 
-    def optional(self, place: int) -> torch.Tensor | None:
-        return self.tensor(place) if self.has(place) else None
+    def optional(self, index: int) -> torch.Tensor | None:
+        return self.tensor(index) if self.has(index) else None
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute."""
         return self.attributes.get(name, default)
 
-    def values(self, place: int) -> list[Any]:
+    def values(self, index: int) -> list[Any]:
         """The values of an input, flat; a refusal where they are known only when the model runs."""
-        found = self.constant_values[place] if place < len(self.constant_values) else None
-        if found is None:
-            raise self.error(f"what it makes of its input depends on the values of {self.node.inputs[place]!r}, "
+        value = self.constant_values[index] if index < len(self.constant_values) else None
+        if value is None:
+            raise self.error(f"what it makes of its input depends on the values of {self.node.inputs[index]!r}, "
                                "which are known only when the model runs")  # fmt: skip
-        return numbers(found)
+        return numbers(value)
 
-    def setting(self, name: str, place: int, default: Any = None) -> Any:
+    def setting(self, name: str, index: int, default: Any = None) -> Any:
         """Numbers that older opsets have as an attribute and newer ones as an input."""
         if name in self.attributes:
             return self.attributes[name]
-        return self.values(place) if self.has(place) else default
+        return self.values(index) if self.has(index) else default
 
-    def number(self, name: str, place: int, default: Any = None) -> Any:
+    def number(self, name: str, index: int, default: Any = None) -> Any:
         """One number that is an attribute or an input."""
-        found = self.setting(name, place, default)
-        return found[0] if isinstance(found, (list, tuple)) and found else found
+        value = self.setting(name, index, default)
+        return value[0] if isinstance(value, (list, tuple)) and value else value
 
     def axis(self, default: int = 0, rank: int | None = None) -> int:
         """The attribute `axis`, counted from the front."""
         size = self.tensor().dim() if rank is None else rank
-        found = int(self.get("axis", default))
-        if not -size <= found < max(size, 1) + (rank is not None):
-            raise self.error(f"its axis is {found}, and its input has {size} dimensions")
-        return found + size if found < 0 else found
+        value = int(self.get("axis", default))
+        if not -size <= value < max(size, 1) + (rank is not None):
+            raise self.error(f"its axis is {value}, and its input has {size} dimensions")
+        return value + size if value < 0 else value
 
     def from_front(self, axis: Any, size: int) -> int:
         """An axis of so many, counted from the front."""
@@ -144,8 +144,8 @@ class NodeCall:
 
     def constant(self, name: str = "value") -> FileTensor | None:
         """A tensor among the attributes."""
-        found = self.get(name)
-        return found if isinstance(found, FileTensor) else None
+        value = self.get(name)
+        return value if isinstance(value, FileTensor) else None
 
 
 def numbers(known: torch.Tensor | None) -> list[Any]:
@@ -159,8 +159,8 @@ def _is_number(known: torch.Tensor | None, other: torch.Tensor) -> bool:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
+    value: torch.dtype = getattr(torch, name)
+    return value
 
 
 def real_values(constant: FileTensor) -> torch.Tensor | None:

@@ -79,9 +79,9 @@ def convolution(call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: tor
 
 @operator("Conv", "com.microsoft:FusedConv", "com.microsoft.nchwc:Conv", has_values=False)
 def conv(call: NodeCall) -> torch.Tensor:
-    found = convolution(call, call.tensor(), call.tensor(1), call.optional(2))
+    result = convolution(call, call.tensor(), call.tensor(1), call.optional(2))
     # A runtime may add another branch before the activation.
-    return activated(call, found if not call.has(3) else found.add_(call.tensor(3)))
+    return activated(call, result if not call.has(3) else result.add_(call.tensor(3)))
 
 
 def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
@@ -137,9 +137,9 @@ def matmul(call: NodeCall) -> torch.Tensor:
     b = b.movedim(0, -2) if call.get("transBatchB", 0) else b
     a = a.transpose(-1, -2) if call.get("transA", 0) else a
     b = b.transpose(-1, -2) if call.get("transB", 0) else b
-    found = torch.matmul(a, b)
+    result = torch.matmul(a, b)
     # A factor that is not 1 is applied to the result.
-    return found if call.get("alpha", 1.0) == 1.0 else found * call.get("alpha")
+    return result if call.get("alpha", 1.0) == 1.0 else result * call.get("alpha")
 
 
 @operator("Gemm", "com.microsoft:FusedGemm", has_values=False)
@@ -286,8 +286,8 @@ def extreme(call: NodeCall) -> torch.Tensor:
 
 @operator("Sum", "Mean")
 def total(call: NodeCall) -> torch.Tensor:
-    found: torch.Tensor = reduce(torch.add, call.inputs)
-    return found / len(call.inputs) if call.node.op == "Mean" else found
+    result: torch.Tensor = reduce(torch.add, call.inputs)
+    return result / len(call.inputs) if call.node.op == "Mean" else result
 
 
 @operator("Where")
@@ -313,9 +313,9 @@ def cumsum(call: NodeCall) -> torch.Tensor:
         return torch.cumsum(x, axis, dtype=x.dtype)
     is_reversed = bool(call.get("reverse", 0))
     x = x.flip(axis) if is_reversed else x
-    found = torch.cumsum(x, axis, dtype=x.dtype)
-    found = found - x if call.get("exclusive", 0) else found
-    return found.flip(axis) if is_reversed else found
+    result = torch.cumsum(x, axis, dtype=x.dtype)
+    result = result - x if call.get("exclusive", 0) else result
+    return result.flip(axis) if is_reversed else result
 
 
 @operator("BitShift")
@@ -505,10 +505,10 @@ def recurrent(call: NodeCall) -> Any:
         for place in ((5, 6) if call.node.op == "LSTM" else (5,))
     ]  # fmt: skip
     given = tuple(state) if call.node.op == "LSTM" else state[0]
-    found = function(x, given, weights, biases is not None, 1, 0.0, False, directions == 2, False)
+    result = function(x, given, weights, biases is not None, 1, 0.0, False, directions == 2, False)
     # Directions stand beside each other in torch, and in a dimension of their own here.
-    out = found[0].reshape(steps, batch, directions, hidden).transpose(1, 2)
-    return (out, *found[1:])[: len(call.node.outputs)]
+    out = result[0].reshape(steps, batch, directions, hidden).transpose(1, 2)
+    return (out, *result[1:])[: len(call.node.outputs)]
 
 
 @operator("GridSample", has_values=False)

@@ -213,7 +213,7 @@ _ON_BYTES = frozenset(
 _BEHIND = frozenset(("Relu", "Clip"))
 
 
-def nodes_on_bytes(nodes: tuple[FileNode, ...], constants: frozenset[str], outputs: frozenset[str]) -> frozenset[int]:
+def quantized_nodes(nodes: tuple[FileNode, ...], constants: frozenset[str], outputs: frozenset[str]) -> frozenset[int]:
     """Places of the nodes that a runtime runs on bytes, because all their data come from DequantizeLinear and all
     their results go to QuantizeLinear."""
     makers = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}

@@ -72,10 +72,10 @@ def _turned(x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> torch.Tensor:
-    found = F.scaled_dot_product_attention(
+    result = F.scaled_dot_product_attention(
         query, key, value, is_causal=is_causal, enable_gqa=query.shape[1] != key.shape[1]
     )
-    return found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1)
+    return result.transpose(1, 2).reshape(result.shape[0], result.shape[2], -1)
 
 
 def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -108,14 +108,14 @@ def attention(call: NodeCall) -> Any:
     past = 4 if is_standard else 6
     if call.has(past) and call.has(past + 1):
         key, value = torch.cat([call.tensor(past), key], 2), torch.cat([call.tensor(past + 1), value], 2)
-    found = F.scaled_dot_product_attention(
+    result = F.scaled_dot_product_attention(
         query, key, value, mask, is_causal=bool(call.get("is_causal", 0)) and mask is None,
         enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
     if is_flat:
-        found = found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1)
+        result = result.transpose(1, 2).reshape(result.shape[0], result.shape[2], -1)
     scores = call.empty((*query.shape[:3], key.shape[2]), query.dtype)
-    return (found, key, value, scores)[: len(call.node.outputs)]
+    return (result, key, value, scores)[: len(call.node.outputs)]
 
 
 def _joined(call: NodeCall, projected: torch.Tensor, past: int) -> Any:
@@ -128,8 +128,8 @@ def _joined(call: NodeCall, projected: torch.Tensor, past: int) -> Any:
     if call.has(past):
         old_key, old_value = call.tensor(past).unbind()
         key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
-    found = _attended(query, key, value, bool(call.get("unidirectional", 0)) and not call.has(past))
-    return (found, torch.stack([key, value])) if len(call.node.outputs) > 1 else found
+    result = _attended(query, key, value, bool(call.get("unidirectional", 0)) and not call.has(past))
+    return (result, torch.stack([key, value])) if len(call.node.outputs) > 1 else result
 
 
 @operator("com.microsoft:Attention", has_values=False)
@@ -165,8 +165,8 @@ def grouped_attention(call: NodeCall) -> Any:
         query, key = _turned(query, 0), _turned(key, 0)
     if call.has(3) and call.tensor(3).shape[2]:
         key, value = torch.cat([call.tensor(3), key], 2), torch.cat([call.tensor(4), value], 2)
-    found = _attended(query, key, value, query.shape[2] == key.shape[2])
-    return (found, key, value)[: len(call.node.outputs)]
+    result = _attended(query, key, value, query.shape[2] == key.shape[2])
+    return (result, key, value)[: len(call.node.outputs)]
 
 
 # Parts of transformers and of pictures
@@ -186,10 +186,10 @@ def skip_layer_norm(call: NodeCall) -> Any:
         whole = whole + call.tensor(bias)
     shape = [whole.shape[-1]]
     if is_simple:
-        found = F.rms_norm(whole, shape, call.tensor(2))
+        result = F.rms_norm(whole, shape, call.tensor(2))
     else:
-        found = F.layer_norm(whole, shape, call.tensor(2), call.optional(3))
-    return (found, None, None, whole)[: len(call.node.outputs)]
+        result = F.layer_norm(whole, shape, call.tensor(2), call.optional(3))
+    return (result, None, None, whole)[: len(call.node.outputs)]
 
 
 @operator("com.microsoft:GroupNorm", has_values=False)
@@ -198,10 +198,10 @@ def group_norm_channels_last(call: NodeCall) -> torch.Tensor:
     is_last = bool(call.get("channels_last", 1))
     with unrecorded():
         x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
-    found = F.group_norm(x, int(call.get("groups", 1)), call.tensor(1), call.tensor(2))
-    found = F.silu(found) if call.get("activation", 0) else found
+    result = F.group_norm(x, int(call.get("groups", 1)), call.tensor(1), call.tensor(2))
+    result = F.silu(result) if call.get("activation", 0) else result
     with unrecorded():
-        return found.movedim(1, -1) if is_last else found
+        return result.movedim(1, -1) if is_last else result
 
 
 @operator("com.microsoft:EmbedLayerNormalization", has_values=False)
@@ -212,8 +212,8 @@ def embed_layer_norm(call: NodeCall) -> Any:
     whole = words + call.tensor(3)[: ids.shape[1]]
     if call.has(1) and call.has(4):
         whole = whole + F.embedding(call.tensor(1), call.tensor(4))
-    found = F.layer_norm(whole, [whole.shape[-1]], call.tensor(5), call.tensor(6))
-    return (found, ids.new_empty((ids.shape[0],)), whole)[: len(call.node.outputs)]
+    result = F.layer_norm(whole, [whole.shape[-1]], call.tensor(5), call.tensor(6))
+    return (result, ids.new_empty((ids.shape[0],)), whole)[: len(call.node.outputs)]
 
 
 @operator("com.microsoft:DynamicQuantizeLSTM", has_values=False)
@@ -261,5 +261,5 @@ def reordered(call: NodeCall) -> torch.Tensor:
     if call.get("channels_last", 0) and call.node.op == "ReorderInput":
         x = x.permute(0, 3, 1, 2)
     channels = int(call.get("channels", 0)) or x.shape[1]
-    found = x[:, :channels].clone()
-    return found.permute(0, 2, 3, 1) if call.get("channels_last", 0) and call.node.op == "ReorderOutput" else found
+    result = x[:, :channels].clone()
+    return result.permute(0, 2, 3, 1) if call.get("channels_last", 0) and call.node.op == "ReorderOutput" else result

@@ -123,15 +123,15 @@ def _convolved(
     kernel = list(weight.shape[2:])
     x, padding = _padded(call, x, kernel, strides, dilations)
     if x.is_floating_point() == weight.is_floating_point() and x.is_floating_point():
-        found: torch.Tensor = _CONVOLUTIONS[len(axes)](x, weight, bias, strides, padding, dilations, groups)
+        result: torch.Tensor = _CONVOLUTIONS[len(axes)](x, weight, bias, strides, padding, dilations, groups)
     elif x.is_floating_point():
         product = integer_convolution(dynamic_quantize_op(x)[0], weight, strides, padding, dilations, groups)
-        found = dequantize_op(product, None, None, x.dtype)
+        result = dequantize_op(product, None, None, x.dtype)
         if bias is not None:
-            found = found.add_(bias.reshape(-1, *[1] * len(axes)))
+            result = result.add_(bias.reshape(-1, *[1] * len(axes)))
     else:
-        found = aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(axes), groups)
-    return activated(call, channels_last(found))
+        result = aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(axes), groups)
+    return activated(call, channels_last(result))
 
 
 @tflite("CONV_2D", has_values=False)
@@ -167,10 +167,10 @@ def transpose_conv(call: NodeCall) -> torch.Tensor:
     extra = [int(size) - whole + 2 * pad for whole, size, pad in zip(full, sizes, padding, strict=True)]
     weight = widened(viewed(weight, (3, 0, 1, 2)), x.dtype)
     if x.is_floating_point():
-        found = F.conv_transpose2d(x, weight, call.optional(3), strides, padding, extra)
+        result = F.conv_transpose2d(x, weight, call.optional(3), strides, padding, extra)
     else:
-        found = aten.convolution(x, weight, None, strides, padding, [1, 1], True, extra, 1)
-    return activated(call, channels_last(found))
+        result = aten.convolution(x, weight, None, strides, padding, [1, 1], True, extra, 1)
+    return activated(call, channels_last(result))
 
 
 def _product(call: NodeCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -194,16 +194,16 @@ def fully_connected(call: NodeCall) -> torch.Tensor:
     with unrecorded():
         rows = x.reshape(-1, inner) if x.is_contiguous() else x.contiguous().reshape(-1, inner)
     if x.dtype == weight.dtype:
-        found = linear(rows, weight, bias)
+        result = linear(rows, weight, bias)
     else:
-        found = _product(call, rows, viewed(weight, (1, 0)))
-        if bias is not None and found.is_floating_point():
-            found = found.add_(bias)
-    found = activated(call, found)
+        result = _product(call, rows, viewed(weight, (1, 0)))
+        if bias is not None and result.is_floating_point():
+            result = result.add_(bias)
+    result = activated(call, result)
     if not call.get("keep_num_dims") or x.dim() == 2:
-        return found
+        return result
     with unrecorded():
-        return found.reshape(*x.shape[:-1], weight.shape[0])
+        return result.reshape(*x.shape[:-1], weight.shape[0])
 
 
 @tflite("BATCH_MATMUL")

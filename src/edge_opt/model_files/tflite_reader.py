@@ -104,8 +104,8 @@ def options(op: str, table: Table | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in _OPTIONS.get(op, "").split():
         name, _, rest = entry.partition(":")
-        place, _, default = rest.partition("=")
-        number, form = int(place[:-1]), place[-1]
+        index, _, default = rest.partition("=")
+        number, form = int(index[:-1]), index[-1]
         if form == "*":
             found[name] = () if table is None else table.numbers(number)
         else:
@@ -193,12 +193,12 @@ class _Reader:
         operators = table.tables(3)
         if len(operators) > MOST_NODES:
             raise UnreadableModel(f"it has {len(operators):,} operators, and more than {MOST_NODES:,} are not followed")
-        nodes = tuple(self._node(one, tensors, place) for place, one in enumerate(operators))
+        nodes = tuple(self._node(one, tensors, index) for index, one in enumerate(operators))
         read = {name for node in nodes for name in node.inputs}
         made = {name for node in nodes for name in node.outputs}
         inputs, outputs = (self._named(table.numbers(number), tensors) for number in (1, 2))
-        weights = {node.inputs[place] for node in nodes for place in _WEIGHTS.get(node.op, ())
-                   if place < len(node.inputs)}  # fmt: skip
+        weights = {node.inputs[index] for node in nodes for index in _WEIGHTS.get(node.op, ())
+                   if index < len(node.inputs)}  # fmt: skip
         constants: dict[str, FileTensor] = {}
         values: dict[str, FileValue] = {}
         for one in tensors:
@@ -224,9 +224,9 @@ class _Reader:
     def _tensors(self, tables: list[Table]) -> list[Tensor]:
         found: list[Tensor] = []
         taken: set[str] = set()
-        for place, table in enumerate(tables):
-            name = table.text(3) or f"tensor_{place}"
-            name = name if name not in taken else f"{name}#{place}"
+        for index, table in enumerate(tables):
+            name = table.text(3) or f"tensor_{index}"
+            name = name if name not in taken else f"{name}#{index}"
             taken.add(name)
             found.append(self._tensor(table, name))
         return found
@@ -270,13 +270,13 @@ class _Reader:
             raise UnreadableModel(f"it has {len(tensors)} tensors, and number {wrong} is asked for")
         return tuple("" if index < 0 else tensors[index].name for index in indices)
 
-    def _node(self, table: Table, tensors: list[Tensor], place: int) -> FileNode:
+    def _node(self, table: Table, tensors: list[Tensor], index: int) -> FileNode:
         code = table.number(0, "I")
         if code >= len(self.codes):
-            raise UnreadableModel(f"operator {place} is of kind {code}, and the file has {len(self.codes)}")
+            raise UnreadableModel(f"operator {index} is of kind {code}, and the file has {len(self.codes)}")
         domain, op = self.codes[code]
         inputs, outputs = (self._named(table.numbers(number), tensors) for number in (1, 2))
-        # Options of newer operators have a place of their own.
+        # Options of newer operators have a index of their own.
         settings: dict[str, Any] = options(op, table.table(12 if op == "STABLEHLO_COMPOSITE" else 4))
         for name in GRAPHS.intersection(settings):
             settings[name] = self.graph(settings[name])
