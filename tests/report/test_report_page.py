@@ -23,7 +23,7 @@ from edge_opt import units
 from edge_opt.model import SmallCNN
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Finalist, Finals, Speedup, SpeedupRatio
-from edge_opt.report.figures import Agreement
+from edge_opt.report.figures import PredictionError
 from edge_opt.report.page import write_page
 from edge_opt.report.page.page import embedded, page_text
 from edge_opt.report.page.payload import payload, standard
@@ -538,4 +538,4 @@ def test_values_that_json_lacks_become_text() -> None:
 
 
 def test_a_ratio_is_predicted_over_measured() -> None:
-    assert Agreement("x", "timed", "fp32", 1.1, None, None, 2.0, (), (), (), (), ()).ratio == pytest.approx(0.55)
+    assert PredictionError("x", "timed", "fp32", 1.1, None, None, 2.0, (), (), (), (), ()).ratio == pytest.approx(0.55)

@@ -169,8 +169,8 @@ def timeline(profile: ModelProfile, most: int = _MOST_STEPS) -> Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """A prediction laid beside what was measured, layer by layer and for the whole; only where both are known."""
+class PredictionError:
+    """A prediction beside the measurement, for each layer and the whole model; only where both are known."""
 
     target: str
     basis: str
@@ -191,7 +191,7 @@ class Agreement:
         return self.predicted_s / self.measured_s
 
 
-def agreements(profile: ModelProfile) -> list[Agreement]:
+def agreements(profile: ModelProfile) -> list[PredictionError]:
     """Predictions that can be held against the measurement."""
     if profile.measurement is None:
         return []
@@ -207,7 +207,7 @@ def agreements(profile: ModelProfile) -> list[Agreement]:
             if layer.seconds is not None and measured.get(layer.module, 0.0) > 0
         ]
         found.append(
-            Agreement(
+            PredictionError(
                 prediction.target,
                 prediction.basis,
                 prediction.precision,
