@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
 from edge_opt._support.checks import check_one_of
-from edge_opt.boards.roofline import PRECISIONS
 from edge_opt.cost.rules import clear_prices, price
 from edge_opt.cost.totals import layer_costs, peak_activations, total_costs, unpriced_operators
 from edge_opt.errors import InvalidInput
@@ -57,6 +56,10 @@ def profile(
     True
     """
     check_one_of("mode", mode, ("eval", "train"))
+    if convention != "edge_opt":
+        from edge_opt.cost.conventions import find_convention
+
+        find_convention(convention, "edge_opt")  # an unknown name is refused before any work is done
     targets = _targets(target, precision, runtime, threads)
     model, inputs, kwargs = unwrap_exported(model, inputs, kwargs)
     recorded = trace(model, inputs, kwargs, training=mode == "train")
@@ -112,7 +115,7 @@ def _targets(
     threads: int | None = None,
 ) -> tuple[Found, ...]:
     """The targets, found before any work is done."""
-    check_one_of("precision", precision, PRECISIONS)
+    check_one_of("precision", precision, get_args(Precision))
     asked = next((name for name, value in (("runtime", runtime), ("threads", threads)) if value is not None), None)
     if asked and target is None:
         raise InvalidInput(f"{asked} is of a target, and there is none to predict for; add target=, or drop {asked}")

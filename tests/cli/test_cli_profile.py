@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -112,9 +110,7 @@ def test_a_convention_is_passed_on(model: str, monkeypatch: pytest.MonkeyPatch) 
         asked.append(name)
         return profile
 
-    conventions = ModuleType("edge_opt.cost.conventions")
-    monkeypatch.setattr(conventions, "under_convention", under_convention, raising=False)
-    monkeypatch.setitem(sys.modules, "edge_opt.cost.conventions", conventions)
+    monkeypatch.setattr("edge_opt.cost.conventions.under_convention", under_convention)
     assert invoke(model, "-i", "2x5:int64", "--convention", "fvcore").exit_code == 0
     assert asked == ["fvcore"]
 

@@ -214,6 +214,14 @@ def test_an_unknown_convention_is_refused_with_the_names_there_are() -> None:
             refuse(of_small_cnn(), "deepspeed")
 
 
+def test_an_unknown_convention_is_refused_before_the_model_is_traced() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the model was called")
+
+    with pytest.raises(InvalidInput, match=r"'deepspeed'.*edge_opt, fvcore"):
+        eo.profile(Function(forward), (4, 5), convention="deepspeed", measure=True)
+
+
 def test_the_registry_is_read_only_and_refuses_a_second_convention_of_a_name() -> None:
     with pytest.raises(TypeError):
         CONVENTIONS["mine"] = CONVENTIONS["thop"]  # type: ignore[index]
