@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.cost.rules import aten, rules
+from edge_opt.cost.rules import aten, clear_prices, rules
 from edge_opt.errors import RuleError
 
 library = torch.library.Library("edge_opt_tests", "DEF")
@@ -102,3 +104,16 @@ def test_clearing_the_caches_changes_no_number() -> None:
     assert eo.profile(model, (1, 3, 8, 8)) == warm
     eo.clear_caches()
     assert eo.profile(model, (1, 3, 8, 8)) == warm
+
+
+def test_prices_are_dropped_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["edge_opt.cost.rules"]
+    monkeypatch.setattr(module, "_MAX_PRICES", 3)
+    clear_prices()
+    for size in range(1, 9):
+        assert eo.profile(nn.Linear(size, 2), (1, size)).totals.macs == 2 * size
+        assert len(module._prices) <= 3
+
+
+def test_a_gradient_is_of_the_kind_of_its_operator() -> None:
+    assert {rules()[f"aten.{name}_backward"].kind for name in ("avg_pool2d", "max_pool2d_with_indices")} == {"pooling"}

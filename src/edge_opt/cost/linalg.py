@@ -11,8 +11,7 @@ from fractions import Fraction
 from math import ceil, prod
 from typing import Any
 
-from edge_opt.cost.complex_numbers import is_complex
-from edge_opt.cost.rules import Work, aten, cost_rule
+from edge_opt.cost.rules import Work, aten, cost_rule, is_complex
 from edge_opt.records.costs import TensorInfo
 
 _COMPLEX = 4

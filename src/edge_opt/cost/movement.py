@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
-from edge_opt.cost.complex_numbers import complex_ops, is_complex
-from edge_opt.cost.rules import Work, aten, copied, cost_rule, free_operators
+from edge_opt.cost.rules import Rule, Work, aten, complex_ops, copied, cost_rule, free_operators, is_complex
 from edge_opt.records.costs import Shape, TensorInfo
 
 cost_rule(
@@ -81,9 +81,6 @@ def folded(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
     return Work(other_ops=x.elements)
 
 
-_MASKS = ("bool", "uint8")
-
-
 def _nbytes(values: tuple[Any, ...]) -> int:
     return sum(
         item.nbytes
@@ -91,11 +88,6 @@ def _nbytes(values: tuple[Any, ...]) -> int:
         for item in (value if isinstance(value, tuple) else (value,))
         if isinstance(item, TensorInfo)
     )
-
-
-def _size(target: TensorInfo, elements: int) -> int:
-    """Bytes of so many elements of the target's type."""
-    return elements * (target.nbytes // target.elements) if target.elements else 0
 
 
 @cost_rule(
@@ -107,147 +99,85 @@ def gathered(out: TensorInfo, source: TensorInfo, *indices: Any, **_: Any) -> Wo
     return Work(bytes_read=out.nbytes + _nbytes(indices))
 
 
-class _Written:
-    """How many elements an operator writes, and what it computes for each."""
+# Operators that write into a tensor: which argument after the target has one element per write (an index or the
+# values), and whether every write is added to what is there. The others say so in `reduce` or `accumulate`.
+_WRITES = {
+    "scatter": (1, False), "scatter_reduce": (1, False), "scatter_add": (1, True), "index_fill": (1, False),
+    "index_copy": (2, False), "index_reduce": (2, False), "index_add": (2, True), "masked_scatter": (1, False),
+    "put": (0, False), "index_put": (0, False), "_unsafe_index_put": (0, False), "_index_put_impl": (0, False),
+    "_unsafe_masked_index_put_accumulate": (1, True), "slice_scatter": (0, False), "select_scatter": (0, False),
+    "diagonal_scatter": (0, False), "as_strided_scatter": (0, False),
+}  # fmt: skip
 
-    def __init__(self, elements: int, ops: int, is_accumulating: bool) -> None:
-        self.elements = elements
-        self.ops = ops
-        self.is_accumulating = is_accumulating
 
-    def work(self, target: TensorInfo, others: tuple[Any, ...], is_in_place: bool) -> Work:
+def _writing_rule(operator: str, argument: int, always_adds: bool, is_in_place: bool) -> Rule:
+    def rule(out: TensorInfo, target: TensorInfo, *args: Any, **kwargs: Any) -> Work:
         """In place only the named elements move; otherwise the target is copied first, and every operand read once."""
+        elements = args[argument].elements if isinstance(args[argument], TensorInfo) else 0
+        if operator == "index_fill":
+            elements *= target.elements // max(target.shape[args[0]], 1) if target.shape else 1
+        elif operator == "masked_scatter":
+            elements = min(target.elements, elements)  # as many as the mask may let through
+        elif "index_put" in operator:
+            elements = _indexed_elements(target, args[argument], args[argument + 1])
+        texts = (value for value in (*args, *kwargs.values()) if isinstance(value, str))
+        # `accumulate` follows the values of put and of index_put, and always adds.
+        is_accumulating = "put" in operator and (kwargs.get("accumulate") or args[2:3] == (True,))
+        reduction = "sum" if always_adds or is_accumulating else next(texts, None)
+        factor = 2 if kwargs.get("alpha", 1) != 1 else 1
+        ops = factor * _reduction_ops(target, elements, reduction)
         if not is_in_place:
-            return Work(other_ops=self.ops)
-        moved = min(_size(target, self.elements), target.nbytes)
-        return Work(
-            other_ops=self.ops,
-            bytes_read=_nbytes(others) + (moved if self.is_accumulating else 0),
-            bytes_written=moved,
-        )
+            return Work(other_ops=ops)
+        itemsize = target.nbytes // target.elements if target.elements else 0
+        moved = min(elements * itemsize, target.nbytes)
+        others = _nbytes((*args, *kwargs.values()))
+        return Work(other_ops=ops, bytes_read=others + (moved if reduction else 0), bytes_written=moved)
+
+    return rule
 
 
-def _added(target: TensorInfo, elements: int, per_element: int = 1) -> _Written:
-    """Each element is added to the target, or multiplied with it, or compared."""
-    ops = complex_ops("aten.add", 1) if is_complex(target) else 1
-    return _Written(elements, elements * ops * per_element, True)
+def _reduction_ops(target: TensorInfo, elements: int, reduction: str | None) -> int:
+    """Return one operation per element put in; a mean also counts them, and divides each element of the target."""
+    if reduction is None:
+        return 0
+    if reduction == "mean":
+        return 2 * elements + target.elements
+    if not is_complex(target):
+        return elements
+    return elements * complex_ops("aten.mul" if reduction in ("prod", "multiply") else "aten.add", 1)
 
 
-def _reduced(target: TensorInfo, elements: int, reduce: Any) -> _Written:
-    """One operation for each element put in; a mean also counts them, and divides each element of the target."""
-    if reduce is None:
-        return _Written(elements, 0, False)
-    if reduce == "mean":
-        return _Written(elements, 2 * elements + target.elements, True)
-    if is_complex(target) and reduce in ("prod", "multiply"):
-        return _Written(elements, elements * complex_ops("aten.mul", 1), True)
-    return _added(target, elements)
-
-
-def _scatter(target: TensorInfo, dim: Any, index: TensorInfo, *rest: Any, **options: Any) -> _Written:
-    reduce = options.get("reduce") or next((value for value in rest if isinstance(value, str)), None)
-    return _reduced(target, index.elements, reduce)
-
-
-def _scatter_add(target: TensorInfo, dim: Any, index: TensorInfo, *_: Any, **__: Any) -> _Written:
-    return _added(target, index.elements)
-
-
-def _index_add(
-    target: TensorInfo, dim: Any, index: TensorInfo, source: TensorInfo, alpha: Any = 1, **_: Any
-) -> _Written:
-    """A factor `alpha` is one multiplication more."""
-    return _added(target, source.elements, 1 if alpha == 1 else 2)
-
-
-def _index_reduce(
-    target: TensorInfo, dim: Any, index: TensorInfo, source: TensorInfo, reduce: str, **_: Any
-) -> _Written:
-    return _reduced(target, source.elements, reduce)
-
-
-def _index_fill(target: TensorInfo, dim: int, index: TensorInfo, value: Any) -> _Written:
-    lines = target.elements // max(target.shape[dim], 1) if target.shape else 1
-    return _Written(lines * index.elements, 0, False)
-
-
-def _index_copy(target: TensorInfo, dim: Any, index: TensorInfo, source: TensorInfo) -> _Written:
-    return _Written(source.elements, 0, False)
-
-
-def _masked_scatter(target: TensorInfo, mask: TensorInfo, source: TensorInfo) -> _Written:
-    """As many as the mask may let through."""
-    return _Written(min(target.elements, source.elements), 0, False)
-
-
-def _put(target: TensorInfo, index: TensorInfo, source: TensorInfo, accumulate: bool = False) -> _Written:
-    return _added(target, index.elements) if accumulate else _Written(index.elements, 0, False)
-
-
-def _index_put(
-    target: TensorInfo, indices: tuple[Any, ...], values: TensorInfo, accumulate: bool = False, *_: Any
-) -> _Written:
-    elements = _places(target, indices, values)
-    return _added(target, elements) if accumulate else _Written(elements, 0, False)
-
-
-def _masked_put_accumulate(target: TensorInfo, mask: Any, indices: tuple[Any, ...], values: TensorInfo) -> _Written:
-    return _added(target, _places(target, indices, values))
-
-
-def _places(target: TensorInfo, indices: tuple[Any, ...], values: TensorInfo) -> int:
-    """How many elements an index names: one for each of its own, times the dimensions it leaves whole.
+def _indexed_elements(target: TensorInfo, indices: tuple[Any, ...], values: TensorInfo) -> int:
+    """Return how many elements an index names: one for each of its own, times the dimensions it leaves whole.
 
     A mask names as many as there are values for it; as many as it has elements, where one value goes everywhere.
     """
-    taken: list[Shape] = []
-    kept: list[int] = []
+    index_shapes: list[Shape] = []
+    whole_dims: list[int] = []
     axis = 0
     has_mask = False
     for index in indices:
         if not isinstance(index, TensorInfo):
-            kept.append(target.shape[axis])
+            whole_dims.append(target.shape[axis])
             axis += 1
-        elif index.dtype in _MASKS:
+        elif index.dtype in ("bool", "uint8"):
             has_mask = True
-            taken.append((index.elements,))
+            index_shapes.append((index.elements,))
             axis += max(len(index.shape), 1)
         else:
-            taken.append(index.shape)
+            index_shapes.append(index.shape)
             axis += 1
-    kept += target.shape[axis:]
-    if has_mask and len(values.shape) == 1 + len(kept):
+    whole_dims += target.shape[axis:]
+    if has_mask and len(values.shape) == 1 + len(whole_dims):
         return values.elements
-    return prod(_broadcast(taken)) * prod(kept)
+    # Index tensors are broadcast against each other.
+    sizes = zip_longest(*(reversed(shape) for shape in index_shapes), fillvalue=1)
+    return prod(0 if 0 in axis_sizes else max(axis_sizes) for axis_sizes in sizes) * prod(whole_dims)
 
 
-def _broadcast(shapes: list[Shape]) -> Shape:
-    longest = max((len(shape) for shape in shapes), default=0)
-    padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
-    return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True))
-
-
-def _values(target: TensorInfo, source: TensorInfo, *_: Any, **__: Any) -> _Written:
-    return _Written(source.elements, 0, False)
-
-
-for _operator, _count in {
-    "scatter": _scatter, "scatter_add": _scatter_add, "scatter_reduce": _scatter, "index_add": _index_add,
-    "index_reduce": _index_reduce, "index_fill": _index_fill, "index_copy": _index_copy,
-    "masked_scatter": _masked_scatter, "put": _put, "index_put": _index_put, "_unsafe_index_put": _index_put,
-    "_index_put_impl": _index_put, "_unsafe_masked_index_put_accumulate": _masked_put_accumulate,
-    "slice_scatter": _values, "select_scatter": _values, "diagonal_scatter": _values, "as_strided_scatter": _values,
-}.items():  # fmt: skip
-
-    def _rule(count: Any, is_in_place: bool) -> Any:
-        def rule(out: TensorInfo, target: TensorInfo, *args: Any, **kwargs: Any) -> Work:
-            written: _Written = count(target, *args, **kwargs)
-            return written.work(target, (*args, *kwargs.values()), is_in_place)
-
-        return rule
-
-    cost_rule(f"aten::{_operator}", kind="movement")(_rule(_count, is_in_place=False))
-    cost_rule(f"aten::{_operator}_", kind="movement")(_rule(_count, is_in_place=True))
+for _operator, (_argument, _adds) in _WRITES.items():
+    cost_rule(f"aten::{_operator}", kind="movement")(_writing_rule(_operator, _argument, _adds, is_in_place=False))
+    cost_rule(f"aten::{_operator}_", kind="movement")(_writing_rule(_operator, _argument, _adds, is_in_place=True))
 
 
 free_operators(

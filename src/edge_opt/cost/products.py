@@ -5,17 +5,28 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from edge_opt.cost.complex_numbers import ADD, MACS_PER_PRODUCT, is_complex
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
-from edge_opt.cost.rules import Work, aten, copied, cost_rule, free_operators, operator_name, per_output
+from edge_opt.cost.rules import (
+    COMPLEX_ADD,
+    COMPLEX_MACS,
+    Rule,
+    Work,
+    aten,
+    copied,
+    cost_rule,
+    free_operators,
+    is_complex,
+    operator_name,
+    per_output,
+)
 from edge_opt.cost.sorting import sort_ops
 from edge_opt.records.costs import SparseInfo, TensorInfo
 
 
 def products(x: TensorInfo, macs: int, additions: int = 0) -> Work:
-    """So many multiply-accumulates and additions of x's type, in real ones."""
+    """Return the work of multiply-accumulates and additions in x's type, in real operations."""
     if is_complex(x):
-        return Work(macs=MACS_PER_PRODUCT * macs, other_ops=ADD * additions)
+        return Work(macs=COMPLEX_MACS * macs, other_ops=COMPLEX_ADD * additions)
     return Work(macs=macs, other_ops=additions)
 
 
@@ -178,76 +189,36 @@ _GRU_OPS = 2 * 4 + 1 + 1 + 4  # two sigmoids, tanh, r·n, h = (1 − z)·n + z·
 RNN_OPS = 1
 
 
-def _gated(rows: int, weights: tuple[TensorInfo, ...], ops_per_unit: int) -> Work:
-    """`rows` steps of a layer stack; each matrix is a MAC per element, each gate sum and bias one operation."""
-    matrices = [weight for weight in weights if len(weight.shape) == 2]
-    biases = [weight for weight in weights if len(weight.shape) == 1]
-    # Matrices come as input and hidden weights, then a projection if there is one; gate rows are 4, 3 or 1 per unit.
-    gates = {LSTM_OPS: 4, _GRU_OPS: 3, RNN_OPS: 1}[ops_per_unit]
-    hidden = [matrix for matrix in matrices if not _is_projection(matrix, matrices, gates)]
-    cells = len(hidden) // 2
-    units = hidden[0].shape[0] // gates
-    sums = sum(matrix.shape[0] for matrix in hidden) // 2 + sum(bias.elements for bias in biases)
-    return Work(
-        macs=rows * sum(prod(matrix.shape) for matrix in matrices),
-        other_ops=rows * (sums + cells * units * ops_per_unit),
-    )
+def _recurrent(gates: int, ops_per_unit: int, is_cell: bool) -> Rule:
+    def rule(out: Any, x: TensorInfo, *args: Any) -> Work:
+        """All layers and directions, with projections; each matrix a MAC per element and step, each sum one."""
+        if is_cell:
+            weights = [value for value in args[1:] if isinstance(value, TensorInfo)]  # after the state
+        else:
+            # The last list of tensors: lists of lengths and of states come before it.
+            lists = [value for value in args if isinstance(value, tuple) and value and isinstance(value[0], TensorInfo)]
+            weights = list(lists[-1])
+        steps = prod(x.shape[:-1])  # times the batch; packed data are already flat
+        matrices = [weight for weight in weights if len(weight.shape) == 2]
+        biases = [weight for weight in weights if len(weight.shape) == 1]
+        # Matrices come as input and hidden weights, then an LSTM's projection if there is one, whose columns and not
+        # its rows are the hidden units.
+        rows = matrices[0].shape[0]
+        gate_matrices = [m for m in matrices if m.shape[0] == rows or m.shape[1] * gates != rows]
+        cells, units = len(gate_matrices) // 2, rows // gates
+        sums = sum(matrix.shape[0] for matrix in gate_matrices) // 2 + sum(bias.elements for bias in biases)
+        return Work(
+            macs=steps * sum(matrix.elements for matrix in matrices),
+            other_ops=steps * (sums + cells * units * ops_per_unit),
+        )
+
+    return rule
 
 
-def _is_projection(matrix: TensorInfo, matrices: list[TensorInfo], gates: int) -> bool:
-    """Whether a matrix is an LSTM's hidden projection: its columns, not its rows, are the hidden units."""
-    return matrix.shape[0] != matrices[0].shape[0] and matrix.shape[1] * gates == matrices[0].shape[0]
-
-
-def _rows(x: TensorInfo) -> int:
-    """Steps times batch; packed data are already flat."""
-    return prod(x.shape[:-1])
-
-
-def _weights(args: tuple[Any, ...]) -> tuple[TensorInfo, ...]:
-    """The layer's parameters: the last list of tensors among the arguments, after input, lengths and state."""
-    lists = [value for value in args if isinstance(value, tuple) and value and isinstance(value[0], TensorInfo)]
-    return lists[-1]
-
-
-@cost_rule(aten.lstm, kind="recurrent")
-def lstm(out: Any, x: TensorInfo, *args: Any) -> Work:
-    """All layers and directions, with projections."""
-    return _gated(_rows(x), _weights(args), LSTM_OPS)
-
-
-@cost_rule(aten.gru, kind="recurrent")
-def gru(out: Any, x: TensorInfo, *args: Any) -> Work:
-    """All layers and directions."""
-    return _gated(_rows(x), _weights(args), _GRU_OPS)
-
-
-@cost_rule(aten.rnn_tanh, aten.rnn_relu, kind="recurrent")
-def rnn(out: Any, x: TensorInfo, *args: Any) -> Work:
-    """All layers and directions."""
-    return _gated(_rows(x), _weights(args), RNN_OPS)
-
-
-@cost_rule(aten.lstm_cell, kind="recurrent")
-def lstm_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
-    """One step."""
-    return _gated(_rows(x), _given(weights), LSTM_OPS)
-
-
-@cost_rule(aten.gru_cell, kind="recurrent")
-def gru_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
-    """One step."""
-    return _gated(_rows(x), _given(weights), _GRU_OPS)
-
-
-@cost_rule(aten.rnn_tanh_cell, aten.rnn_relu_cell, kind="recurrent")
-def rnn_cell(out: Any, x: TensorInfo, state: Any, *weights: Any) -> Work:
-    """One step."""
-    return _gated(_rows(x), _given(weights), RNN_OPS)
-
-
-def _given(weights: tuple[Any, ...]) -> tuple[TensorInfo, ...]:
-    return tuple(weight for weight in weights if isinstance(weight, TensorInfo))
+for _name, _gates, _ops in (("lstm", 4, LSTM_OPS), ("gru", 3, _GRU_OPS), ("rnn_tanh", 1, RNN_OPS),
+                            ("rnn_relu", 1, RNN_OPS)):  # fmt: skip
+    cost_rule(f"aten::{_name}", kind="recurrent")(_recurrent(_gates, _ops, is_cell=False))
+    cost_rule(f"aten::{_name}_cell", kind="recurrent")(_recurrent(_gates, _ops, is_cell=True))
 
 
 # Of sparse operands, work follows the elements that are stored, not the shape.

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from edge_opt.cost.complex_numbers import complex_ops, is_complex
 from edge_opt.errors import RuleError
 from edge_opt.records.costs import OpCost, OpPrice, OpSignature, TensorInfo
 
@@ -55,7 +54,10 @@ class _Names:
 aten = _Names()
 
 _rules: dict[str, Registration] = {}
+# By identity, because hashing a signature takes longer than pricing it. The signature is kept with its price, so that
+# its id is not used again. The memo of the trace holds at most as many signatures.
 _prices: dict[int, tuple[OpSignature, OpPrice]] = {}
+_MAX_PRICES = 100_000
 _FREE = OpPrice("free", "free", OpCost())
 _UNPRICED = OpPrice("unpriced", "unpriced", OpCost())
 
@@ -97,7 +99,7 @@ def free_operators(*operators: Any) -> None:
 
 
 def rules() -> Mapping[str, Registration]:
-    """Every registered rule by operator name; read-only."""
+    """Return every registered rule by operator name; read-only."""
     return MappingProxyType(_rules)
 
 
@@ -112,7 +114,7 @@ def _add(operator: Any, registration: Registration) -> None:
 
 
 def operator_name(operator: Any) -> str:
-    """The name under which a rule is registered, such as `aten.conv2d`."""
+    """Return the name under which a rule is registered, such as `aten.conv2d`."""
     if isinstance(operator, str):
         return operator.replace("::", ".")
     if isinstance(operator, torch._ops.OpOverload):
@@ -123,30 +125,32 @@ def operator_name(operator: Any) -> str:
 
 
 def clear_prices() -> None:
-    """Forget every price worked out so far."""
+    """Forget every price computed so far."""
     _prices.clear()
 
 
 def price(signature: OpSignature) -> OpPrice:
-    """The price of an operator on its shapes; worked out once."""
+    """Return the price of an operator on its shapes, computed once."""
     known = _prices.get(id(signature))
     if known is None:
-        known = _prices[id(signature)] = (signature, _priced(signature))
+        if len(_prices) >= _MAX_PRICES:
+            _prices.clear()
+        known = _prices[id(signature)] = (signature, _compute_price(signature))
     return known[1]
 
 
-def _priced(signature: OpSignature) -> OpPrice:
+def _compute_price(signature: OpSignature) -> OpPrice:
     if signature.is_view:
         return _FREE
-    # An operator that works in place does the same work as its twin.
-    twin = signature.op.removesuffix("_")
-    registration = _rules.get(signature.op) or _rules.get(twin) or _by_schema(signature.op) or _by_schema(twin)
+    # The in-place variant of an operator does the same work.
+    plain = signature.op.removesuffix("_")
+    registration = _rules.get(signature.op) or _rules.get(plain) or _by_schema(signature.op) or _by_schema(plain)
     if registration is None:
         return _UNPRICED
     if registration.rule is None:
         return _FREE
-    provided = _provided(signature)
-    kwargs = {name: value for name, value in signature.kwargs if name not in provided}
+    results = _result_arguments(signature)
+    kwargs = {name: value for name, value in signature.kwargs if name not in results}
     out: Any = signature.outputs[0] if len(signature.outputs) == 1 else signature.outputs
     try:
         work = registration.rule(out, *signature.args, **kwargs)
@@ -157,15 +161,15 @@ def _priced(signature: OpSignature) -> OpPrice:
         return _UNPRICED
     read, written = work.bytes_read, work.bytes_written
     if read is None:
-        given = (tensor for tensors in provided.values() for tensor in tensors)
-        read = sum(tensor.nbytes for tensor in signature.inputs) - sum(tensor.nbytes for tensor in given)
+        only_written = sum(tensor.nbytes for tensors in results.values() for tensor in tensors)
+        read = sum(tensor.nbytes for tensor in signature.inputs) - only_written
     if written is None:
         written = sum(tensor.nbytes for tensor in signature.outputs)
     return OpPrice("priced", registration.kind, OpCost(work.macs, work.other_ops, read, written))
 
 
-def _provided(signature: OpSignature) -> dict[str, tuple[TensorInfo, ...]]:
-    """Tensors passed as `out=` (or under the names a schema gives several results): written, not read."""
+def _result_arguments(signature: OpSignature) -> dict[str, tuple[TensorInfo, ...]]:
+    """Return tensors passed as `out=` (or under the names a schema gives several results): written, not read."""
     if not any(isinstance(value, (TensorInfo, tuple)) for _, value in signature.kwargs):
         return {}
     names = _result_names(signature.op)
@@ -173,7 +177,7 @@ def _provided(signature: OpSignature) -> dict[str, tuple[TensorInfo, ...]]:
 
 
 def _overloads(name: str) -> list[torch._ops.OpOverload]:
-    """Torch's own description of an operator; nothing for one that this process does not know."""
+    """Return the overloads of an operator; none for one that this process does not know."""
     library, _, operator = name.partition(".")
     packet = getattr(getattr(torch.ops, library, None), operator, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
@@ -192,14 +196,15 @@ def _result_names(name: str) -> frozenset[str]:
 
 
 def _by_schema(name: str) -> Registration | None:
-    """What torch says of its own operators: element-wise, a reduction, a view in place, or a view where it can."""
+    """Return a rule from torch's own tags and schema: element-wise, a reduction, a view, or a copy in place of one."""
     known = _schema_rules.get(name)
     if known is None and (known := _read_schema(name)) is not None:
         _schema_rules[name] = known
     return known
 
 
-_schema_rules: dict[str, Registration] = {}  # an operator without one may be declared later
+# Only successes are kept: an operator that this process does not know may be declared later.
+_schema_rules: dict[str, Registration] = {}
 
 
 def _read_schema(name: str) -> Registration | None:
@@ -218,13 +223,56 @@ def _read_schema(name: str) -> Registration | None:
     return None
 
 
+# Complex arithmetic in real operations, each derived from the real and the imaginary part.
+# (a + bi)(c + di) = (ac - bd) + (ad + bc)i: four real multiply-accumulates in a sum of products.
+COMPLEX_MACS = 4
+
+COMPLEX_ADD, _MULTIPLY = 2, 4 + 2
+# (ac + bd)/r and (bc - ad)/r with r = c² + d²: four products and two additions, three for r, two divisions.
+_DIVIDE = 6 + 3 + 2
+# sqrt(a² + b²)
+_MAGNITUDE = 4
+# exp(a)·cos(b), exp(a)·sin(b)
+_EXPONENTIAL = 3 + 2
+# log|z| and atan2(b, a)
+_LOGARITHM = _MAGNITUDE + 1 + 1
+# sin(a)·cosh(b), cos(a)·sinh(b)
+_SINE = 4 + 2
+
+_COMPLEX_OPS = {
+    "add": COMPLEX_ADD, "sub": COMPLEX_ADD, "rsub": COMPLEX_ADD, "mul": _MULTIPLY, "square": _MULTIPLY, "div": _DIVIDE,
+    "reciprocal": 3 + 1 + 2, "abs": _MAGNITUDE, "angle": 1, "sgn": _MAGNITUDE + 2, "conj_physical": 1, "neg": 2,
+    "exp": _EXPONENTIAL, "expm1": _EXPONENTIAL + 1, "exp2": _EXPONENTIAL + 2, "log": _LOGARITHM,
+    "log2": _LOGARITHM + 2, "log10": _LOGARITHM + 2, "log1p": _LOGARITHM + 1,
+    "pow": _LOGARITHM + _MULTIPLY + _EXPONENTIAL, "sin": _SINE, "cos": _SINE + 1, "sinh": _SINE, "cosh": _SINE,
+    "tan": 2 * _SINE + 1 + _DIVIDE, "tanh": 2 * _SINE + _DIVIDE, "sigmoid": 2 + _EXPONENTIAL + 1 + 6,
+    "addcmul": 2 * _MULTIPLY + COMPLEX_ADD, "addcdiv": _MULTIPLY + _DIVIDE + COMPLEX_ADD,
+    "lerp": 2 * COMPLEX_ADD + _MULTIPLY, "polar": 2 + 2, "complex": 0, "prod": _MULTIPLY, "cumprod": _MULTIPLY,
+    "where": 1, "masked_fill": 1,
+}  # fmt: skip
+
+
+def is_complex(*values: Any) -> bool:
+    """Whether one of the arguments is a complex tensor."""
+    return any(isinstance(value, TensorInfo) and value.dtype.startswith("complex") for value in values)
+
+
+def complex_ops(operator: str, real_ops: int) -> int:
+    """Return the real operations of one complex element; twice the real count where no formula is given.
+
+    >>> complex_ops("aten.mul", 1), complex_ops("aten.sum", 1)
+    (6, 2)
+    """
+    return _COMPLEX_OPS.get(operator.removeprefix("aten.").removesuffix("_"), 2 * real_ops)
+
+
 def copied(out: Any, *_: Any, **__: Any) -> Work:
     """Every input read once, every output written once."""
     return Work()
 
 
 def per_output(operator: str, ops: int) -> Rule:
-    """So many operations for each element of the first result."""
+    """Return a rule: `ops` operations for each element of the first result."""
 
     def rule(out: Any, *args: Any, **_: Any) -> Work:
         first = out[0] if isinstance(out, tuple) else out
@@ -234,7 +282,7 @@ def per_output(operator: str, ops: int) -> Rule:
 
 
 def per_input(operator: str, ops: int) -> Rule:
-    """So many operations for each element of the first operand."""
+    """Return a rule: `ops` operations for each element of the first operand."""
 
     def rule(out: Any, x: Any, *_: Any, **__: Any) -> Work:
         return Work(other_ops=x.stored * (complex_ops(operator, ops) if is_complex(x) else ops))

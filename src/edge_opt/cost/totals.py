@@ -13,13 +13,13 @@ _op_cost = maker(OpCost)
 
 
 def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...]:
-    """One row per module call with the work it does itself; the rows add up to the whole."""
+    """Return one row per module call with the work it does itself; the rows add up to the whole."""
     count = len(trace.modules)
     sums = [[0, 0, 0, 0, 0, 0, 0, 0] for _ in range(count)]
     storages = trace.storages
     for call in trace.ops:
-        verdict = prices[call.signature]
-        cost = verdict.cost
+        price = prices[call.signature]
+        cost = price.cost
         row = sums[call.module]
         row[0] += cost.macs
         row[1] += cost.other_ops
@@ -30,14 +30,14 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
         if call.live_bytes > row[5]:
             row[5] = call.live_bytes
         row[6] += 1
-        row[7] += verdict.status == "unpriced"
+        row[7] += price.status == "unpriced"
     return tuple(
         [_layer_cost(module, _op_cost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True)]
     )
 
 
 def total_costs(trace: Trace, layers: Sequence[LayerCost]) -> Totals:
-    """The whole model."""
+    """Return the totals of the model."""
     cost = OpCost(
         sum(layer.cost.macs for layer in layers),
         sum(layer.cost.other_ops for layer in layers),
@@ -61,17 +61,17 @@ def total_costs(trace: Trace, layers: Sequence[LayerCost]) -> Totals:
 
 
 def unpriced_operators(trace: Trace, prices: Sequence[OpPrice]) -> tuple[Unpriced, ...]:
-    """What has no rule, by operator and module, most frequent first."""
-    found = Counter(
+    """Return the operators without a rule by operator and module, most frequent first."""
+    counts = Counter(
         (trace.signatures[call.signature].op, trace.modules[call.module].path)
         for call in trace.ops
         if prices[call.signature].status == "unpriced"
     )
-    return tuple(Unpriced(op, path, count) for (op, path), count in found.most_common())
+    return tuple(Unpriced(op, path, count) for (op, path), count in counts.most_common())
 
 
 def peak_activations(trace: Trace) -> PeakMemory:
-    """Most activation bytes alive at once, at which operator, in which module."""
+    """Return the most activation bytes alive at once, at which operator and in which module."""
     if not trace.ops:
         return PeakMemory(0, None, "", 0)
     at_peak = max(trace.ops, key=lambda call: call.live_bytes)
@@ -79,9 +79,11 @@ def peak_activations(trace: Trace) -> PeakMemory:
 
 
 def planner_bound(trace: Trace, saved: Sequence[int] = ()) -> int:
-    """The peak when each activation is dropped right after the last operator that uses it; results are kept.
+    """Return the peak when each activation is freed right after the last operator that uses it.
 
-    `saved` has the bytes by which each storage is smaller than it was traced, at another precision.
+    Args:
+        trace: The operators and storages.
+        saved: Bytes by which each storage is smaller than it was traced, at another precision.
     """
     last_use = [0] * len(trace.storages)
     for call in trace.ops:
@@ -90,6 +92,9 @@ def planner_bound(trace: Trace, saved: Sequence[int] = ()) -> int:
             last_use[number] = index
         for number in call.creates:
             last_use[number] = index
+    # A difference array: bytes allocated minus bytes freed before each operator. Its running sum is what is alive, so
+    # one pass over the storages and one over the operators suffice, instead of one pass over all per operator.
+    # A storage that outlives the run (`died` is None) is a result of the model, and no planner may free it.
     change = [0] * (len(trace.ops) + 1)
     for number, storage in enumerate(trace.storages):
         if storage.role == "activation" and storage.born is not None:

@@ -171,7 +171,7 @@ def scattered(out: Any, grad: TensorInfo, *_: Any, **__: Any) -> Work:
 
 
 for _name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"):
-    cost_rule(f"aten::{_name}_backward", kind="pool")(per_output(_name, 2))
+    cost_rule(f"aten::{_name}_backward", kind="pooling")(per_output(_name, 2))
 for _name in ("hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "glu", "nll_loss", "nll_loss2d", "mse_loss",
               "smooth_l1_loss", "huber_loss", "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d",
               "mish", "binary_cross_entropy", "softplus", "softshrink", "hardshrink", "log_sigmoid", "logit",
