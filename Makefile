@@ -11,8 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick coverage check docs bench clean
 
-# What the tests need beside Python: a browser to open reports with, and real images.
-SYSTEM := chromium dataset-fashion-mnist
+# What the tests need beside Python: a browser to open reports with, real images, and an ssh server as a board.
+SYSTEM := chromium dataset-fashion-mnist openssh-server
 SYSTEM_READY := $(VENV)/.system
 
 $(RUN_READY): requirements/run.lock pyproject.toml

@@ -1,9 +1,9 @@
-"""Kill -9 at random moments: the sweep, the process that halves are forked from, a half, a worker, the scheduler.
+"""Kill -9 at random moments: the sweep, a fork server, a forked child, the scheduler.
 
     python benchmarks/kills.py [KILLS] [SEED]
 
 Small jobs of twelve candidates, one folder after the other, until so many processes were killed. After each folder:
-every candidate has its row, none has failed, nothing that was kept has run again, and no process is left.
+every candidate has its row, none has failed, no stored result was computed again, and no process is left.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from kills import KilledSweep
 
-HERE = ("parent", "nursery", "child")
-SPREAD = (*HERE, "worker")
+ROLES = ("parent", "fork_server", "child")
 
 
 def main(wanted: int, seed: int) -> None:
@@ -34,7 +33,7 @@ def main(wanted: int, seed: int) -> None:
             left = wanted - total.total()
             if number % 4 == 0:
                 sweep.run_until_scheduler_is_killed()
-            sweep.run(SPREAD if workers else HERE, min(left, 12))
+            sweep.run(ROLES, min(left, 12))
             total += sweep.kills
             rows += 12
             shown = ", ".join(f"{role} {count}" for role, count in sorted(total.items()))

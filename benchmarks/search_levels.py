@@ -37,7 +37,9 @@ from edge_opt.errors import EdgeOptError, message_of
 from edge_opt.model import SmallCNN
 from edge_opt.profiling import profile
 from edge_opt.records.sweeps import Candidate
-from edge_opt.run.job import PipelineJob, Reference, Subject, Tuning, variant_of
+from edge_opt.run.config import RunConfig
+from edge_opt.run.job import Baseline, PipelineJob, variant_of
+from edge_opt.run.model_and_data import ModelAndData
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import screen
 from edge_opt.search.choose import paired_shares
@@ -48,7 +50,7 @@ GRID = (0.0, 0.25, 0.5)
 PAIRS: list[Pair] = [("fp32", "torch"), ("fp32", "onnxruntime"), ("int8", "onnxruntime")]
 DATA = {"batch_size": 64, "train_subset": 4000, "val_subset": 2500, "calibration_batches": 8}
 # The rate that the net was trained with, as in a run.
-TUNING = Tuning(fine_tune_epochs=1, learning_rate=RATE)
+CONFIG = RunConfig(fine_tune_epochs=1, learning_rate=RATE)
 MIN_TIME_S = 0.4
 AS_ACCURATE = "auto, as accurate as the grid's"
 Answers = NDArray[np.bool_]
@@ -73,14 +75,14 @@ def entries(
     found = {}
     for level in levels:
         try:
-            model = variant_of(job.subject, splits, Candidate(level, "fp32", "torch"), job.tuning, job.cache).model
+            model = variant_of(job.source, splits, Candidate(level, "fp32", "torch"), job.cache).model
         except EdgeOptError as error:
             print(f"<!-- {message_of(error)} -->")
             continue
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         exported = compress.export_onnx(model, SHAPE, folder / "model.onnx")
         for precision, runtime in pairs:
-            calibration = job.subject.calls(splits, model) if precision == "int8" else None
+            calibration = job.source.calibration(splits, model) if precision == "int8" else None
             file = exported if runtime == "onnxruntime" else None
             try:
                 done = compress.convert(model, SHAPE, precision, runtime, calibration=calibration, exported=file)
@@ -114,16 +116,16 @@ def compared(net: str, seed: int) -> list[dict[str, Any]]:
     # Exporting takes seconds more the first time in a process, whoever is first.
     with tempfile.TemporaryDirectory() as folder:
         compress.export_onnx(model, SHAPE, f"{folder}/model.onnx")
-    subject = Subject(model, splits)
+    source = ModelAndData(model, splits, CONFIG)
     totals = profile(model, SHAPE).totals
-    reference = Reference(figure_of(subject.task.build().score(model, splits.validation)), totals.macs, totals.params)
+    baseline = Baseline(figure_of(source.task().score(model, splits.validation)), totals.macs, totals.params)
     rows: list[dict[str, Any]] = []
     winners: dict[str, compress.Runner] = {}
     sides: dict[str, dict[str, Entry]] = {}
     with ExitStack() as stack:
         for side in ("grid", "auto"):
             cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            job = PipelineJob(subject, reference, cache, TUNING)
+            job = PipelineJob(source, cache, baseline)
             start, said, levels, pairs = time.process_time(), "", list(GRID), PAIRS
             if side == "auto":
                 screening = screen(job, splits, PAIRS)

@@ -13,7 +13,7 @@ _SESSION = re.compile(r"^(?P<indent> *)>>> .*?(?=\n\s*\n(?! *>>>)|\Z)", re.MULTI
 
 
 # Its keywords are those of a configuration, written into it when it is imported; the source alone shows none.
-_CONFIGURED = "edge_opt.run.sweep.sweep"
+_CONFIGURED = "edge_opt.run.pipeline.sweep"
 
 
 class FencedExamples(griffe.Extension):
@@ -37,7 +37,7 @@ def _describe(attribute: griffe.Attribute, call: griffe.ExprCall) -> None:
 
 
 def _write_out(function: griffe.Function) -> None:
-    from edge_opt.run.sweep import sweep
+    from edge_opt.run.pipeline import sweep
 
     parameters = inspect.signature(sweep).parameters.values()
     for name in [item.name for item in function.parameters]:

@@ -42,11 +42,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def one_nursery() -> Iterator[None]:
+def one_fork_server() -> Iterator[None]:
     """Sweeps of this module fork from one and the same process: to start one takes seconds."""
-    from edge_opt.search.process import nurseries_kept
+    from edge_opt.search.isolation import keep_fork_servers
 
-    with nurseries_kept():
+    with keep_fork_servers():
         yield
 
 

@@ -37,7 +37,7 @@ _HOMES = {
     "records.profiles": ("ModelProfile",),
     "report.png": ("bar_chart",),
     "report.save": ("load",),
-    "run.sweep": ("sweep",),
+    "run.pipeline": ("sweep",),
     "search.space": ("Space",),
     "search.sweep": ("run_sweep",),
     "serving.llm_report": ("llm",),
@@ -89,7 +89,7 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.records.profiles import ModelProfile as ModelProfile
     from edge_opt.report.png import bar_chart as bar_chart
     from edge_opt.report.save import load as load
-    from edge_opt.run.sweep import sweep as sweep
+    from edge_opt.run.pipeline import sweep as sweep
     from edge_opt.search.space import Space as Space
     from edge_opt.search.sweep import run_sweep as run_sweep
     from edge_opt.serving.llm_report import llm as llm

@@ -38,6 +38,18 @@ class ModelReference(NamedTuple):
     arguments: dict[str, Any]
 
 
+def absolute_reference(reference: str) -> str:
+    """Return a reference that means the same file in every process, wherever it runs.
+
+    >>> absolute_reference("torchvision:resnet18"), absolute_reference("/nets/net.py:Net")
+    ('torchvision:resnet18', '/nets/net.py:Net')
+    """
+    parsed = parse_reference(reference)
+    if parsed is None or not parsed.source.endswith(".py"):
+        return reference
+    return f"{Path(parsed.source).resolve()}{reference[len(parsed.source) :]}"
+
+
 def parse_reference(text: str) -> ModelReference | None:
     """Return the parts of `SOURCE:NAME(key=value)`; None where the text has no such form.
 

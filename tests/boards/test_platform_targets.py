@@ -21,7 +21,7 @@ from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.run.config import RunConfig
-from edge_opt.run.findings import check_target
+from edge_opt.run.run_summary import check_target
 
 SHAPE = (1, 1, 28, 28)
 

@@ -124,7 +124,7 @@ def test_the_front_door_names_the_same_for_people_and_for_type_checkers() -> Non
 def test_a_name_of_the_front_door_is_the_function_whatever_was_imported() -> None:
     script = """
 import inspect
-import edge_opt.measuring.latency, edge_opt.model_comparison, edge_opt.boards.catalog, edge_opt.run.sweep
+import edge_opt.measuring.latency, edge_opt.model_comparison, edge_opt.boards.catalog, edge_opt.run.pipeline
 import edge_opt as eo
 for name in ("measure", "compare", "devices", "platforms", "sweep", "check", "profile"):
     assert inspect.isfunction(getattr(eo, name)), name

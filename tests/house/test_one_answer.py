@@ -11,7 +11,7 @@ from edge_opt.compress import prune
 from edge_opt.model import SmallCNN
 from edge_opt.records.conversions import LayerPrecision
 from edge_opt.run.config import RunConfig
-from edge_opt.run.findings import on_target
+from edge_opt.run.run_summary import on_target
 
 SHAPE = (32, 1, 28, 28)
 

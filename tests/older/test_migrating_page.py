@@ -32,8 +32,8 @@ from edge_opt.hardware import (
 from edge_opt.metrics import Metrics, collect_metrics
 from edge_opt.model import SmallCNN
 from edge_opt.pruning import structured_channel_prune
-from edge_opt.run.config import read_config
-from edge_opt.run.run import RunResult, run
+from edge_opt.run.config_file import read_config
+from edge_opt.run.pipeline import RunResult, run
 from edge_opt.stream import FALLBACK_MS_PER_ROW
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,7 +71,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(one_nursery: None, tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(one_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(tmp_path_factory.mktemp("migrating"))
 
 

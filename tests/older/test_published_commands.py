@@ -15,7 +15,8 @@ import yaml
 
 import published_pipeline as published
 from edge_opt.data.sources import find_files
-from edge_opt.run.config import read_config, template
+from edge_opt.run.config import template
+from edge_opt.run.config_file import read_config
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = [

@@ -16,7 +16,7 @@ from edge_opt.boards.calibration_file import load_calibration, save_calibration
 from edge_opt.errors import InvalidCalibration, InvalidConfig, UnreadableProfile, UnreadableSweep
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.report.sweep_files import read_sweep, sweep_document
-from edge_opt.run.config import read_config
+from edge_opt.run.config_file import read_config
 from sweep_jobs import figures
 
 Change = Callable[[dict[str, Any]], None]

@@ -18,7 +18,17 @@ import edge_opt as eo
 from edge_opt.cli import app
 from edge_opt.errors import InvalidConfig
 from edge_opt.loading import load_model
-from edge_opt.run.config import SWEEP_KEYS, Precisions, RunConfig, read_config, settings_table, sweep_settings, template
+from edge_opt.run.config import (
+    RESULT_SCOPES,
+    SWEEP_KEYS,
+    Precisions,
+    RunConfig,
+    Scope,
+    declared,
+    settings_table,
+    template,
+)
+from edge_opt.run.config_file import read_config, sweep_settings
 from edge_opt.search.space import CONVERTIBLE
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +183,18 @@ def test_init_writes_a_configuration_and_never_over_one(tmp_path: Path) -> None:
 
 def test_the_page_lists_every_key_with_its_default_and_purpose() -> None:
     assert settings_table() in (ROOT / "docs/sweeping.md").read_text(encoding="utf-8")
+
+
+def test_every_key_declares_its_scope_and_results_depend_on_all_but_search_and_report() -> None:
+    scopes = {name: declared(field, "scope") for name, field in RunConfig.model_fields.items()}
+    assert set(scopes.values()) == set(typing.get_args(Scope))
+    assert set(RunConfig().subset(*RESULT_SCOPES)) == {
+        name for name, scope in scopes.items() if scope not in ("search", "report")
+    }
+    # Each of these changes what is trained, made or measured: two runs that differ in it share no result.
+    assert {"seed", "metric", "device", "fine_tune_epochs", "round_to", "deploy_batch"} <= set(
+        RunConfig().subset(*RESULT_SCOPES)
+    )
 
 
 def test_a_sweep_takes_the_keys_of_a_configuration_with_their_defaults() -> None:

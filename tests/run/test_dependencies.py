@@ -13,7 +13,8 @@ from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 from edge_opt.records.sweeps import Candidate
-from edge_opt.run.dependencies import code_sources, data_sources, first_weights
+from edge_opt.run.dependencies import code_sources, data_sources, same_twice
+from edge_opt.run.model_and_data import ModelAndData
 from edge_opt.search.space import Space
 from edge_opt.search.store import Source, Store
 from edge_opt.search.sweep import run_sweep
@@ -64,7 +65,8 @@ def test_the_file_its_neighbour_and_its_packages_are_what_a_model_depends_on(pro
 CHANGES = [
     ("project/net.py", "halved(scaled(x))", "halved(scaled(x)) + 1", ["net.py"]),
     ("project/layers_of_it.py", "x * 2", "x * 3", ["layers_of_it.py"]),
-    ("lib/site-packages/package_of_it/inner.py", "x / 2", "x / 3", ["package_of_it"]),
+    # An installed package counts by its version.
+    ("lib/site-packages/package_of_it/inner.py", "x / 2", "x / 3", []),
     ("project/net.py", "import torch\n", "import torch  # a remark\n\n\n", []),
     ("project/unrelated.py", "x = 1", "x = 2", []),
 ]
@@ -130,8 +132,9 @@ def test_first_weights_count_where_they_are_always_the_same(project: Path) -> No
         "    return model\n",
         encoding="utf-8",
     )
-    assert list(first_weights(f"{path}:fixed", 0)) == ["first weights"]
-    assert first_weights(f"{path}:drawn", 0) == {}
+    fixed, drawn = (ModelAndData(f"{path}:{name}", {}) for name in ("fixed", "drawn"))
+    assert list(same_twice(fixed.build(), fixed)) == ["first weights"]
+    assert same_twice(drawn.build(), drawn) == {}
 
 
 def splits(train: object, validation: float = 0.0) -> Splits:

@@ -23,12 +23,14 @@ from edge_opt.errors import InvalidInput, OtherSettings, UnknownDevice
 from edge_opt.model import SmallCNN
 from edge_opt.records.sweeps import Candidate, Trial, TrialMetrics
 from edge_opt.report.sweep_files import read_sweep
-from edge_opt.run.config import RunConfig, read_config
-from edge_opt.run.outputs import conclusion
-from edge_opt.run.run import RunResult, run, run_seeds
-from edge_opt.search.build import Event, TrialFinished
+from edge_opt.run.artifacts import conclusion
+from edge_opt.run.config import RunConfig
+from edge_opt.run.config_file import read_config
+from edge_opt.run.pipeline import RunResult, run
+from edge_opt.run.seeds import run_seeds
+from edge_opt.search.builders import Event, TrialFinished
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_nursery")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_fork_server")]
 
 SMALL = [
     "epochs=6", "fine_tune_epochs=2", "train_subset=600", "pruning_levels=[0.0, 0.5]", "min_time_s=0.02",
@@ -51,7 +53,7 @@ def config() -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def done(config: RunConfig, one_nursery: None, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+def done(config: RunConfig, one_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return run(config, tmp_path_factory.mktemp("run"), command=["edge-opt", "run"])
 
 

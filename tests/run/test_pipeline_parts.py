@@ -18,9 +18,11 @@ from edge_opt.errors import InvalidConfig, InvalidInput, MeasurementFailed
 from edge_opt.measuring.statistics import wilson
 from edge_opt.model import SmallCNN
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial, TrialMetrics
-from edge_opt.run.outputs import commit, reproducibility, simulate_deployment
-from edge_opt.run.run import aggregate, check_device, flat, mean_of
+from edge_opt.run.artifacts import commit, reproducibility, simulate_deployment
+from edge_opt.run.config import RunConfig
+from edge_opt.run.pipeline import run
 from edge_opt.run.scores import figure_of
+from edge_opt.run.seeds import aggregate, flat, mean_of
 from edge_opt.tasks.batches import task_of
 
 
@@ -63,8 +65,8 @@ def test_wilson_s_interval_solves_its_equation(counts: tuple[int, int]) -> None:
 
 def test_answers_are_counted_over_all_batches() -> None:
     batches = [(torch.eye(4), torch.tensor([0, 1, 2, 0])), (torch.eye(4)[:1], torch.tensor([[0]]))]
-    for run in (lambda x: x, lambda x: (x,), lambda x: [x.numpy()], lambda x: {"logits": x}):
-        found = figure_of(task_of().score(run, batches))
+    for model in (lambda x: x, lambda x: (x,), lambda x: [x.numpy()], lambda x: {"logits": x}):
+        found = figure_of(task_of().score(model, batches))
         assert (found.value, found.samples) == (4 / 5, 5)
 
 
@@ -118,10 +120,10 @@ def test_a_layer_that_stayed_in_float_counts_as_float() -> None:
     assert found.total_bytes == found.weight_bytes + 2 * 784 * 4 + profile.peak.live_bytes
 
 
-def test_a_device_that_is_not_here_is_refused() -> None:
-    check_device("cpu")
-    with pytest.raises(InvalidConfig, match="device is 'cuda:99', and torch sees"):
-        check_device("cuda:99")
+def test_a_device_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="cuda:99"):
+        run(RunConfig(device="cuda:99"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def metrics(accuracy: float, latency_s: float) -> TrialMetrics:

@@ -16,10 +16,12 @@ from edge_opt.model import SmallCNN
 from edge_opt.pruning.plan import make_plan
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
-from edge_opt.run.handover import program
-from edge_opt.run.job import Bench, PipelineJob, Reference, Subject, Tuning, computing_with, variant_of
+from edge_opt.run.config import RunConfig
+from edge_opt.run.export_best import program
+from edge_opt.run.job import Baseline, PipelineJob, variant_of
+from edge_opt.run.model_and_data import ModelAndData, torch_threads
 from edge_opt.run.scores import figure_of
-from edge_opt.run.screening import Place, climb, last_that, screen
+from edge_opt.run.screening import Place, bisect_last, choose_ratio, screen
 from edge_opt.runtimes.runners import PACKAGES, SUFFIXES
 
 
@@ -40,13 +42,13 @@ def test_what_the_fastest_level_lacks_when_trained_says_how_much_gentler(lack: f
         trained.append(place)
         return lack
 
-    found = climb([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, lacks)
+    found = choose_ratio([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, lacks)
     assert found == [chosen] and trained == [(0.6, 8)]
 
 
 def test_where_nothing_is_gentler_the_fastest_is_offered() -> None:
-    assert climb([(0.5, 8)], {8: [0.5]}, lambda place: 3.0) == [(0.5, 8)]
-    assert climb([], {8: []}, lambda place: 0.0) == []
+    assert choose_ratio([(0.5, 8)], {8: [0.5]}, lambda place: 3.0) == [(0.5, 8)]
+    assert choose_ratio([], {8: []}, lambda place: 0.0) == []
 
 
 def test_the_boldest_is_found_with_few_looks() -> None:
@@ -57,12 +59,12 @@ def test_the_boldest_is_found_with_few_looks() -> None:
         return value <= 9
 
     # 13 values are halved 4 times at most
-    assert last_that(holds, range(13)) == 9 and len(seen) <= 4
+    assert bisect_last(holds, range(13)) == 9 and len(seen) <= 4
     for guess in range(13):
-        assert last_that(holds, range(13), guess) == 9
+        assert bisect_last(holds, range(13), guess) == 9
     seen.clear()
     # a guess that is right needs one look more, at its neighbour
-    assert last_that(holds, range(13), 9) == 9 and seen == [9, 10]
+    assert bisect_last(holds, range(13), 9) == 9 and seen == [9, 10]
 
 
 def test_levels_together_are_what_each_is_alone() -> None:
@@ -76,27 +78,24 @@ def test_levels_together_are_what_each_is_alone() -> None:
     assert all(torch.equal(tensor, together[name]) for name, tensor in alone.model.state_dict().items())
 
 
-def job_of(model: nn.Module, folder: Path, **tuning: Any) -> tuple[PipelineJob, Splits]:
+def job_of(model: nn.Module, folder: Path, **settings: Any) -> tuple[PipelineJob, Splits]:
     splits = load_splits("digits", train_subset=64, val_subset=64, calibration_batches=1)
-    subject = Subject(model, splits)
-    scored = figure_of(subject.task.build().score(subject.build(), splits.validation))
-    bench = Bench(min_time_s=0.01)
-    return PipelineJob(
-        subject, Reference(scored, 1, 1), folder, Tuning(**{"fine_tune_epochs": 1, **tuning}), bench
-    ), splits
+    source = ModelAndData(model, splits, RunConfig(**{"min_time_s": 0.01, "fine_tune_epochs": 1, **settings}))
+    scored = figure_of(source.task().score(source.build(), splits.validation))
+    return PipelineJob(source, folder, Baseline(scored, 1, 1)), splits
 
 
 def test_the_job_of_a_screening_makes_what_it_trained_and_trains_nothing_again(tmp_path: Path) -> None:
     torch.manual_seed(0)
     job, splits = job_of(SmallCNN(16, 32), tmp_path)
-    with computing_with(1):
+    with torch_threads(1):
         found = screen(job, splits, [("fp32", "onnxruntime")])
-    assert len(found.trained) >= 1 and "considered" in str(found)
+    assert len(found.trained) >= 1 and f"{len(found.levels)} tried" in str(found)
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")}
     again = found.job(job)
     for level in found.trained:
         candidate = Candidate(level.share, "fp32", "torch")
-        model = variant_of(again.subject, splits, candidate, again.tuning, again.cache).model
+        model = variant_of(again.source, splits, candidate, again.cache).model
         assert sum(each.numel() for each in model.parameters()) < sum(p.numel() for p in SmallCNN(16, 32).parameters())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")} == made
 
@@ -113,8 +112,8 @@ def test_a_level_that_is_rounded_back_is_not_trained(tmp_path: Path, monkeypatch
     job, splits = job_of(SmallCNN(16, 32), tmp_path, round_to=16)
     trained: list[Any] = []
     monkeypatch.setattr(job_module, "finetune", lambda *given, **settings: trained.append(given))
-    found = variant_of(job.subject, splits, Candidate(0.1, "fp32", "torch"), job.tuning, tmp_path)
-    assert not trained and job.tuning.fine_tune_epochs > 0
+    found = variant_of(job.source, splits, Candidate(0.1, "fp32", "torch"), tmp_path)
+    assert not trained and job.config.fine_tune_epochs > 0
     assert found.remarks[0].startswith("pruning 0.1 removes nothing: every layer is rounded back to the width it has")
 
 
@@ -135,10 +134,10 @@ def _folder(path: Path) -> Path:
 
 def test_training_for_int8_leaves_float_candidates_alone(tmp_path: Path) -> None:
     splits = load_splits("digits", train_subset=64, val_subset=32)
-    subject, tuning = Subject(SmallCNN(4, 4), splits), Tuning(fine_tune_epochs=1, train_for_int8=True)
-    float_one = variant_of(subject, splits, Candidate(0.0, "fp32", "onnxruntime"), tuning, tmp_path)
-    rounded = variant_of(subject, splits, Candidate(0.0, "int8", "onnxruntime"), tuning, tmp_path)
-    before = subject.build().state_dict()
+    source = ModelAndData(SmallCNN(4, 4), splits, RunConfig(fine_tune_epochs=1, train_for_int8=True))
+    float_one = variant_of(source, splits, Candidate(0.0, "fp32", "onnxruntime"), tmp_path)
+    rounded = variant_of(source, splits, Candidate(0.0, "int8", "onnxruntime"), tmp_path)
+    before = source.build().state_dict()
     assert float_one.folder is None and rounded.folder is not None
     assert all(torch.equal(tensor, before[name]) for name, tensor in float_one.model.state_dict().items())
     assert not torch.equal(rounded.model.conv1.weight, before["conv1.weight"])

@@ -14,7 +14,7 @@ from convertible import Residual
 from edge_opt import compress
 from edge_opt.errors import InvalidInput, MissingExtra
 from edge_opt.model import SmallCNN
-from edge_opt.run.handover import program
+from edge_opt.run.export_best import program
 
 SHAPE = (1, 3, 12, 12)
 # requirements/dev.lock has both for this Python alone.

@@ -13,11 +13,13 @@ from torch import nn
 
 from edge_opt.measuring.statistics import quiet_logs
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
-from edge_opt.run.contest import Referee
-from edge_opt.run.job import Bench, PipelineJob, Reference, Subject
+from edge_opt.run.config import RunConfig
+from edge_opt.run.job import Baseline, PipelineJob
+from edge_opt.run.model_and_data import ModelAndData
 from edge_opt.run.scores import Figure
+from edge_opt.run.time_finalists import FinalistTimer
 from edge_opt.search.finals import Session, by_speed, finals_of, merged, speedup_of
-from edge_opt.search.process import Limits, Outcome
+from edge_opt.search.isolation import Limits, Outcome
 from edge_opt.search.store import Built, Store
 from sweep_jobs import figures
 
@@ -90,17 +92,16 @@ class Compared:
 
 @pytest.mark.usefixtures("own_machine")
 def test_finals_are_kept_for_the_same_builds_and_taken_again_after_new_ones_or_noise(tmp_path: Path) -> None:
-    job = PipelineJob(
-        Subject(nn.ReLU(), {}), Reference(Figure(0.9, 0.9, 0.9, 9), 1, 1), tmp_path, bench=Bench(min_time_s=0.1)
-    )
-    referee = Referee(job, tmp_path, Limits(None, None), lambda _: None)
+    source = ModelAndData(nn.ReLU(), {}, RunConfig(min_time_s=0.1))
+    job = PipelineJob(source, tmp_path, Baseline(Figure(0.9, 0.9, 0.9, 9), 1, 1))
+    timer = FinalistTimer(job, tmp_path, Limits(None, None), lambda _: None)
     rows = tuple(Trial(entry, "done", figures(entry), None, "", (), 1.0, 1) for entry in (BASELINE, WINNER))
     result = SweepResult("net", rows[0], rows, (), (), WINNER.key, "")
     processes = Compared(process(10.0, 1.0))
 
     def compared() -> int:
         """Processes that it takes to know the finals now."""
-        before, found = processes.count, referee(result, cast("Any", processes), store)
+        before, found = processes.count, timer(result, cast("Any", processes), store)
         assert found is not None and found.of(WINNER) is not None
         return processes.count - before
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, NotSaved, UnreadableStore
 from edge_opt.records.sweeps import Candidate
-from edge_opt.search.locks import alone, at_work, run_folder
-from edge_opt.search.process import Isolation, Limits, packed
+from edge_opt.search.isolation import Isolation, Limits, pickle_job
+from edge_opt.search.locks import build_lock, measurement_lock, run_folder
 from edge_opt.search.space import Space
 from edge_opt.search.store import STORE_NAME, Store
 from edge_opt.search.sweep import run_sweep
@@ -35,7 +35,7 @@ SPACE = Space((0.0, 0.5), ("fp32",), ("torch",))
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing_and_leave_nobody(tmp_path: Path) -> None:
     sweep = KilledSweep(tmp_path / "sweep", random.Random(3), pause_s=0.1)
-    sweep.run(("parent", "nursery", "child"), kills=6)
+    sweep.run(("parent", "fork_server", "child"), kills=6)
     assert sweep.kills.total() == 6
 
 
@@ -51,15 +51,15 @@ def test_a_killed_nursery_takes_along_what_a_build_has_started(tmp_path: Path) -
     def kill_nursery() -> None:
         while not note.exists() or not note.read_text(encoding="utf-8"):
             time.sleep(0.01)
-        nursery, grandchild = map(int, note.read_text(encoding="utf-8").split())
+        fork_server, grandchild = map(int, note.read_text(encoding="utf-8").split())
         started.append(psutil.Process(grandchild))
-        os.kill(nursery, signal.SIGKILL)
+        os.kill(fork_server, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_nursery)
     killer.start()
     with Isolation(["sweep_jobs"]) as isolation:
         candidate = Candidate(0.0, "fp32", "torch")
-        outcome = isolation.run(packed(Family(note)), "build", (candidate, tmp_path), tmp_path, Limits(seconds=60))
+        outcome = isolation.run(pickle_job(Family(note)), "build", (candidate, tmp_path), tmp_path, Limits(seconds=60))
     killer.join()
     assert (outcome.failure, outcome.was_killed) == ("crashed", True)
     assert not psutil.wait_procs(started, timeout=30)[1]
@@ -87,7 +87,7 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_no_failed_row(tmp_path: P
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
     (sentence,) = ended.stderr.strip().splitlines()
     assert "File too large" in sentence
-    assert "run again to go on: what was finished is kept" in sentence
+    assert "run again to continue: finished candidates are kept" in sentence
     store = Store.look(tmp_path / "out")
     assert [trial.status for trial in store.trials().values()] == ["done"]
     store.close()
@@ -152,15 +152,15 @@ def test_locks_are_where_nobody_else_may_enter(tmp_path: Path, monkeypatch: pyte
 
 def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     (run_folder() / "gate.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"), at_work():
+    with pytest.raises(OSError, match="symbolic links"), build_lock():
         pass
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_build_that_waits_for_a_measurement_is_announced() -> None:
     waits = threading.Event()
-    with alone(lambda: None):
-        building = threading.Thread(target=lambda: at_work(waits.set).__enter__())
+    with measurement_lock(lambda: None):
+        building = threading.Thread(target=lambda: build_lock(waits.set).__enter__())
         building.start()
         assert waits.wait(30)
     building.join(30)

@@ -10,7 +10,7 @@ import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
 from edge_opt.records.sweeps import Candidate, Trial
-from edge_opt.search.locks import alone, at_work, folder_lock, owner
+from edge_opt.search.locks import build_lock, folder_lock, measurement_lock, owner
 from edge_opt.search.space import Space, plain_space
 from edge_opt.search.store import SCHEMA, STORE_NAME, Built, Store
 from edge_opt.search.sweep_progress import status
@@ -153,14 +153,14 @@ def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monk
     waits, may_end = threading.Event(), threading.Event()
 
     def build(name: str, ready: threading.Event) -> None:
-        with at_work():
+        with build_lock():
             happened.append(f"{name} begins")
             ready.set()
             may_end.wait(30)
             happened.append(f"{name} ends")
 
     def measure() -> None:
-        with alone(waits.set):
+        with measurement_lock(waits.set):
             happened.append("timing")
 
     first_runs, second_runs = threading.Event(), threading.Event()
@@ -178,7 +178,7 @@ def test_timing_waits_for_builds_and_builds_wait_for_timing(tmp_path: Path, monk
 
 def test_builds_go_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with at_work(), at_work():
+    with build_lock(), build_lock():
         pass
 
 

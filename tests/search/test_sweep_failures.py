@@ -11,8 +11,8 @@ import pytest
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import Candidate, Trial
-from edge_opt.search.build import Event, PhaseStarted
-from edge_opt.search.process import Isolation, Limits, begin_nursery, nurseries_kept, packed
+from edge_opt.search.builders import Event, PhaseStarted
+from edge_opt.search.isolation import Isolation, Limits, keep_fork_servers, pickle_job, start_fork_server
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import candidate_folder, run_sweep
 from sweep_jobs import Arithmetic, Flaky, Misbehaving, figures
@@ -119,7 +119,7 @@ def test_a_job_that_no_other_process_can_import_is_refused(tmp_path: Path) -> No
         run_sweep(Misbehaving(), Space((0.0,), ("fp32",), ("torch",)), folder=tmp_path, preload=["no_such_module"])
 
 
-def nurseries() -> list[psutil.Process]:
+def fork_servers() -> list[psutil.Process]:
     """The processes that the jobs of these tests are forked from, and those forked from them."""
     children = psutil.Process().children(recursive=True)
     # By what they have imported: one that other tests have started may still be there.
@@ -131,7 +131,7 @@ def test_halves_run_in_processes_of_their_own_that_end(tmp_path: Path) -> None:
 
     def listen(event: Event) -> None:
         if isinstance(event, PhaseStarted):
-            seen.append(nurseries())
+            seen.append(fork_servers())
 
     run_sweep(Arithmetic(tmp_path / "log"), Space((0.0, 0.5), ("fp32",), ("torch",)), folder=tmp_path, on_event=listen)
     # Between the halves there is one process: that from which they are forked.
@@ -142,41 +142,41 @@ def test_halves_run_in_processes_of_their_own_that_end(tmp_path: Path) -> None:
 def test_closing_ends_what_runs(tmp_path: Path) -> None:
     isolation = Isolation(["sweep_jobs"])
     outcome = isolation.run(
-        packed(Misbehaving()), "build", (Candidate(0.3, "fp32", "torch"), tmp_path), tmp_path, Limits(seconds=0.3)
+        pickle_job(Misbehaving()), "build", (Candidate(0.3, "fp32", "torch"), tmp_path), tmp_path, Limits(seconds=0.3)
     )
     assert outcome.failure == "timed out"
-    (nursery,) = nurseries()
+    (fork_server,) = fork_servers()
     isolation.close()
-    assert not psutil.wait_procs([nursery], timeout=30)[1]
+    assert not psutil.wait_procs([fork_server], timeout=30)[1]
 
 
 def test_a_lost_nursery_is_a_crash_and_is_replaced(tmp_path: Path) -> None:
-    job, candidate = packed(Misbehaving()), Candidate(0.0, "fp32", "torch")
+    job, candidate = pickle_job(Misbehaving()), Candidate(0.0, "fp32", "torch")
     with Isolation(["sweep_jobs"]) as isolation:
         assert isolation.run(job, "build", (candidate, tmp_path), tmp_path, Limits()).failure is None
-        (nursery,) = nurseries()
-        nursery.kill()
-        nursery.wait(30)
+        (fork_server,) = fork_servers()
+        fork_server.kill()
+        fork_server.wait(30)
         assert isolation.run(job, "build", (candidate, tmp_path), tmp_path, Limits()).failure is None
 
 
 def test_sweeps_of_one_run_fork_from_one_process_that_was_begun_before(tmp_path: Path) -> None:
     space = Space((0.0, 0.5), ("fp32",), ("torch",))
-    with nurseries_kept():
-        begin_nursery(["sweep_jobs", "?nowhere"])
-        begun = nurseries()
+    with keep_fork_servers():
+        start_fork_server(["sweep_jobs", "?nowhere"])
+        begun = fork_servers()
         for name in ("first", "second"):
             run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / name)
-            assert nurseries() == begun
+            assert fork_servers() == begun
         # What it did not import is not asked of it.
         run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "third", preload=["csv"])
-        assert len(nurseries()) == 2
+        assert len(fork_servers()) == 2
     assert not psutil.wait_procs(begun, timeout=30)[1]
-    assert not nurseries()
+    assert not fork_servers()
 
 
 def test_after_an_error_no_process_is_kept(tmp_path: Path) -> None:
     space = Space((0.0,), ("fp32",), ("torch",))
-    with pytest.raises(InvalidInput, match="cannot import nowhere"), nurseries_kept():
+    with pytest.raises(InvalidInput, match="cannot import nowhere"), keep_fork_servers():
         run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "out", preload=["nowhere"])
-    assert not nurseries()
+    assert not fork_servers()

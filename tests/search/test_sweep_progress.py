@@ -14,7 +14,7 @@ from edge_opt.cli import app
 from edge_opt.cli.shell import Shell
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records.sweeps import Candidate, Trial
-from edge_opt.search.build import Event, Notice, PhaseEnded, PhaseStarted, SweepStarted, TrialFinished
+from edge_opt.search.builders import Event, Notice, PhaseEnded, PhaseStarted, SweepStarted, TrialFinished
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import run_sweep
 from edge_opt.search.sweep_progress import Tally, progress

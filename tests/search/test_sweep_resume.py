@@ -11,7 +11,7 @@ import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, SweepInterrupted
 from edge_opt.records.sweeps import SweepResult
-from edge_opt.search.build import Event, TrialFinished
+from edge_opt.search.builders import Event, TrialFinished
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import run_sweep
 from edge_opt.search.sweep_progress import status
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_the_running_child_and_says_how_to_go_on(tmp_path: Path) -> 
     said = end(process, signal.SIGINT)
     assert process.returncode == 130
     assert "candidates are finished and kept in" in said
-    assert "run the same again to go on" in said
+    assert "run the same command again to continue" in said
     assert "Traceback" not in said
     # The third line is the build of the second candidate: the first was finished.
     assert finished(folder)

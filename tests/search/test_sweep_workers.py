@@ -1,25 +1,22 @@
-"""Builds on the workers of a Dask cluster, in real processes."""
+"""Builds side by side: in local processes, and on the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from edge_opt.errors import EdgeOptError
-from edge_opt.search.build import Event, PhaseEnded, PhaseStarted
+from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.search.builders import Event, PhaseEnded, PhaseStarted
+from edge_opt.search.remote_workers import check_scheduler
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import candidate_folder, run_sweep
-from edge_opt.search.workers import started
-from sweep_control import address_in, end, finished, lines, start, table, wait_for_lines
-from sweep_jobs import Arithmetic, WorkerKiller
+from kills import dask_cluster
+from sweep_control import end, finished, lines, start, table, wait_for_lines
+from sweep_jobs import Arithmetic, ServerKiller
 from sweep_process import CONSTRAINTS, SPACE
 
 HERE = Path(__file__).parents[1] / "support"
@@ -58,20 +55,25 @@ def most_at_once(told: list[Event]) -> int:
 
 
 @pytest.mark.slow
-def test_a_worker_killed_in_mid_candidate_costs_that_attempt_only(tmp_path: Path) -> None:
+def test_a_killed_build_beside_another_costs_that_attempt_only(tmp_path: Path) -> None:
     space = Space((0.0, 0.5), ("fp32",), ("torch",))
-    result = run_sweep(WorkerKiller(tmp_path / "marks", crashes=1), space, folder=tmp_path / "out", workers=1)
+    result = run_sweep(ServerKiller(tmp_path / "marks", crashes=1), space, folder=tmp_path / "out", workers=2)
     assert [(trial.status, trial.attempts) for trial in result.trials] == [("done", 1), ("done", 2)]
 
 
 @pytest.mark.slow
-def test_a_candidate_that_always_kills_its_worker_is_a_row(tmp_path: Path) -> None:
-    space = Space((0.0, 0.5), ("fp32",), ("torch",))
-    result = run_sweep(WorkerKiller(tmp_path / "marks", crashes=9), space, folder=tmp_path / "out", workers=1)
-    assert [(trial.failure, trial.reason, trial.attempts) for trial in result.trials] == [
-        (None, "", 1),
-        ("crashed", "each worker that built it was lost", 4),
-    ]
+def test_a_sweep_with_workers_opens_no_port(tmp_path: Path) -> None:
+    ports: list[int] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, PhaseStarted) and event.phase == "build" and event.candidate.pruning:
+            family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            connections = [each for process in family for each in process.net_connections(kind="inet")]
+            ports.extend(each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN)
+
+    before = [each for each in psutil.Process().net_connections(kind="inet") if each.status == psutil.CONN_LISTEN]
+    run_sweep(Arithmetic(tmp_path / "log", pause_s=0.1), SPACE, folder=tmp_path, workers=2, on_event=listen)
+    assert len(set(ports)) == len(before)
 
 
 @pytest.mark.slow
@@ -98,38 +100,18 @@ def test_ctrl_c_at_the_terminal_ends_workers_without_a_word_of_theirs(tmp_path: 
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "run the same again to go on" in said
+    assert "run the same command again to continue" in said
     assert "Traceback" not in said
     assert not psutil.wait_procs(children, timeout=60)[1]
-
-
-@contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A scheduler and two workers as people start them, each a process of its own."""
-    dask = [sys.executable, "-m", "dask"]
-    address = folder / "scheduler.json"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment, "cwd": folder}
-    local = ["--host", "127.0.0.1", "--no-dashboard"]
-    commands = [[*dask, "scheduler", *local, "--port", "0", "--scheduler-file", str(address)]]
-    commands += [[*dask, "worker", *local, "--scheduler-file", str(address), "--nthreads", "1", "--no-nanny"]] * 2
-    processes = [subprocess.Popen(command, **quiet) for command in commands]  # type: ignore[call-overload]
-    try:
-        yield address_in(address), processes[0]
-    finally:
-        # Asked to close at the same time, Dask's processes may wait for each other.
-        for process in processes:
-            process.kill()
-            process.wait(60)
 
 
 @pytest.mark.slow
 def test_the_workers_of_a_scheduler_give_the_same_table(tmp_path: Path) -> None:
     alone = run_sweep(Arithmetic(tmp_path / "a.log"), SPACE, folder=tmp_path / "a", constraints=CONSTRAINTS)
     (tmp_path / "dask").mkdir()
-    with cluster(tmp_path / "dask") as (address, _):
+    with dask_cluster(tmp_path / "dask", workers=2) as (address, _):
         job = Arithmetic(tmp_path / "b.log")
-        spread = run_sweep(job, SPACE, folder=tmp_path / "b", constraints=CONSTRAINTS, scheduler=address)
+        spread = run_sweep(job, SPACE, folder=tmp_path / "b", constraints=CONSTRAINTS, scheduler=address, insecure=True)
     assert table(spread) == table(alone)
 
 
@@ -137,35 +119,30 @@ def test_the_workers_of_a_scheduler_give_the_same_table(tmp_path: Path) -> None:
 def test_a_scheduler_that_goes_away_is_said_and_the_sweep_goes_on_without(tmp_path: Path) -> None:
     (tmp_path / "dask").mkdir()
     job = Arithmetic(tmp_path / "log", pause_s=0.1)
-    with cluster(tmp_path / "dask") as (address, scheduler):
+    with dask_cluster(tmp_path / "dask", workers=2) as (address, scheduler):
 
         def listen(event: Event) -> None:
             # The baseline is built here; this is the first that a worker has built.
             if isinstance(event, PhaseEnded) and event.phase == "build" and event.candidate.pruning > 0:
                 scheduler.kill()
 
-        with pytest.raises(EdgeOptError, match="the Dask scheduler tcp://.* is gone; run again to go on"):
-            run_sweep(job, SPACE, folder=tmp_path / "out", scheduler=address, on_event=listen)
+        with pytest.raises(EdgeOptError, match="the Dask scheduler tcp://.* is gone"):
+            run_sweep(job, SPACE, folder=tmp_path / "out", scheduler=address, insecure=True, on_event=listen)
     assert len(run_sweep(job, SPACE, folder=tmp_path / "out").trials) == SPACE.size
 
 
 @pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_opt.search.workers.PATIENCE_S", 0.5)
+    monkeypatch.setattr("edge_opt.search.remote_workers.CONNECT_WITHIN_S", 0.5)
     with pytest.raises(EdgeOptError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
-        run_sweep(Arithmetic(tmp_path / "log"), SPACE, folder=tmp_path, scheduler="tcp://127.0.0.1:9")
+        run_sweep(Arithmetic(tmp_path / "log"), SPACE, folder=tmp_path, scheduler="tcp://127.0.0.1:9", insecure=True)
 
 
-def test_workers_that_are_lost_while_they_start_are_started_again() -> None:
-    tries: list[int] = []
-
-    def start(failures: int) -> str:
-        tries.append(1)
-        if len(tries) <= failures:
-            raise RuntimeError("Nanny failed to start.")
-        return "cluster"
-
-    assert started(lambda: start(2)) == "cluster" and len(tries) == 3
-    tries.clear()
-    with pytest.raises(EdgeOptError, match="cannot be started .*Nanny failed to start.*run again to go on"):
-        started(lambda: start(9))
+@pytest.mark.parametrize("address", ["tcp://192.0.2.1:8786", "tcp://127.0.0.1:8786"])
+def test_a_scheduler_without_encryption_needs_consent(address: str) -> None:
+    with pytest.raises(InvalidInput, match="--insecure"):
+        check_scheduler(address, insecure=False)
+    check_scheduler(address, insecure=True)
+    check_scheduler("tls://host:8786", insecure=False)
+    with pytest.raises(InvalidInput, match="tls://HOST:PORT"):
+        check_scheduler("host:8786", insecure=True)

@@ -1,7 +1,7 @@
 """Sweeps whose processes are killed at random moments, and what must hold afterwards.
 
-A victim is the sweep itself, the process that halves are forked from, one of those halves, a Dask worker or a Dask
-scheduler. Whatever ends, a result that was kept is never found again, and no process stays.
+A victim is the sweep itself, a fork server, a forked child, or a Dask scheduler. Whatever ends, a stored result is
+never computed again, and no process stays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from edge_opt.search.certificates import make_certificates
 from edge_opt.search.store import Store
 from sweep_control import address_in, finished, lines
 from sweep_process import space_of
@@ -28,15 +27,15 @@ PATIENCE_S = 120.0
 _LOOK_FOR_S = 10.0
 
 
-def role_of(process: psutil.Process, sweep: int) -> str | None:
+def role_of(process: psutil.Process) -> str | None:
     """What a process below a sweep is; None for one that only helps others to start."""
     try:
         words = " ".join(process.cmdline())
         parent = process.parent()
-        if "edge_opt.search.nursery" in words:
-            is_forked = parent is not None and "edge_opt.search.nursery" in " ".join(parent.cmdline())
-            return "child" if is_forked else "nursery"
-        return "worker" if "spawn_main" in words and process.pid != sweep else None
+        if "edge_opt.search.fork_server" in words:
+            is_forked = parent is not None and "edge_opt.search.fork_server" in " ".join(parent.cmdline())
+            return "child" if is_forked else "fork_server"
+        return None
     except psutil.Error:
         return None
 
@@ -98,9 +97,9 @@ class KilledSweep:
 
     @contextmanager
     def cluster(self) -> Iterator[subprocess.Popen[bytes]]:
-        """A scheduler and a worker as people start them, with certificates; builds go there meanwhile."""
-        with dask_cluster(self.log.parent, workers=1) as (address, tls, scheduler):
-            self._options = ["--scheduler", address, "--tls-dir", str(tls)]
+        """Start a scheduler and a worker as people do; builds go there meanwhile."""
+        with dask_cluster(self.log.parent, workers=1) as (address, scheduler):
+            self._options = ["--scheduler", address]
             try:
                 yield scheduler
             finally:
@@ -155,7 +154,7 @@ class KilledSweep:
             self._processes[process.pid] = process
         if wanted == "parent":
             return self._processes[sweep]
-        found = [process for process in below if role_of(process, sweep) == wanted]
+        found = [process for process in below if role_of(process) == wanted]
         return self._chance.choice(found) if found else None
 
     def _remember(self) -> None:
@@ -177,28 +176,21 @@ class KilledSweep:
 
 
 @contextmanager
-def dask_cluster(folder: Path, workers: int) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
-    """A scheduler and workers in processes of their own, that know each other by certificates."""
-    tls, address = make_certificates(folder / "certificates"), folder / "scheduler.json"
+def dask_cluster(folder: Path, workers: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start a scheduler and workers as people do, each a process of its own."""
+    address = folder / "scheduler.json"
     address.unlink(missing_ok=True)
-    files = [
-        "--tls-ca-file",
-        str(tls / "ca.pem"),
-        "--tls-cert",
-        str(tls / "cert.pem"),
-        "--tls-key",
-        str(tls / "key.pem"),
-    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment, "cwd": folder}
-    local = ["--host", "127.0.0.1", "--no-dashboard", "--protocol", "tls", "--scheduler-file", str(address), *files]
+    local = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(address)]
     dask = [sys.executable, "-m", "dask"]
     commands = [[*dask, "scheduler", "--port", "0", *local]]
     commands += [[*dask, "worker", "--nthreads", "1", "--no-nanny", *local]] * workers
     processes = [subprocess.Popen(command, **quiet) for command in commands]  # type: ignore[call-overload]
     try:
-        yield address_in(address), tls, processes[0]
+        yield address_in(address), processes[0]
     finally:
+        # Asked to close at the same time, Dask's processes may wait for each other.
         for process in processes:
             process.kill()
             process.wait(PATIENCE_S)

@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("workers", type=int)
     parser.add_argument("--levels", type=int)
     parser.add_argument("--scheduler")
-    parser.add_argument("--tls-dir")
     given = parser.parse_args()
     # A shell that runs tests in the background has its children ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,7 +42,7 @@ def main() -> None:
                 constraints=CONSTRAINTS,
                 workers=given.workers,
                 scheduler=given.scheduler,
-                tls_dir=given.tls_dir,
+                insecure=given.scheduler is not None,
                 on_event=listener,
             )
     except EdgeOptError as error:

@@ -11,7 +11,7 @@ from typing import Annotated
 try:
     import typer
 
-    from edge_opt.cli.board_commands import board, measure_on, worker
+    from edge_opt.cli.board_commands import board, measure_on
     from edge_opt.cli.compare_commands import check, compare
     from edge_opt.cli.compress_commands import export, prune, quantize
     from edge_opt.cli.device_commands import calibrate, devices, doctor
@@ -74,7 +74,6 @@ app.command("devices", short_help="The catalogue, every figure with its source."
 app.command("board", short_help="A board of your own, from a few times measured there.")(board)
 app.command("calibrate", short_help="Measure this machine, to predict any model on it.")(calibrate)
 app.command("measure-on", short_help="Time an ONNX file on a board.")(measure_on)
-app.command("worker", short_help="On a board: time what is sent; needs no torch.")(worker)
 app.command("prune", short_help="Remove channels and heads, and prove the result.")(prune)
 app.command("quantize", short_help="int8, with what really runs in it.")(quantize)
 app.command("export", short_help="Write ONNX, run it, and say how it agrees.")(export)

@@ -1,4 +1,4 @@
-"""edge-opt board, worker and measure-on: a board of your own, and one that times."""
+"""edge-opt board and measure-on: a board of your own, and one that measures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import typer
 from edge_opt import units
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import Inputs, read_arguments, with_example
-from edge_opt.cli.run_commands import Insecure, TlsDir
 from edge_opt.cli.shell import Debug, Trust, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
@@ -195,70 +194,47 @@ def _plain(found: Platform, path: Path, next_nets: Sequence[Suggestion], files: 
     }
 
 
-Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The Dask scheduler: tls://HOST:PORT.")]
-
-
-def worker(
-    address: Address,
-    tls_dir: TlsDir = None,
-    insecure: Insecure = False,
-    name: Annotated[str | None, typer.Option("--name", help="What this board is called there.")] = None,
-    debug: Debug = False,
-) -> None:
-    """On a board: time what is sent here, with the ONNX Runtime of this machine, until Ctrl-C. It needs no torch.
-
-    \b
-    edge-opt worker tls://workstation:8786 --tls-dir certificates
-    """
-    from edge_opt.search.board_worker import serve
-
-    serve(address, tls_dir=tls_dir, insecure=insecure, name=name, say=talk)
-
-
 def measure_on(
-    address: Address,
-    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="What to time.")],
+    host: Annotated[
+        str, typer.Argument(metavar="USER@HOST", help="The board, as ssh knows it; HOST:PYTHON names a Python.")
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to time: .onnx or .tflite.")],
     inputs: Inputs = None,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Samples in one call.")] = 1,
-    threads: Annotated[int, typer.Option("--threads", help="Of ONNX Runtime there; 0 is all cores.")] = 1,
-    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
-    tls_dir: TlsDir = None,
-    insecure: Insecure = False,
+    batch: Annotated[int, typer.Option("--batch", "-b", help="Samples per call.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", help="Threads of the runtime there; 0 is all cores.")] = 1,
+    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Shortest time to measure.")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Time an ONNX file on a board that runs `edge-opt worker`, and say how long it takes there.
+    """Time an .onnx or .tflite file on a board over ssh. The board needs Python, numpy and the runtime.
 
     \b
-    edge-opt measure-on tls://localhost:8786 net.onnx --tls-dir certificates --threads 4
-    edge-opt measure-on tls://localhost:8786 bert.onnx -i ids:1x128:int64 -i mask:1x128:int64
+    edge-opt measure-on pi@raspberrypi net.onnx --threads 4
+    edge-opt measure-on pi@raspberrypi:venv/bin/python bert.onnx -i ids:1x128:int64 -i mask:1x128:int64
     """
     from edge_opt._support.checks import check_whole
     from edge_opt._support.json import to_plain
-    from edge_opt.measuring.onnx_timing import TimingOrder
-    from edge_opt.search.board_worker import find_board
+    from edge_opt.measuring.ssh_board import MODEL_SUFFIXES, TimingOrder, parse_board
 
     check_whole("--threads", threads, 0)
     check_whole("--batch", batch)
-    if not file.is_file():
-        raise InvalidInput(f"there is no file {str(file)!r}; `edge-opt export` writes one")
-    given = read_arguments(inputs or [], [], None)
-    if given.positional:
-        raise InvalidInput("--input must name its input, as in ids:1x128:int64; the file has several")
-    shapes = tuple((name, tuple(spec.shape)) for name, spec in given.named.items())
+    if not file.is_file() or file.suffix not in MODEL_SUFFIXES:
+        raise InvalidInput(f"{str(file)!r} is not an .onnx or .tflite file; `edge-opt export` writes one")
+    arguments = read_arguments(inputs or [], [], None)
+    if arguments.positional:
+        raise InvalidInput("--input must name its input, as in ids:1x128:int64")
+    shapes = tuple((name, tuple(spec.shape)) for name, spec in arguments.named.items())
     order = TimingOrder((file.name,), (batch,), shapes, threads, min_time, 5 * min_time)
-    board = find_board(address, tls_dir, insecure)
-    talk(f"timed on {board.machine}")
-    found = board.time(order, {file.name: file.read_bytes()}, tell=lambda event: talk(str(getattr(event, "text", ""))))
-    latency = found.latency(file.name, batch)
+    result = parse_board(host).time(order, {file.name: file.read_bytes()})
+    latency = result.latency(file.name, batch)
     if json:
-        typer.echo(json_format.dumps({"file": str(file), "threads": threads, **to_plain(found)}, indent=1))
+        typer.echo(json_format.dumps({"file": str(file), "threads": threads, **to_plain(result)}, indent=1))
         return
     ends = latency.median_interval_s
     each = "" if batch == 1 else f" per batch of {batch}"
     typer.echo(
-        f"{file.name}: {units.duration(latency.median_s)}{each} (95 %: {units.duration(ends.low)} to "
-        f"{units.duration(ends.high)}) on {found.machine}, {threads or 'all'} thread{'s' * (threads != 1)}"
+        f"{file.name}: {units.duration(latency.median_s)}{each} (95 % CI {units.duration(ends.low)}–"
+        f"{units.duration(ends.high)}) on {result.machine}, {threads or 'all'} thread{'s' * (threads != 1)}"
     )
     for remark in latency.remarks:
         typer.echo(remark)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_opt import units
-from edge_opt.cli.run_commands import Insecure, TlsDir
 from edge_opt.cli.shell import Debug, Legend, result_console, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
@@ -101,10 +100,8 @@ def calibrate(
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="CPU seconds it may take, at most 120.")] = 110.0,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="tls://…", help="Measure the board that has joined this scheduler.")
+        str | None, typer.Option("--on", metavar="USER@HOST", help="Calibrate this board, over ssh, instead.")
     ] = None,
-    tls_dir: TlsDir = None,
-    insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -113,16 +110,16 @@ def calibrate(
     \b
     edge-opt calibrate
     edge-opt calibrate --threads 1 -o board.json
-    edge-opt calibrate --on tls://localhost:8786 --tls-dir certificates -o board.json
+    edge-opt calibrate --on pi@raspberrypi -o board.json
 
     Let nothing else run meanwhile. The file can be carried to another machine and named there as a target. With --on,
-    torch must be installed on the board, which runs `edge-opt worker`.
+    edge-opt and torch must be installed on the board.
     """
     import edge_opt as eo
     from edge_opt.boards.calibration_file import host_file
 
     if on is not None:
-        done = _calibrated_there(on, tls_dir, insecure, output, threads, seconds)
+        done = _calibrate_board(on, output, threads, seconds)
     else:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: talk(f"warning: {message}")
@@ -136,24 +133,21 @@ def calibrate(
     talk(f"use it: edge-opt profile MODEL --target {output or 'host'}")
 
 
-def _calibrated_there(
-    address: str, tls_dir: Path | None, insecure: bool, output: Path | None, threads: int | None, seconds: float
-) -> Calibration:
-    """A board's calibration, written here."""
+def _calibrate_board(address: str, output: Path | None, threads: int | None, seconds: float) -> Calibration:
+    """Calibrate a board over ssh, and write its file here."""
     from edge_opt._support.checks import check_whole
     from edge_opt._support.files import check_writable, write_whole
     from edge_opt.boards.calibration_file import load_calibration
-    from edge_opt.search.board_worker import find_board
+    from edge_opt.measuring.ssh_board import parse_board
 
     if output is None:
         raise InvalidInput("a board's calibration is not this host's own; name its file, as in -o board.json")
     if threads is not None:
         check_whole("--threads", threads)
     check_writable(output)
-    board = find_board(address, tls_dir, insecure)
-    talk(f"calibrating {board.machine}; it takes about {seconds:g} s, and nothing else should run there")
-    found = board.calibrate(threads, seconds, tell=lambda event: talk(str(getattr(event, "text", ""))))
-    write_whole(output, found.decode("utf-8"))
+    board = parse_board(address)
+    talk(f"calibrating {board.host}; it takes about {seconds:g} s, and nothing else should run there")
+    write_whole(output, board.calibrate(threads, seconds).decode("utf-8"))
     return load_calibration(output)
 
 

@@ -24,7 +24,7 @@ from edge_opt.loading import FORMS, MODEL_FILES
 if TYPE_CHECKING:
     from edge_opt.records.sweeps import SweepResult
     from edge_opt.run.config import RunConfig
-    from edge_opt.run.run import RunResult
+    from edge_opt.run.pipeline import RunResult
 
 
 Workers = Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")]
@@ -35,13 +35,14 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; the earlier ta
 MetricName = Annotated[
     str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
 ]
-TlsDir = Annotated[
-    Path | None, typer.Option("--tls-dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of the cluster.")
-]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Allow tcp:// to another machine, without certificates.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow a scheduler without encryption (tcp://).")]
 MeasureOn = Annotated[
     str | None,
-    typer.Option("--measure-on", metavar="tls://…", help="Time on the board that has joined this scheduler."),
+    typer.Option(
+        "--measure-on",
+        metavar="USER@HOST",
+        help="Measure on this board, over ssh. USER@HOST:PYTHON names a Python there.",
+    ),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try candidates again that failed before.")]
 
@@ -101,7 +102,6 @@ def run(
     ] = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
-    tls_dir: TlsDir = None,
     insecure: Insecure = False,
     measure_on: MeasureOn = None,
     retry_failed: RetryFailed = False,
@@ -124,8 +124,7 @@ def run(
     root = output or Path(loaded.output_dir)
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
-        options = {"workers": workers, "scheduler": scheduler, "tls_dir": tls_dir, "insecure": insecure}
-        options |= {"measure_on": measure_on}
+        options = {"workers": workers, "scheduler": scheduler, "insecure": insecure, "measure_on": measure_on}
         done = _all(loaded, root, wanted, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
     if as_json:
         typer.echo(json.dumps([dict(item.summary) for item in done] if wanted else dict(done[0].summary), indent=1))
@@ -136,14 +135,14 @@ def run(
 
 
 def _config(path: Path | None, settings: Sequence[str]) -> RunConfig:
-    from edge_opt.run.config import read_config
+    from edge_opt.run.config_file import read_config
 
     return read_config(path, settings)
 
 
 def _all(config: RunConfig, root: Path, seeds: list[int], options: dict[str, Any], as_json: bool) -> list[RunResult]:
-    from edge_opt.run.run import run as run_once
-    from edge_opt.run.run import run_seeds
+    from edge_opt.run.pipeline import run as run_once
+    from edge_opt.run.seeds import run_seeds
     from edge_opt.search.sweep_progress import progress
 
     def one(config: RunConfig, folder: Path) -> RunResult:
@@ -154,7 +153,7 @@ def _all(config: RunConfig, root: Path, seeds: list[int], options: dict[str, Any
 
 
 def _conclude(done: list[RunResult], root: Path) -> None:
-    from edge_opt.run.outputs import conclusion
+    from edge_opt.run.artifacts import conclusion
 
     for item in done:
         if len(done) > 1:
@@ -180,7 +179,7 @@ def _say_lines(lines: Iterable[str], behind: int) -> None:
 
 def _ships(folder: Path, result: SweepResult) -> None:
     """Name the winner's file, last of all."""
-    from edge_opt.run.handover import shipped_file
+    from edge_opt.run.export_best import shipped_file
 
     if result.best is not None:
         typer.echo(f"ships     {shipped_file(folder / 'best')}")
@@ -221,7 +220,6 @@ def sweep(
     ] = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
-    tls_dir: TlsDir = None,
     insecure: Insecure = False,
     measure_on: MeasureOn = None,
     retry_failed: RetryFailed = False,
@@ -240,8 +238,8 @@ def sweep(
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
-    from edge_opt.run.config import read_settings
-    from edge_opt.run.sweep import sweep as run_sweep
+    from edge_opt.run.config_file import read_settings
+    from edge_opt.run.pipeline import sweep as run_sweep
     from edge_opt.search.sweep_progress import progress
 
     chosen = {
@@ -261,7 +259,6 @@ def sweep(
             example_inputs=_shape(inputs or []),
             workers=workers,
             scheduler=scheduler,
-            tls_dir=tls_dir,
             insecure=insecure,
             measure_on=measure_on,
             retry_failed=retry_failed,
@@ -275,7 +272,7 @@ def sweep(
 
 def _print_sweep(result: SweepResult, output: Path, json: bool) -> None:
     from edge_opt.report.sweep_files import sweep_document
-    from edge_opt.run.outputs import conclusion
+    from edge_opt.run.artifacts import conclusion
 
     if json:
         typer.echo(sweep_document(result), nl=False)

@@ -1,8 +1,7 @@
-"""What results depend on: a model's code by its source, packages by version and source, data by content.
+"""What results depend on: code by its source, installed packages by version, data by content.
 
-Code is found by its imports, without running any of it: the files of the same project one by one, each installed
-package as a whole. What neither an import nor a class of the model leads to, such as a file that a factory reads, is
-seen only in the weights.
+Code is found by its imports, without running it. A file that neither an import nor a class of the model leads to, such
+as a checkpoint that a factory reads, is seen in the weights only.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +25,93 @@ from edge_opt.data import Splits
 from edge_opt.data.datasets import seeded
 from edge_opt.data.sources import fingerprint
 from edge_opt.errors import InvalidInput, ModelNotFound
-from edge_opt.loading import load_model, parse_reference
+from edge_opt.loading import parse_reference
+from edge_opt.run.config import TASK_KEYS, RunConfig
+from edge_opt.run.model_and_data import ModelAndData
 from edge_opt.search.store import Scope, Source
 
-# Too large to be hashed for each run, and nobody edits them: their version stands for them.
-_BY_VERSION = frozenset({"torch", "numpy"})
 _OURS = "edge_opt"
 
 
-def code_sources(reference: str | None, model: nn.Module | None = None) -> dict[str, Source]:
-    """Every file and package that a model, or a function of the user's, is made of, by name.
+def sources_of(
+    config: RunConfig,
+    splits: Splits | None,
+    model: nn.Module,
+    reference: str | None = None,
+    *,
+    trains_baseline: bool = False,
+) -> dict[str, Source]:
+    """Return all code and data that the results of a run depend on, by name.
 
     Args:
-        reference: `file.py:name`, `package.module:name`, `torchvision:name` or `file.pt2`; None where there is none.
+        config: The configuration; its metric, loss, forward and collate may be code of the user's.
+        splits: The data; None leaves it out.
+        model: The model that was built.
+        reference: The reference that built it; None where a model was given.
+        trains_baseline: Whether the baseline is trained on the data, so that every result depends on it.
+    """
+    sources = code_sources(reference, model)
+    for value in (getattr(config, key) for key in TASK_KEYS):
+        if isinstance(value, str) and ":" in value:
+            sources |= code_sources(value)
+        elif callable(value) and hasattr(value, "__module__"):
+            sources |= code_sources(f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}")
+    if splits is None:
+        return sources
+    train: Scope = "all" if trains_baseline or config.train_for_int8 else "pruned"
+    return {
+        **sources,
+        **data_sources(splits, config.seed, train=train, ranking=config.importance == "taylor"),
+    }
+
+
+def same_twice(first: nn.Module, source: ModelAndData) -> dict[str, Source]:
+    """Return the weights that a factory starts with, such as those of a checkpoint.
+
+    A factory that draws other weights at each call, in spite of the seed, has no such source.
+    """
+    before, again = weights_source(first), weights_source(source.build())
+    return {"first weights": before} if before == again else {}
+
+
+def code_sources(reference: str | None, model: nn.Module | None = None) -> dict[str, Source]:
+    """Return every file and package that a model, or a function of the user's, is made of.
+
+    Args:
+        reference: `file.py:name`, `package.module:name`, `torchvision:name` or a model file; None where there is none.
         model: The model that was built; the files of its classes count, and what they import.
 
     >>> sorted(code_sources("edge_opt.model:SmallCNN"))
     ['edge_opt/model.py', 'torch']
     """
-    walk = _Walk()
-    if reference is not None:
-        walk.enter(reference)
-    for kind in {kind for module in (model.modules() if model else ()) for kind in type(module).__mro__}:
-        walk.add_module(kind.__module__)
-    return walk.found()
+    files: set[Path] = set()
+    # What a layer of torch computes, and how fast, goes with its version.
+    packages = {"torch"}
+    modules = {kind.__module__ for module in (model.modules() if model else ()) for kind in type(module).__mro__}
+    parsed = None if reference is None else parse_reference(reference)
+    if parsed is not None and not parsed.source.endswith(".py"):
+        modules.add(parsed.source)
+    elif reference is not None:
+        files.add(Path(reference if parsed is None else parsed.source).resolve())
+    for name in modules:
+        path = _project_file(name)
+        if path is None:
+            packages.add(name.partition(".")[0])
+        else:
+            files.add(path)
+    for path in [path for path in files if path.suffix == ".py" and path.is_file()]:
+        imported, others = _imports(path)
+        files |= imported
+        packages |= others
+    found = {name: Source(text) for name in sorted(packages) if (text := _version(name)) is not None}
+    for path in sorted(path for path in files if path.is_file()):
+        name = _short(path)
+        found[str(path) if name in found else name] = Source(_file_digest(path))
+    return found
 
 
 def weights_source(model: nn.Module) -> Source:
-    """A model's state."""
+    """Return a model's state as a source."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
@@ -61,22 +119,13 @@ def weights_source(model: nn.Module) -> Source:
     return Source(digest.hexdigest())
 
 
-def first_weights(reference: str, seed: int) -> dict[str, Source]:
-    """The weights that a factory starts with, such as those of a checkpoint; nothing where each call draws others."""
-    drawn = []
-    for _ in range(2):
-        with seeded(seed):
-            drawn.append(weights_source(load_model(reference).model))
-    return {"first weights": drawn[0]} if drawn[0] == drawn[1] else {}
-
-
 def data_sources(splits: Splits, seed: int, *, train: Scope, ranking: bool = False) -> dict[str, Source]:
-    """The data by content. The test part is not among them: what is found on it is found anew each time.
+    """Return the data by content. The test part is not included: it is scored anew each time.
 
     Args:
         splits: The four parts.
         seed: Under which random numbers are drawn, where a loader draws any.
-        train: Whose results depend on the training part.
+        train: Which results depend on the training part.
         ranking: Whether channels are ranked by the calibration part.
     """
     if splits.checksums:
@@ -93,7 +142,7 @@ def data_sources(splits: Splits, seed: int, *, train: Scope, ranking: bool = Fal
 
 
 def _check_steady(validation: Iterable[Any]) -> None:
-    """Refuse validation samples that come in another order, or are others, at each pass: candidates are paired."""
+    """Refuse validation samples that differ at each pass, or in order: candidates are compared sample by sample."""
     first, again = (fingerprint(list(islice(iter(validation), 2))) for _ in range(2))
     if first != again:
         raise InvalidInput(
@@ -103,7 +152,7 @@ def _check_steady(validation: Iterable[Any]) -> None:
 
 
 def _content(loader: Iterable[Any], seed: int) -> str:
-    """SHA-256 of what a loader gives under a seed, or the word for one that gives something else at each pass."""
+    """Return the SHA-256 of a loader's samples under a seed, or a fixed text if they differ at each pass."""
     tensors = getattr(getattr(loader, "dataset", None), "tensors", None)
     if tensors is not None:
         return fingerprint([tensors])
@@ -119,10 +168,10 @@ def _content(loader: Iterable[Any], seed: int) -> str:
 
 @contextmanager
 def _as_first_read(loader: Any, seed: int) -> Iterator[None]:
-    """Random numbers as at the first pass, and afterwards as they were: those of the loader's own generators too."""
+    """Seed all random numbers inside, and restore them afterwards, also those of the loader's own generators."""
     inner = getattr(loader, "loader", loader)
     owners = [inner, getattr(inner, "sampler", None), getattr(getattr(inner, "batch_sampler", None), "sampler", None)]
-    generators = {id(found): found for each in owners if (found := getattr(each, "generator", None)) is not None}
+    generators = {id(own): own for each in owners if (own := getattr(each, "generator", None)) is not None}
     states = [(generator, generator.get_state()) for generator in generators.values()]
     try:
         with seeded(seed):
@@ -132,158 +181,76 @@ def _as_first_read(loader: Any, seed: int) -> Iterator[None]:
             generator.set_state(state)
 
 
-class _Walk:
-    """Files of the project and installed packages that imports lead to."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, str] = {}
-        # What a layer of torch computes, and how fast, goes with its version.
-        self._packages = {"torch"}
-
-    def enter(self, reference: str) -> None:
-        """Begin with what a reference names."""
-        parsed = parse_reference(reference)
-        if parsed is None:
-            path = Path(reference)
-            if path.is_file():
-                self._files[path.resolve()] = hashlib.sha256(path.read_bytes()).hexdigest()
-        elif parsed.source.endswith(".py"):
-            self._add_file(Path(parsed.source).resolve())
-        else:
-            self.add_module(parsed.source)
-
-    def add_module(self, name: str) -> None:
-        """A module by its dotted name; the packages it lies in count too."""
-        top = name.partition(".")[0]
-        if top in sys.stdlib_module_names or top in self._packages:
-            return
-        spec = _spec(top)
-        if spec is None:
-            self._add_loaded(name)
-            return
-        if top in _BY_VERSION or (top != _OURS and _is_installed(spec)):
-            self._packages.add(top)
-            return
-        for part in name.split(".")[1:]:
-            self._add_spec(spec)
-            below = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
-            if below is None:
-                return
-            spec = below
-        self._add_spec(spec)
-
-    def _add_loaded(self, name: str) -> None:
-        """A module that only `sys.modules` knows, such as a file that was loaded by its path."""
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None:
-            self._add_file(Path(file).resolve())
-
-    def _add_spec(self, spec: ModuleSpec) -> None:
-        is_package = spec.submodule_search_locations is not None
-        is_ours = spec.name.partition(".")[0] == _OURS
-        # Of our own, a bundled network's file is what it is; the rest of us is no part of it.
-        if spec.has_location and spec.origin is not None and not (is_ours and is_package):
-            self._add_file(Path(spec.origin).resolve(), follow=not is_ours)
-
-    def _add_file(self, path: Path, follow: bool = True) -> None:
-        if path in self._files or not path.is_file():
-            return
-        content = path.read_bytes()
-        self._files[path] = hashlib.sha256(content).hexdigest()
-        if path.suffix != ".py":
-            return
+def _project_file(name: str) -> Path | None:
+    """Return the file of a module that belongs to the user's project; None for an installed one."""
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    if loaded is None:
         try:
-            tree = ast.parse(content)
-        except (SyntaxError, ValueError) as error:
-            raise ModelNotFound(f"{str(path)!r} is not Python: {error}") from error
-        # Without comments and layout: they change nothing that runs.
-        self._files[path] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-        for node in _imports(tree) if follow else ():
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    self.add_module(alias.name)
-            elif node.level:
-                self._add_relative(path, node)
-            elif node.module is not None:
-                for alias in node.names:
-                    self.add_module(f"{node.module}.{alias.name}")
-
-    def _add_relative(self, path: Path, node: ast.ImportFrom) -> None:
-        """What `from ..a.b import c` may mean, by its place in the folders."""
-        folder = path.parents[node.level - 1]
-        self._add_file(folder / "__init__.py")
-        for part in node.module.split(".") if node.module else ():
-            self._add_file(folder / f"{part}.py")
-            folder = folder / part
-            self._add_file(folder / "__init__.py")
-        for alias in node.names:
-            self._add_file(folder / f"{alias.name}.py")
-            self._add_file(folder / alias.name / "__init__.py")
-
-    def found(self) -> dict[str, Source]:
-        """Everything by a name that is the same wherever the project lies."""
-        names: dict[str, Source] = {package: Source(_package(package)) for package in self._packages}
-        for path, digest in sorted(self._files.items()):
-            name = _short(path)
-            names[str(path) if name in names else name] = Source(digest)
-        return names
-
-
-def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports anywhere in a file, functions included; those for type checkers never run."""
-    if isinstance(tree, (ast.Import, ast.ImportFrom)):
-        yield tree
-    skipped: list[ast.AST] = []
-    if isinstance(tree, ast.If) and ast.unparse(tree.test).rpartition(".")[2] == "TYPE_CHECKING":
-        skipped = [*tree.body]
-    for child in ast.iter_child_nodes(tree):
-        if not any(child is each for each in skipped):
-            yield from _imports(child)
-
-
-def _spec(top: str) -> ModuleSpec | None:
-    """Where a package or a module of the first level lies; it is not imported for that."""
-    try:
-        return importlib.util.find_spec(top)
-    except (ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return None
+        loaded = None if spec is None or not spec.has_location else spec.origin
+    if loaded is None or (_is_installed(Path(loaded)) and not name.startswith(f"{_OURS}.")):
         return None
+    return Path(loaded).resolve()
 
 
-def _is_installed(spec: ModuleSpec) -> bool:
-    places = [Path(place).resolve() for place in (spec.origin, *(spec.submodule_search_locations or ())) if place]
+def _imports(path: Path) -> tuple[set[Path], set[str]]:
+    """Return the project files that a file imports, directly or not, and the names of other packages.
+
+    ModuleFinder reads bytecode and runs nothing. Its path holds the folders of the project only, so whatever is
+    installed stays unresolved and counts by version. Our own modules are not followed: they have a version, too.
+    """
+    _parsed(path)
+    if Path(__file__).resolve().parents[1] in path.parents:
+        return set(), set()
+    folders = [str(path.parent), *(entry for entry in sys.path if not _is_installed(Path(entry or ".")))]
+    finder = ModuleFinder(folders, excludes=[_OURS, *sys.stdlib_module_names])
+    finder.run_script(str(path))
+    files = {Path(file).resolve() for module in finder.modules.values() if (file := getattr(module, "__file__", None))}
+    missing = {name.partition(".")[0] for name in finder.any_missing()}
+    return files - {path}, {name for name in missing if name not in sys.stdlib_module_names and name != _OURS}
+
+
+def _is_installed(path: Path) -> bool:
     homes = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
-    return any(
-        home in place.parents or {"site-packages", "dist-packages"} & set(place.parts)
-        for place in places
-        for home in homes
+    resolved = path.resolve()
+    return bool({"site-packages", "dist-packages"} & set(resolved.parts)) or any(
+        home == resolved or home in resolved.parents for home in homes
     )
 
 
-def _package(name: str) -> str:
-    """An installed package: its version, and SHA-256 of its Python files."""
+def _version(name: str) -> str | None:
+    """Return the version of an installed package; None for what is not installed, or belongs to Python."""
+    if name in sys.stdlib_module_names or name == _OURS:
+        return None
     try:
-        found = version(name)
-    except PackageNotFoundError:  # the distribution has another name; the source says all that matters
-        found = str(getattr(sys.modules.get(name), "__version__", "no version"))
-    spec = _spec(name)
-    if name in _BY_VERSION or spec is None:
-        return found
-    digest = hashlib.sha256()
-    roots = [Path(place) for place in spec.submodule_search_locations or ()]
-    files = [path for root in roots for path in sorted(root.rglob("*.py"))]
-    for path in files or ([Path(spec.origin)] if spec.has_location and spec.origin else []):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return f"{found} {digest.hexdigest()}"
+        return version(name)
+    except PackageNotFoundError:  # the distribution has another name than the package, or there is none
+        is_here = name in sys.modules or importlib.util.find_spec(name) is not None
+        return str(getattr(sys.modules.get(name), "__version__", "no version")) if is_here else None
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ModelNotFound(f"{str(path)!r} is not Python: {error}") from error
+
+
+def _file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file; of Python without comments and layout, which change nothing that runs."""
+    content = ast.dump(_parsed(path)).encode() if path.suffix == ".py" else path.read_bytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _short(path: Path) -> str:
-    """A file's path from where it is imported from."""
+    """Return a file's path from where it is imported, the same wherever the project lies."""
     roots = [Path(entry or ".").resolve() for entry in sys.path]
     below = [path.relative_to(root) for root in roots if root in path.parents]
     return min((each.as_posix() for each in below), key=len, default=path.name)
 
 
-def plain(sources: Mapping[str, Source]) -> dict[str, str]:
-    """Sources as a digest of settings takes them."""
+def digests(sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return sources as they enter the digest of settings."""
     return {name: source.digest for name, source in sorted(sources.items())}

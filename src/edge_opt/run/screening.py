@@ -1,10 +1,10 @@
-"""Which pruning level is worth training: cut, fitted and scored first, and timed at the widths that it really gets.
+"""Choose the pruning ratio that is worth training (`pruning_levels: auto`).
 
-Nothing is trained at first. Levels are tried in two roundings of the widths: as kernels run fast, and half of that. In
-each, the boldest level that training can still bring back is looked for by halving, by its score when it is cut and
-fitted. These are timed in turns in one process, in the precisions and runtimes in which the unpruned model is fast, and
-the fastest is trained, for more epochs than a level of a grid gets: a grid trains several. If it lacks much accuracy
-even then, a gentler one is trained, and the other is given up.
+1. Prune at thirteen ratios, with widths rounded to what kernels run fast, and to half of that. Nothing is trained.
+2. In each rounding, find by bisection the largest ratio whose score fine-tuning can still recover.
+3. Time these, interleaved, in the precisions and runtimes in which the unpruned model is fastest.
+4. Fine-tune the fastest one, for more epochs than a ratio of a grid gets, because a grid trains several.
+5. If its score is still too low, take a smaller ratio instead.
 """
 
 from __future__ import annotations
@@ -26,43 +26,47 @@ from torch.utils._pytree import tree_leaves
 from edge_opt._support.files import write_whole
 from edge_opt.compress import Runner, convert, open_runner
 from edge_opt.data import Splits
-from edge_opt.errors import EdgeOptError
+from edge_opt.errors import EdgeOptError, MeasurementFailed
 from edge_opt.pruning.plan import PruningPlan, check_prunable, make_plan, pruning_context
 from edge_opt.pruning.ranking import RoundTo, fast_multiple
 from edge_opt.records.conversions import Exported
 from edge_opt.records.devices import Precision
 from edge_opt.records.sweeps import SHARES, Candidate
 from edge_opt.run.config import RunConfig
-from edge_opt.run.job import PipelineJob, computing_with, variant_of
+from edge_opt.run.job import PipelineJob, variant_of
+from edge_opt.run.model_and_data import torch_threads
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.export import export_quickly
 from edge_opt.runtimes.model_call import subject_of
 from edge_opt.runtimes.runners import BY_ONNX_FILE, measure_runners
+from edge_opt.search.isolation import Isolation, Limits, pickle_job
+from edge_opt.search.locks import build_lock, measurement_lock
 from edge_opt.search.space import IMPOSSIBLE, Exclusion, Pair, Space
+from edge_opt.units import MIB
 
 FILE = "screening.json"
-# Odd parts of 32, for nobody names those: a row of the same folder under a level that somebody named is another one.
+# Odd multiples of 1/32. A user hardly names such a ratio, so rows of a named ratio in the same folder have other keys.
 LEVELS = tuple((2 * step + 1) / 32 for step in range(1, 14))
 # A variant counts as faster from this share of the parent's time on: less is noise.
 FASTER = 0.97
-# Accuracy that a cut and fitted model may lack: four epochs brought back all of 11 and 15 points on Fashion-MNIST (a
-# MobileNetV2, a ResNet), and of more not all.
-HEALED = 0.10
-# Times the epochs of a level that somebody names, of which a grid trains several. The rate falls once over all of them:
-# falling twice over half of them cost 0.1 to 1.0 points of accuracy (the same nets).
-LONGER = 4
-# Of so many samples of the validation part it is found: 8 points are four standard errors.
+# Drop in accuracy, before training, that fine-tuning recovers: four epochs recovered all of 11 and 15 points on
+# Fashion-MNIST (a MobileNetV2, a ResNet), and not all of more.
+MAX_RECOVERABLE_DROP = 0.10
+# Epochs, as a multiple of those of a ratio in a grid. The learning rate falls once over all of them: falling twice over
+# half of them cost 0.1 to 1.0 points of accuracy (the same networks).
+FINE_TUNE_FACTOR = 4
+# Validation samples that are scored before training: 8 points are four standard errors.
 SCREENED = 1000
-# What a trained level may lack before a gentler one is trained instead.
-ALLOWED = 0.02
-# What may be lacking where nothing is trained.
+# Drop after fine-tuning above which a smaller ratio is taken.
+MAX_TRAINED_DROP = 0.02
+# Drop that is accepted where nothing is trained.
 UNTRAINED = 0.005
-# So many precisions and runtimes are tried with every level; the baseline, eager torch, is timed in any case.
+# Pairs of precision and runtime that are tried with every ratio; eager torch, the baseline, is timed in any case.
 KEPT_PAIRS = 2
 _WINDOW_S = 0.1
-SAME = "of the same widths as another"
-LOST = "lost too much"
-GENTLER = "gentler than needed"
+SAME = "same widths as another"
+LOST = "accuracy drop too large"
+GENTLER = "smaller than needed"
 SLOWER = "slower than another"
 NOT_FASTER = "not faster than the unpruned model"
 TRAINED = "trained"
@@ -117,125 +121,154 @@ class Screening:
         return [0.0, *(level.share for level in self.trained)]
 
     def job(self, job: PipelineJob) -> PipelineJob:
-        """The job that makes what was chosen as the screening made it; the same where nothing was chosen."""
-        if not self.trained:
-            return job
-        round_to = self.trained[0].round_to
-        return replace(job, tuning=replace(job.tuning, round_to=round_to, fine_tune_epochs=self.epochs))
+        """Return the job that makes the chosen ratio as screening made it."""
+        return with_training(job, self.trained[0].round_to, self.epochs) if self.trained else job
 
     def __str__(self) -> str:
         reasons = Counter(level.verdict for level in self.levels if level.verdict != TRAINED)
-        out = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        trained = ", ".join(f"{level.share:g}" for level in self.trained) or "none"
-        widths = next(
-            (f", widths rounded to {level.round_to}" for level in self.trained if level.round_to != "auto"), ""
-        )
-        left = ", ".join(f"{item.precision} in {item.runtime}" for item in self.left_out)
+        skipped = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        trained = ", ".join(f"{level.share:.0%}" for level in self.trained) or "none"
+        widths = next((f" (widths in {level.round_to}s)" for level in self.trained if level.round_to != "auto"), "")
+        slow = ", ".join(f"{item.precision} in {item.runtime}" for item in self.left_out)
         return (
-            f"pruning levels: {len(self.levels)} considered, {reasons.total()} screened out"
-            f"{f' ({out})' if out else ''}, {f'trained for {self.epochs} epochs' if self.epochs else 'kept'}: "
-            f"{trained}{widths}"
-            f"{f'; slower kinds left out: {left}' if left else ''}"
+            f"pruning ratios: {len(self.levels)} tried, {reasons.total()} skipped{f' ({skipped})' if skipped else ''}; "
+            f"{f'trained for {self.epochs} epochs' if self.epochs else 'chosen'}: {trained}{widths}"
+            f"{f'; too slow to try further: {slow}' if slow else ''}"
         )
 
 
-def space_of(
-    config: RunConfig, job: PipelineJob, splits: Splits, root: Path, key: str, tell: Callable[[str], None]
-) -> tuple[Space, PipelineJob]:
-    """Everything a configuration allows, and who makes it; where levels are `auto`, what is worth trying.
+def with_training(job: PipelineJob, round_to: RoundTo, epochs: int) -> PipelineJob:
+    """Return the job with another rounding of widths and other epochs of fine-tuning."""
+    config = job.config.model_copy(update={"round_to": round_to, "fine_tune_epochs": epochs})
+    return replace(job, source=replace(job.source, config=config))
 
-    What was found is kept in the folder.
+
+@dataclass(frozen=True)
+class ScreeningJob:
+    """Screening as a job with a process of its own."""
+
+    job: PipelineJob
+    pairs: Sequence[Pair]
+
+    def screen(self) -> Mapping[str, Any]:
+        """Choose a pruning ratio; hold the locks of building and of measuring in turn."""
+        with torch_threads(self.job.config.used_build_threads):
+            return asdict(screen(self.job, self.job.source.splits(), self.pairs))
+
+
+def choose_space(
+    job: PipelineJob, root: Path, preload: Sequence[str], tell: Callable[[str], None]
+) -> tuple[Space, PipelineJob]:
+    """Return the candidates of a configuration and the job that makes them; with `auto`, those worth trying.
+
+    The decision is stored in the folder and not taken again.
     """
-    # Eager torch first, because the baseline is that.
+    config = job.config
+    # Eager torch first, because it is the baseline.
     runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
     if config.pruning_levels != "auto":
         return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning), job
     pairs = _pairs(config)
-    key = f"{key} {pairs}"
-    kept = _kept(root / FILE, key)
-    if kept is None:
-        with computing_with(job.build_threads):
-            kept = screen(job, splits, pairs)
-        write_whole(root / FILE, json.dumps({"key": key, **asdict(kept)}, indent=1))
-    tell(str(kept))
-    left_out: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in kept.left_out}
-    space = Space(kept.chosen, config.precisions, runtimes, config.layer_pruning, {**IMPOSSIBLE, **left_out})
-    return space, kept.job(job)
+    # The cache is named after everything that pruned models depend on.
+    key = f"{job.cache.name} {pairs}"
+    screening = _stored(root / FILE, key)
+    if screening is None:
+        limit_mb = config.memory_limit_mb
+        limits = Limits(None if limit_mb is None else int(limit_mb * MIB), None)
+        with Isolation(preload) as isolation:
+            outcome = isolation.run(pickle_job(ScreeningJob(job, pairs)), "screen", (), root / "baseline", limits)
+        if outcome.failure is not None:
+            raise MeasurementFailed(f"screening {outcome.failure}: {outcome.reason}; name pruning_levels to skip it")
+        screening = _screening_from(outcome.value)
+        write_whole(root / FILE, json.dumps({"key": key, **asdict(screening)}, indent=1))
+    tell(str(screening))
+    slow: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in screening.left_out}
+    space = Space(screening.chosen, config.precisions, runtimes, config.layer_pruning, {**IMPOSSIBLE, **slow})
+    return space, screening.job(job)
 
 
 def _pairs(config: RunConfig) -> list[Pair]:
-    """What levels may be timed in: every precision that a runtime of the configuration runs."""
+    """Return the pairs in which ratios may be timed: every precision that a runtime of the configuration runs."""
     wanted: list[Pair] = [(precision, runtime) for precision in config.precisions for runtime in config.runtimes]
     return [pair for pair in wanted if pair not in IMPOSSIBLE] or [("fp32", "torch")]
 
 
-def _kept(path: Path, key: str) -> Screening | None:
+def _screening_from(plain: Mapping[str, Any]) -> Screening:
+    levels = tuple(Level(**level) for level in plain["levels"])
+    left_out = tuple(Exclusion(**item) for item in plain["left_out"])
+    return Screening(plain["accuracy"], levels, plain["epochs"], left_out)
+
+
+def _stored(path: Path, key: str) -> Screening | None:
+    """Return the decision of an earlier run with the same key."""
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found["key"] != key:
-            return None
-        levels = tuple(Level(**level) for level in found["levels"])
-        left_out = tuple(Exclusion(**item) for item in found["left_out"])
-        return Screening(found["accuracy"], levels, found["epochs"], left_out)
+        plain: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return _screening_from(plain) if plain["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequence[float] = LEVELS) -> Screening:
-    """The boldest level that training can bring back in each rounding, timed; the fastest trained, or a gentler one.
+    """Choose a pruning ratio as the head of this file describes.
 
-    A trained level is kept where the sweep looks for it, and not trained again.
+    The chosen model is trained where the sweep looks for it, and not trained again.
     """
-    parent = job.subject.build()
-    tuning = replace(job.tuning, fine_tune_epochs=LONGER * job.tuning.fine_tune_epochs)
-    task = job.subject.task.build()
+    source, config = job.source, job.config
+    parent, task = source.build(), source.task()
+    epochs = FINE_TUNE_FACTOR * config.fine_tune_epochs
     sign = 1.0 if task.metric.direction == "higher" else -1.0
 
     def score(model: nn.Module, part: Iterable[Any] = splits.validation) -> float:
         return sign * task.score(model, part, resamples=0).value
 
     few = _first(splits.validation, SCREENED)
-    whole, of_few = score(parent), score(parent, few)
+    with build_lock():
+        whole, of_few = score(parent), score(parent, few)
     times = _times(job, splits, {"": parent}, pairs)
     left_out = slower_pairs({pair: seconds for (_, pair), seconds in times.items()}, pairs)
     dropped = {(item.precision, item.runtime) for item in left_out}
-    kept = [pair for pair in pairs if pair not in dropped]
+    fast_pairs = [pair for pair in pairs if pair not in dropped]
+    scale = 1.0 if task.metric.name in SHARES else abs(whole)
+    max_drop = (MAX_RECOVERABLE_DROP if epochs else UNTRAINED) * scale
     try:
-        with pruning_context():
-            plan = make_plan(
-                parent, job.subject.example(splits, parent), importance=tuning.importance, seed=tuning.seed,
-                data=list(task.batches(parent, splits.calibration)),
-            )  # fmt: skip
-        check_prunable(plan)
-        scale = 1.0 if task.metric.name in SHARES else abs(whole)
-        most_lost = (HEALED if tuning.fine_tune_epochs else UNTRAINED) * scale
-        tried = _tried(plan, shares, roundings(tuning.round_to), lambda model: score(model, few), of_few - most_lost)
+        with build_lock():
+            with pruning_context():
+                plan = make_plan(
+                    parent,
+                    source.example(splits, parent),
+                    importance=config.importance,
+                    seed=config.seed,
+                    data=list(task.batches(parent, splits.calibration)),
+                )
+            check_prunable(plan)
+            widths = roundings(config.round_to)
+            tried = _tried(plan, shares, widths, lambda model: score(model, few), of_few - max_drop)
     except EdgeOptError as error:
         return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),), left_out=left_out)
-    ratios = _ratios(job, splits, parent, tried.boldest, kept)
+    ratios = _ratios(job, splits, parent, tried.largest, fast_pairs)
     order = sorted(
-        (place for place in tried.boldest if ratios.get(place, 1.0) <= FASTER), key=lambda place: ratios[place]
+        (place for place in tried.largest if ratios.get(place, 1.0) <= FASTER), key=lambda place: ratios[place]
     )
 
-    def lack(place: Place) -> float:
-        rounded = replace(tuning, round_to=place[1])
-        variant = variant_of(job.subject, splits, Candidate(place[0], "fp32", "torch"), rounded, job.cache)
-        return (whole - score(variant.model)) / (ALLOWED * scale)
+    def accuracy_gap(place: Place) -> float:
+        trained = with_training(job, place[1], epochs)
+        with build_lock():
+            variant = variant_of(trained.source, splits, Candidate(place[0], "fp32", "torch"), job.cache)
+            return (whole - score(variant.model)) / (MAX_TRAINED_DROP * scale)
 
-    chosen = climb(order, tried.distinct, lack)
-    epochs = tuning.fine_tune_epochs if chosen else 0
-    return Screening(of_few, _judged(tried, ratios, order, chosen), epochs, left_out)
+    chosen = choose_ratio(order, tried.distinct, accuracy_gap)
+    return Screening(of_few, _judged(tried, ratios, order, chosen), epochs if chosen else 0, left_out)
 
 
 def _first(part: Iterable[Any], samples: int) -> list[Any]:
     """The first batches, with so many samples or a few more."""
-    found: list[Any] = []
+    batches: list[Any] = []
     for batch in part:
-        found.append(batch)
+        batches.append(batch)
         samples -= next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)
         if samples <= 0:
             break
-    return found
+    return batches
 
 
 def roundings(round_to: RoundTo) -> tuple[RoundTo, ...]:
@@ -249,12 +282,12 @@ def roundings(round_to: RoundTo) -> tuple[RoundTo, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """The levels of each rounding that differ, what some of them score, and the boldest that is nearly healed."""
+    """The levels of each rounding that differ, what some of them score, and the largest that is nearly healed."""
 
     shares: Sequence[float]
     distinct: Mapping[RoundTo, Sequence[float]]
     scores: Mapping[Place, float]
-    boldest: Mapping[Place, nn.Module]
+    largest: Mapping[Place, nn.Module]
 
 
 def _tried(
@@ -267,7 +300,7 @@ def _tried(
     known: set[bytes] = set()
     distinct = {round_to: plan.distinct_ratios(shares, round_to, known) for round_to in widths}
     scores: dict[Place, float] = {}
-    boldest: dict[Place, nn.Module] = {}
+    largest: dict[Place, nn.Module] = {}
     for round_to, able in distinct.items():
         models: dict[float, nn.Module] = {}
 
@@ -277,20 +310,20 @@ def _tried(
             return scores[share, round_to] >= least
 
         # What one rounding bears, another nearly does.
-        known_share = next((share for share, _ in boldest), None)
+        known_share = next((share for share, _ in largest), None)
         near = None if known_share is None else [abs(share - known_share) for share in able]
-        found = last_that(keeps, able, near.index(min(near)) if near else None)
-        if found is not None:
-            boldest[found, round_to] = models[found]
-    return _Tried(shares, distinct, scores, boldest)
+        last = bisect_last(keeps, able, near.index(min(near)) if near else None)
+        if last is not None:
+            largest[last, round_to] = models[last]
+    return _Tried(shares, distinct, scores, largest)
 
 
-def last_that(holds: Callable[[float], bool], values: Sequence[float], guess: int | None = None) -> float | None:
-    """The last of the values for which something holds, if it holds for all before that; found by halving.
+def bisect_last(holds: Callable[[float], bool], values: Sequence[float], guess: int | None = None) -> float | None:
+    """Return the last of the values for which something holds, assuming that it holds for all before; by bisection.
 
     With the place of a guess it is looked for from there, by steps that double.
 
-    >>> last_that(lambda value: value < 3.5, [1, 2, 3, 4, 5]), last_that(lambda value: False, [1, 2])
+    >>> bisect_last(lambda value: value < 3.5, [1, 2, 3, 4, 5]), bisect_last(lambda value: False, [1, 2])
     (3, None)
     """
     low, high, step, place = -1, len(values), 1, guess
@@ -305,21 +338,21 @@ def last_that(holds: Callable[[float], bool], values: Sequence[float], guess: in
     return values[low] if low >= 0 else None
 
 
-def climb(
-    order: Sequence[Place], distinct: Mapping[RoundTo, Sequence[float]], lack: Callable[[Place], float]
+def choose_ratio(
+    order: Sequence[Place], distinct: Mapping[RoundTo, Sequence[float]], accuracy_gap: Callable[[Place], float]
 ) -> list[Place]:
-    """The level to offer: the first, which is the fastest, or a gentler one if it lacks too much when it is trained.
+    """Return the ratio to offer: the fastest one, or a smaller one if its accuracy is too low after training.
 
-    `lack` trains a level and tells what it lacks, 1 being all that is allowed. It grows with the square of the share,
-    or faster, which says how much gentler. That level is trained where the sweep builds it.
+    `accuracy_gap` trains a ratio and returns its drop as a multiple of the allowed one. The drop grows with the square
+    of the ratio, or faster, which says how much smaller. That one is trained where the sweep builds it.
 
-    >>> climb([(0.5, 8)], {8: [0.1, 0.3, 0.5]}, lambda place: 2.0)  # 0.5 / sqrt(2) is 0.35
+    >>> choose_ratio([(0.5, 8)], {8: [0.1, 0.3, 0.5]}, lambda place: 2.0)  # 0.5 / sqrt(2) is 0.35
     [(0.3, 8)]
     """
     if not order:
         return []
     share, round_to = order[0]
-    most = share / math.sqrt(max(lack(order[0]), 1.0))
+    most = share / math.sqrt(max(accuracy_gap(order[0]), 1.0))
     gentle = [each for each in distinct[round_to] if each <= most] or distinct[round_to][:1]
     return [(gentle[-1], round_to)]
 
@@ -328,7 +361,7 @@ def _judged(
     tried: _Tried, ratios: Mapping[Place, float], order: Sequence[Place], chosen: Sequence[Place]
 ) -> tuple[Level, ...]:
     """Every level with what became of it."""
-    bold = {round_to: share for share, round_to in tried.boldest}
+    bold = {round_to: share for share, round_to in tried.largest}
 
     def verdict(place: Place) -> str:
         share, round_to = place
@@ -349,9 +382,9 @@ def _judged(
 def slower_pairs(times: Mapping[Pair, float], pairs: Sequence[Pair]) -> tuple[Exclusion, ...]:
     """Precisions and runtimes that are not worth trying: neither among the fastest, nor the fastest float.
 
-    >>> found = slower_pairs({("fp32", "a"): 3.0, ("int8", "a"): 1.0, ("fp32", "b"): 4.0, ("int8", "b"): 2.0},
+    >>> slow = slower_pairs({("fp32", "a"): 3.0, ("int8", "a"): 1.0, ("fp32", "b"): 4.0, ("int8", "b"): 2.0},
     ...                      [("fp32", "a"), ("int8", "a"), ("fp32", "b"), ("int8", "b")])
-    >>> [(item.precision, item.runtime, item.reason) for item in found]
+    >>> [(item.precision, item.runtime, item.reason) for item in slow]
     [('fp32', 'b', 'unpruned it takes 4.0 times as long as int8 in a')]
     """
     if len(pairs) <= KEPT_PAIRS or not times:
@@ -387,7 +420,7 @@ def _times(
     with ExitStack() as stack:
         runners: dict[str, tuple[tuple[Name, Pair], Runner]] = {}
         for name, model in models.items():
-            inputs = job.subject.example(splits, model)
+            inputs = job.source.example(splits, model)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             opened = _Opened(job, splits, model, inputs, folder)
             for pair in pairs:
@@ -399,16 +432,16 @@ def _times(
         if not runners:
             return {}
         tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
-        call = sized([tuple(tensors)], job.bench.deploy_batch)
-        found = measure_runners(
-            {key: runner for key, (_, runner) in runners.items()}, *call, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S
-        )
+        call = sized([tuple(tensors)], job.config.deploy_batch)
+        opened_runners = {key: runner for key, (_, runner) in runners.items()}
+        with measurement_lock(lambda: None):
+            latencies = measure_runners(opened_runners, *call, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
     # One thread computes as long as its CPU time; what else runs here is not in that.
-    is_alone = job.bench.used_threads == 1
+    is_alone = job.config.used_threads == 1
     return {
-        place: found[key].cpu_median_s if is_alone else found[key].median_s
+        place: latencies[key].cpu_median_s if is_alone else latencies[key].median_s
         for key, (place, _) in runners.items()
-        if key in found
+        if key in latencies
     }
 
 
@@ -423,7 +456,7 @@ class _Opened:
         job, by_file = self._job, runtime in BY_ONNX_FILE and precision in ("fp32", "int8")
         if by_file and self._exported is None:
             self._exported = export_quickly(subject_of(self._model, self._inputs), self._folder / "quick.onnx")
-        threads = job.bench.used_threads
+        threads = job.config.used_threads
         if self._exported is not None and by_file and precision == "fp32":
             return open_runner(self._exported.path, runtime, threads=threads, precision=precision)
         # Before training a model may well disagree with itself in int8; only its time is asked for.
@@ -432,9 +465,9 @@ class _Opened:
             self._inputs,
             precision,
             runtime,
-            calibration=job.subject.calls(self._splits, self._model) if precision == "int8" else None,
+            calibration=job.source.calibration(self._splits, self._model) if precision == "int8" else None,
             calibration_batches=1,
-            reduce_range=job.reduce_range,
+            reduce_range=job.config.reduce_range,
             exported=self._exported if by_file else None,
             folder=self._folder / f"{precision}-{runtime}",
             allow=True,

@@ -1,6 +1,7 @@
-"""Who may work where: one sweep per folder, and nothing beside a measurement.
+"""Locks: one sweep per folder, and nothing of ours beside a measurement.
 
-Every lock is the kernel's: it goes with its process, in whatever way that ends, so a killed sweep is no obstacle.
+All of them are `flock` locks. The kernel releases them when their process ends, however it ends, so a killed sweep
+never blocks the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PAUSE_S = 0.1
 
 
 class Owner(NamedTuple):
-    """The process that sweeps in a folder."""
+    """The process that works in a folder."""
 
     pid: int
     host: str
@@ -33,10 +34,11 @@ class Owner(NamedTuple):
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """The folder is ours until the end; one that another process sweeps in is refused with its process id."""
+    """Hold the lock of a folder; refuse a folder that another process works in, with its process id."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
+    # "a+", because "w" would erase the name of the owner before the lock is held.
     with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
         for attempt in range(_TRIES):
             try:
@@ -46,10 +48,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
                 if attempt + 1 < _TRIES:
                     time.sleep(_PAUSE_S)
                     continue
-                found = _read_owner(folder)
-                who = f"process {found.pid} on {found.host}" if found else "another process"
+                holder = _read_owner(folder)
+                who = f"process {holder.pid} on {holder.host}" if holder else "another process"
                 raise FolderInUse(
-                    f"{folder} is in use: {who} sweeps there; wait for it, end it, or choose another folder"
+                    f"{folder} is in use: {who} works there; wait for it, end it, or choose another folder"
                 ) from None
         file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
@@ -63,7 +65,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def owner(folder: Path) -> Owner | None:
-    """The process that sweeps in a folder now; None when nobody does."""
+    """Return the process that works in a folder now, or None."""
     import fcntl
 
     try:
@@ -84,12 +86,13 @@ def _read_owner(folder: Path) -> Owner | None:
 
 
 @contextlib.contextmanager
-def at_work(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """This machine is busy with a build; nothing is timed on it meanwhile. Builds go side by side."""
+def build_lock(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Keep measurements of this user off this machine meanwhile. Builds may run side by side."""
     import fcntl
 
     with _machine_file("gate") as gate, _machine_file("work") as work:
-        # Whoever waits to time something holds the gate, so that builds cannot keep it out for ever.
+        # flock is unfair: as long as builds overlap, a measurement that waits for the work lock would never get it.
+        # So a measurement takes the gate first, and new builds wait at the gate.
         _lock(gate, fcntl.LOCK_SH, on_wait)
         fcntl.flock(work, fcntl.LOCK_SH)
         fcntl.flock(gate, fcntl.LOCK_UN)
@@ -97,8 +100,8 @@ def at_work(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(on_wait: Callable[[], None]) -> Iterator[None]:
-    """This machine is ours for timing: no build of any sweep of this user runs, and none starts."""
+def measurement_lock(on_wait: Callable[[], None]) -> Iterator[None]:
+    """Keep builds of all sweeps of this user off this machine meanwhile."""
     import fcntl
 
     with _machine_file("gate") as gate, _machine_file("work") as work:
@@ -108,7 +111,7 @@ def alone(on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(file: TextIO, kind: int, on_wait: Callable[[], None]) -> bool:
-    """Take a lock, and tell whether it was waited for; that is said before."""
+    """Take a lock; call `on_wait` before waiting for it, and return whether it was waited for."""
     import fcntl
 
     try:
@@ -121,23 +124,25 @@ def _lock(file: TextIO, kind: int, on_wait: Callable[[], None]) -> bool:
 
 
 def _machine_file(name: str) -> TextIO:
-    """A lock file of this user's on this machine; a link that somebody put in its place is not followed."""
+    """Open a lock file of this user on this machine."""
+    # O_NOFOLLOW: in a shared temporary directory somebody could place a link to a file of ours.
+    # O_CLOEXEC: a child that inherits the descriptor would keep the lock after its parent has ended.
     path = run_folder() / f"{name}.lock"
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "a")
 
 
 def run_folder() -> Path:
-    """The folder of this user's locks, which nobody else may enter: in the system's run directory, else in temp."""
+    """Return the folder of this user's locks, private to the user: in the system's run directory, else in temp."""
     user = os.getuid()
-    given = os.environ.get("XDG_RUNTIME_DIR")
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
     # Without a login, as under cron, the variable is not set, and the directory is there all the same.
-    for root in (Path(given) if given else None, Path(f"/run/user/{user}")):
+    for root in (Path(runtime_dir) if runtime_dir else None, Path(f"/run/user/{user}")):
         if root is not None and _is_private(root):
-            return _made(root / "edge-opt")
-    return _made(Path(tempfile.gettempdir()) / f"edge-opt-{user}")
+            return _create_private(root / "edge-opt")
+    return _create_private(Path(tempfile.gettempdir()) / f"edge-opt-{user}")
 
 
-def _made(folder: Path) -> Path:
+def _create_private(folder: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not _is_private(folder):
@@ -150,7 +155,7 @@ def _made(folder: Path) -> Path:
 
 def _is_private(folder: Path) -> bool:
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077

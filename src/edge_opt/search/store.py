@@ -86,15 +86,17 @@ class Store:
         settings: Mapping[str, Any],
         sources: Sources | None = None,
         *,
+        defaults: Mapping[str, Any] | None = None,
         fresh: bool = False,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> Store:
         """The store of a folder, made if there is none.
 
-        One that was made with other settings is refused, naming them: its rows answer another question. Where `sources`
-        have changed, the rows that depend on them are dropped, to be run again. One that is damaged, or of an older
-        schema, is renamed, and a new one is begun; so is any if `fresh`. Each is said. One that is locked is waited
-        for; one that cannot be read or written is an error and stays where it is.
+        One that was made with other settings is refused, naming them: its rows answer another question. `defaults` are
+        the values of settings that an older store does not have. Where `sources` have changed, the rows that depend on
+        them are dropped, to be run again. One that is damaged, or of an older schema, is renamed, and a new one is
+        begun; so is any if `fresh`. A notice says so. One that is locked is waited for; one that cannot be read or
+        written is an error and stays where it is.
         """
         path = folder / STORE_NAME
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,7 @@ class Store:
         store = cls(_opened(path), path)
         try:
             store._prepare()
-            store._hold_to(settings, folder)
+            store._hold_to(settings, defaults or {}, folder)
             store._hold_to_sources(sources or {}, on_notice)
         except BaseException:
             store.close()
@@ -215,12 +217,17 @@ class Store:
                 f"BEGIN; {_TABLES} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
             )
 
-    def _hold_to(self, settings: Mapping[str, Any], folder: Path) -> None:
+    def _hold_to(self, settings: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path) -> None:
+        """Refuse settings that differ from those of the stored rows."""
         wanted = json.loads(json.dumps(settings, default=str))
         kept = self.fact("settings")
         if kept is None:
             self.keep_fact("settings", wanted)
-        elif kept != wanted:
+            return
+        # A folder of an older version lacks keys that were added since: its rows were made with their defaults.
+        missing = {name: value for name, value in defaults.items() if name in wanted and name not in kept}
+        kept = {**kept, **json.loads(json.dumps(missing, default=str))}
+        if kept != wanted:
             raise OtherSettings(
                 f"{folder} holds a sweep with other settings: {'; '.join(_differences(kept, wanted))}. "
                 "Choose another folder, go back to those settings, or ask for a fresh start"

@@ -17,7 +17,7 @@ from edge_opt._support.progress import console_width
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import SweepStatus, Trial
-from edge_opt.search.build import (
+from edge_opt.search.builders import (
     Event,
     Listener,
     Notice,
@@ -29,8 +29,8 @@ from edge_opt.search.build import (
 )
 from edge_opt.search.choose import recommend
 from edge_opt.search.finals import held_to_parents
+from edge_opt.search.isolation import Phase
 from edge_opt.search.locks import owner
-from edge_opt.search.process import Phase
 from edge_opt.search.space import space_from
 from edge_opt.search.store import Store, plain_trial
 

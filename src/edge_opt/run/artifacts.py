@@ -1,4 +1,4 @@
-"""What a run leaves behind: files, summary, the model to ship."""
+"""Files of a run: tables, plots, JSON and the page; and the lines at its end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from edge_opt.report.sweep_files import (
     sweep_document,
 )
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, times
-from edge_opt.run.handover import plain_metrics
-from edge_opt.run.published_keys import stale_metadata
+from edge_opt.run.export_best import plain_metrics
+from edge_opt.run.legacy_keys import stale_metadata
 from edge_opt.search.choose import recommend
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """All that a run found out."""
+class RunReport:
+    """Everything that the files of a run contain."""
 
     result: SweepResult
     profile: ModelProfile
@@ -76,32 +76,32 @@ def _only(result: SweepResult, trials: tuple[Any, ...]) -> SweepResult:
     return replace(result, trials=trials)
 
 
-def write_artifacts(found: Findings, folder: Path) -> list[Path]:
+def write_artifacts(report: RunReport, folder: Path) -> list[Path]:
     """Everything of a run but the model to ship; the page comes last, when all that it shows is there."""
-    finished = replace(found.result, trials=tuple(t for t in found.result.trials if t.metrics is not None))
-    metric = found.result.metric
+    finished = replace(report.result, trials=tuple(t for t in report.result.trials if t.metrics is not None))
+    metric = report.result.metric
     tradeoffs = precision_tradeoff_table(sweep_dataframe(finished)).rename(
         columns=lambda name: name.replace("accuracy", metric)
     )
     written = [
-        *write_sweep(found.result, folder, found.budgets),
-        *save_hardware_artifacts(folder, found.layerwise, tradeoffs, found.hardware),
-        found.profile.save(folder / "profile.json"),
-        write_json(folder / "summary.json", found.summary),
-        write_json(folder / "reproducibility.json", found.reproducibility),
+        *write_sweep(report.result, folder, report.budgets),
+        *save_hardware_artifacts(folder, report.layerwise, tradeoffs, report.hardware),
+        report.profile.save(folder / "profile.json"),
+        write_json(folder / "summary.json", report.summary),
+        write_json(folder / "reproducibility.json", report.reproducibility),
     ]
-    for stale in stale_metadata(folder, list(found.quantization)):
+    for stale in stale_metadata(folder, list(report.quantization)):
         stale.unlink()
-    written += [write_json(folder / name, content) for name, content in found.quantization.items()]
-    if found.sensitivity is not None:
-        written.append(write_json(folder / "sensitivity.json", found.sensitivity.to_dict()))
+    written += [write_json(folder / name, content) for name, content in report.quantization.items()]
+    if report.sensitivity is not None:
+        written.append(write_json(folder / "sensitivity.json", report.sensitivity.to_dict()))
     page = write_page(
         folder / "report.html",
-        profile=found.profile,
-        sweep=found.result,
-        sensitivity=found.sensitivity,
-        reproducibility=found.reproducibility,
-        summary=found.summary,
+        profile=report.profile,
+        sweep=report.result,
+        sensitivity=report.sensitivity,
+        reproducibility=report.reproducibility,
+        summary=report.summary,
     )
     return [*written, page]
 

@@ -1,12 +1,9 @@
-"""What a run or a sweep found, put together: the summary, what it rests on, and every file of it."""
+"""The summary of a run: `summary.json`, and what `reproducibility.json` lists."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,24 +14,20 @@ from edge_opt.calibration.predict import check_place, predictions
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.hardware import layer_estimates, summarize_hardware
-from edge_opt.measuring.machine import usable_cores
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.devices import SCRATCH_IS_APART
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.sweep_tables import speedup_data
-from edge_opt.run.config import RunConfig
-from edge_opt.run.handover import ship
-from edge_opt.run.job import PipelineJob, computing_with
-from edge_opt.run.outputs import (
-    Findings,
+from edge_opt.run.artifacts import (
+    RunReport,
     deployment_summary,
     memory_budgets,
     reproducibility,
     trial_summary,
-    write_artifacts,
 )
-from edge_opt.run.published_keys import (
+from edge_opt.run.config import RunConfig
+from edge_opt.run.legacy_keys import (
     baseline_keys,
     notes,
     quantization_metadata,
@@ -42,12 +35,12 @@ from edge_opt.run.published_keys import (
     study_keys,
     weight_budgets,
 )
+from edge_opt.run.model_and_data import torch_threads
+from edge_opt.search.locks import measurement_lock
 from edge_opt.search.space import Space
-from edge_opt.search.store import Store
-from edge_opt.search.sweep import candidate_folder
 
 
-def findings(
+def build_report(
     config: RunConfig,
     splits: Splits,
     profile: ModelProfile,
@@ -55,9 +48,20 @@ def findings(
     space: Space,
     command: Sequence[str],
     settings: Mapping[str, Any],
-    sensitivity: Callable[[], Sensitivity] | None = None,
-) -> Findings:
-    """All that the files of a run tell, from what its sweep found. `settings` are those that the result depends on."""
+    sensitivity: Sensitivity | None = None,
+) -> RunReport:
+    """Return everything that the files of a run contain.
+
+    Args:
+        config: The configuration.
+        splits: The data.
+        profile: The baseline's profile.
+        result: The result of the sweep.
+        space: The candidates.
+        command: The command line.
+        settings: The settings that the result depends on.
+        sensitivity: Of each layer, where it was measured.
+    """
     layerwise = pd.DataFrame([asdict(item) for item in layer_estimates(profile)])
     hardware = _hardware(layerwise, config, result)
     best = None if result.best is None else result.trial(result.best)
@@ -101,23 +105,8 @@ def findings(
     }
     repeated = reproducibility(settings, splits.fingerprints(), splits.sizes(), command)
     repeated |= reproducibility_keys(config, profile.name, repeated["versions"], repeated["commit"])
-    found = None if sensitivity is None else sensitivity()
     metadata = quantization_metadata(result, config)
-    return Findings(result, profile, layerwise, hardware, summary, repeated, found, budgets, metadata)
-
-
-def hand_over(found: Findings, job: PipelineJob, splits: Splits, root: Path) -> list[Path]:
-    """Write everything: tables, plots, summary, page, and the winner as it was measured."""
-    files = write_artifacts(found, root)
-    if found.result.best is None:
-        # An earlier run's winner, under other constraints: nothing here says that it may be shipped.
-        shutil.rmtree(root / "best", ignore_errors=True)
-        return files
-    candidate = found.result.trial(found.result.best).candidate
-    with closing(Store.look(root)) as store:
-        built = store.build_of(candidate)
-    assert built is not None
-    return files + ship(found.result, job, candidate_folder(root, candidate), built.value, splits, root / "best")
+    return RunReport(result, profile, layerwise, hardware, summary, repeated, sensitivity, budgets, metadata)
 
 
 def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -> Mapping[str, Any]:
@@ -125,8 +114,8 @@ def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -
     metrics = result.baseline.metrics
     if metrics is None:
         return {}
-    with computing_with(config.threads or usable_cores()):
-        # What this machine's memory moves says nothing about a board.
+    with torch_threads(config.used_threads), measurement_lock(lambda: None):
+        # The memory bandwidth of this machine says nothing about a board.
         machine_gbps = None if metrics.machine else memory_bandwidth() / 1e9
     return summarize_hardware(
         layerwise, metrics.latency_s * 1e3, config.memory_bandwidth_gbps, config.peak_compute_gmacs, machine_gbps
@@ -176,19 +165,19 @@ def check_target(config: RunConfig) -> None:
 
 def on_target(profile: ModelProfile, config: RunConfig) -> dict[str, Any]:
     """What the baseline would take on the target, as `eo.profile(target=)` says it, with what it rests on."""
-    places = find_targets(config.target or ())
-    [found] = predictions(profile, places, "fp32", runtime=config.target_runtime, threads=config.target_threads)
+    targets = find_targets(config.target or ())
+    [prediction] = predictions(profile, targets, "fp32", runtime=config.target_runtime, threads=config.target_threads)
 
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3
 
     return {
-        "device": found.target,
-        "precision": found.precision,
-        "basis": found.basis,
-        "estimated_latency_ms": milliseconds(found.seconds),
-        "estimated_latency_low_ms": milliseconds(found.low),
-        "estimated_latency_high_ms": milliseconds(found.high),
-        "bound": found.bound,
-        "remarks": list(found.remarks),
+        "device": prediction.target,
+        "precision": prediction.precision,
+        "basis": prediction.basis,
+        "estimated_latency_ms": milliseconds(prediction.seconds),
+        "estimated_latency_low_ms": milliseconds(prediction.low),
+        "estimated_latency_high_ms": milliseconds(prediction.high),
+        "bound": prediction.bound,
+        "remarks": list(prediction.remarks),
     }

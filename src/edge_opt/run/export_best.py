@@ -21,8 +21,11 @@ from edge_opt.measuring.machine import read_environment
 from edge_opt.quantization.onnx_files import with_data
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, speedup_data
-from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, kept_inputs, weights_of
+from edge_opt.run.job import INPUTS, PRUNED, PipelineJob
+from edge_opt.run.model_and_data import load_inputs, weights_of
 from edge_opt.runtimes.runners import HINTS, IN_TORCH, SUFFIXES
+from edge_opt.search.store import Store
+from edge_opt.search.sweep import candidate_folder
 
 CARD = "MODEL_CARD.md"
 PROGRAM = "run_best.py"
@@ -136,18 +139,23 @@ def program(runtime: str, precision: str) -> str:
     return head + (body.format(hint=HINTS[precision]) if runtime == "openvino" else body) + _TAIL
 
 
-def ship(
-    result: SweepResult, job: PipelineJob, origin: Path, built: Mapping[str, Any], splits: Splits, folder: Path
-) -> list[Path]:
-    """Put the winner into a folder: the measured file, its weights and recipe, samples, a program and a card.
+def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Splits, root: Path) -> list[Path]:
+    """Write the winner to `best/`: the measured file, its weights and recipe, samples, a program and a card.
 
-    Everything is written aside and put in place as a whole.
+    The folder is written under another name and renamed. Without a winner, `best/` of an earlier run is removed:
+    nothing says that it satisfies the constraints of this one.
     """
-    draft = folder.with_name(f".{folder.name}.draft")
+    folder, draft = root / "best", root / ".best.draft"
     shutil.rmtree(draft, ignore_errors=True)
+    if result.best is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return []
+    candidate = result.trial(result.best).candidate
+    built = store.build_of(candidate)
+    assert built is not None
     draft.mkdir(parents=True)
     try:
-        _fill(draft, result, job, origin, built, splits)
+        _fill(draft, result, job, candidate_folder(root, candidate), built.value, splits)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     finally:
@@ -190,7 +198,7 @@ def _fill(
 
 def _exported(path: Path, job: PipelineJob, trial: Trial, origin: Path) -> str | None:
     """Write the model as a program that torch alone can run; the reason where that cannot be done."""
-    model, inputs = job.eager(trial.candidate, origin).model, kept_inputs(origin / INPUTS)
+    model, inputs = job.eager(trial.candidate, origin).model, load_inputs(origin / INPUTS)
     reason = "it has no module"
     if model is None:
         return reason
@@ -230,7 +238,7 @@ def plain_metrics(metrics: TrialMetrics | None) -> dict[str, Any] | None:
 
 
 def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[str]) -> dict[str, Any]:
-    source = job.subject.model
+    source = job.source.model
     effective = None if trial.metrics is None else trial.metrics.effective_precision
     return {
         "candidate": asdict(trial.candidate) | {"label": trial.candidate.label, "key": trial.candidate.key},
@@ -247,7 +255,7 @@ def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[s
 
 def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
     """Samples that the model was neither trained nor chosen on, where there are such."""
-    inputs, labels = job.subject.samples(splits.test if splits.test is not None else splits.validation, model, _SAMPLES)
+    inputs, labels = job.source.samples(splits.test if splits.test is not None else splits.validation, model, _SAMPLES)
     names = ["labels", *(f"labels_{index}" for index in range(1, len(labels)))]
     arrays: dict[str, Any] = {f"input_{index}": value.numpy() for index, value in enumerate(inputs)}
     arrays |= dict(zip(names, (value.numpy() for value in labels), strict=False))
@@ -263,7 +271,7 @@ def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
     assert metrics is not None
     sizes = ", ".join(f"{part} {count}" for part, count in splits.sizes().items())
     test = "" if metrics.test_accuracy is None else f"; {metrics.test_accuracy:.4f} on the test part"
-    threads = job.bench.used_threads
+    threads = job.config.used_threads
     conditions_here = (
         f"{metrics.machine or machine.cpu}, {threads} thread{'s' * (threads > 1)}, {trial.candidate.runtime}"
     )

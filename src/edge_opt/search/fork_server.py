@@ -1,7 +1,11 @@
-"""The process that child processes are forked from: it has imported what they need, and nothing has run in it.
+"""The fork server: a process that has imported what jobs need, and forks one child per request.
 
-Forking from it costs milliseconds where a new interpreter with torch takes seconds. It outlives no parent: when the
-pipe from there closes, it ends the running child and itself.
+A fork takes milliseconds, a new interpreter with torch takes seconds. The standard library's `forkserver` was rejected:
+it imports the user's `__main__` again, and it outlives a parent that is killed. This server ends with the pipe to its
+parent and takes the running child along.
+
+It must fork before torch starts threads: a forked child has only the thread that called fork, and would wait for
+locks that the missing threads hold. So the server imports modules and runs nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def frame(content: bytes) -> bytes:
-    """A message with its length in front.
+    """Return a message with its length in front.
 
     >>> frame(b"ab")[-3:]
     b'\\x02ab'
@@ -42,16 +46,20 @@ def frame(content: bytes) -> bytes:
 
 
 def serve(preload: list[str]) -> None:
-    """Fork a child for each request on stdin, one at a time, and tell its fate on stdout.
+    """Fork a child for each request on stdin, one at a time, and write its exit status to stdout.
 
-    `module:function` is also called. What has a question mark in front only saves time: where it fails, children go
-    without.
+    Args:
+        preload: Modules to import; `module:function` is also called. A name with a question mark in front only saves
+            time: if it fails, children run without it.
     """
+    # Requests and replies use duplicated descriptors, and 0 and 1 point elsewhere: whatever an imported module prints
+    # would otherwise be read as a reply.
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     replies = os.dup(1)
-    # What imports print must not be taken for a reply.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
+    # The wakeup descriptor turns SIGCHLD into a readable pipe, so one select waits for the end of the child and for
+    # the end of the parent. Without it, waitpid would block while the parent dies.
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -59,37 +67,39 @@ def serve(preload: list[str]) -> None:
     for name in preload:
         try:
             module, _, function = name.removeprefix("?").partition(":")
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
             if function:
-                getattr(found, function)()
+                getattr(imported, function)()
         except Exception as error:
             if name.startswith("?"):
                 continue
-            _tell(replies, {"refused": f"cannot import {name}: {type(error).__name__}: {error}"})
+            _reply(replies, {"refused": f"cannot import {name}: {type(error).__name__}: {error}"})
             return
-    # What is imported stays: no child is to search it for garbage, and copy its pages by doing so.
+    # Imported objects live as long as the process. Frozen, they are not visited by the garbage collector of a child,
+    # which would write to their headers and copy every page that holds one.
     gc.collect()
     gc.freeze()
-    _tell(replies, {"ready": os.getpid()})
-    while (request := _receive(requests)) is not None:
+    _reply(replies, {"ready": os.getpid()})
+    while (request := _read_request(requests)) is not None:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             for number in (requests.fileno(), replies, woken, waker):
                 os.close(number)
-            _work(request, parent)
+            _run_child(request, parent)
+        # Both sides call setpgid: whoever runs first wins, and the group exists before anybody may want to kill it.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
-        _tell(replies, {"pid": pid})
-        _tell(replies, {"status": _wait(pid, requests.fileno(), woken)})
+        _reply(replies, {"pid": pid})
+        _reply(replies, {"status": _wait(pid, requests.fileno(), woken)})
 
 
-def _receive(stream: BinaryIO) -> bytes | None:
-    header = _exactly(stream, _LENGTH.size)
-    return None if header is None else _exactly(stream, _LENGTH.unpack(header)[0])
+def _read_request(stream: BinaryIO) -> bytes | None:
+    header = _read_exactly(stream, _LENGTH.size)
+    return None if header is None else _read_exactly(stream, _LENGTH.unpack(header)[0])
 
 
-def _exactly(stream: BinaryIO, count: int) -> bytes | None:
+def _read_exactly(stream: BinaryIO, count: int) -> bytes | None:
     content = bytearray()
     while len(content) < count:
         part = stream.read(count - len(content))
@@ -99,7 +109,8 @@ def _exactly(stream: BinaryIO, count: int) -> bytes | None:
     return bytes(content)
 
 
-def _tell(replies: int, message: dict[str, Any]) -> None:
+def _reply(replies: int, message: dict[str, Any]) -> None:
+    """Write one line of JSON to the parent; end if the parent is gone."""
     try:
         os.write(replies, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:
@@ -107,7 +118,10 @@ def _tell(replies: int, message: dict[str, Any]) -> None:
 
 
 def _wait(pid: int, requests: int, woken: int) -> int:
-    """The exit status of a child. Nobody sends while it runs, so a readable pipe is a parent that is gone."""
+    """Return the exit status of a child.
+
+    The parent sends nothing while a child runs, so a readable request pipe means that the parent is gone.
+    """
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -122,24 +136,27 @@ def _wait(pid: int, requests: int, woken: int) -> int:
 
 
 def end_group(pid: int) -> None:
-    """End a child with whatever it has started."""
+    """Kill a child and every process that it started."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _work(request: bytes, parent: int) -> NoReturn:
-    """Be the child: run the job, leave its result in a file, and go."""
+def _run_child(request: bytes, parent: int) -> NoReturn:
+    """Run the job in the child, write its result to a file, and end the process.
+
+    It ends with `os._exit`: a normal exit would run the atexit handlers that the server registered while importing.
+    """
     try:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _die_with(parent)
-        _be_first_to_go()
+        _prefer_as_oom_victim()
         result, log, payload = pickle.loads(request)
         number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(number, 1)
         os.dup2(number, 2)
-        # A child that is killed flushes nothing; line by line, its last words are in the log.
+        # A killed child flushes nothing. Line buffering keeps its last messages in the log.
         cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
         faulthandler.enable(2)
         Path(result).write_text(json.dumps(_outcome(payload)), encoding="utf-8")
@@ -153,6 +170,7 @@ def _work(request: bytes, parent: int) -> NoReturn:
 
 
 def _outcome(payload: bytes) -> dict[str, Any]:
+    """Run one phase of the job; return its value or its failure as JSON values."""
     try:
         job, phase, arguments = pickle.loads(payload)
         value = getattr(pickle.loads(job), phase)(*arguments)
@@ -175,9 +193,9 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def disk_refusal(error: BaseException | None) -> str | None:
-    """What a disk said that takes no more, where that is what an error comes from; None where it is not.
+    """Return the message of a full or read-only disk if that is what an error comes from, else None.
 
-    Libraries wrap such an error, or give its text alone.
+    Libraries wrap such an error, or repeat only its text.
 
     >>> disk_refusal(OSError(errno.ENOSPC, "No space left on device", "/x")), disk_refusal(ValueError("3"))
     ("[Errno 28] No space left on device: '/x'", None)
@@ -193,14 +211,15 @@ def disk_refusal(error: BaseException | None) -> str | None:
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel to end this process with its parent, where it can."""
+    """Ask the kernel to kill this process when its parent dies (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The parent may have died between fork and prctl; then no signal will come.
         if os.getppid() != parent:
             os._exit(1)
 
 
-def _be_first_to_go() -> None:
-    """When the machine runs out of memory, the kernel should take this process and not the sweep."""
+def _prefer_as_oom_victim() -> None:
+    """Let the kernel kill this process, not the sweep, when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

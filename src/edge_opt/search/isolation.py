@@ -1,0 +1,381 @@
+"""Run one phase of a job in a process of its own, within limits of time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Protocol, cast
+
+from edge_opt import units
+from edge_opt._support.extras import import_optional
+from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
+from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
+from edge_opt.search.fork_server import end_group, frame
+
+# train, evaluate, screen and probe concern the baseline; the others a candidate, or several in "compare".
+Phase = Literal["train", "evaluate", "screen", "build", "measure", "compare", "score", "probe"]
+
+
+class Job(Protocol):
+    """The two phases of trying a candidate. Both run in processes of their own, so a job must be picklable.
+
+    A path in a job must exist on every machine that builds; small files are better carried as bytes.
+    """
+
+    def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
+        """Make the candidate: prune, fine-tune, convert, score. Files go to `folder`.
+
+        May run on any machine, beside other builds. Returns JSON values, which `measure` receives.
+        """
+        ...
+
+    def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
+        """Time what was built, on the machine of the sweep, with nothing of ours beside it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one phase may use; None is no limit. Memory is resident, of the process and its children."""
+
+    memory_bytes: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("memory", self.memory_bytes), ("time", self.seconds)):
+            if value is not None and not value > 0:
+                raise InvalidInput(f"the {name} limit is {value}; expected a number above 0, or None for no limit")
+
+
+def pickle_job(job: object) -> bytes:
+    """Return the job as other processes receive it; refuse one that they could not load."""
+    kind = type(job)
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise InvalidInput(
+            f"the job's class {kind.__qualname__} cannot be imported by another process; "
+            "define it at the top of a module, not in the script that is run or in a function"
+        )
+    try:
+        return pickle.dumps(job)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"the job {kind.__qualname__} cannot be sent to another process: {error}") from error
+
+
+# Reading the memory of a process walks the process table, which disturbs a measurement. It is done less often then.
+_POLL_EVERY_S = {"measure": 0.5, "compare": 0.5}
+_POLL_BUILDS_EVERY_S = 0.1
+_END_WITHIN_S = 2.0
+_START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from edge_opt.search.fork_server import serve
+serve(json.loads(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one phase.
+
+    Attributes:
+        value: What it returned; None after a failure.
+        failure: The kind of failure; None where it succeeded.
+        reason: The failure in one sentence.
+        seconds: Wall time.
+        was_killed: Whether the process was killed from outside, so that another attempt may succeed.
+    """
+
+    value: Any
+    failure: Failure | None
+    reason: str
+    seconds: float
+    was_killed: bool = False
+
+
+class _ServerProcess:
+    """A running fork server. It accepts requests once it has replied that it is ready."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self.preload = tuple(preload)
+        self.is_ready = False
+        # A session of its own: Ctrl-C at the terminal is for the sweep, which ends its children itself.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), json.dumps(self.preload)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def provides(self, preload: Sequence[str]) -> bool:
+        """Whether it runs and imports all of these; names with a question mark in front are optional."""
+        return self.process.poll() is None and {name for name in preload if name[:1] != "?"} <= {*self.preload}
+
+    def send(self, content: bytes) -> None:
+        """Write all of a request; an unbuffered pipe may take less at a time."""
+        stream, rest = cast("IO[bytes]", self.process.stdin), memoryview(content)
+        while rest:
+            rest = rest[stream.write(rest) :]
+
+    def reply(self) -> dict[str, Any]:
+        """Read one reply."""
+        line = cast("IO[bytes]", self.process.stdout).readline()
+        if not line:
+            raise _ServerEnded
+        return cast("dict[str, Any]", json.loads(line))
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            cast("IO[bytes]", self.process.stdin).close()
+        try:
+            self.process.wait(_END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            # It is still importing and does not read its requests yet.
+            self.process.kill()
+            self.process.wait()
+        cast("IO[bytes]", self.process.stdout).close()
+
+
+class _ServerEnded(Exception):
+    """The fork server has ended."""
+
+
+# Fork servers that wait for the next sweep; None outside of `keep_fork_servers`.
+_waiting: list[_ServerProcess] | None = None
+_waiting_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def keep_fork_servers() -> Iterator[None]:
+    """Keep fork servers from one sweep to the next inside; end them afterwards."""
+    global _waiting
+    if _waiting is not None:
+        yield
+        return
+    _waiting = []
+    try:
+        yield
+    finally:
+        servers, _waiting = _waiting, None
+        for server in servers:
+            server.end()
+
+
+def start_fork_server(preload: Sequence[str]) -> None:
+    """Start a fork server now, so that it imports while this process does something else.
+
+    Args:
+        preload: As for `Isolation`. Does nothing outside of `keep_fork_servers`, or if one waits that provides these.
+    """
+    if _waiting is not None and hasattr(os, "fork") and not any(server.provides(preload) for server in _waiting):
+        _waiting.append(_ServerProcess(preload))
+
+
+def _take_server(preload: Sequence[str]) -> _ServerProcess:
+    """Return a waiting fork server that provides these modules, or a new one."""
+    with _waiting_lock:
+        for server in _waiting or ():
+            if server.provides(preload):
+                cast("list[_ServerProcess]", _waiting).remove(server)
+                return server
+    return _ServerProcess(preload)
+
+
+class Isolation:
+    """Runs phases of jobs one at a time, each in a fresh process that has `preload` imported already."""
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        if not hasattr(os, "fork"):
+            raise InvalidInput("sweeps need a system that can fork a process: Linux, macOS or WSL")
+        self._preload = list(preload)
+        self._server: _ServerProcess | None = None
+
+    def __enter__(self) -> Isolation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and _waiting is not None and self._server is not None:
+            _waiting.append(self._server)
+            self._server = None
+        self.close()
+
+    def close(self) -> None:
+        """End whatever runs. The next run starts a new fork server."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()
+
+    def interrupt(self) -> None:
+        """Kill what runs, from another thread; the thread that waits for it gets an outcome "crashed".
+
+        Only the process is killed here. Closing its pipes would pull them away under the thread that reads them.
+        """
+        server = self._server
+        if server is not None:
+            server.process.kill()
+
+    def run(self, job: bytes, phase: Phase, arguments: tuple[Any, ...], folder: Path, limits: Limits) -> Outcome:
+        """Run `job.build(*arguments)` or another phase of a pickled job. What it prints goes to a log in `folder`."""
+        if limits.memory_bytes is not None:
+            _psutil()
+        folder.mkdir(parents=True, exist_ok=True)
+        result = folder / f".{phase}.json"
+        result.unlink(missing_ok=True)
+        log = folder / f"{phase}.log"
+        log.unlink(missing_ok=True)
+        begun = time.monotonic()
+        payload = pickle.dumps((job, phase, arguments))
+        ending = self._watch(pickle.dumps((str(result), str(log), payload)), phase, limits)
+        if ending is None:
+            ending = _read_result(result, phase)
+        result.unlink(missing_ok=True)
+        reason = ending.reason
+        if ending.failure == "crashed":
+            # A child that cannot even write its result looks like one that crashed.
+            check_space(folder)
+            reason = f"{reason}; see {log.name}"
+        return Outcome(ending.value, ending.failure, reason, time.monotonic() - begun, ending.was_killed)
+
+    def _watch(self, request: bytes, phase: Phase, limits: Limits) -> Outcome | None:
+        """Wait for the child; return how it failed, or None where it ended by itself with exit code 0."""
+        server = self._started()
+        begun = time.monotonic()
+        pid = None
+        try:
+            server.send(frame(request))
+            pid = int(server.reply()["pid"])
+            ending: Outcome | None = None
+            poll_s = _POLL_EVERY_S.get(phase, _POLL_BUILDS_EVERY_S)
+            while not select.select([cast("IO[bytes]", server.process.stdout)], [], [], poll_s)[0]:
+                if ending is None:
+                    ending = _beyond(limits, phase, pid, time.monotonic() - begun)
+                    if ending is not None:
+                        end_group(pid)
+            code = os.waitstatus_to_exitcode(int(server.reply()["status"]))
+        except (OSError, _ServerEnded):
+            server.process.kill()
+            self.close()
+            if pid is not None:
+                # The kernel kills the child with its server; processes that the child started are left to us.
+                end_group(pid)
+            reason = f"the process that {phase}s are forked from was ended from outside"
+            return Outcome(None, "crashed", reason, 0.0, was_killed=True)
+        except BaseException:
+            self.close()
+            raise
+        if ending is not None or code == 0:
+            return ending
+        was_killed = code == -signal.SIGKILL
+        return Outcome(None, "crashed", f"{phase} was {_describe_exit(code)}", 0.0, was_killed)
+
+    def _started(self) -> _ServerProcess:
+        if self._server is not None and self._server.process.poll() is None:
+            return self._server
+        self.close()
+        self._server = server = _take_server(self._preload)
+        if server.is_ready:
+            return server
+        try:
+            reply = server.reply()
+        except _ServerEnded:
+            self.close()
+            raise EdgeOptError(f"the process that is to import {', '.join(self._preload)} ended at once") from None
+        except BaseException:
+            self.close()
+            raise
+        if "refused" in reply:
+            self.close()
+            raise InvalidInput(f"the job cannot run in a process of its own: {reply['refused']}")
+        server.is_ready = True
+        return server
+
+
+def _beyond(limits: Limits, phase: Phase, pid: int, seconds: float) -> Outcome | None:
+    """Return the failure of a phase that is beyond its limits, else None."""
+    if limits.seconds is not None and seconds > limits.seconds:
+        return Outcome(None, "timed out", f"{phase} took longer than the limit of {limits.seconds:g} s", 0.0)
+    if limits.memory_bytes is not None and resident_bytes(pid) > limits.memory_bytes:
+        limit = units.size(limits.memory_bytes)
+        return Outcome(None, "out of memory", f"{phase} used more memory than the limit of {limit}", 0.0)
+    return None
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process and its children hold; 0 once it is gone.
+
+    >>> resident_bytes(os.getpid()) > 2**20
+    True
+    """
+    psutil = _psutil()
+    total = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += member.memory_info().rss
+    return total
+
+
+def _psutil() -> Any:
+    return import_optional("psutil", "a memory limit needs", "run")
+
+
+def _describe_exit(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "ended by SIGKILL, which the sweep did not send; the kernel does that when memory runs out"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"over with exit code {code} and no result"
+
+
+def _read_result(result: Path, phase: Phase) -> Outcome:
+    """Read what a child has written."""
+    try:
+        written = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Outcome(None, "crashed", f"{phase} was over without a result", 0.0)
+    if "not_saved" in written:
+        raise _no_space(result.parent, written["not_saved"])
+    if "missing" in written:
+        return Outcome(None, "no result", written["missing"], 0.0)
+    if "raised" in written:
+        failure: Failure = "out of memory" if written["is_memory"] else "raised"
+        return Outcome(None, failure, f"{phase}: {written['raised']}", 0.0)
+    return Outcome(written["value"], None, "", 0.0)
+
+
+# More than a child writes as its result and to its log.
+_PROBE = bytes(64 * 1024)
+
+
+def check_space(folder: Path) -> None:
+    """Refuse a folder on a full disk: that is not the fault of a candidate, and must not become its row."""
+    probe = folder / ".probe"
+    try:
+        probe.write_bytes(_PROBE)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise _no_space(folder, str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def _no_space(folder: Path, message: str) -> NotSaved:
+    return NotSaved(
+        f"cannot write to {folder}: {message}; free some space or allow writing there, and run again to continue: "
+        "finished candidates are kept"
+    )
