@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import collections
+import contextvars
+import ctypes
 import functools
+import itertools
+import queue
+import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
@@ -32,6 +39,7 @@ GLOBAL_DICT: dict[Any, Any] = {}
 GLOBAL_LIST: list[Any] = []
 GLOBAL_NAME: Any = None
 GLOBAL_COUNT = 0
+LATE: Any = None
 WEAK: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
@@ -483,30 +491,314 @@ class Namespace(Base):
         return self.plain_modules[0](x)
 
 
+class Slotted:
+    """Keeps its one attribute outside of a dictionary."""
+
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+
+class Finalized:
+    """Has a finalizer, which a copy would run a second time."""
+
+    closed = 0
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __del__(self) -> None:
+        Finalized.closed += 1
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Singleton:
+    value: Any = None
+
+
+GLOBAL_SLOTS = Slotted()
+GLOBAL_SPACE = types.SimpleNamespace()
+GLOBAL_SINGLETON = Singleton()
+GLOBAL_SET: set[Any] = set()
+GLOBAL_DEQUE: collections.deque[Any] = collections.deque(maxlen=3)
+GLOBAL_DEFAULT: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
+GLOBAL_ORDERED: collections.OrderedDict[str, Any] = collections.OrderedDict()
+GLOBAL_USER: collections.UserDict[str, Any] = collections.UserDict()
+GLOBAL_QUEUE: queue.Queue[Any] = queue.Queue()
+GLOBAL_ARRAY = numpy.empty(1, dtype=object)
+GLOBAL_POINTER = ctypes.py_object(None)
+LOCAL = threading.local()
+CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("keeper", default=None)
+WEAK_VALUES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+class Keeps(Base):
+    """Puts its result where `keep` says."""
+
+    def keep(self, y: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.keep(y)
+        stop()
+        return y
+
+
+class InGlobalSlots(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_SLOTS.value = y
+
+
+class InNewSlots(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DICT["slots"] = Slotted(y)
+
+
+class InFinalized(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_LIST.append(Finalized(y))
+
+
+class InNamespace(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_SPACE.value = y
+
+
+class InSingleton(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_SINGLETON.value = y
+
+
+class InSet(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_SET.add(y)
+
+
+class InDeque(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DEQUE.append(y)
+
+
+class InDefaultDict(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DEFAULT["results"].append(y)
+
+
+class InOrderedDict(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_ORDERED["last"] = y
+
+
+class InUserDict(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_USER["last"] = y
+
+
+class InQueue(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_QUEUE.put(y)
+
+
+class InNestedDict(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DICT.setdefault("outer", {})["inner"] = {"y": y}
+
+
+class InTuple(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DICT["pair"] = (y, (y, 1))
+
+
+class InNamedTuple(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_LIST.append(Pair(y, [y]))
+
+
+class AsKey(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DICT[y] = 1
+
+
+class InPartial(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_LIST.append(functools.partial(torch.add, y))
+
+
+class InNewClosure(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_LIST.append(lambda: y)
+
+
+class InGenerator(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        def steps() -> Any:
+            yield y.shape
+            yield y
+
+        GLOBAL_LIST.append(steps())
+        next(GLOBAL_LIST[-1])
+
+
+class InIterator(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DICT["iterator"] = itertools.repeat(y)
+
+
+class InException(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        try:
+            raise ValueError(y)
+        except ValueError as error:
+            GLOBAL_LIST.append(error)
+
+
+class InCycle(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        ring: list[Any] = [y]
+        ring.append(ring)
+        GLOBAL_DICT["ring"] = ring
+
+
+class InThreadLocal(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        LOCAL.value = y
+
+
+class InContext(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        CONTEXT.set(y)
+
+
+class InWeakValues(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        WEAK_VALUES["y"] = y
+
+
+class InWeakReference(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_DICT["weak"] = weakref.ref(y)
+
+
+class InObjectArray(Keeps):
+    """NumPy's arrays of objects hide what they hold from the garbage collector."""
+
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_ARRAY[0] = y
+
+
+class InPointer(Keeps):
+    """A cache in C, which the garbage collector does not see either."""
+
+    def keep(self, y: torch.Tensor) -> None:
+        GLOBAL_POINTER.value = y
+
+
+class OnPythonModule(Keeps):
+    def keep(self, y: torch.Tensor) -> None:
+        sys.modules[__name__].LATE = y  # type: ignore[attr-defined]
+
+
+class ClassRegistry(Keeps):
+    registry: ClassVar[dict[str, Any]] = {}
+
+    def keep(self, y: torch.Tensor) -> None:
+        type(self).registry[type(self).__name__] = [y]
+
+
+class CachedProperty(Keeps):
+    @functools.cached_property
+    def doubled(self) -> torch.Tensor:
+        return self.linear.weight * 2
+
+    def keep(self, y: torch.Tensor) -> None:
+        y += self.doubled[0]
+
+
+class LruOnClassMethod(Keeps):
+    @classmethod
+    @functools.lru_cache(maxsize=2)
+    def mask(cls, size: int) -> torch.Tensor:
+        return torch.ones(size, size).tril()
+
+    def keep(self, y: torch.Tensor) -> None:
+        y *= self.mask(WIDE)[: y.shape[0], :8]
+
+
+class RemovesItsHook(Base):
+    """A hook that removes itself the first time it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def once(module: nn.Module, args: Any, result: torch.Tensor) -> torch.Tensor:
+            self.handle.remove()
+            stop()
+            return result + 1
+
+        self.handle = self.linear.register_forward_hook(once)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+# The value before cannot be known, or the holder cannot be seen: these profiles are refused with the holder's name.
+REFUSED: dict[type[nn.Module], str] = {
+    GlobalName: "keepers.GLOBAL_NAME",
+    Closure: "enclosing function",
+    ClassAttribute: "ClassAttribute.table",
+    FunctionAttribute: "stop.mask",
+    InGlobalSlots: "Slotted.value",
+    InNamespace: "SimpleNamespace.value",
+    InSingleton: "Singleton.value",
+    InObjectArray: "garbage collector does not see",
+    InPointer: "py_object",
+    OnPythonModule: "keepers.LATE",
+}
+
 KEEPERS: list[type[nn.Module]] = [
-    value for value in list(globals().values()) if isinstance(value, type) and Base in value.__mro__[1:]
+    value
+    for value in list(globals().values())
+    if isinstance(value, type) and Base in value.__mro__[1:] and value is not Keeps
 ]
 
 
 def globals_now() -> dict[str, Any]:
-    """Everything outside the models that a keeper may change."""
+    """Return everything outside the models in which a keeper may put a tensor."""
     return {
-        "dict": dict(GLOBAL_DICT), "list": list(GLOBAL_LIST), "name": GLOBAL_NAME, "count": GLOBAL_COUNT,
-        "closure": closure_state(), "table": ClassAttribute.table, "shared": dict(ClassAttribute.shared),
-        "class": sorted(vars(ClassAttribute)), "default": dict(MutableDefault.forward.__defaults__[0]),  # type: ignore[index]
-        "function": dict(stop.__dict__), "weak": len(WEAK), "classes": [value.__name__ for value in KEEPERS],
+        "slots": GLOBAL_SLOTS.value, "space": vars(GLOBAL_SPACE), "singleton": GLOBAL_SINGLETON.value,
+        "set": list(GLOBAL_SET), "deque": list(GLOBAL_DEQUE), "default dict": dict(GLOBAL_DEFAULT),
+        "ordered": dict(GLOBAL_ORDERED), "user": dict(GLOBAL_USER), "queue": list(GLOBAL_QUEUE.queue),
+        "array": GLOBAL_ARRAY[0], "pointer": GLOBAL_POINTER.value, "local": vars(LOCAL), "context": CONTEXT.get(),
+        "weak values": dict(WEAK_VALUES), "late": LATE, "registry": dict(ClassRegistry.registry),
+        "dict": dict(GLOBAL_DICT), "list": list(GLOBAL_LIST), "name": GLOBAL_NAME, "closure": closure_state(),
+        "table": ClassAttribute.table, "shared": dict(ClassAttribute.shared),
+        "default": dict(MutableDefault.forward.__defaults__[0]),  # type: ignore[index]
+        "function": dict(stop.__dict__), "weak": dict(WEAK),
     }  # fmt: skip
 
 
 def reset() -> None:
     """Start again: nothing kept anywhere."""
-    global GLOBAL_NAME, GLOBAL_COUNT, closure_mask, closure_state
+    global GLOBAL_NAME, GLOBAL_COUNT, LATE, closure_mask, closure_state
     Stop.error = None
-    for container in (GLOBAL_DICT, GLOBAL_LIST, ClassAttribute.shared, MutableDefault.forward.__defaults__[0], WEAK):  # type: ignore[index]
-        container.clear()
+    for container in (
+        GLOBAL_DICT, GLOBAL_LIST, ClassAttribute.shared, MutableDefault.forward.__defaults__[0], WEAK,  # type: ignore[index]
+        GLOBAL_SET, GLOBAL_DEQUE, GLOBAL_DEFAULT, GLOBAL_ORDERED, GLOBAL_USER, GLOBAL_QUEUE.queue, WEAK_VALUES,
+        ClassRegistry.registry, vars(GLOBAL_SPACE), vars(LOCAL), vars(GLOBAL_SINGLETON),
+    ):  # fmt: skip
+        container.clear()  # type: ignore[attr-defined]
+    GLOBAL_SLOTS.value = GLOBAL_ARRAY[0] = GLOBAL_POINTER.value = LATE = None
     GLOBAL_NAME, GLOBAL_COUNT, ClassAttribute.table = None, 0, None
     stop.__dict__.clear()
-    for cache in (cached_mask, unbounded_mask, cached_numbers, LruOnMethod.mask, LruOnInput.double):
+    for cache in (
+        cached_mask, unbounded_mask, cached_numbers, LruOnMethod.mask, LruOnInput.double, LruOnClassMethod.mask,
+    ):  # fmt: skip
         cache.cache_clear()
     closure_mask, closure_state = _with_closure()
     if "calls" in vars(ClassAttribute):

@@ -1,4 +1,4 @@
-"""Several threads may profile, also the same model, while others run it: right results, and nothing left over."""
+"""Several threads may profile, also the same model: right results, and nothing left over."""
 
 from __future__ import annotations
 
@@ -55,55 +55,6 @@ def test_one_model_in_two_threads_and_modes() -> None:
         )
         assert found == [evaluating.totals, training.totals]
         assert as_it_was(model) == before
-
-
-def test_a_model_runs_for_real_while_it_is_profiled() -> None:
-    model = net().eval()
-    x = torch.randn(2, 4, 16)
-    with torch.no_grad():
-        expected = model(x)
-    macs = eo.profile(model, (2, 4, 16)).totals.macs
-    done = threading.Event()
-
-    @torch.no_grad()
-    def run() -> bool:
-        same = True
-        while not done.is_set():
-            same = same and torch.equal(model(x), expected)
-        return same
-
-    def profile() -> bool:
-        try:
-            return all(eo.profile(model, (2, 4, 16)).totals.macs == macs for _ in range(10))
-        finally:
-            done.set()
-
-    assert together(run, profile) == [True, True]
-
-
-def test_a_model_trains_while_it_is_profiled() -> None:
-    """Its mode and its statistics are its own; the profile is of evaluation."""
-    model, twin = (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).train() for _ in range(2))
-    twin.load_state_dict(model.state_dict())
-    x = torch.randn(4, 8)
-    done = threading.Event()
-    steps = []
-
-    def train() -> None:
-        while not done.is_set():
-            model(x)
-            steps.append(1)
-
-    def profile() -> None:
-        for _ in range(20):
-            eo.profile(model, (4, 8))
-        done.set()
-
-    together(train, profile)
-    for _ in steps:
-        twin(x)
-    assert torch.equal(model[1].running_mean, twin[1].running_mean)
-    assert model[1].num_batches_tracked == len(steps)
 
 
 def test_a_shared_cache_holds_real_values_while_another_thread_reads_it() -> None:

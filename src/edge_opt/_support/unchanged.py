@@ -1,14 +1,16 @@
-"""The model and the process, left as found."""
+"""Run a model and leave it, and the settings of the process, as they were."""
 
 from __future__ import annotations
 
+import argparse
 import collections
-import ctypes
+import functools
 import gc
 import random
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from operator import is_
@@ -21,185 +23,239 @@ _MISSING: Any = object()
 
 
 class Snapshot:
-    """What containers, objects, names and cells hold now, to be put back later.
+    """The contents of everything that can be reached from some modules, to be restored later.
 
-    Goes through dicts, lists, sets and the attributes of objects as deep as they reach, but not into objects that
-    `is_shared` says are a library's own, and no further than `most` of them. Only what differs is written back, so that
-    nothing changes for other threads that look at the same objects.
+    Follows attributes, slots, containers, closures, bound methods and partials as deep as they go, but not into objects
+    of Python, torch or NumPy. Hooks are not followed: what a user's hook notes down is the user's. Only what differs is
+    written back, so that nothing changes for other threads that look at the same objects.
     """
 
-    def __init__(self, is_shared: Callable[[type], bool], most: float = float("inf")) -> None:
-        self._is_shared = is_shared
-        self._most = most
-        self._kinds: dict[type, str] = {}
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.tensors: dict[int, torch.Tensor] = {}
         self._seen: set[int] = set()
         self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._sequences: list[tuple[Any, list[Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
-        self._names: list[tuple[dict[str, Any], str, Any]] = []
+        self._slots: list[tuple[Any, str, Any]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
-        self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._generators: list[tuple[Callable[[Any], Any], Any]] = []
+        self._classes = [(module, module.__class__) for module in modules]
+        self._pending: list[Any] = [module for module, _ in self._classes]
+        while self._pending:
+            self._add(self._pending.pop())
+        self._states = TensorStates(self.tensors.values())
 
-    def add(self, value: Any) -> None:
-        """Remember what a value holds, at any depth."""
-        pending = [value]
-        while pending and len(self._seen) < self._most:
-            value = pending.pop()
-            cls = value.__class__
-            kind = self._kinds.get(cls)
-            if kind is None:
-                kind = self._kinds[cls] = self._kind(cls)
-            if kind == "plain" or id(value) in self._seen:
-                continue
+    def _add(self, value: Any) -> None:
+        cls = value.__class__
+        add = _WALKS.get(cls, _MISSING)
+        if add is _MISSING:
+            add = _WALKS[cls] = _walk_of(cls)
+        if add is not None and id(value) not in self._seen:
             self._seen.add(id(value))
-            if kind == "table":
-                # Past what a subclass makes of its items: a registry may build an object for each.
-                self._tables.append((value, dict(dict.items(value))))
-                pending.extend(self._tables[-1][1].values())
-            elif kind == "sequence":
-                self._sequences.append((value, list(value)))
-                pending.extend(self._sequences[-1][1])
-            elif kind == "set":
-                self._sets.append((value, set(value)))
-            elif kind == "tuple":
-                pending.extend(value)
-            attributes = getattr(value, "__dict__", None) if kind != "tuple" and cls not in _CONTAINERS else None
-            if isinstance(attributes, dict):
-                pending.append(attributes)
+            add(self, value)
 
-    def _kind(self, cls: type) -> str:
-        if cls in _CONTAINERS:
-            return _CONTAINERS[cls]
-        if issubclass(cls, (type, types.FunctionType, types.ModuleType)) or self._is_shared(cls):
-            return "plain"
-        kinds = (("table", dict), ("sequence", (list, collections.deque)), ("set", set), ("tuple", tuple))
-        found = next((kind for kind, base in kinds if issubclass(cls, base)), None)  # type: ignore[arg-type]
-        return found or ("object" if hasattr(cls, "__dict__") and cls.__module__ != "builtins" else "plain")
+    def _add_module(self, module: nn.Module) -> None:
+        attributes = module.__dict__
+        # Hook tables are the only OrderedDicts of a module's own; their values are not followed.
+        self._tables.append((attributes, copied := attributes.copy()))
+        for value in copied.values():
+            cls = value.__class__
+            if cls is collections.OrderedDict:
+                self._tables.append((value, value.copy()))
+            elif _WALKS.get(cls, _MISSING) is not None:
+                self._pending.append(value)
+        self._add_slots(module)
 
-    def add_name(self, table: dict[str, Any], name: str) -> None:
-        """Remember what a global name means, and what that holds."""
-        value = table.get(name, _MISSING)
-        self._names.append((table, name, value))
-        self.add(value)
+    def _add_tensor(self, tensor: torch.Tensor) -> None:
+        self.tensors[id(tensor)] = tensor
 
-    def add_cell(self, cell: types.CellType) -> None:
-        """Remember what a closure holds."""
-        value = _content(cell)
-        self._cells.append((cell, value))
-        self.add(value)
+    def _add_dict(self, table: dict[Any, Any]) -> None:
+        # dict.items on purpose: tables of transformers import what they name when they are asked for their items.
+        copied = dict(dict.items(table))
+        self._tables.append((table, copied))
+        self._pending.extend(copied.values())
+        self._add_attributes(table)
 
-    def add_class(self, cls: type) -> None:
-        """Remember a class's own attributes."""
-        mine = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-        self._classes.append((cls, mine))
-        for value in mine.values():
-            self.add(value)
+    def _add_sequence(self, sequence: Any) -> None:
+        self._sequences.append((sequence, list(sequence)))
+        self._pending.extend(sequence)
+        self._add_attributes(sequence)
 
-    def restore(self, tensors_only: bool = False) -> None:
-        """Put everything back; `tensors_only`: where a tensor was put. An interrupt in the middle waits."""
-        is_taken_back: Callable[[Any], bool] = holds_tensor if tensors_only else (lambda value: True)
+    def _add_set(self, group: set[Any]) -> None:
+        self._sets.append((group, set(group)))
+        self._add_attributes(group)
+
+    def _add_items(self, items: Iterable[Any]) -> None:
+        self._pending.extend(items)
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        for cell in function.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # nothing assigned yet
+                content = _MISSING
+            self._cells.append((cell, content))
+            self._pending.append(content)
+        if function.__dict__:
+            self._pending.append(function.__dict__)
+
+    def _add_method(self, method: types.MethodType) -> None:
+        self._pending += (method.__self__, method.__func__)
+
+    def _add_partial(self, partial: functools.partial[Any]) -> None:
+        self._pending += (partial.func, partial.args, partial.keywords)
+
+    def _add_torch_generator(self, generator: torch.Generator) -> None:
+        self._generators.append((generator.set_state, generator.get_state()))
+
+    def _add_python_generator(self, generator: random.Random) -> None:
+        self._generators.append((generator.setstate, generator.getstate()))
+
+    def _add_numpy_generator(self, generator: Any) -> None:
+        bits = getattr(generator, "bit_generator", None) or generator._bit_generator
+        self._generators.append((functools.partial(setattr, bits, "state"), bits.state))
+
+    def _add_object(self, value: Any) -> None:
+        self._add_attributes(value)
+        self._add_slots(value)
+
+    def _add_attributes(self, value: Any) -> None:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._pending.append(attributes)
+
+    def _add_slots(self, value: Any) -> None:
+        for name in slot_names(value.__class__):
+            try:
+                content = object.__getattribute__(value, name)
+            except AttributeError:
+                content = _MISSING
+            self._slots.append((value, name, content))
+            self._pending.append(content)
+
+    def replace(self, replacement: Callable[[Any], Any], kind: type) -> None:
+        """Put a replacement in the place of each object of a class, until everything is restored."""
+        for table, copied in self._tables:
+            for key, value in copied.items():
+                if isinstance(value, kind):
+                    dict.__setitem__(table, key, replacement(value))
+        for sequence, items in self._sequences:
+            for index, item in enumerate(items):
+                if isinstance(item, kind):
+                    sequence[index] = replacement(item)
+
+    def restore(self) -> None:
+        """Write back what differs. An interrupt in the middle waits."""
         try:
-            self._restore(is_taken_back)
+            self._restore()
         except KeyboardInterrupt:
-            self._restore(is_taken_back)
+            self._restore()
             raise
 
-    def _restore(self, is_taken_back: Callable[[Any], bool]) -> None:
-        for cell, value in self._cells:
-            now = _content(cell)
-            if now is not value and is_taken_back(now):
-                if value is _MISSING:
-                    del cell.cell_contents
-                else:
-                    cell.cell_contents = value
-        for table, name, value in self._names:
-            now = table.get(name, _MISSING)
-            if now is not value and is_taken_back(now):
-                if value is _MISSING:
-                    del table[name]
-                else:
-                    table[name] = value
-        for cls, mine in self._classes:
-            _restore_class(cls, mine)
-        for table, copy in self._tables:
-            restore(table, copy, is_taken_back)
+    def _restore(self) -> None:
+        for module, cls in self._classes:
+            if module.__class__ is not cls:
+                module.__class__ = cls
+        for table, copied in self._tables:
+            restore(table, copied)
         for sequence, items in self._sequences:
             if len(sequence) != len(items) or not all(map(is_, sequence, items)):
-                added = [item for item in list(sequence)[len(items) :] if not is_taken_back(item)]
                 sequence.clear()
-                sequence.extend([*items, *added])
+                sequence.extend(items)
         for group, members in self._sets:
             if len(group) != len(members) or not all(item in members for item in group):
-                added = [item for item in group if item not in members and not is_taken_back(item)]
                 group.clear()
-                group.update(members, added)
+                group.update(members)
+        for value, name, content in self._slots:
+            if getattr(value, name, _MISSING) is content:
+                continue
+            if content is _MISSING:
+                object.__delattr__(value, name)
+            else:
+                object.__setattr__(value, name, content)
+        for cell, content in self._cells:
+            if content is _MISSING:
+                del cell.cell_contents
+            elif cell.cell_contents is not content:
+                cell.cell_contents = content
+        for set_state, state in self._generators:
+            set_state(state)
+        self._states.restore()
 
 
-def holds_tensor(value: Any, depth: int = 4) -> bool:
-    """Whether a value is a tensor, or a container or object with one inside."""
-    if isinstance(value, torch.Tensor):
-        return True
-    if depth == 0 or isinstance(value, (str, bytes, int, float, type, types.ModuleType)):
-        return False
-    if isinstance(value, dict):
-        return any(holds_tensor(item, depth - 1) for item in value.values())
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return any(holds_tensor(item, depth - 1) for item in value)
-    attributes = getattr(value, "__dict__", None)
-    return isinstance(attributes, dict) and holds_tensor(attributes, depth - 1)
+def _walk_of(cls: type) -> Callable[[Snapshot, Any], None] | None:
+    """Return how to record an object of a class; None where it has nothing that a forward could change."""
+    if issubclass(cls, nn.Module):
+        return Snapshot._add_module
+    for base, add in _WALKS_BY_BASE:
+        if issubclass(cls, base):
+            return add
+    root = cls.__module__.partition(".")[0]
+    if root == "numpy" and cls.__name__ in ("Generator", "RandomState"):
+        return Snapshot._add_numpy_generator
+    if root in ("builtins", "torch", "numpy", "pandas") or root in sys.stdlib_module_names - {"__main__"}:
+        return None
+    return Snapshot._add_object
 
 
-_CONTAINERS: dict[Any, str] = {
-    **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, type, types.FunctionType), "plain"),
-    **dict.fromkeys((torch.Tensor, nn.Parameter, torch.dtype, torch.device, types.MethodType), "plain"),
-    dict: "table", collections.OrderedDict: "table", collections.defaultdict: "table", collections.Counter: "table",
-    list: "sequence", collections.deque: "sequence", set: "set", tuple: "tuple",
-}  # fmt: skip
+_WALKS_BY_BASE: tuple[tuple[Any, Callable[[Snapshot, Any], None] | None], ...] = (
+    (torch.Tensor, Snapshot._add_tensor),
+    ((type, types.ModuleType, types.BuiltinFunctionType), None),
+    (dict, Snapshot._add_dict),
+    ((list, collections.deque), Snapshot._add_sequence),
+    (set, Snapshot._add_set),
+    ((tuple, frozenset), Snapshot._add_items),
+    (types.FunctionType, Snapshot._add_function),
+    (types.MethodType, Snapshot._add_method),
+    (functools.partial, Snapshot._add_partial),
+    (torch.Generator, Snapshot._add_torch_generator),
+    (random.Random, Snapshot._add_python_generator),
+    (
+        (types.SimpleNamespace, argparse.Namespace, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+        Snapshot._add_attributes,
+    ),
+)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, object)
+# Classes that a process makes on the fly are few: the table is not bounded.
+_WALKS: dict[type, Callable[[Snapshot, Any], None] | None] = dict.fromkeys(_PLAIN)
 
 
-def restore(
-    table: dict[Any, Any], copy: dict[Any, Any], is_taken_back: Callable[[Any], bool] = lambda value: True
-) -> None:
+@functools.lru_cache(maxsize=4096)
+def slot_names(cls: type) -> tuple[str, ...]:
+    """Return the attributes that objects of a class keep outside of a dictionary, as Python mangles their names."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if is_private else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def restore(table: dict[Any, Any], copied: dict[Any, Any]) -> None:
     """Make a dict hold what it held, in the same order; one that still does is not touched."""
-    # A subclass may import what it names when it is asked for its keys, as transformers' tables of models do.
+    # dict's own methods on purpose: a subclass may import what it names when it is asked for its keys, as transformers'
+    # tables of models do. An OrderedDict keeps its order apart, so that its own methods have to be called.
     base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
     keys = list(base.__iter__(table))
-    if len(keys) == len(copy) and all(map(is_, dict.values(table), copy.values())) and all(map(is_, keys, copy)):
+    if len(keys) == len(copied) and all(map(is_, dict.values(table), copied.values())) and all(map(is_, keys, copied)):
         return
-    kept = {key: now for key, now in dict.items(table) if now is not copy.get(key, _MISSING) and not is_taken_back(now)}
-    copy = {**copy, **kept}
     for key in keys:
-        if key not in copy:
+        if key not in copied:
             base.__delitem__(table, key)
-    if list(base.__iter__(table)) != list(copy):
+    if list(base.__iter__(table)) != list(copied):
         base.clear(table)
-    for key, value in copy.items():
+    for key, value in copied.items():
         if dict.get(table, key, _MISSING) is not value:
             base.__setitem__(table, key, value)
 
 
-def _restore_class(cls: type, mine: dict[str, Any]) -> None:
-    now = vars(cls)
-    for name in [name for name in now if name not in mine and not name.startswith("__")]:
-        type.__delattr__(cls, name)
-    for name, value in mine.items():
-        if now.get(name, _MISSING) is not value:
-            type.__setattr__(cls, name, value)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing assigned yet
-        return _MISSING
-
-
 class TensorStates:
-    """Data, gradient, flags, hooks and attributes of tensors, to be put back later. Values are not copied."""
+    """Data, gradient, flags, hooks and attributes of tensors, to be restored later. Values are not copied."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         # Twice the same expression, in line: there are hundreds of tensors, and a call for each would be felt.
-        self._tensors = [tensor for tensor in tensors if tensor.layout is torch.strided]
+        self._tensors = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
         self._data = [tensor.data for tensor in self._tensors]
         self._states = [
             (t.data_ptr(), t.requires_grad, t._backward_hooks, t.grad if t.requires_grad else None, t.__dict__ or None)
@@ -212,18 +268,18 @@ class TensorStates:
         }
 
     def restore(self) -> None:
-        """Put back what was changed."""
+        """Restore what was changed."""
         states = [
             (t.data_ptr(), t.requires_grad, t._backward_hooks, t.grad if t.requires_grad else None, t.__dict__ or None)
             for t in self._tensors
         ]
         for index, (now, before) in enumerate(zip(states, self._states, strict=True)):
-            # The storage of a tensor without data has no address; it is cheap to put back.
+            # The storage of a tensor without data has no address; it is cheap to restore.
             if now[0] != before[0] or not now[0] or index in self._tables or not all(map(is_, now[1:], before[1:])):
-                self._put_back(self._tensors[index], self._data[index], before, *self._tables.get(index, (None, {})))
+                self._restore(self._tensors[index], self._data[index], before, *self._tables.get(index, (None, {})))
 
     @staticmethod
-    def _put_back(tensor: torch.Tensor, data: torch.Tensor, before: Any, hooks: Any, attributes: Any) -> None:
+    def _restore(tensor: torch.Tensor, data: torch.Tensor, before: Any, hooks: Any, attributes: Any) -> None:
         is_same = tensor.untyped_storage()._cdata == data.untyped_storage()._cdata
         if not is_same or tensor.shape != data.shape or tensor.stride() != data.stride():
             tensor.data = data
@@ -240,9 +296,9 @@ class TensorStates:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Let nobody look for cycles meanwhile: among a program's millions of objects one such look takes longer than all.
+    """Pause the search for cycles: among a program's millions of objects one search takes longer than a whole trace.
 
-    Cycles that are made meanwhile stay until the next look, so what is alive does not depend on when one happens.
+    Cycles that are made meanwhile stay until the next search, so what is alive does not depend on when one happens.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -254,45 +310,27 @@ def gc_paused() -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(modules: list[nn.Module], training: bool, *, fast_path: bool = False) -> Iterator[None]:
-    """Run the modules in the given mode; then restore attributes, flags, random numbers and backend switches.
+def unchanged(modules: list[nn.Module], training: bool | None, *, fast_path: bool = False) -> Iterator[Snapshot]:
+    """Run the modules in the given mode, or each in its own (None), and then restore them.
 
-    Modes are set on each module directly: a model's own `train()` may fuse or merge weights. With `fast_path`, encoder
-    layers may run as one operator, as they would without us.
+    That is everything in a `Snapshot`, the random numbers and the backend switches.
+
+    With `fast_path`, encoder layers may run as one operator, as they would without us.
     """
-    snapshot = Snapshot(_is_a_library_s)
-    for module in modules:
-        snapshot.add(module.__dict__)
-    classes = [(module, module.__class__) for module in modules]
-    tensors = TensorStates(t for module in modules for t in _own_tensors(module))
+    snapshot = Snapshot(modules)
     scripts = [(module, module.training) for module in modules if isinstance(module, torch.jit.ScriptModule)]
     with nullcontext() if fast_path else without_fast_path(), preserve_rng():
         try:
-            for module in modules:
+            for module in modules if training is not None else ():
+                # Past `train()`, which a model may define: it may fuse or merge weights.
                 module.__dict__["training"] = training
-            for module, _ in scripts:
-                module.training = training
-            yield
+            for module, was_training in scripts:
+                module.training = was_training if training is None else training
+            yield snapshot
         finally:
             for module, was_training in scripts:
                 module.training = was_training
-            for module, cls in classes:
-                if module.__class__ is not cls:
-                    module.__class__ = cls
             snapshot.restore()
-            tensors.restore()
-
-
-def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    if not isinstance(module, torch.jit.ScriptModule):
-        yield from (tensor for tensor in module._parameters.values() if tensor is not None)
-        yield from (tensor for tensor in module._buffers.values() if tensor is not None)
-
-
-def _is_a_library_s(cls: type) -> bool:
-    root = str(getattr(cls, "__module__", "")).partition(".")[0]
-    is_numeric = root in ("torch", "numpy", "pandas") and not issubclass(cls, nn.Module)
-    return is_numeric or root in sys.stdlib_module_names
 
 
 _fast_path_lock = threading.Lock()
@@ -318,10 +356,10 @@ def without_fast_path() -> Iterator[None]:
 
 @contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Draw random numbers inside; those drawn afterwards are the same as without."""
+    """Draw random numbers inside; those drawn afterwards, on the CPU and on GPUs in use, are the same as without."""
     numpy = sys.modules.get("numpy")
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-    words = _words_of(numpy, states[2])
+    gpus = [(gpu.set_rng_state_all, gpu.get_rng_state_all()) for gpu in (torch.cuda, torch.xpu) if gpu.is_initialized()]
     try:
         yield
     finally:
@@ -329,15 +367,7 @@ def preserve_rng() -> Iterator[None]:
             torch.set_rng_state(states[0])
         if random.getstate() != states[1]:
             random.setstate(states[1])
-        if numpy and states[2] is not None and (words is None or words != _words_of(numpy, states[2])):
+        if numpy is not None:
             numpy.random.set_state(states[2])
-
-
-def _words_of(numpy: Any, state: Any) -> bytes | None:
-    """The words of NumPy's usual generator, as they lie in memory: to set its state takes 50 times as long.
-
-    None where they do not tell whether a number was drawn: of two normal numbers that are made at once, one may wait.
-    """
-    if state is None or state[0] != "MT19937" or state[3] or not hasattr(numpy.random, "get_bit_generator"):
-        return None
-    return ctypes.string_at(numpy.random.get_bit_generator().ctypes.state_address, 4 * (len(state[1]) + 1))
+        for set_states, before in gpus:
+            set_states(before)

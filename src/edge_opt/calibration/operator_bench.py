@@ -20,7 +20,7 @@ from edge_opt.measuring.allocator import kept_memory
 from edge_opt.records.costs import OpSignature, Shape, TensorInfo, Trace
 from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace
-from edge_opt.trace.operators import Behavior, behavior, operator_name
+from edge_opt.trace.operators import Behavior, facts_of, operator_name
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -40,7 +40,7 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if behavior(func) is Behavior.DECOMPOSE:
+        if facts_of(func).behavior is Behavior.DECOMPOSE:
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         start = self._now()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.records.costs import OpSignature, TensorInfo
-from edge_opt.trace.operators import Behavior, behavior, signature_of
+from edge_opt.trace.operators import Behavior, facts_of, signature_of
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 MOST_MACS = 500_000_000
@@ -76,7 +76,7 @@ class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if behavior(func) is Behavior.DECOMPOSE:
+        if facts_of(func).behavior is Behavior.DECOMPOSE:
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         result = func(*args, **kwargs)

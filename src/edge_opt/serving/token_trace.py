@@ -20,7 +20,7 @@ from edge_opt.records.serving import PartName
 from edge_opt.serving.model_source import LanguageModel, quiet, text_config
 from edge_opt.serving.weight_formats import WeightTensor, described
 from edge_opt.trace import InputSpec, trace
-from edge_opt.trace.shadow import Copier
+from edge_opt.trace.inputs import copied_with
 
 _INNER = "model."  # where the model stands in the wrappers below
 _PRODUCTS = ("matmul", "attention", "conv")
@@ -217,7 +217,7 @@ def filled_cache(template: Any, past: int, prompt: int | None = None) -> Any:
     A layer with a window keeps one position less than the window, as transformers does: the next token is the last.
     """
     if _is_fixed(template):
-        return Copier(torch.empty_like).copied(template)
+        return copied_with(torch.empty_like, template)
     cache = copy.copy(template)
     if hasattr(template, "cross_attention_cache"):
         cache.self_attention_cache = filled_cache(template.self_attention_cache, past)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from edge_opt._support.checks import is_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.trace.shadow import Copier
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,34 @@ def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:
     if isinstance(value, nn.Module):
         return value
     # Anything else that forward might write to, such as a key-value cache; the tensors in it are inputs too.
-    return Copier(make, leaf=InputSpec).copied(value)
+    return copied_with(make, value)
+
+
+class _CopiesTensors(TorchFunctionMode):
+    """Decides what becomes of a tensor when an object around it is copied."""
+
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self._make(tensor)
+        return memo[id(tensor)]
+
+
+def copied_with(make: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return a copy of a value in which `make` decides what becomes of tensors; what cannot be copied is shared."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    with _CopiesTensors(make):
+        try:
+            return copy.deepcopy(value)
+        except (TypeError, NotImplementedError, copy.Error):  # an open file, a lock, an object of a C library
+            return value
 
 
 def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:

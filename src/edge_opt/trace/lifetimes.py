@@ -11,9 +11,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from edge_opt.records.costs import Role, Shape, StorageInfo
-from edge_opt.records.display import maker
-
-_storage_info = maker(StorageInfo)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -44,13 +41,20 @@ def shape_of(tensor: torch.Tensor) -> Shape:
     return (sum(size[0] for size in sizes), *sizes[0][1:]) if sizes and is_even else (sum(map(prod, sizes)),)
 
 
-def hollow(tensor: torch.Tensor) -> torch.Tensor:
+def empty_meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same shape, strides and type that holds no values."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage that knows its address, number and size."""
+    """A weak reference to a storage that knows its address, number and size.
+
+    A storage is known by `_cdata`, the address of the C++ object. That is an identity only as long as the object lives:
+    the next storage may get the same address. The reference tells when it dies, because torch keeps one Python object
+    per C++ storage and lets it go with the storage ("PyObject preservation", torch 2.1 and later). Were a wrapper made
+    for each call of `untyped_storage()`, every storage would seem to die at once; tests/trace/test_memory_estimate.py
+    would notice.
+    """
 
     __slots__ = ("address", "nbytes", "number")
     address: int
@@ -185,16 +189,16 @@ class Lifetimes:
     def finish(self) -> tuple[StorageInfo, ...]:
         """Every storage seen; what is still alive now has no end."""
         ends = map(self._died.get, range(len(self.roles)))
-        return tuple(map(_storage_info, self._nbytes, self.roles, self._born, ends))
+        return tuple(map(StorageInfo, self._nbytes, self.roles, self._born, ends))
 
-    def survivors(self, are_right: Callable[[int], bool]) -> set[int]:
-        """Addresses of storages that an operator made and that something still holds.
+    def survivors(self, may_stay: Callable[[int], bool]) -> set[int]:
+        """Return the addresses of storages that an operator made and that something still holds.
 
-        `are_right` says by number which may stay, because the model would compute the same values.
+        `may_stay` says by number which ones: an eager run would have left the same values there.
         """
         # The registered tensors are the model's and the caller's; holding them here would look like a leak.
         self._kept.clear()
-        made = [ref for number, ref in list(self._refs.items()) if not are_right(number)]
+        made = [ref for number, ref in list(self._refs.items()) if not may_stay(number)]
         return {ref.address for ref in (*made, *self._stand_ins) if ref() is not None}
 
     def _gone(self, ref: Any) -> None:

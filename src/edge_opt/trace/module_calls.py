@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from threading import get_ident
 from types import GeneratorType
 from typing import Any
 
@@ -10,12 +11,9 @@ import torch
 from torch import nn
 
 from edge_opt.records.costs import ModuleCall, Shape
-from edge_opt.records.display import maker
 from edge_opt.trace.lifetimes import packed_bytes, shape_of
-from edge_opt.trace.plain_layers import Recorder, straight
 
 _Tensor = torch.Tensor
-_module_call = maker(ModuleCall)
 
 
 class Frame:
@@ -44,6 +42,7 @@ class ModuleStack:
         self.refused: Frame | None = None
         self._calls: dict[nn.Module, int] = {}
         self._refusal: BaseException | None = None
+        self._forwards: list[tuple[dict[str, Any], Any]] = []  # of watched modules, as they were
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         number = self._calls[module] = self._calls.get(module, 0) + 1
@@ -72,26 +71,37 @@ class ModuleStack:
             self.refused, self._refusal = frame, error
         self.current = frame.parent
 
-    def watch(self, modules: list[nn.Module], tape: Recorder | None = None) -> None:
-        """Put a recorder in front of each module's `forward`: the modules are the trace's own twins.
-
-        Where a `tape` is given, plain layers tell it their operator at once.
-        """
+    def watch(self, modules: list[nn.Module]) -> None:
+        """Put a recorder in front of each module's `forward`, until `unwatch`."""
         for module in modules:
-            forward = _plain_forward(module)
-            if tape is not None:
-                forward = straight(module, forward, tape)
-            module.__dict__["forward"] = self._watched(module, forward)
+            attributes = module.__dict__
+            self._forwards.append((attributes, attributes.get("forward")))
+            attributes["forward"] = self._watched(module, _plain_forward(module))
+
+    def unwatch(self) -> None:
+        """Take the recorders away again."""
+        for attributes, forward in self._forwards:
+            if forward is not None:
+                attributes["forward"] = forward
+            else:
+                attributes.pop("forward", None)
+        self._forwards.clear()
 
     def end(self) -> None:
         """Let go of every module."""
+        self.unwatch()
         self.frames.clear()
         self.paths = {}
         self._calls.clear()
         self.current = self.refused = self._refusal = None
 
     def _watched(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        thread = get_ident()
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != thread:
+                # Another thread runs the same model, and no operator of it is on the tape.
+                return forward(*args, **kwargs)
             frame = self.enter(module, args, kwargs)
             try:
                 result = forward(*args, **kwargs)
@@ -121,7 +131,7 @@ class ModuleStack:
         nothing = Owned(0, 0, 0)
         totals = _settled(owned, self.paths, {frame.module for frame in self.frames})
         return tuple(
-            _module_call(
+            ModuleCall(
                 frame.index,
                 None if frame.parent is None else frame.parent.index,
                 frame.path,
@@ -144,7 +154,8 @@ def _plain_forward(module: nn.Module) -> Callable[..., Any]:
     """The module's forward without `torch.compile`: what is traced is the original."""
     if "_orig_mod" in module._modules:
         return module._modules["_orig_mod"]  # type: ignore[return-value]
-    module.__dict__["_compiled_call_impl"] = None
+    if module.__dict__.get("_compiled_call_impl") is not None:
+        module.__dict__["_compiled_call_impl"] = None
     return module.forward
 
 

@@ -12,7 +12,6 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from edge_opt.records.costs import OpSignature, Shape, SparseInfo, TensorInfo
-from edge_opt.records.display import maker
 from edge_opt.trace.lifetimes import is_dense, is_sparse, nbytes_of, packed_bytes, shape_of, sparse_parts, stored_bytes
 from edge_opt.trace.shapes import Spec
 
@@ -22,7 +21,7 @@ class Behavior(Enum):
 
     PURE = "fresh outputs that depend on shapes alone: run once, then replayed"
     IN_PLACE = "writes its first argument and returns it: run once, then returned as it is"
-    RUN = "may alias its input, or has unusual outputs: run on the meta device each time"
+    ALWAYS_RUN = "may alias its input, or has unusual outputs: run on the meta device each time"
     FACTORY = "makes a tensor from nothing"
     DATA = "its result depends on values, so it needs real tensors"
     CONTROL = "a branch, a loop or a scan over Python functions: run step by step"
@@ -53,27 +52,59 @@ _READS_VALUES = frozenset(
 # Tagged as if values decided its shape; they do so only with a boolean index, which the tape looks for itself.
 INDEX = torch.ops.aten.index.Tensor
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _DATA_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-# By identity: an operator's own hash is a Python call, and there is one look-up per call. The operator is kept with it.
-_known: dict[int, tuple[Behavior, Any]] = {}
 
 
-known_behavior = _known.get
+class OperatorFacts:
+    """What a trace needs to know of an operator, worked out once.
+
+    `method` is a tensor's own method that calls it with the same arguments in a third of the time, or the operator.
+    `tensor_positions` are those of its parameters that are single tensors.
+    """
+
+    __slots__ = ("argument_names", "behavior", "func", "is_mutable", "method", "name", "tensor_positions")
+
+    def __init__(self, func: Any) -> None:
+        schema = getattr(func, "_schema", None)
+        arguments = schema.arguments if schema is not None else ()
+        self.func = func
+        self.behavior = _behavior_of(func)
+        self.name = operator_name(func)
+        self.argument_names = tuple([argument.name for argument in arguments if not argument.kwarg_only])
+        self.is_mutable = schema is not None and schema.is_mutable
+        self.tensor_positions = [place for place, argument in enumerate(arguments) if str(argument.type) == "Tensor"]
+        self.method = getattr(torch.Tensor, self.name[5:]) if func in _METHODS else func
 
 
-def behavior(func: Any) -> Behavior:
-    """How to trace `func`; worked out once per operator."""
-    found = _known.get(id(func))
-    if found is None:
-        found = _known[id(func)] = (_classified(func), func)
-    return found[0]
+# By identity, because `OpOverload.__hash__` is a Python call and there is one look-up per call of an operator. The
+# facts keep the operator, so that its id is not given to another one.
+_facts: dict[int, OperatorFacts] = {}
+known_facts = _facts.get
 
 
-def _classified(func: Any) -> Behavior:
+def facts_of(func: Any) -> OperatorFacts:
+    """Return the facts of an operator."""
+    facts = _facts.get(id(func))
+    if facts is None:
+        facts = _facts[id(func)] = OperatorFacts(func)
+    return facts
+
+
+_METHODS = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        ("view", "default"), ("reshape", "default"), ("permute", "default"), ("transpose", "int"), ("select", "int"),
+        ("expand", "default"), ("unsqueeze", "default"), ("squeeze", "dim"), ("t", "default"),
+    )
+)  # fmt: skip
+
+
+def _behavior_of(func: Any) -> Behavior:
     if isinstance(func, HigherOrderOperator):
-        return Behavior.RUN if steps_of(func) is None else Behavior.CONTROL
+        return Behavior.ALWAYS_RUN if steps_of(func) is None else Behavior.CONTROL
     if not isinstance(func, OpOverload):
-        return Behavior.RUN
+        return Behavior.ALWAYS_RUN
     schema = func._schema
     if func is INDEX:
         return Behavior.PURE
@@ -84,14 +115,14 @@ def _classified(func: Any) -> Behavior:
     if schema.is_mutable:
         if _returns_written_self(func):
             return Behavior.IN_PLACE
-        return Behavior.DECOMPOSE if is_composite(func) and schema.name not in WHOLE else Behavior.RUN
+        return Behavior.DECOMPOSE if is_composite(func) and schema.name not in WHOLE else Behavior.ALWAYS_RUN
     if any(result.alias_info is not None for result in schema.returns):
-        return Behavior.RUN
+        return Behavior.ALWAYS_RUN
     if is_composite(func) and schema.name not in WHOLE:
         return Behavior.DECOMPOSE
     if all(str(result.type) in ("Tensor", "Tensor[]", "List[Tensor]") for result in schema.returns):
         return Behavior.PURE
-    return Behavior.RUN
+    return Behavior.ALWAYS_RUN
 
 
 def _returns_written_self(func: OpOverload) -> bool:
@@ -109,14 +140,6 @@ def is_composite(func: OpOverload) -> bool:
 
 
 @cache
-def argument_names(func: Any) -> tuple[str, ...]:
-    """Names of the operator's positional parameters."""
-    if not isinstance(func, OpOverload):
-        return ()
-    return tuple(argument.name for argument in func._schema.arguments if not argument.kwarg_only)
-
-
-@cache
 def operator_name(func: Any) -> str:
     """The operator as users write it, such as `aten.conv2d`; overloads share one name."""
     if not isinstance(func, OpOverload):
@@ -130,7 +153,7 @@ _LIMIT = 100_000
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-class Entry:
+class MemoEntry:
     """What is remembered of an operator: its signature, and how to make its outputs without running it again.
 
     `specs` are those of new tensors. `views` are shapes, strides and offsets into its first argument; none at all where
@@ -149,11 +172,11 @@ class Entry:
         self.is_list = is_list
 
 
-_memo: dict[tuple[Any, ...], Entry] = {}
-recall = _memo.get
+_memo: dict[tuple[Any, ...], MemoEntry] = {}
+memo_get = _memo.get
 
 
-def remember(key: tuple[Any, ...], entry: Entry) -> None:
+def memo_put(key: tuple[Any, ...], entry: MemoEntry) -> None:
     """Keep an entry; a memory that has grown out of bounds starts afresh."""
     if len(_memo) >= _LIMIT:
         clear_memo()
@@ -166,20 +189,15 @@ def clear_memo() -> None:
     _infos.clear()
 
 
-_op_signature = maker(OpSignature)
-
-
 def signature_of(
     func: Any, args: Any, kwargs: dict[str, Any], outputs: list[torch.Tensor], is_view: bool, scratch_bytes: int
 ) -> OpSignature:
     """The record of one call."""
     strides: list[Shape | None] = []
-    names = _names.get(id(func))
-    if names is None:
-        names = _names[id(func)] = (operator_name(func), argument_names(func), func)
-    return _op_signature(
-        names[0],
-        names[1],
+    facts = facts_of(func)
+    return OpSignature(
+        facts.name,
+        facts.argument_names,
         tuple([_plain(value, strides) for value in args]),
         tuple([(name, _plain(value, strides)) for name, value in kwargs.items() if value is not None])
         if kwargs
@@ -191,7 +209,6 @@ def signature_of(
     )
 
 
-_names: dict[int, tuple[str, tuple[str, ...], Any]] = {}  # by identity, with the operator itself
 _SIMPLE = frozenset((type(None), bool, int, float, str))
 
 
@@ -219,12 +236,12 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     if tensor.is_nested:
         return TensorInfo(shape_of(tensor), dtype_name(tensor.dtype), stored_bytes(tensor))
     key = (tensor.shape, tensor.stride(), tensor.dtype)
-    found = _infos.get(key)
-    if found is None:
+    info = _infos.get(key)
+    if info is None:
         shape, strides, dtype = tuple(key[0]), key[1], key[2]
         distinct = shape if 0 not in strides else [size for size, step in zip(shape, strides, strict=True) if step]
-        found = _infos[key] = TensorInfo(shape, dtype_name(dtype), packed_bytes(prod(distinct), tensor))
-    return found
+        info = _infos[key] = TensorInfo(shape, dtype_name(dtype), packed_bytes(prod(distinct), tensor))
+    return info
 
 
 @cache

@@ -12,34 +12,37 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from edge_opt.trace.lifetimes import hollow
-from edge_opt.trace.operators import is_composite
+from edge_opt.trace.lifetimes import empty_meta_like
+from edge_opt.trace.operators import COMPOSITE, facts_of, is_composite
 from edge_opt.trace.shapes import is_fused_attention
 
 
-class _Meter:
-    """What is held now, and the most that ever was."""
+class PeakCounter:
+    """Bytes that are allocated now, and the most that ever were."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self.allocated = 0
         self.peak = 0
 
-    def take(self, nbytes: int) -> None:
-        self.held += nbytes
-        self.peak = max(self.peak, self.held)
+    def alloc(self, nbytes: int) -> None:
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
 
-    def drop(self, nbytes: int) -> None:
-        self.held -= nbytes
+    def free(self, nbytes: int) -> None:
+        self.allocated -= nbytes
 
-    def touch(self, nbytes: int) -> None:
-        """Take and drop at once."""
-        self.peak = max(self.peak, self.held + nbytes)
+    def spike(self, nbytes: int) -> None:
+        """Allocate and free at once."""
+        self.peak = max(self.peak, self.allocated + nbytes)
 
 
 class RecurrentStack:
     """Layers of a recurrent network by their sizes in bytes. Peaks include the outputs.
 
-    The order of taking and dropping is that of torch's RNN.cpp and mkldnn/RNN.cpp.
+    The order of allocating and freeing is copied from torch 2.13's aten/src/ATen/native/RNN.cpp (loops over steps) and
+    native/mkldnn/RNN.cpp (one call of oneDNN per layer). Watching the operators on meta tensors is no alternative:
+    these loops run inside one kernel. tests/trace/test_scratch.py compares peaks with what the CPU allocates, to the
+    byte, and fails when a later torch allocates in another order.
     """
 
     def __init__(
@@ -56,48 +59,48 @@ class RecurrentStack:
         self.gates = x.shape[1] * params[1].shape[0] * x.itemsize
 
     def fused_peak(self, zeros: Sequence[int]) -> int:
-        """Of an LSTM in oneDNN: one call per layer and direction, states kept apart until they are stacked.
+        """Return the peak of an LSTM in oneDNN: one call per layer and direction, states kept apart until stacked.
 
         `zeros` stand in for the biases of each call.
         """
         sequence = self.time * self.step
-        meter = _Meter()
-        meter.take(self.copy)
+        counter = PeakCounter()
+        counter.alloc(self.copy)
         for layer in range(self.layers):
             for call in range(layer * self.directions, (layer + 1) * self.directions):
-                meter.take(zeros[call] + sequence + 2 * self.step)
+                counter.alloc(zeros[call] + sequence + 2 * self.step)
                 # Only now does it replace the last layer's output in this direction.
-                meter.drop(zeros[call] + (sequence if layer and self.directions == 2 else 0))
+                counter.free(zeros[call] + (sequence if layer and self.directions == 2 else 0))
             if self.directions == 2:
-                meter.take(2 * sequence)
+                counter.alloc(2 * sequence)
             if layer:
-                meter.drop(self.directions * sequence)
-        meter.take(2 * self.layers * self.directions * self.step)
-        return meter.peak
+                counter.free(self.directions * sequence)
+        counter.alloc(2 * self.layers * self.directions * self.step)
+        return counter.peak
 
     def stepwise_peak(self, gates: int, inside: int, has_cell: bool) -> int:
-        """Of a loop over steps: one product over all inputs first; every step's output is kept until they are stacked.
+        """Return the peak of a loop over steps: one product over all inputs, then every step's output until stacked.
 
         `inside` is how many states a step holds at its height; `has_cell`: a second state goes from step to step.
         """
         state = self.gates // gates
         cell = state if has_cell else 0
         sequence, product = self.time * self.step, self.time * self.gates
-        meter = _Meter()
+        counter = PeakCounter()
         for layer in range(self.layers):
             for direction in range(self.directions):
                 copy = 0 if layer else self.copy
-                meter.take(copy + product)
+                counter.alloc(copy + product)
                 # The other direction's product is dropped only when this one is complete.
-                meter.drop(copy + (product if direction else 0))
-                meter.touch((self.time - 1) * self.step + (cell if self.time > 1 else 0) + inside * state)
-                meter.take(sequence + cell + sequence)
-            meter.take(2 * sequence if self.directions == 2 else 0)
+                counter.free(copy + (product if direction else 0))
+                counter.spike((self.time - 1) * self.step + (cell if self.time > 1 else 0) + inside * state)
+                counter.alloc(sequence + cell + sequence)
+            counter.alloc(2 * sequence if self.directions == 2 else 0)
             # What is left of the layer is its output and its last states.
-            meter.drop(product + self.directions * (sequence - self.step))
-            meter.drop((2 * sequence if self.directions == 2 else 0) + (self.directions * sequence if layer else 0))
-        meter.take(self.layers * self.directions * (self.step + cell))
-        return meter.peak
+            counter.free(product + self.directions * (sequence - self.step))
+            counter.free((2 * sequence if self.directions == 2 else 0) + (self.directions * sequence if layer else 0))
+        counter.alloc(self.layers * self.directions * (self.step + cell))
+        return counter.peak
 
 
 aten = torch.ops.aten
@@ -105,44 +108,30 @@ aten = torch.ops.aten
 _Tensor = torch.Tensor
 _HALF = (torch.float16, torch.bfloat16)
 _rules: dict[Any, Callable[..., int]] = {}
-_by_id: dict[int, Callable[..., int]] = {}  # an operator's own hash is a Python call
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
 def scratch_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]) -> int:
-    """Bytes that one call holds beside its visible outputs, at the moment when it holds most."""
-    rule = _by_id.get(id(func))
+    """Return the bytes that one call holds beside its visible outputs, at the moment when it holds most."""
+    rule = _rules.get(func)
     hidden = rule(outputs, *args, **kwargs) if rule is not None and outputs else 0
     has_numbers = not _NUMBERS.isdisjoint([value.__class__ for value in args])
     return max(0, hidden) + (_numbers(func, args) if has_numbers else 0)
 
 
 def _numbers(func: Any, args: tuple[Any, ...]) -> int:
-    """Python numbers in the place of tensors: torch makes a tensor of each, with 64 bits for a real number."""
-    places = _places.get(id(func))
-    if places is None:
-        places = _places[id(func)] = (_tensor_places(func), func)
-    given = [args[place] for place in places[0] if place < len(args)]
+    """Return the bytes of Python numbers in the place of tensors: torch makes a tensor of each, 64 bits for a real."""
+    values = [args[position] for position in facts_of(func).tensor_positions if position < len(args)]
     return sum(
         1 if isinstance(value, bool) else 16 if isinstance(value, complex) else 8
-        for value in given
+        for value in values
         if isinstance(value, (bool, int, float, complex))
     )
-
-
-_places: dict[int, tuple[tuple[int, ...], Any]] = {}  # by identity, with the operator itself
-
-
-def _tensor_places(func: Any) -> tuple[int, ...]:
-    """Positions of the operator's parameters that are single tensors."""
-    arguments = func._schema.arguments if hasattr(func, "_schema") else ()
-    return tuple(place for place, argument in enumerate(arguments) if str(argument.type) == "Tensor")
 
 
 def _rule(*funcs: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
     def register(rule: Callable[..., int]) -> Callable[..., int]:
         _rules.update(dict.fromkeys(funcs, rule))
-        _by_id.update((id(func), rule) for func in funcs)
         return rule
 
     return register
@@ -153,7 +142,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _is_dense(x: torch.Tensor) -> bool:
-    """Whether the memory format that torch guesses for this tensor is the one it has."""
+    """Return whether the memory format that torch guesses for this tensor is the one it has."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
 
@@ -298,10 +287,10 @@ def _cell(outputs: list[torch.Tensor], x: Any, hx: Any, w_ih: torch.Tensor, w_hh
 
 
 def _observed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Most bytes alive while an operator is taken apart on meta tensors, its outputs included."""
-    args, kwargs = tree_map_only(_Tensor, hollow, (args, kwargs))
+    """Return the most bytes alive while an operator is taken apart on meta tensors, its outputs included."""
+    args, kwargs = tree_map_only(_Tensor, empty_meta_like, (args, kwargs))
     with _Watch([leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Tensor)]) as watch:
-        func.decompose(*args, **kwargs)
+        func._op_dk(COMPOSITE, *args, **kwargs)
     return int(watch.peak_bytes)
 
 
@@ -317,7 +306,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_composite(func):
             with self:
-                return func.decompose(*args, **(kwargs or {}))
+                return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, _Tensor):

@@ -13,8 +13,11 @@ def is_fused_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> bool:  # fmt: skip
-    """Whether the CPU runs attention as one flash kernel; otherwise it is taken apart into matrix products."""
-    # The conditions are those of use_flash_attention_cpp in torch's sdp_utils_cpp.cpp.
+    """Return whether the CPU runs attention as one flash kernel; otherwise it is taken apart into matrix products."""
+    # The conditions are those of use_flash_attention_cpp in torch 2.13's aten/src/ATen/native/transformers/
+    # sdp_utils_cpp.cpp. Asking torch itself (`torch._fused_sdp_choice`) is no alternative: on meta tensors it answers
+    # for the meta device. tests/trace/test_scratch.py compares every form with the bytes that the CPU allocates, and
+    # fails when a later torch decides differently.
     if any(tensor.dim() != 4 or tensor.stride(-1) != 1 for tensor in (query, key, value)) or dropout_p > 0:
         return False
     batch, heads, length, width = query.shape
@@ -36,18 +39,16 @@ Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Rule = Callable[..., "tuple[Spec, ...] | None"]
 
 _rules: dict[Any, Rule] = {}
-# By identity: an operator's own hash is a Python call, and this is looked up for every distinct operator.
-_by_id: dict[int, Rule] = {}
 
 
 def output_specs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Spec, ...] | None:
-    """(shape, strides, dtype) of each output, or None where only the meta kernel knows."""
-    rule = _by_id.get(id(func))
+    """Return (shape, strides, dtype) of each output, or None where only the meta kernel knows."""
+    rule = _rules.get(func)
     return rule(*args, **kwargs) if rule is not None else None
 
 
-def is_understood(func: Any) -> bool:
-    """Whether a refusal by this operator's meta kernel is about shapes, and so would stand with real tensors too."""
+def fails_on_shape_only(func: Any) -> bool:
+    """Return whether a refusal by this operator's meta kernel is about shapes, so that real tensors fail as well."""
     return func in _rules or func in _REFUSE_BY_SHAPE
 
 
@@ -60,23 +61,22 @@ _REFUSE_BY_SHAPE = frozenset((
 def _rule(*funcs: Any) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
         _rules.update(dict.fromkeys(funcs, rule))
-        _by_id.update((id(func), rule) for func in funcs)
         return rule
 
     return register
 
 
-def _dense(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+def _contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
     return shape, tuple(strides), dtype
 
 
-def _alike(x: torch.Tensor) -> tuple[Spec, ...] | None:
+def _same_layout(x: torch.Tensor) -> tuple[Spec, ...] | None:
     if not x.is_contiguous() or not x.is_floating_point():
         return None
-    return (_dense(tuple(x.shape), x.dtype),)
+    return (_contiguous(tuple(x.shape), x.dtype),)
 
 
 def _as_laid_out(x: torch.Tensor) -> tuple[Spec, ...] | None:
@@ -94,23 +94,23 @@ def _as_laid_out(x: torch.Tensor) -> tuple[Spec, ...] | None:
     aten.abs.default, aten.square.default,
 )  # fmt: skip
 def _elementwise(x: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
-    return _alike(x) or _as_laid_out(x)
+    return _same_layout(x) or _as_laid_out(x)
 
 
 @_rule(aten.roll.default, aten.masked_fill.Scalar)
 def _moved(x: torch.Tensor, other: Any, *_: Any) -> tuple[Spec, ...] | None:
     fits = not isinstance(other, torch.Tensor) or _broadcasts(other, x)
-    return _alike(x) if fits else None
+    return _same_layout(x) if fits else None
 
 
 @_rule(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.ge.Scalar)
 def _comparison(x: torch.Tensor, value: Any) -> tuple[Spec, ...] | None:
-    return (_dense(tuple(x.shape), torch.bool),) if x.is_contiguous() else None
+    return (_contiguous(tuple(x.shape), torch.bool),) if x.is_contiguous() else None
 
 
 @_rule(aten.softmax.int, aten.log_softmax.int)
 def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[Spec, ...] | None:
-    return _alike(x) if dtype is None and -x.dim() <= dim < x.dim() else None
+    return _same_layout(x) if dtype is None and -x.dim() <= dim < x.dim() else None
 
 
 @_rule(aten.layer_norm.default, aten.rms_norm.default)
@@ -121,7 +121,7 @@ def _layer_norm(
     fits = tuple(x.shape[-len(wanted) :]) == wanted and (weight is None or tuple(weight.shape) == wanted)
     if not fits or not x.is_floating_point() or (weight is not None and weight.dtype != x.dtype):
         return None
-    return (_dense(tuple(x.shape), x.dtype),)  # row-major, however the input lies
+    return (_contiguous(tuple(x.shape), x.dtype),)  # row-major, however the input lies
 
 
 @_rule(aten.batch_norm.default, aten.instance_norm.default)
@@ -129,7 +129,7 @@ def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, *_: 
     if x.dim() < 2:
         return None
     fits = all(t is None or tuple(t.shape) == (x.shape[1],) for t in (weight, bias, running_mean))
-    return _alike(x) if fits else None
+    return _same_layout(x) if fits else None
 
 
 @_rule(aten.native_batch_norm.default)
@@ -138,14 +138,14 @@ def _normalized_by_buffers(
 ) -> tuple[Spec, ...] | None:
     """In eval mode the CPU's kernel hands out no statistics of the batch; the meta device's does."""
     found = None if training else _batch_norm(x, weight, bias, running_mean)
-    return None if found is None else (*found, _dense((0,), x.dtype), _dense((0,), x.dtype))
+    return None if found is None else (*found, _contiguous((0,), x.dtype), _contiguous((0,), x.dtype))
 
 
 @_rule(aten.group_norm.default)
 def _group_norm(x: torch.Tensor, groups: int, weight: Any = None, *_: Any) -> tuple[Spec, ...] | None:
     if x.dim() < 2 or x.shape[1] % groups or (weight is not None and tuple(weight.shape) != (x.shape[1],)):
         return None
-    return _alike(x)
+    return _same_layout(x)
 
 
 @_rule(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
@@ -153,20 +153,20 @@ def _binary(x: Any, y: Any, **kwargs: Any) -> tuple[Spec, ...] | None:
     if not isinstance(x, torch.Tensor) or kwargs.get("rounding_mode") is not None:
         return None
     if not isinstance(y, torch.Tensor):
-        return (_alike(x) or _as_laid_out(x)) if isinstance(y, (int, float)) else None
+        return (_same_layout(x) or _as_laid_out(x)) if isinstance(y, (int, float)) else None
     if x.dtype != y.dtype or not x.is_floating_point() or not x.is_contiguous() or not y.is_contiguous():
         return None
     if _broadcasts(y, x):
-        return _alike(x)
+        return _same_layout(x)
     if _broadcasts(x, y):
-        return _alike(y)
+        return _same_layout(y)
     if x.dim() != y.dim() or not all(a == b or 1 in (a, b) for a, b in zip(x.shape, y.shape, strict=True)):
         return None
-    return (_dense(tuple(map(max, x.shape, y.shape)), x.dtype),)
+    return (_contiguous(tuple(map(max, x.shape, y.shape)), x.dtype),)
 
 
 def _broadcasts(small: torch.Tensor, big: torch.Tensor) -> bool:
-    """Whether `small` fits into the shape of `big`."""
+    """Return whether `small` fits into the shape of `big`."""
     offset = big.dim() - small.dim()
     return offset >= 0 and all(dim in (1, big.shape[offset + axis]) for axis, dim in enumerate(small.shape))
 
@@ -174,8 +174,8 @@ def _broadcasts(small: torch.Tensor, big: torch.Tensor) -> bool:
 _UNTAGGED_POINTWISE = frozenset((aten.hardswish_.default, aten.hardsigmoid_.default, aten.fill_.Scalar))
 
 
-def changes_nothing(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an in-place operator on these shapes is certain to succeed, so that it need not be run."""
+def in_place_is_valid(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether an in-place operator on these shapes is certain to succeed, so that it need not be run."""
     if torch.Tag.pointwise not in func.tags and func not in _UNTAGGED_POINTWISE:
         return False
     x, *others = args
@@ -189,7 +189,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> tuple[Sp
     fits = fits and (bias is None or (tuple(bias.shape) == (weight.shape[0],) and bias.dtype == x.dtype))
     if not fits or not x.is_contiguous():
         return None
-    return (_dense((*x.shape[:-1], weight.shape[0]), x.dtype),)
+    return (_contiguous((*x.shape[:-1], weight.shape[0]), x.dtype),)
 
 
 @_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
@@ -219,7 +219,7 @@ def _convolution(
         out.append(size)
     shape = (x.shape[0], weight.shape[0], *out)
     if is_plain:
-        return (_dense(shape, x.dtype),)
+        return (_contiguous(shape, x.dtype),)
     channels, height, width = shape[1:]
     return ((shape, (channels * height * width, 1, channels * width, channels), x.dtype),)
 
@@ -229,7 +229,7 @@ def _adaptive_pool(x: torch.Tensor, output_size: list[int]) -> tuple[Spec, ...] 
     if x.dim() not in (3, 4) or len(output_size) != 2 or min(output_size) < 1:
         return None
     if x.is_contiguous():
-        return (_dense((*x.shape[:-2], *output_size), x.dtype),)
+        return (_contiguous((*x.shape[:-2], *output_size), x.dtype),)
     if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
         return None
     (batch, channels), (height, width) = x.shape[:2], output_size
@@ -249,14 +249,21 @@ def _max_pool(
         out.append((x.shape[2 + axis] + 2 * pad - spread * (width - 1) - 1) // step + 1)
         if out[-1] < 1 or 2 * pad > width:
             return None
-    return (_dense((*x.shape[:2], *out), x.dtype),)
+    return (_contiguous((*x.shape[:2], *out), x.dtype),)
 
 
-@_rule(aten.mm.default, aten.bmm.default)
+@_rule(aten.mm.default)
 def _matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None:
-    if x.dim() != y.dim() or x.dim() < 2 or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
+    fits = x.dim() == y.dim() == 2 and x.shape[1] == y.shape[0] and x.dtype == y.dtype
+    return (_contiguous((x.shape[0], y.shape[1]), x.dtype),) if fits else None
+
+
+@_rule(aten.bmm.default)
+def _batched_matrix_product(x: torch.Tensor, y: torch.Tensor) -> tuple[Spec, ...] | None:
+    if x.dim() != 3 or y.dim() != 3 or x.dtype != y.dtype:
         return None
-    return (_dense((*x.shape[:-1], y.shape[-1]), x.dtype),) if x.dtype == y.dtype else None
+    fits = x.shape[0] == y.shape[0] and x.shape[2] == y.shape[1]
+    return (_contiguous((*x.shape[:2], y.shape[2]), x.dtype),) if fits else None
 
 
 @_rule(*(packet.default for packet in [getattr(aten, "_grouped_mm", None)] if packet))  # not in older versions
@@ -267,11 +274,11 @@ def _grouped_product(
         return None
     groups = () if offs is None else tuple(offs.shape)
     outer = {(2, 2): groups, (2, 3): (), (3, 2): (), (3, 3): tuple(x.shape[:1])}[(x.dim(), y.dim())]
-    return (_dense((*outer, x.shape[-2], y.shape[-1]), x.dtype),)
+    return (_contiguous((*outer, x.shape[-2], y.shape[-1]), x.dtype),)
 
 
 def _is_row_major(x: torch.Tensor) -> bool:
-    """Whether dimensions lie in their order, with or without gaps between rows."""
+    """Return whether dimensions lie in their order, with or without gaps between rows."""
     strides = x.stride()
     return x.is_contiguous() or (strides[-1] == 1 and all(a > b for a, b in pairwise(strides)))
 
@@ -281,7 +288,7 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Spec, .
     index = indices[0]
     if len(indices) != 1 or index is None or index.dtype is not torch.int64 or not index.is_contiguous():
         return None
-    return (_dense((*index.shape, *x.shape[1:]), x.dtype),) if x.is_contiguous() else None
+    return (_contiguous((*index.shape, *x.shape[1:]), x.dtype),) if x.is_contiguous() else None
 
 
 @_rule(aten.cat.default)
@@ -296,7 +303,7 @@ def _cat(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None:
     if any(shape != rest[0] for shape in rest):
         return None
     total = sum(t.shape[axis] for t in tensors)
-    return (_dense((*rest[0][:axis], total, *rest[0][axis:]), first.dtype),)
+    return (_contiguous((*rest[0][:axis], total, *rest[0][axis:]), first.dtype),)
 
 
 @_rule(aten.stack.default)
@@ -307,13 +314,13 @@ def _stack(tensors: list[torch.Tensor], dim: int = 0) -> tuple[Spec, ...] | None
     if not is_alike or not -rank <= dim < rank:
         return None
     axis = dim % rank
-    return (_dense((*shape[:axis], len(tensors), *shape[axis:]), first.dtype),)
+    return (_contiguous((*shape[:axis], len(tensors), *shape[axis:]), first.dtype),)
 
 
 @_rule(aten.embedding.default)
 def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> tuple[Spec, ...] | None:
     fits = weight.dim() == 2 and indices.dtype in (torch.int64, torch.int32)
-    return (_dense((*indices.shape, weight.shape[1]), weight.dtype),) if fits else None
+    return (_contiguous((*indices.shape, weight.shape[1]), weight.dtype),) if fits else None
 
 
 @_rule(aten.embedding_bag.default, aten.embedding_bag.padding_idx)
@@ -329,7 +336,7 @@ def _embedding_bag(
     bags = offsets.shape[0]
     # Beside the result: the bag of each index (none for a sum), the size of each bag, and where each maximum came from.
     shapes = ((0 if mode == 0 else indices.shape[0],), (bags,), (bags, weight.shape[1]) if mode == 2 else (bags,))
-    return _dense((bags, weight.shape[1]), weight.dtype), *(_dense(shape, indices.dtype) for shape in shapes)
+    return _contiguous((bags, weight.shape[1]), weight.dtype), *(_contiguous(shape, indices.dtype) for shape in shapes)
 
 
 @_rule(aten._embedding_bag.default)
@@ -365,7 +372,7 @@ def _gated(
     # The kernels run time-first; a batch-first result is the transpose of what they wrote.
     if batch_first:
         return (batch, time, width), (width, batch * width, 1), x.dtype
-    return _dense((time, batch, width), x.dtype)
+    return _contiguous((time, batch, width), x.dtype)
 
 
 @_rule(aten.lstm.input)
@@ -374,7 +381,7 @@ def _lstm(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Spec, ...] | None:  # fmt: skip
     out = _gated(x, hx[0], params, num_layers, bidirectional, batch_first)
-    return None if out is None else (out, *(_dense(tuple(state.shape), x.dtype) for state in hx))
+    return None if out is None else (out, *(_contiguous(tuple(state.shape), x.dtype) for state in hx))
 
 
 @_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
@@ -383,17 +390,17 @@ def _recurrent(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Spec, ...] | None:  # fmt: skip
     out = _gated(x, hx, params, num_layers, bidirectional, batch_first)
-    return None if out is None else (out, _dense(tuple(hx.shape), x.dtype))
+    return None if out is None else (out, _contiguous(tuple(hx.shape), x.dtype))
 
 
 @_rule(aten.lstm_cell.default)
 def _lstm_cell(x: torch.Tensor, hx: list[torch.Tensor], w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> Any:
-    return tuple(_dense(tuple(state.shape), x.dtype) for state in hx) if _cell_fits(x, hx[0], w_ih, w_hh) else None
+    return tuple(_contiguous(tuple(state.shape), x.dtype) for state in hx) if _cell_fits(x, hx[0], w_ih, w_hh) else None
 
 
 @_rule(aten.gru_cell.default, aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default)
 def _cell(x: torch.Tensor, hx: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> Any:
-    return (_dense(tuple(hx.shape), x.dtype),) if _cell_fits(x, hx, w_ih, w_hh) else None
+    return (_contiguous(tuple(hx.shape), x.dtype),) if _cell_fits(x, hx, w_ih, w_hh) else None
 
 
 def _cell_fits(x: torch.Tensor, h: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> bool:
@@ -406,8 +413,8 @@ def _onednn_layer(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | None:
     hidden, cell, train = args[4], args[5], args[14]
     steps, batch, width = *x.shape[:2], hidden.shape[-1]
     workspace = onednn_workspace(steps, batch, x.shape[2], width, x.itemsize) if train else 0
-    states = (_dense(tuple(state.shape), x.dtype) for state in (hidden, cell))
-    return _dense((steps, batch, width), x.dtype), *states, ((workspace,), (1,), torch.uint8)
+    states = (_contiguous(tuple(state.shape), x.dtype) for state in (hidden, cell))
+    return _contiguous((steps, batch, width), x.dtype), *states, ((workspace,), (1,), torch.uint8)
 
 
 @_rule(aten.mkldnn_rnn_layer_backward.default)
@@ -418,15 +425,17 @@ def _onednn_layer_backward(x: torch.Tensor, *args: Any) -> tuple[Spec, ...] | No
     """
     weights, gates, states = args[:2], args[0].shape[:1], args[4:6]
     shapes = (x.shape, *(weight.shape for weight in weights), gates, gates, *(state.shape for state in states))
-    return tuple(_dense(tuple(shape), x.dtype) for shape in shapes)
+    return tuple(_contiguous(tuple(shape), x.dtype) for shape in shapes)
 
 
 def onednn_workspace(steps: int, batch: int, inputs: int, width: int, itemsize: int) -> int:
-    """Bytes that oneDNN keeps of one LSTM layer for its backward, in spaces that begin on pages of 4096 bytes.
+    """Return the bytes that oneDNN keeps of one LSTM layer for its backward, in spaces that begin on 4096-byte pages.
 
     Gates; states of the layer and of the iteration, and the gradients of the former, as wide as the wider of input and
     state; cell states and their gradients; gradients of the iteration. Rows begin on cache lines, and avoid multiples
-    of 256 elements (rnn_utils.hpp, `get_good_ld` and `set_offsets`). Checked on shapes against the kernel.
+    of 256 elements. Copied from oneDNN 3.x, src/cpu/rnn/rnn_utils.hpp (`get_good_ld`) and rnn_utils.cpp
+    (`set_offsets`), as torch 2.13 builds it: torch offers no call that returns the size without running the layer.
+    tests/training_steps/test_step_peaks.py compares it with the kernel, and fails when oneDNN lays it out differently.
     """
 
     def row(size: int) -> int:

@@ -1,375 +1,51 @@
-"""What a forward can reach and what it leaves behind: places are put back, tensors of the trace put away.
-
-Places beside the model are globals, closures, defaults and class attributes, by the names that the code uses. Tensors
-that outlive the trace are found by their holders.
-"""
+"""Tensors of a trace that something still holds afterwards: they are released, or the holder is named."""
 
 from __future__ import annotations
 
 import collections
-import dis
 import functools
 import gc
 import sys
 import traceback
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
 
-from edge_opt._support.unchanged import Snapshot, TensorStates
+from edge_opt._support.unchanged import slot_names
 from edge_opt.errors import TraceFailed
-from edge_opt.trace.shadow import SHARED_ROOTS, Copier, is_shared_class
-from edge_opt.trace.tape import Tape
 
 _LRU = type(functools.lru_cache(lambda: None))
-_Function = types.FunctionType
-_CONTAINERS = (dict, list, set, deque)
+_MOST_LEVELS = 12
 
 
-class Reach:
-    """Places outside a model that its code can write to, and the bindings by which they were found."""
+def release_trace_tensors(survivors: Callable[[], set[int]], has_failed: bool) -> None:
+    """Take every tensor of the trace out of what still holds it.
 
-    __slots__ = ("attributes", "bindings", "caches", "cells", "classes", "names", "objects", "slots")
+    Entries of dicts, lists and sets go, and a `functools.lru_cache` is emptied: a model fills them again. Attributes,
+    globals and closures had a value before that nobody knows, so the profile is refused with their name; so it is where
+    the garbage collector does not see the holder, as with a cache in C. After a failure (`has_failed`) everything is
+    released as well, but the failure is what is reported.
 
-    def __init__(self) -> None:
-        self.slots: list[tuple[dict[str, Any], str]] = []
-        self.cells: list[types.CellType] = []
-        self.classes: list[type] = []
-        self.attributes: list[tuple[type, str]] = []
-        self.caches: list[Any] = []  # of functools.lru_cache
-        self.names: set[str] = set()  # that the code uses
-        self.objects: list[Any] = []
-        self.bindings: list[tuple[dict[str, Any], str, Any]] = []
-
-    def is_current(self) -> bool:
-        """Whether every name still means the function it meant: a notebook's cell may have been run again."""
-        return all(table.get(name) is value for table, name, value in self.bindings)
-
-    def snapshot(self) -> Snapshot:
-        """What these places hold now."""
-        taken = Snapshot(is_shared_class, most=20_000)
-        for table, name in self.slots:
-            taken.add_name(table, name)
-        for cell in self.cells:
-            taken.add_cell(cell)
-        for cls in self.classes:
-            taken.add_class(cls)
-        for cls, name in self.attributes:
-            taken.add(vars(cls).get(name))
-        for value in self.objects:
-            taken.add(value)
-        return taken
-
-
-_known: OrderedDict[frozenset[type], Reach] = OrderedDict()
-_MOST_KNOWN = 64
-
-
-def reach_of(classes: set[type], functions: list[_Function]) -> Reach:
-    """What the forwards of these classes, and these functions, can reach; worked out once per set of classes."""
-    own = frozenset(cls for cls in classes if not is_shared_class(cls))
-    if not own and not functions:
-        return Reach()
-    if functions:
-        return _Walk(own, functions).found
-    found = _known.get(own)
-    if found is None or not found.is_current():
-        found = _known[own] = _Walk(own, []).found
-        if len(_known) > _MOST_KNOWN:
-            _known.popitem(last=False)
-    return found
-
-
-# What a function does when it changes something that it did not make itself: an instruction, or a method by its name.
-_STORES = frozenset(
-    code for name, code in dis.opmap.items() if name in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
-)
-_GLOBAL_STORES = frozenset(code for name, code in dis.opmap.items() if name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
-_ATTRIBUTE_STORES = frozenset(code for name, code in dis.opmap.items() if name in ("STORE_ATTR", "DELETE_ATTR"))
-_ASSIGNMENTS = _GLOBAL_STORES | _ATTRIBUTE_STORES
-_MUTATORS = frozenset(
-    "append add extend insert update setdefault pop popitem remove discard clear appendleft extendleft popleft rotate "
-    "move_to_end setattr delattr __setitem__ __setattr__ set put push register store save".split()
-)
-
-
-class _Walk:
-    """Follows names from function to function. A method counts as called when any function reached uses its name.
-
-    A global is worth remembering if a function assigns it, or if it can be changed and a function that uses it, or a
-    method of its own, changes things.
+    Args:
+        survivors: Gives the addresses of storages that should be gone. Usually there are none, and nothing is searched.
+        has_failed: Whether the trace raised.
     """
-
-    def __init__(self, classes: frozenset[type], functions: list[_Function]) -> None:
-        self.found = Reach()
-        self._names: set[str] = {"forward"}
-        self._stored: set[tuple[int, str]] = set()
-        self._candidates: dict[tuple[int, str], tuple[dict[str, Any], bool]] = {}
-        self._classes: list[type] = []
-        self._owners: dict[int, type] = {}
-        self._changing: set[type] = set()
-        self._changing_names: set[str] = set()
-        self._assigned: set[type] = set()
-        self._waiting: dict[str, list[tuple[dict[str, Any], Any, bool]]] = {}
-        self._seen: set[int] = set()
-        self._pending: list[_Function] = list(functions)
-        for cls in classes:
-            self._add_class(cls)
-        while self._pending:
-            self._follow(self._pending.pop())
-        self._sort_out()
-        self.found.names = self._names
-
-    def _add_class(self, cls: type) -> None:
-        for base in cls.__mro__:
-            if id(base) in self._seen or is_shared_class(base):
-                continue
-            self._seen.add(id(base))
-            self._classes.append(base)
-            for name, value in list(vars(base).items()):
-                self._note_cache(value)
-                for function in _functions_in(value):
-                    self._owners.setdefault(id(function), base)
-                    self._offer(name, function)
-
-    def _note_cache(self, value: Any) -> None:
-        value = getattr(value, "__func__", value)
-        if isinstance(value, _LRU):
-            self.found.caches.append(value)
-
-    def _offer(self, name: str, function: _Function) -> None:
-        """A method, followed once its name is used; special methods are called without their names."""
-        if name in self._names or (name.startswith("__") and name.endswith("__")):
-            self._pending.append(function)
-        else:
-            self._waiting.setdefault(name, []).append(({}, function, False))
-
-    def _add_module(self, module: types.ModuleType) -> None:
-        if id(module) in self._seen or module.__name__.partition(".")[0] in SHARED_ROOTS:
-            return
-        self._seen.add(id(module))
-        table = module.__dict__
-        for name in list(table):
-            if name in self._names:
-                self._classify(table, name)
-            else:
-                self._waiting.setdefault(name, []).append((table, None, True))
-
-    def _use(self, name: str) -> None:
-        if name in self._names:
-            return
-        self._names.add(name)
-        for table, function, is_global in self._waiting.pop(name, ()):
-            if is_global:
-                self._classify(table, name)
-            else:
-                self._pending.append(function)
-
-    def _follow(self, function: _Function) -> None:
-        root = (function.__module__ or "").partition(".")[0]
-        if id(function) in self._seen or root in SHARED_ROOTS:
-            return
-        self._seen.add(id(function))
-        table = function.__globals__
-        names, stored, changes, targets = _uses(function.__code__)
-        self._stored.update((id(table), name) for name in stored)
-        owner = self._owners.get(id(function))
-        if changes:
-            self._changing_names |= names
-            self._changing.update((owner,) if owner else ())
-            self._note_assigned_classes(function, owner, targets)
-        for name in (*names, *stored):
-            self._use(name)
-            if name in table:
-                self._classify(table, name, changes)
-            elif name in stored:
-                self._candidates[id(table), name] = (table, True)
-        for cell in function.__closure__ or ():
-            self._add_cell(cell)
-        if changes:
-            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-            self.found.objects += [value for value in defaults if isinstance(value, _CONTAINERS)]
-        if function.__dict__.keys() - {"__wrapped__"}:
-            self.found.objects.append(function.__dict__)
-        for inner in _functions_in(getattr(function, "__wrapped__", None)):
-            self._pending.append(inner)
-
-    def _note_assigned_classes(self, function: _Function, owner: type | None, targets: set[str]) -> None:
-        """Classes whose attributes this function may assign: its own by `cls` or `type(self)`, others by name."""
-        if owner and targets:
-            self._assigned.update(owner.__mro__)
-        named = [function.__globals__.get(name) for name in targets]
-        self._assigned.update(value for value in named if isinstance(value, type))
-        self.found.objects += [value.__dict__ for value in named if isinstance(value, _Function)]
-
-    def _add_cell(self, cell: types.CellType) -> None:
-        if id(cell) in self._seen:
-            return
-        self._seen.add(id(cell))
-        try:
-            value = cell.cell_contents
-        except ValueError:  # nothing assigned yet
-            value = None
-        self._note_cache(value)
-        functions = list(_functions_in(value))
-        self._pending += functions
-        if isinstance(value, type):
-            self._add_class(value)
-        elif not functions:
-            self.found.cells.append(cell)
-
-    def _classify(self, table: dict[str, Any], name: str, changes: bool = True) -> None:
-        key = (id(table), name)
-        value = table[name]
-        if key in self._candidates:
-            self._candidates[key] = (table, changes or self._candidates[key][1])
-            return
-        if hash(key) in self._seen:
-            return
-        if isinstance(value, types.ModuleType):
-            self._seen.add(hash(key))
-            self._add_module(value)
-            return
-        self._note_cache(value)
-        functions = list(_functions_in(value))
-        if isinstance(value, type) or functions:
-            self._seen.add(hash(key))
-            if isinstance(value, type):
-                self._add_class(value)
-            self._pending += functions
-            self.found.bindings.append((table, name, value))
-        elif not isinstance(value, types.BuiltinFunctionType):
-            self._candidates[key] = (table, changes)
-            if not is_shared_class(type(value)):
-                self._add_class(type(value))
-
-    def _sort_out(self) -> None:
-        """Keep what can be changed by the code that was reached."""
-        for (address, name), (table, changes) in self._candidates.items():
-            value = table.get(name)
-            can_change = isinstance(value, _CONTAINERS) or not is_shared_class(type(value))
-            is_changed = changes or not self._changing.isdisjoint(type(value).__mro__)
-            if (address, name) in self._stored or (can_change and is_changed):
-                self.found.slots.append((table, name))
-        for cls in self._classes:
-            for name, value in vars(cls).items():
-                if name in self._changing_names and (
-                    isinstance(value, _CONTAINERS) or not is_shared_class(type(value))
-                ):
-                    self.found.attributes.append((cls, name))
-        self.found.classes += [cls for cls in self._classes if cls in self._assigned]
-
-
-def _uses(code: types.CodeType) -> tuple[set[str], set[str], bool, set[str]]:
-    """Names that a function uses, globals that it assigns, whether it changes anything it did not make, and the names
-    (or "cls", for a way that is not a name) whose attributes it assigns."""
-    names, stored, targets = set(code.co_names), set[str](), set[str]()
-    operations = set(code.co_code[::2])
-    changes = not _STORES.isdisjoint(operations) or not _MUTATORS.isdisjoint(names)
-    if not _ASSIGNMENTS.isdisjoint(operations):
-        before: dis.Instruction | None = None
-        for one in dis.get_instructions(code):
-            if one.opcode in _GLOBAL_STORES:
-                stored.add(one.argval)
-            elif one.opcode in _ATTRIBUTE_STORES and before is not None:
-                targets |= _assigned_objects(before, names)
-            before = one if one.opname != "CACHE" else before
-    if not names.isdisjoint(("setattr", "delattr")):
-        targets |= {"cls", *names}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = _uses(constant)
-            names, stored, changes = names | inner[0], stored | inner[1], changes or inner[2]
-            targets |= inner[3]
-    return names, stored, changes, targets
-
-
-def _assigned_objects(before: dis.Instruction, names: set[str]) -> set[str]:
-    """Whose attribute an instruction assigns, by what was loaded last: a global's name, or "cls" for a class."""
-    if before.opname.startswith("LOAD_FAST"):
-        return {"cls"} if before.argval == "cls" else set()
-    if before.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-        return {str(before.argval)}
-    if before.opname == "LOAD_ATTR":
-        return {"cls"} if before.argval == "__class__" else set()
-    return {"cls", *names}
-
-
-def _functions_in(value: Any) -> Iterator[_Function]:
-    """The Python functions behind a method, a property, a partial or a cache."""
-    if isinstance(value, _Function):
-        yield value
-    elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
-        yield from _functions_in(value.__func__)
-    elif isinstance(value, property):
-        for part in (value.fget, value.fset):
-            yield from _functions_in(part)
-    elif isinstance(value, (functools.cached_property, functools.partial, functools.partialmethod)):
-        yield from _functions_in(value.func)
-    elif isinstance(value, _LRU):
-        yield from _functions_in(value.__wrapped__)
-
-
-class TraceCleanup:
-    """What a trace on twins puts back and puts away when it is over, whether it went well or not.
-
-    Made before the trace runs. `twins` must be the only list that holds them, for holders are counted.
-    """
-
-    def __init__(self, twins: list[nn.Module], copier: Copier, tensors: Iterable[torch.Tensor], tape: Tape) -> None:
-        self._states = TensorStates(tensors)
-        self.reach = reach_of(copier.classes, copier.functions)
-        self._outside = self.reach.snapshot()
-        self._hooked = reach_of(set(), copier.hooks).snapshot()
-        self._twins, self._tape = twins, tape
-
-    def restore(self) -> None:
-        """Restore what forward can reach and the model's tensors, and let the twins go of everything they hold."""
-        self._hooked.restore(tensors_only=True)
-        self._outside.restore()
-        self._states.restore()
-        self._tape.stack.end()
-        self._tape.end()
-        for attributes in [twin.__dict__ for twin in self._twins if not isinstance(twin, torch.jit.ScriptModule)]:
-            attributes.clear()
-
-    def release_trace_tensors(self, has_failed: bool) -> None:
-        """Find what still holds a tensor of the trace, and put it away; see `release_trace_tensors`."""
-        survivors = functools.partial(self._tape.lifetimes.survivors, self._tape.is_right)
-        release_trace_tensors(survivors, [] if has_failed else self._twins, self.reach.caches, has_failed)
-
-
-_Survivors = Callable[[], set[int]]
-
-
-def release_trace_tensors(survivors: _Survivors, twins: list[nn.Module], caches: list[Any], has_failed: bool) -> None:
-    """Empty the caches that still hold a tensor, or a module, of the trace; refuse what cannot be put back.
-
-    `survivors` gives the addresses of storages that should be gone. Usually there are none, and nothing is searched.
-    `caches` of functools are those that the model's code names: they are tried first. After a failure (`has_failed`)
-    things are put away, but the failure is what is told.
-    """
-    if not survivors() and not _is_held(twins):
+    if not survivors():
         return
-    for cache in caches:
-        cache.cache_clear()
-    if not survivors() and not _is_held(twins):
-        return
+    gc.unfreeze()  # the collector does not show objects that `gc.freeze` has put aside
+    search = _Search()
     # Cycles among objects of the forward's own look like holders until they are collected.
     for generation in (1, 2):
         gc.collect(generation)
-        if not survivors() and not _is_held(twins):
+        if not survivors():
             return
-    held: list[Any] = [*_tensors_at(survivors()), *(twin for twin in twins if sys.getrefcount(twin) > _OWN_REFERENCES)]
-    _empty_caches(held)
-    held.clear()
-    if not survivors():
-        return
-    places = [place for tensor in _tensors_at(survivors()) for place in _removed(tensor)]
+    search.release_all(survivors())
+    if survivors():
+        gc.collect()
+    places = search.places + _empty_hidden(survivors())
     if places and not has_failed:
         raise TraceFailed(
             f"the model keeps a result in {places[0]}, where the trace cannot tell what was there before; it was taken "
@@ -377,16 +53,8 @@ def release_trace_tensors(survivors: _Survivors, twins: list[nn.Module], caches:
         )
 
 
-# A twin is held by the list of twins, by the loop's variable and by the call that counts.
-_OWN_REFERENCES = 3
-
-
-def _is_held(twins: list[nn.Module]) -> bool:
-    return any(sys.getrefcount(twin) > _OWN_REFERENCES for twin in twins)
-
-
 def forget_frames(error: BaseException | None) -> None:
-    """Drop the local variables of a failed forward: they are no caches."""
+    """Drop the local variables of a failed forward: they are not caches."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -395,98 +63,151 @@ def forget_frames(error: BaseException | None) -> None:
 
 
 def _tensors_at(addresses: set[int]) -> list[torch.Tensor]:
-    """Tensors with their values in these storages."""
-    found = []
+    """Return the tensors with their values in these storages."""
+    tensors = []
     for value in gc.get_objects():
         if torch.Tensor in type(value).__mro__:  # isinstance would ask proxies what they stand for
             try:
                 if value.untyped_storage()._cdata in addresses:
-                    found.append(value)
+                    tensors.append(value)
             except (NotImplementedError, RuntimeError):  # sparse tensors have no storage of their own
                 continue
-    return found
+    return tensors
 
 
-def _holders(value: Any, ignored: set[int]) -> list[Any]:
-    """Objects that refer to a value: no frames, which end, and none of our own lists."""
-    return [
-        holder
-        for holder in gc.get_referrers(value)
-        if not isinstance(holder, types.FrameType) and id(holder) not in ignored
-    ]
+def _empty_hidden(addresses: set[int]) -> list[str]:
+    """Turn tensors whose holders cannot be found into tensors without elements, so that no one computes with them."""
+    tensors = _tensors_at(addresses) if addresses else []
+    for tensor in tensors:
+        with suppress(RuntimeError, AttributeError):  # something else depends on its identity, as a weak reference does
+            torch.utils.swap_tensors(tensor, torch.empty(0))  # type: ignore[no-untyped-call]
+    return ["an object that Python's garbage collector does not see"] if tensors else []
 
 
-def _empty_caches(held: list[Any]) -> None:
-    """Clear every `functools.lru_cache` that leads to one of these; what it held is computed again when asked for."""
-    ignored = {id(held), id(sys._getframe())}
-    seen: set[int] = set()
-    level = list(held)
-    ignored.add(id(level))
-    for _ in range(6):
-        above: list[Any] = []
-        ignored.add(id(above))
-        for value in level:
-            holders = _holders(value, ignored)
-            ignored.add(id(holders))
-            for holder in holders:
-                if isinstance(holder, _LRU):
-                    holder.cache_clear()
-                elif id(holder) not in seen and not _is_root(holder):
-                    seen.add(id(holder))
-                    above.append(holder)
-        if len(above) > 500:
-            return
-        level = above
+class _Search:
+    """Follows holders upwards, from objects that forward made to the first one that was there before.
 
+    Made before the collector runs: while it is paused, what forward made is in the youngest generation.
+    """
 
-def _is_root(value: Any) -> bool:
-    """Whether everything is reachable from here, so that there is no point in looking further up."""
-    is_globals = isinstance(value, dict) and "__name__" in value and "__spec__" in value
-    return is_globals or isinstance(value, (types.ModuleType, type, types.FunctionType))
+    def __init__(self) -> None:
+        self.places: list[str] = []  # where the value before is not known
+        self._young = {id(value) for value in gc.get_objects(0)}
+        # What is in neither set was made by this search.
+        self._old = {id(value) for generation in (1, 2) for value in gc.get_objects(generation)}
+        self._seen: set[int] = set()
 
+    def release_all(self, addresses: set[int]) -> None:
+        """Release the tensors with their values in these storages."""
+        for tensor in _tensors_at(addresses):
+            self.release(tensor)
 
-def _removed(tensor: torch.Tensor) -> Iterator[str]:
-    """Take a tensor out of whatever holds it; the places where something else may have been before."""
-    for holder in _holders(tensor, set()):
-        if isinstance(holder, dict):
-            owner = _owner(holder)
-            for key in _keys_of(id(tensor), holder.items()):
-                del holder[key]
-                if owner:
-                    yield f"{owner}.{key}"
-        elif isinstance(holder, (list, collections.deque)):
-            for index in [] if _is_ours(holder) else reversed(_keys_of(id(tensor), enumerate(holder))):
+    def release(self, value: Any, level: int = 0) -> None:
+        """Cut a value off from everything that was there before the trace."""
+        self._seen.add(id(value))
+        for holder in self._holders(value):
+            if isinstance(holder, _LRU):
+                holder.cache_clear()
+            elif isinstance(holder, dict):
+                self._release_from_dict(value, holder, level)
+            elif id(holder) in self._old:
+                self._cut(value, holder)
+            elif level < _MOST_LEVELS:
+                self.release(holder, level + 1)
+
+    def _holders(self, value: Any) -> list[Any]:
+        """Return what refers to a value: no frames, which end, and nothing that this search made."""
+        return [
+            holder
+            for holder in gc.get_referrers(value)
+            if (id(holder) in self._young or id(holder) in self._old)
+            and id(holder) not in self._seen
+            and not isinstance(holder, types.FrameType)
+        ]
+
+    def _release_from_dict(self, value: Any, table: dict[Any, Any], level: int) -> None:
+        """Release a value from a dict, or the dict from what holds it."""
+        holders = self._holders(table)
+        owner = _owner_of(table, holders)
+        # A cache without a limit keeps its results in a dict, and has no other reference to them.
+        above = [holder for each in holders if isinstance(each, dict) for holder in gc.get_referrers(each)]
+        caches = [holder for holder in (*holders, *above) if isinstance(holder, _LRU)]
+        # Python tracks a dict from its first entry on, so an old one that was empty looks young. It is cut off as a
+        # whole only where it is an item of a list or of a new tuple: other dicts may be the interpreter's own, such as
+        # that of a thread's local variables.
+        is_item = all(isinstance(holder, list) or id(holder) in self._young for holder in holders) and not any(
+            isinstance(holder, dict) for holder in holders
+        )
+        for cache in caches:
+            cache.cache_clear()
+        if owner is not None and id(owner) in self._young and level < _MOST_LEVELS:
+            self.release(owner, level + 1)
+        elif owner is not None:
+            self.places += [f"{_name_of(owner)}.{name}" for name in _reset_attributes(owner, table, value)]
+        elif not caches and id(table) in self._young and is_item and level < _MOST_LEVELS:
+            self.release(table, level + 1)
+        elif not caches:
+            for key in [key for key, item in dict.items(table) if item is value or key is value]:
+                type(table).__delitem__(table, key)
+
+    def _cut(self, value: Any, holder: Any) -> None:
+        """Take a value out of an object that was there before the trace."""
+        if isinstance(holder, (list, collections.deque)):
+            for index in reversed([index for index, item in enumerate(holder) if item is value]):
                 del holder[index]
         elif isinstance(holder, set):
-            holder.discard(tensor)
+            holder.discard(value)
         elif isinstance(holder, types.CellType):
-            del holder.cell_contents
-            yield "a variable of an enclosing function"
-        elif isinstance(holder, (tuple, frozenset)):
-            if _holders(holder, set()):  # else it is the arguments of a call
-                yield f"a {type(holder).__name__}"
+            holder.cell_contents = None
+            self.places.append("a variable of an enclosing function")
         else:
-            for name in _keys_of(id(tensor), (getattr(holder, "__dict__", None) or {}).items()):
-                object.__delattr__(holder, name)
-                yield f"{type(holder).__name__}.{name}"
+            names = [name for name in slot_names(holder.__class__) if getattr(holder, name, None) is value]
+            for name in names:
+                object.__setattr__(holder, name, None)
+            attributes = getattr(holder, "__dict__", None)
+            names += _reset_attributes(holder, attributes, value) if isinstance(attributes, dict) else []
+            self.places += [f"{_name_of(holder)}.{name}" for name in names] or [f"a {type(holder).__name__}"]
 
 
-def _keys_of(address: int, items: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Keys of a value. By address: a comprehension that names the value would itself be one of its holders."""
-    return [key for key, value in items if id(value) == address]
-
-
-def _is_ours(holder: Any) -> bool:
-    """Whether a list is a local variable of this file."""
-    frames = [frame for frame in gc.get_referrers(holder) if isinstance(frame, types.FrameType)]
-    return any(frame.f_globals.get("__name__") == __name__ for frame in frames)
-
-
-def _owner(table: dict[Any, Any]) -> str | None:
-    """Whose attributes a dict is: an object's class, or a module of Python; None for a dict of its own."""
-    if _is_root(table):
-        return str(table["__name__"])
-    for holder in gc.get_referrers(table):
-        if getattr(holder, "__dict__", None) is table:
-            return type(holder).__name__
+def _owner_of(table: dict[Any, Any], holders: list[Any]) -> Any:
+    """Return the object, class or module whose attributes a dict has; None for a dict of its own."""
+    if "__name__" in table and "__spec__" in table:
+        return sys.modules.get(str(dict.get(table, "__name__")), table)
+    for holder in holders:
+        if isinstance(holder, type):
+            return holder
+        if not isinstance(holder, (dict, list, tuple)) and _dict_of(holder) is table:
+            return holder
     return None
+
+
+def _dict_of(value: Any) -> Any:
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+
+
+def _reset_attributes(owner: Any, table: Any, value: Any) -> list[str]:
+    """Empty the attributes with this value, and return their names.
+
+    Those of modules and classes become None, because they exist before forward runs ("if MASK is None"); those of
+    objects and functions go, because forward may have added them ("if not hasattr(...)").
+    """
+    names = [name for name, item in list(table.items()) if item is value]
+    for name in names:
+        if isinstance(owner, type):
+            type.__setattr__(owner, name, None)
+        elif isinstance(owner, (types.ModuleType, dict)):
+            table[name] = None
+        else:
+            del table[name]
+    return names
+
+
+def _name_of(owner: Any) -> str:
+    if isinstance(owner, dict):
+        return str(owner.get("__name__"))
+    if isinstance(owner, (type, types.FunctionType, types.ModuleType)):
+        return str(owner.__name__)
+    return type(owner).__name__

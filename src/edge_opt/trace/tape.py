@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from edge_opt.records.costs import OpCall, OpSignature, Role
-from edge_opt.records.display import maker
 from edge_opt.trace.inputs import SMALL
-from edge_opt.trace.lifetimes import Lifetimes, hollow, is_dense, is_sparse, shape_of, storage_of
+from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.module_calls import ModuleStack
 from edge_opt.trace.operators import (
+    COMPOSITE,
     INDEX,
     Behavior,
-    Entry,
+    MemoEntry,
+    OperatorFacts,
     View,
-    behavior,
-    known_behavior,
-    operator_name,
-    recall,
-    remember,
+    facts_of,
+    known_facts,
+    memo_get,
+    memo_put,
     signature_of,
     steps_of,
     tensor_info,
 )
+from edge_opt.trace.outside_work import OutsideWork
 from edge_opt.trace.scratch import scratch_bytes
-from edge_opt.trace.shapes import changes_nothing, is_understood, output_specs
+from edge_opt.trace.shapes import fails_on_shape_only, in_place_is_valid, output_specs
 
-_op_call = maker(OpCall)
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _Tensor = torch.Tensor
 _STRIDED = torch.strided
 _PLAIN = frozenset((type(None), bool, int, float, torch.dtype))
-_pop = torch._C._pop_torch_dispatch_stack
-_push = torch._C._push_on_torch_dispatch_stack
 _empty_strided = torch.empty_strided
 _as_strided = torch.as_strided
 _MASKS = (torch.bool, torch.uint8)
@@ -50,28 +49,8 @@ _detach = torch.ops.aten.detach.default
 _CONSTANT_WORK_LIMIT = 1 << 24
 
 
-# Tensors' own methods, by the identity of operators that they call with the same arguments, in a third of the time.
-_METHODS: dict[int, Any] = {
-    id(getattr(getattr(torch.ops.aten, name), overload)): getattr(_Tensor, name)
-    for name, overload in (
-        ("view", "default"), ("reshape", "default"), ("permute", "default"), ("transpose", "int"), ("select", "int"),
-        ("expand", "default"), ("unsqueeze", "default"), ("squeeze", "dim"), ("t", "default"),
-    )
-}  # fmt: skip
-
-
 class NeedsData(BaseException):
     """The model looked at a value, which a meta tensor does not have. Not an Exception: models must not swallow it."""
-
-
-class FastPathTaken(BaseException):
-    """An encoder layer ran as one operator, which hides its layers; to be traced again with that switched off."""
-
-
-_FAST_PATHS = frozenset(
-    id(getattr(torch.ops.aten, name).default)
-    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
-)
 
 
 class _Operands:
@@ -104,7 +83,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ops: list[OpCall] = []
         self.signatures: list[OpSignature] = []
         self.has_read_values = False
-        self.strangers = 0
+        self.outside = OutsideWork(is_real)
+        self.constants: Collection[int] = ()  # ids of tensors that the model holds beside its own
         self.shape_error: BaseException | None = None
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._roles = {id(tensor): role for tensor, role in tensors}
@@ -112,13 +92,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._own: dict[int, tuple[int, torch.Tensor]] = {}  # the tensor is kept, so that its id stays its own
         self._twins: dict[int, torch.Tensor] = {}
         self._written: set[int] = set()
-        self._right: set[int] = set()  # real, and computed from no input: what an eager run would hold
-        self._tainted: set[int] = set()  # real, but computed from an input
+        self._input_independent: set[int] = set()  # real, and computed from no input: what an eager run would hold
+        self._input_dependent: set[int] = set()  # real, but computed from an input
         self._signature_index: dict[int, int] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Dynamo's guard would double the price of every call; compiled modules are unwrapped before the trace.
+        # torch asks this once per class, and wraps `__torch_dispatch__` in `torch._disable_dynamo` where it is True: a
+        # check of Dynamo's state in Python per operator, which doubles the time of a recorded call. With False, Dynamo
+        # would try to compile this method if a compiled function ran under the tape. None does: compiled modules are
+        # unwrapped first, and `force_eager` holds for the rest.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -126,48 +109,50 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # A tensor made of tensors (jagged, quantized): its own class takes the operator apart.
             with self:
                 return subclass.__torch_dispatch__(func, types, args, kwargs or {})
-        known = known_behavior(id(func))
-        kind = known[0] if known is not None else behavior(func)
+        facts = known_facts(id(func)) or facts_of(func)
+        kind = facts.behavior
         if kind is Behavior.DECOMPOSE:
-            # The C++ kernel, as an eager run would take it apart; torch may have another in Python, and slower.
+            # The C++ kernel of the composite, as an eager run takes it apart. `func.decompose()` is no alternative:
+            # where torch has registered a decomposition in Python, it takes that one, which calls other operators.
             with self:
-                return func._op_dk(_COMPOSITE, *args, **(kwargs or {}))
+                return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
         if kind is Behavior.CONTROL:
             # Its eager implementation in Python: branches and loops run here, and what they call is recorded.
             steps: Any = steps_of(func)
             with self:
                 return steps(*args, **(kwargs or {}))
         if func is _lift_fresh:
-            # `torch.tensor(...)` inside forward: it is new, and its values are known.
+            # `torch.tensor(...)` or `torch.from_numpy(...)` inside forward: it is new, and its values are known.
             self.lifetimes.born(args[0])
+            self.outside.meet_python_tensor(args[0], self.stack.current)
         elif func is INDEX and any(index is not None and index.dtype in _MASKS for index in args[1]):
             kind = Behavior.DATA
-        words: list[Any] = [id(func)]
+        key_parts: list[Any] = [id(func)]
         operands = _Operands()
-        self._describe(args, words, operands)
+        self._describe(args, key_parts, operands)
         if kwargs:
-            words.append(tuple(kwargs))
-            self._describe(kwargs.values(), words, operands)
+            key_parts.append(tuple(kwargs))
+            self._describe(kwargs.values(), key_parts, operands)
         else:
             kwargs = {}
         if self.is_real or (not (operands.has_meta or operands.has_own) and _is_small(func, kind, args, operands)):
             self.has_read_values = self.has_read_values or kind is Behavior.DATA
             if operands.has_device and not self.is_real:
                 args, kwargs = _at(_CPU, args, kwargs)
-            return self._run(func, args, kwargs, words, operands)
+            return self._run(facts, args, kwargs, key_parts, operands)
         if kind is Behavior.DATA:
             if operands.has_meta or not self._written.isdisjoint(operands.reads):
-                raise NeedsData(operator_name(func))
+                raise NeedsData(facts.name)
             self.has_read_values = True
-            return self._run(func, args, kwargs, words, operands)
-        key = tuple(words)
-        entry = recall(key)
+            return self._run(facts, args, kwargs, key_parts, operands)
+        key = tuple(key_parts)
+        entry = memo_get(key)
         if entry is None:
-            return self._replay(func, kind, args, kwargs, key, operands)
+            return self._infer_outputs(facts, args, kwargs, key, operands)
         if entry.specs is not None:
             outputs = [_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in entry.specs]
         elif entry.views is None or not args[0].is_meta:
-            return self._replay(func, kind, args, kwargs, key, operands, entry)
+            return self._infer_outputs(facts, args, kwargs, key, operands, entry)
         elif func is _detach:
             # Autograd also asks for it where its own keys are on, for outputs that their own node keeps: a view would
             # have a node that leads back to that one, and neither would ever go.
@@ -184,26 +169,17 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return outputs
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def told(self, func: Any, args: tuple[Any, ...], name: str) -> Any:
-        """Record the operator of a plain layer, which calls the function of that `name`."""
-        # What is made here is not to be recorded in turn: torch, too, sets the mode aside meanwhile.
-        mode = _pop(None)
-        try:
-            return self.__torch_dispatch__(func, (), args)
-        finally:
-            _push(mode)
-
-    def _describe(self, values: Any, words: list[Any], operands: _Operands) -> None:
+    def _describe(self, values: Any, key_parts: list[Any], operands: _Operands) -> None:
         """Add the arguments to a key (tensors by layout and dtype), and note what they are."""
         for value in values:
             kind = value.__class__
             if kind in _PLAIN:
-                words += (kind, value)
+                key_parts += (kind, value)
             elif isinstance(value, _Tensor):
                 if value.layout is _STRIDED and not value.is_nested:
-                    words += (value.shape, value.stride(), value.dtype)
+                    key_parts += (value.shape, value.stride(), value.dtype)
                 else:
-                    words += self._unusual(value)
+                    key_parts += self._unusual(value)
                 own = self._own.get(id(value))
                 if own is not None:
                     operands.has_own = True
@@ -212,12 +188,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._identify(value, operands)
             elif isinstance(value, (list, tuple)):
                 if value and value[0].__class__ is not int and any(isinstance(item, _Tensor) for item in value):
-                    words.append(len(value))
-                    self._describe(value, words, operands)
+                    key_parts.append(len(value))
+                    self._describe(value, key_parts, operands)
                 else:
-                    words.append(tuple(value))
+                    key_parts.append(tuple(value))
             else:
-                words += (kind, value)
+                key_parts += (kind, value)
                 if kind is torch.device:
                     operands.has_device = True
 
@@ -239,8 +215,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_meta:
             operands.has_meta = True
         if number is None:
-            # No operator made it, so it was there before; a model with real weights has no use for one without values.
-            self.strangers += is_meta and self._is_on_cpu
+            # No operator made it: it was there before the trace, or it was computed elsewhere.
+            if id(value) not in self._roles and id(value) not in self.constants:
+                self.outside.meet_unknown(value, self.stack.current)
             number = self.lifetimes.register(value, self._roles.get(id(value), "buffer"))
             if is_meta and self._is_on_cpu:
                 self.lifetimes.note_stand_in(value.untyped_storage(), number)
@@ -254,138 +231,171 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operands.has_meta = operands.has_meta or (number in self._written and not self.is_real)
         operands.reads.append(number)
 
-    def _replay(
-        self, func: Any, kind: Behavior, args: Any, kwargs: dict[str, Any], key: tuple[Any, ...],
-        operands: _Operands, entry: Entry | None = None,
+    def _infer_outputs(
+        self, facts: OperatorFacts, args: Any, kwargs: dict[str, Any], key: tuple[Any, ...], operands: _Operands,
+        entry: MemoEntry | None = None,
     ) -> Any:  # fmt: skip
-        """Outputs of an operator on meta tensors that memory alone cannot give: by a shape rule, or from torch."""
-        if entry is None and id(func) in _FAST_PATHS and torch.backends.mha.get_fastpath_enabled():
-            raise FastPathTaken
+        """Return the outputs of an operator on meta tensors that memory alone cannot give: by a rule, or from torch."""
+        kind, func = facts.behavior, facts.func
         specs = output_specs(func, args, kwargs) if entry is None and kind is Behavior.PURE else None
         if specs is not None:
-            made = tuple(_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in specs)
-            result: Any = made[0] if len(made) == 1 else made
+            tensors = tuple(_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in specs)
+            result: Any = tensors[0] if len(tensors) == 1 else tensors
         elif kind is Behavior.PURE:
-            result = self._apart(func, *(_at(_META, args, kwargs) if operands.has_device else (args, kwargs)))
+            args_on_meta, kwargs_on_meta = _at(_META, args, kwargs) if operands.has_device else (args, kwargs)
+            result = self._run_on_placeholders(facts, args_on_meta, kwargs_on_meta)
         else:
-            twins = self._on_meta(args) if operands.has_own or operands.has_constant else args
-            if kwargs and (operands.has_own or operands.has_constant):
-                kwargs = dict(zip(kwargs, self._on_meta(kwargs.values()), strict=True))
+            placeholders = args
+            if operands.has_own or operands.has_constant:
+                placeholders, kwargs = self._on_meta((args, kwargs))
             if operands.has_device or kind is Behavior.FACTORY:
-                twins, kwargs = _at(_META, twins, kwargs)
+                placeholders, kwargs = _at(_META, placeholders, kwargs)
                 if kind is Behavior.FACTORY:
                     kwargs["device"] = _META
             if kind is Behavior.IN_PLACE:
                 self._written.add(operands.reads[0])
-            is_settled = kind is Behavior.IN_PLACE and (entry is not None or changes_nothing(func, args))
-            result = twins[0] if is_settled else self._called(func, twins, kwargs)
+            is_settled = kind is Behavior.IN_PLACE and (entry is not None or in_place_is_valid(func, args))
+            result = placeholders[0] if is_settled else self._call(facts, placeholders, kwargs)
         outputs = _tensors_in(result)
         if entry is None:
-            entry = self._entry(func, kind, args, kwargs, result, outputs, operands.reads)
-            remember(key, entry)
+            entry = self._entry(facts, args, kwargs, result, outputs, operands.reads)
+            memo_put(key, entry)
         self._record(entry.signature, outputs, operands.reads)
         return result
 
-    def _apart(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Outputs of an operator with fresh outputs that nothing else holds.
+    def _run_on_placeholders(self, facts: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the outputs of an operator with fresh outputs, held by nothing else.
 
-        Some of torch's kernels are written in Python and leave cycles, which would hold what they were given until the
-        next look for garbage. So they are given stand-ins, and outputs are made after theirs, as from memory.
+        Some of torch's meta kernels are written in Python and leave cycles (`linalg.vector_norm`, `std`, `logsumexp`,
+        `cdist` and whatever else is a decomposition), which would hold their arguments until the next garbage
+        collection: the first profile of a process would read a higher peak than the second, which takes outputs from
+        memory. So they are given placeholders, and the outputs are made after theirs.
         """
-        stand_ins: list[torch.Tensor] = []
-        named = dict(zip(kwargs, _standing_in(kwargs.values(), stand_ins), strict=True)) if kwargs else kwargs
-        result = self._called(func, _standing_in(args, stand_ins), named)
+        placeholders: list[torch.Tensor] = []
+
+        def placeholder(tensor: torch.Tensor) -> torch.Tensor:
+            placeholders.append(empty_meta_like(tensor))
+            return placeholders[-1]
+
+        result = self._call(facts, *tree_map_only(_Tensor, placeholder, (args, kwargs)))
         whole = result if isinstance(result, (tuple, list)) else (result,)
-        given = {tensor.untyped_storage()._cdata for tensor in stand_ins}
-        if not all(isinstance(item, _Tensor) and item.untyped_storage()._cdata not in given for item in whole):
-            # It returns what it was given, as dropout does, or more than tensors.
-            named = dict(zip(kwargs, self._on_meta(kwargs.values()), strict=True)) if kwargs else kwargs
-            return self._called(func, self._on_meta(args), named)
-        made = [hollow(item) for item in whole]
+        addresses = {tensor.untyped_storage()._cdata for tensor in placeholders}
+        if not all(isinstance(item, _Tensor) and item.untyped_storage()._cdata not in addresses for item in whole):
+            # It returns one of its arguments, as dropout does, or more than tensors.
+            return self._call(facts, *self._on_meta((args, kwargs)))
+        outputs = [empty_meta_like(item) for item in whole]
         if result.__class__ is list:
-            return made
-        return made[0] if isinstance(result, _Tensor) else tuple(made)
+            return outputs
+        return outputs[0] if isinstance(result, _Tensor) else tuple(outputs)
 
-    def _on_meta(self, values: Any) -> list[Any]:
-        """The arguments with every real tensor replaced by an empty one: the same each time for the model's own."""
-        replaced: list[Any] = []
-        for value in values:
-            if isinstance(value, _Tensor) and not value.is_meta:
-                twin = self._twins.get(id(value))
-                if twin is None:
-                    twin = hollow(value)
-                    own = self._own.get(id(value))
-                    if own is not None:
-                        self._twins[id(value)] = twin
-                        self.lifetimes.alias(twin, own[0])
-                replaced.append(twin)
-            elif isinstance(value, (list, tuple)) and any(isinstance(item, _Tensor) for item in value):
-                replaced.append(self._on_meta(value))
-            else:
-                replaced.append(value)
-        return replaced
+    def _on_meta(self, arguments: Any) -> Any:
+        """Return arguments with every real tensor replaced by an empty one: the same each time for the model's own."""
+        return tree_map_only(_Tensor, self._twin, arguments)
 
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], words: list[Any], operands: _Operands) -> Any:
-        """Outputs of an operator that really runs: on small constants, or because the model needs data."""
-        if self.is_real and getattr(getattr(func, "_schema", None), "is_mutable", False):
+    def _twin(self, value: torch.Tensor) -> torch.Tensor:
+        if value.is_meta:
+            return value
+        twin = self._twins.get(id(value))
+        if twin is None:
+            twin = empty_meta_like(value)
+            own = self._own.get(id(value))
+            if own is not None:
+                self._twins[id(value)] = twin
+                self.lifetimes.alias(twin, own[0])
+        return twin
+
+    def _run(
+        self, facts: OperatorFacts, args: Any, kwargs: dict[str, Any], key_parts: list[Any], operands: _Operands
+    ) -> Any:
+        """Return the outputs of an operator that really runs: on small constants, or because the model needs data."""
+        if self.is_real and facts.is_mutable:
             self._save(args)
-        result = self._called(func, args, kwargs)
+        result = self._call(facts, args, kwargs)
+        if facts.name == "aten.set_":
+            # A tensor was given another storage, as when it is read from a pickle.
+            self.outside.meet_python_tensor(args[0], self.stack.current)
         outputs = _tensors_in(result)
         # Values may decide the output's shape here, so it is part of the key.
-        key = (*words, tuple(shape_of(tensor) for tensor in outputs))
-        entry = recall(key)
+        key = (*key_parts, tuple(shape_of(tensor) for tensor in outputs))
+        entry = memo_get(key)
         if entry is None:
-            entry = self._entry(func, Behavior.RUN, args, kwargs, result, outputs, operands.reads, is_run=True)
-            remember(key, entry)
+            entry = self._entry(facts, args, kwargs, result, outputs, operands.reads, is_run=True)
+            memo_put(key, entry)
         self._record(entry.signature, outputs, operands.reads)
         roles, numbers = self.lifetimes.roles, self.lifetimes.numbers
         results = [numbers[storage_of(tensor)._cdata] for tensor in outputs if not tensor.is_meta]
-        if any(number in self._tainted or roles[number] == "input" for number in operands.reads):
-            self._tainted.update(results)
+        if not any(number in self._input_dependent or roles[number] == "input" for number in operands.reads):
+            self._input_independent.update(results)
         else:
-            self._right.update(results)
+            self._input_dependent.update(results)
+            if not outputs:
+                self.outside.read_values(1)
         return result
 
-    def is_right(self, number: int) -> bool:
+    def is_constant(self, tensor: torch.Tensor) -> bool:
+        """Return whether no value of a tensor depends on an input."""
+        number = self.lifetimes.number_of(tensor)
+        return number >= 0 and (
+            self.lifetimes.roles[number] in ("parameter", "buffer") or number in self._input_independent
+        )
+
+    def record_outside_work(self, result: Any) -> None:
+        """Record what was computed elsewhere, as operators without a cost rule, after forward has returned."""
+        stack = self.stack
+        self.outside.conclude(result, stack.frames[0] if stack.frames else None, self._is_recorded)
+        for frame, place in self.outside.places:
+            outer, stack.current = stack.current, frame
+            self._record(OpSignature(f"outside torch ({place})", (), (), (), (), False, 0, ()), [], [])
+            stack.current = outer
+
+    def _is_recorded(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._roles or id(tensor) in self.constants or self.lifetimes.number_of(tensor) >= 0
+
+    def is_input_independent(self, number: int) -> bool:
         """Whether a storage that outlives the trace holds what the model would compute: real, and of no input's."""
-        return self._is_on_cpu and number in self._right and not (number in self._tainted or number in self._written)
+        return (
+            self._is_on_cpu
+            and number in self._input_independent
+            and not (number in self._input_dependent or number in self._written)
+        )
 
     def end(self) -> None:
         """Let go of every tensor."""
         self._own.clear()
         self._twins.clear()
         self.saved.clear()
+        self.outside.end()
 
-    def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call(self, facts: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Any:
         try:
-            result = (func if kwargs else _METHODS.get(id(func), func))(*args, **kwargs)
+            result = facts.func(*args, **kwargs) if kwargs else facts.method(*args)
         except Exception as error:
-            if is_understood(func):
+            if fails_on_shape_only(facts.func):
                 self.shape_error = error
             raise
         if not self.is_real and isinstance(result, _Tensor) and is_sparse(result):
-            raise NeedsData(operator_name(func))
+            raise NeedsData(facts.name)
         return result
 
     def _entry(
-        self, func: Any, kind: Behavior, args: Any, kwargs: dict[str, Any], result: Any,
-        outputs: list[torch.Tensor], reads: list[int], is_run: bool = False,
-    ) -> Entry:  # fmt: skip
-        known = self._numbers
+        self, facts: OperatorFacts, args: Any, kwargs: dict[str, Any], result: Any, outputs: list[torch.Tensor],
+        reads: list[int], is_run: bool = False,
+    ) -> MemoEntry:  # fmt: skip
+        known, kind = self._numbers, Behavior.ALWAYS_RUN if is_run else facts.behavior
         is_aliased = any(known.get(storage_of(tensor)._cdata, -1) in reads for tensor in outputs)
-        is_mutating = getattr(getattr(func, "_schema", None), "is_mutable", False)
         # Sparse and nested tensors are met in real runs alone.
         is_usual = not self.is_real or all(map(is_dense, _tensors_in([*args, *kwargs.values(), *outputs])))
-        scratch = scratch_bytes(func, args, kwargs, outputs) if is_usual else 0
-        signature = signature_of(func, args, kwargs, outputs, is_aliased and not is_mutating, scratch)
+        scratch = scratch_bytes(facts.func, args, kwargs, outputs) if is_usual else 0
+        signature = signature_of(facts.func, args, kwargs, outputs, is_aliased and not facts.is_mutable, scratch)
         whole = result if isinstance(result, (tuple, list)) else (result,)
         if is_run or not outputs or not all(isinstance(item, _Tensor) for item in whole):
-            return Entry(signature)
+            return MemoEntry(signature)
         is_list = isinstance(result, list)
-        if is_aliased or is_mutating:
-            return Entry(signature, None, _views(kind, is_mutating, args[0] if args else None, outputs), is_list)
+        if is_aliased or facts.is_mutable:
+            views = _views(kind, facts.is_mutable, args[0] if args else None, outputs)
+            return MemoEntry(signature, None, views, is_list)
         specs = tuple([(tuple(t.size()), t.stride(), t.dtype) for t in outputs])
-        return Entry(signature, specs if kind in (Behavior.PURE, Behavior.RUN) else None, None, is_list)
+        return MemoEntry(signature, specs if kind in (Behavior.PURE, Behavior.ALWAYS_RUN) else None, None, is_list)
 
     def _record(self, signature: OpSignature, outputs: list[torch.Tensor], reads: list[int]) -> None:
         lifetimes = self.lifetimes
@@ -402,7 +412,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.signatures.append(signature)
         frame = self.stack.current
         live = lifetimes.live_bytes + signature.scratch_bytes
-        ops.append(_op_call(index, frame.index if frame else 0, position, tuple(reads), creates, live))
+        ops.append(OpCall(index, frame.index if frame else 0, position, tuple(reads), creates, live))
         lifetimes.time = index + 1
 
     def _save(self, args: Any) -> None:
@@ -413,20 +423,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self.lifetimes.roles[number] != "activation" and number not in self._written:
                     self._written.add(number)
                     self.saved.append((value, value.detach().clone()))
-
-
-def _standing_in(values: Any, made: list[torch.Tensor]) -> list[Any]:
-    """The arguments with an empty tensor in the place of each tensor; these are added to `made`."""
-    replaced: list[Any] = []
-    for value in values:
-        if isinstance(value, _Tensor):
-            made.append(hollow(value))
-            replaced.append(made[-1])
-        elif isinstance(value, (list, tuple)) and any(isinstance(item, _Tensor) for item in value):
-            replaced.append(_standing_in(value, made))
-        else:
-            replaced.append(value)
-    return replaced
 
 
 def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Tensor]) -> tuple[View, ...] | None:
@@ -445,7 +441,7 @@ def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Ten
 def _is_small(func: Any, kind: Behavior, args: Any, operands: _Operands) -> bool:
     """Whether an operator makes, or works on, tensors of forward's own alone that are not too large to be real."""
     if kind is not Behavior.FACTORY:
-        return operands.has_constant and (kind is Behavior.RUN or _is_little_work(func, args, operands.work))
+        return operands.has_constant and (kind is Behavior.ALWAYS_RUN or _is_little_work(func, args, operands.work))
     sizes: list[float] = [prod(value) for value in args if isinstance(value, (list, tuple))]
     sizes += [abs(value) for value in args if isinstance(value, (int, float))]
     return all(size <= SMALL for size in sizes)

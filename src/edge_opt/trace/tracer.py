@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import inspect
 import os
 import re
@@ -10,34 +11,35 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.unchanged import gc_paused, preserve_rng, unchanged, without_fast_path
+from edge_opt._support.unchanged import gc_paused, unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records.costs import Role, StorageInfo, Trace
-from edge_opt.trace.handoffs import Handoffs, watched
 from edge_opt.trace.inputs import (
     CallArguments,
     FileModule,
     InputSpec,
     call_arguments,
+    copied_with,
     default_dtype,
     map_arguments,
     meta_tensor,
     real_tensor,
 )
-from edge_opt.trace.lifetimes import Lifetimes, hollow, is_sparse, nbytes_of
+from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_sparse, nbytes_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, exported_module, module_paths, owned_parameters
-from edge_opt.trace.shadow import Copier, shadow_of
-from edge_opt.trace.survivors import Reach, TraceCleanup, forget_frames
-from edge_opt.trace.tape import FastPathTaken, NeedsData, Tape
+from edge_opt.trace.outside_work import ValueReads
+from edge_opt.trace.survivors import forget_frames, release_trace_tensors
+from edge_opt.trace.tape import NeedsData, Tape
 
 
-class _Subject(NamedTuple):
+class TracedModel(NamedTuple):
     """A model with what the trace needs to know of it."""
 
     model: nn.Module
@@ -47,7 +49,7 @@ class _Subject(NamedTuple):
     results: list[Any] | None
 
 
-# Globals, class attributes, caches and random numbers belong to the process: one trace at a time may put them back.
+# A model, caches and random numbers belong to the process: one trace at a time may restore them.
 _lock = threading.RLock()
 
 
@@ -57,7 +59,7 @@ def _new_lock() -> None:
 
 
 def one_at_a_time() -> threading.RLock:  # type: ignore[valid-type]
-    """The lock that a trace holds: what it puts back belongs to the process."""
+    """Return the lock that a trace holds: what it restores belongs to the process."""
     return _lock
 
 
@@ -73,37 +75,33 @@ def trace(
     training: bool = False,
     results: list[Any] | None = None,
 ) -> Trace:
-    """What `model` calls on these inputs, recorded on meta tensors; on real ones where the model looks at values.
+    """Record what `model` calls on these inputs, on meta tensors; on real ones where the model looks at values.
 
-    Forward runs on twins of the modules that share the model's tensors, so the model itself is not written to, and
-    other threads may run it meanwhile. Two traces in two threads take turns. What forward returns is added to
-    `results`, with tensors that have a shape and no values.
+    Forward runs on the model itself, and then everything that can be reached from it is restored; see
+    `edge_opt._support.unchanged`. Two traces in two threads take turns. What forward returns is added to `results`,
+    with tensors that have a shape and no values.
     """
     model = unwrap_compiled(model)
     paths = module_paths(model)
     tensors = _own_tensors(paths)
     _check(model, paths, tensors)
-    subject = _Subject(model, paths, tensors, training, results)
+    traced = TracedModel(model, paths, tensors, training, results)
     arguments = call_arguments(model, inputs, kwargs)
     with _lock:
-        return _first_that_works(subject, arguments)
+        return trace_with_fallback(traced, arguments)
 
 
-def _first_that_works(subject: _Subject, arguments: CallArguments) -> Trace:
-    """The trace on meta tensors, or on real ones where those do not do."""
-    if any(isinstance(module, torch.jit.ScriptModule) for module in subject.paths):
-        return _real_trace(subject, arguments, "a script module runs inside TorchScript", None)
-    if _has_sparse(subject, arguments):
-        return _real_trace(subject, arguments, "the work of a sparse tensor follows from what it stores", None)
+def trace_with_fallback(traced: TracedModel, arguments: CallArguments) -> Trace:
+    """Return the trace on meta tensors, or on real ones where those do not do."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in traced.paths):
+        return _real_trace(traced, arguments, "a script module runs inside TorchScript", None)
+    if _has_sparse(traced, arguments):
+        return _real_trace(traced, arguments, "the work of a sparse tensor follows from what it stores", None)
     with ExitStack() as settings:
         had_compiler = _without_compiler(settings)
-        for _ in range(3):
+        for _ in range(2):
             try:
-                # Not for a real run: it holds real memory, which cycles would keep.
-                with gc_paused():
-                    return _run(subject, arguments, is_real=False)
-            except FastPathTaken:
-                settings.enter_context(without_fast_path())
+                return _run(traced, arguments, is_real=False)
             except NeedsData as signal:
                 why, refused = f"the model looks at values ({signal})", None
                 break
@@ -115,7 +113,7 @@ def _first_that_works(subject: _Subject, arguments: CallArguments) -> Trace:
                     raise _explained(error, arguments) from error.__cause__
                 why, refused = f"{type(error.__cause__).__name__} on meta tensors", error
                 break
-        return _real_trace(subject, arguments, why, refused)
+        return _real_trace(traced, arguments, why, refused)
 
 
 def _without_compiler(settings: ExitStack) -> bool:
@@ -129,10 +127,10 @@ def _without_compiler(settings: ExitStack) -> bool:
     return True
 
 
-def _has_sparse(subject: _Subject, arguments: CallArguments) -> bool:
+def _has_sparse(traced: TracedModel, arguments: CallArguments) -> bool:
     """Whether a tensor of the model or of its inputs is sparse; on the meta device it would store nothing."""
     given = [value for value in tree_leaves((arguments.args, arguments.kwargs)) if isinstance(value, torch.Tensor)]
-    unusual = [tensor for tensor, _ in subject.tensors if tensor.layout is not torch.strided]
+    unusual = [tensor for tensor, _ in traced.tensors if tensor.layout is not torch.strided]
     return any(is_sparse(tensor) for tensor in given + unusual)
 
 
@@ -190,105 +188,96 @@ def _check(model: nn.Module, paths: dict[nn.Module, str], tensors: list[tuple[to
         raise InvalidInput("the model has lazy parameters without a shape; run it once on real inputs first")
 
 
-def _real_trace(subject: _Subject, arguments: CallArguments, why: str, refused: _Refused | None) -> Trace:
+def _real_trace(traced: TracedModel, arguments: CallArguments, why: str, refused: _Refused | None) -> Trace:
     """Record a real forward, because shapes alone were not enough."""
-    if any(tensor.is_meta for tensor, _ in subject.tensors):
+    if any(tensor.is_meta for tensor, _ in traced.tensors):
         if refused is not None:
             raise _explained(refused, arguments) from refused.__cause__
         raise TraceFailed(f"{why}, and its weights are on the meta device; build it with real weights to profile it")
     try:
-        return _run(subject, arguments, is_real=True, note=f"traced with real tensors: {why}")
+        return _run(traced, arguments, is_real=True, note=f"traced with real tensors: {why}")
     except _Refused as again:
         raise _explained(again, arguments) from again.__cause__
 
 
-def _run(subject: _Subject, arguments: CallArguments, is_real: bool, note: str | None = None) -> Trace:
-    """One forward on twins of the modules; then nothing of it is left."""
-    twins, copier = shadow_of(list(subject.paths))
-    paths = dict(zip(twins, subject.paths.values(), strict=True))
-    stack = ModuleStack(paths)
-    lifetimes = Lifetimes()
-    tape = Tape(stack, lifetimes, subject.tensors, is_real)
-    owned = owned_parameters(twins)
-    aftermath = TraceCleanup(twins, copier, [tensor for tensor, _ in subject.tensors], tape)
-    scripts: list[nn.Module] = [module for module in twins if isinstance(module, torch.jit.ScriptModule)]
+def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str | None = None) -> Trace:
+    """Run forward once under the tape; then nothing of it is left."""
+    modules = list(traced.paths)
+    stack, lifetimes = ModuleStack(traced.paths), Lifetimes()
+    tape = Tape(stack, lifetimes, traced.tensors, is_real)
+    owned = owned_parameters(modules)
     has_failed = False
-    try:
-        with preserve_rng(), unchanged(scripts, subject.training) if is_real else nullcontext():
-            storages, input_bytes, invented = _forward(subject, arguments, twins, tape, stack, aftermath.reach)
-        calls = stack.calls(owned)
-        mine = list(owned.values())
-    except BaseException as error:
-        forget_frames(error)
-        has_failed = True
-        raise
-    finally:
-        aftermath.restore()
-        del copier, paths, owned, scripts
-        aftermath.release_trace_tensors(has_failed)
-    sizes = {id(tensor): nbytes_of(tensor) for tensor, _ in subject.tensors}
-    buffers = {id(tensor) for tensor, role in subject.tensors if role == "buffer"}
+    with gc_paused():
+        # While the collector is paused, objects of the youngest generation are those that the trace makes.
+        gc.collect(0)
+        try:
+            with unchanged(modules, traced.training) as snapshot:
+                tape.constants = snapshot.tensors
+                storages, input_bytes, invented = _forward(traced, arguments, tape)
+            calls = stack.calls(owned)
+        except BaseException as error:
+            forget_frames(error)
+            has_failed = True
+            raise
+        finally:
+            stack.end()
+            tape.end()
+            release_trace_tensors(partial(lifetimes.survivors, tape.is_input_independent), has_failed)
+    sizes = {id(tensor): nbytes_of(tensor) for tensor, _ in traced.tensors}
+    buffers = {id(tensor) for tensor, role in traced.tensors if role == "buffer"}
     return Trace(
         calls,
         tuple(tape.signatures),
         tuple(tape.ops),
         storages,
-        params=sum(one.params for one in mine),
-        param_bytes=sum(one.param_bytes for one in mine),
-        trainable_params=sum(one.trainable_params for one in mine),
+        params=sum(part.params for part in owned.values()),
+        param_bytes=sum(part.param_bytes for part in owned.values()),
+        trainable_params=sum(part.trainable_params for part in owned.values()),
         buffer_bytes=sum(sizes[address] for address in buffers),
         input_bytes=input_bytes,
         used_real_tensors=is_real,
         notes=(
             *(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
-            *(subject.model.trace_notes() if isinstance(subject.model, FileModule) else ()),
+            *(traced.model.trace_notes() if isinstance(traced.model, FileModule) else ()),
         ),
-        resident=_moved_bytes(subject.model, sizes),
+        resident=_moved_bytes(traced.model, sizes),
     )
 
 
-def _forward(
-    subject: _Subject, arguments: CallArguments, twins: list[nn.Module], tape: Tape, stack: ModuleStack, reach: Reach
-) -> tuple[tuple[StorageInfo, ...], int, bool]:
+def _forward(traced: TracedModel, arguments: CallArguments, tape: Tape) -> tuple[tuple[StorageInfo, ...], int, bool]:
     """Run forward under the tape: the storages it made, the bytes it was given, and whether values were invented."""
-    is_real, lifetimes = tape.is_real, tape.lifetimes
-    # Below autograd's layers of the dispatcher, composite operators reach the tape before they come apart.
+    is_real, lifetimes, stack = tape.is_real, tape.lifetimes, tape.stack
+    # torch runs a mode below autograd's layers of the dispatcher, where composite operators have come apart already.
+    # This private guard skips these layers, so that `linear` or `layer_norm` reach the tape whole. A second mode above
+    # autograd is no alternative: torch has none, and a TorchFunctionMode misses what C++ calls. If it disappears, the
+    # tests of exact MACs fail with operators such as `addmm` in the place of `linear`.
     whole_operators = torch._C._AutoDispatchBelowADInplaceOrView()
-    with torch.no_grad(), whole_operators, without_fast_path() if is_real else nullcontext():
-        call, inputs, invented = _made(subject, arguments, is_real)
+    with torch.no_grad(), whole_operators:
+        call, inputs, invented = _build_inputs(traced, arguments, is_real)
         for tensor in inputs:
             lifetimes.register(tensor, "input")
-        buffers = [(tensor, tensor.clone()) for tensor, role in subject.tensors if is_real and role == "buffer"]
-        for module in twins:
-            module.__dict__["training"] = subject.training
-        stack.watch(twins, None if is_real else tape)
-        handoffs = Handoffs()
+            tape.outside.has_real_inputs |= not tensor.is_meta
+        buffers = [(tensor, tensor.clone()) for tensor, role in traced.tensors if is_real and role == "buffer"]
+        stack.watch(list(traced.paths))
+        reads = ValueReads(tape.outside, tape.is_constant) if is_real else nullcontext()
         try:
-            with watched() as handoffs, tape:
+            with reads, tape:
                 # In a copy of the context: what forward puts into a ContextVar is gone with it.
-                result = contextvars.copy_context().run(_complete, twins[0], call)
-            if tape.strangers and reach.names.isdisjoint(_MAKERS) and handoffs.others_worked():
-                handoffs.reasons.append("uses tensors that another thread computed")
-            handoffs.check()
-        except (NeedsData, FastPathTaken, EdgeOptError):
+                result = contextvars.copy_context().run(_complete, traced.model, call)
+            tape.record_outside_work(result)
+        except (NeedsData, EdgeOptError):
             raise
         except Exception as error:
-            handoffs.check()
             raise _Refused(error is tape.shape_error, stack.refused) from error
         finally:
+            stack.unwatch()
             for tensor, before in [*tape.saved, *buffers]:
                 tensor.copy_(before)
         storages = lifetimes.finish()
-        if subject.results is not None:
-            subject.results.append(Copier(hollow).copied(result))
+        if traced.results is not None:
+            traced.results.append(copied_with(empty_meta_like, result))
         del result
     return storages, sum(map(nbytes_of, inputs)), bool(invented)
-
-
-# They make a tensor from Python's numbers on the device of an input, past the tape.
-_MAKERS = frozenset(
-    "tensor as_tensor asarray Tensor FloatTensor LongTensor IntTensor BoolTensor new_tensor nested_tensor".split()
-)
 
 
 def _complete(model: nn.Module, call: CallArguments) -> Any:
@@ -336,23 +325,23 @@ def _moved_bytes(model: nn.Module, sizes: dict[int, int]) -> tuple[int, ...]:
 _INVENTED = "the model looks at values, and an input given by its shape alone was taken as zeros; pass real tensors"
 
 
-def _made(
-    subject: _Subject, arguments: CallArguments, is_real: bool
+def _build_inputs(
+    traced: TracedModel, arguments: CallArguments, is_real: bool
 ) -> tuple[CallArguments, list[torch.Tensor], list[InputSpec]]:
     """The call's arguments with tensors of their own; those tensors; and the descriptions whose values are invented."""
-    made: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     invented: list[InputSpec] = []
-    device = next((tensor.device for tensor, _ in subject.tensors), torch.device("cpu"))
-    dtype = default_dtype(subject.model)
-    keeps_small = not isinstance(subject.model, FileModule)
+    device = next((tensor.device for tensor, _ in traced.tensors), torch.device("cpu"))
+    dtype = default_dtype(traced.model)
+    keeps_small = not isinstance(traced.model, FileModule)
 
     def make(value: Any) -> torch.Tensor:
-        made.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype, keeps_small))
-        if isinstance(value, InputSpec) and not made[-1].is_meta:
+        tensors.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype, keeps_small))
+        if isinstance(value, InputSpec) and not tensors[-1].is_meta:
             invented.append(value)
-        return made[-1]
+        return tensors[-1]
 
-    return map_arguments(arguments, make), made, invented
+    return map_arguments(arguments, make), tensors, invented
 
 
 def _explained(refused: _Refused, arguments: CallArguments) -> EdgeOptError:

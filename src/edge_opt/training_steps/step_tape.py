@@ -14,7 +14,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from edge_opt.records.costs import OpSignature, Role
 from edge_opt.trace.lifetimes import Lifetimes
 from edge_opt.trace.module_calls import Frame, ModuleStack
-from edge_opt.trace.operators import Behavior, behavior, known_behavior
+from edge_opt.trace.operators import Behavior, facts_of
 from edge_opt.trace.tape import Tape
 
 _sequence_number = torch._C._autograd._get_sequence_nr
@@ -134,7 +134,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _signature(self, func: Any, args: Any, kwargs: dict[str, Any], result: torch.Tensor) -> OpSignature:
-        return self._entry(func, Behavior.FACTORY, args, kwargs, result, [result], []).signature
+        return self._entry(facts_of(func), args, kwargs, result, [result], []).signature
 
     def _record(self, signature: OpSignature, outputs: list[torch.Tensor], reads: list[int]) -> None:
         lifetimes = self.lifetimes
@@ -172,8 +172,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
 
 def _makes_floats(func: Any, kwargs: Any) -> bool:
     """Whether it makes a floating tensor on a device that is asked for, of nothing but numbers."""
-    known = known_behavior(id(func))
-    if (known[0] if known is not None else behavior(func)) is not Behavior.FACTORY or not _takes_device(func):
+    if facts_of(func).behavior is not Behavior.FACTORY or not _takes_device(func):
         return False
     dtype = (kwargs or {}).get("dtype") or torch.get_default_dtype()
     return bool(dtype.is_floating_point)

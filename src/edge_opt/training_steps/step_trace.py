@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from edge_opt._support.unchanged import preserve_rng, without_fast_path
+from edge_opt._support.unchanged import gc_paused, unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.measuring.backward_pass import summed
 from edge_opt.records.costs import ModuleCall, Role, StorageInfo
 from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import module_paths, owned_parameters
-from edge_opt.trace.shadow import shadow_of
-from edge_opt.trace.survivors import TraceCleanup, forget_frames
-from edge_opt.trace.tape import FastPathTaken, NeedsData
+from edge_opt.trace.survivors import forget_frames, release_trace_tensors
+from edge_opt.trace.tape import NeedsData
 from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
 from edge_opt.training_steps.step_tape import Phase, StepOp, StepStack, StepTape
 
@@ -74,23 +75,20 @@ class StepTrace:
 
 def trace_step(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> StepTrace:
     """One step, first on meta tensors; on real copies of the parameters where the model looks at values."""
-    with ExitStack() as settings:
-        floats_on_meta = False
-        for _ in range(3):
-            try:
-                return _run(model, arguments, plan, is_real=False, floats_on_meta=floats_on_meta)
-            except FastPathTaken:
-                settings.enter_context(without_fast_path())
-            except NeedsData as signal:
-                why = f"the model looks at values ({signal})"
-                break
-            except _Mixed as error:
-                if floats_on_meta:
-                    raise _explained(error) from error.__cause__
-                floats_on_meta = True
-        if any(parameter.is_meta for parameter in model.parameters()):
-            raise TraceFailed(f"{why}, and its weights are on the meta device; build it with real weights")
-        return _run(model, arguments, plan, is_real=True, floats_on_meta=False, note=f"run with real tensors: {why}")
+    floats_on_meta = False
+    for _ in range(2):
+        try:
+            return _run(model, arguments, plan, is_real=False, floats_on_meta=floats_on_meta)
+        except NeedsData as signal:
+            why = f"the model looks at values ({signal})"
+            break
+        except _Mixed as error:
+            if floats_on_meta:
+                raise _explained(error) from error.__cause__
+            floats_on_meta = True
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise TraceFailed(f"{why}, and its weights are on the meta device; build it with real weights")
+    return _run(model, arguments, plan, is_real=True, floats_on_meta=False, note=f"run with real tensors: {why}")
 
 
 class _Mixed(Exception):
@@ -131,50 +129,60 @@ def _run(
     model: nn.Module, arguments: CallArguments, plan: StepPlan, is_real: bool, floats_on_meta: bool,
     note: str | None = None,
 ) -> StepTrace:  # fmt: skip
-    """One step on twins of the modules and of the parameters; then nothing of it is left."""
-    paths_of = module_paths(model)
-    own = [t for m in paths_of for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
-    twins = _Twins(plan.trains, is_real)
-    modules, copier = shadow_of(list(paths_of), twins.of)
-    _replace_parameters(modules, twins)
-    paths = dict(zip(modules, paths_of.values(), strict=True))
-    stack, lifetimes = StepStack(paths), Lifetimes()
-    owners = {id(p): module for module in reversed(modules) for p in module._parameters.values() if p is not None}
-    roles: list[tuple[torch.Tensor, Role]] = [(twin, "parameter") for twin in twins.by_id.values()]
-    roles += [(b, "buffer") for module in modules for b in module._buffers.values() if b is not None]
-    tape = StepTape(stack, lifetimes, roles, is_real, owners)
-    tape.floats_on_meta = floats_on_meta
+    """Run one step with twins in the place of the parameters; then nothing of it is left."""
+    paths = module_paths(model)
+    modules = list(paths)
     found = owned_parameters(modules)
-    aftermath = TraceCleanup(modules, copier, own, tape)
+    stack, lifetimes = StepStack(paths), Lifetimes()
+    buffers = [b for module in modules for b in module._buffers.values() if b is not None]
     has_failed = False
     step: _Step | None = None
-    try:
-        with preserve_rng():
-            step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
-            traced = step.run()
-        calls = stack.calls(found)
-        names = {id(p): paths[owners[id(p)]] for p in twins.by_id.values() if id(p) in owners}
-        result = step.result(calls, traced, names, is_real, (note,) if note else ())
-    except BaseException as error:
-        forget_frames(error)
-        has_failed = True
-        raise
-    finally:
-        aftermath.restore()
-        if step is not None:
-            step.end()
-        step = None
-        del copier, paths, found, owners, roles, twins
-        aftermath.release_trace_tensors(has_failed)
+    tape: StepTape | None = None
+    with gc_paused():
+        gc.collect(0)
+        try:
+            with unchanged(modules, training=None) as snapshot:
+                twins = _twins_of(modules, plan.trains, is_real)
+                snapshot.replace(twins.of, nn.Parameter)
+                values = [(buffer, buffer.clone()) for buffer in buffers if is_real]
+                owners = {
+                    id(p): module for module in reversed(modules) for p in module._parameters.values() if p is not None
+                }
+                roles: list[tuple[torch.Tensor, Role]] = [(twin, "parameter") for twin in twins.by_id.values()]
+                tape = StepTape(stack, lifetimes, [*roles, *((b, "buffer") for b in buffers)], is_real, owners)
+                tape.floats_on_meta, tape.constants = floats_on_meta, snapshot.tensors
+                try:
+                    step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
+                    traced = step.run()
+                    names = {id(p): paths[owners[id(p)]] for p in twins.by_id.values() if id(p) in owners}
+                    result = step.result(stack.calls(found), traced, names, is_real, (note,) if note else ())
+                finally:
+                    stack.unwatch()
+                    for buffer, value in values:
+                        buffer.copy_(value)
+        except BaseException as error:
+            forget_frames(error)
+            has_failed = True
+            raise
+        finally:
+            stack.end()
+            if step is not None:
+                step.end()
+            if tape is not None:
+                tape.end()
+            step = twins = roles = None  # type: ignore[assignment]
+            if tape is not None:
+                release_trace_tensors(partial(lifetimes.survivors, tape.is_input_independent), has_failed)
     return result
 
 
-def _replace_parameters(modules: Iterable[nn.Module], twins: _Twins) -> None:
+def _twins_of(modules: Iterable[nn.Module], trains: Mapping[int, bool], is_real: bool) -> _Twins:
+    """Return twins of the parameters, in the order in which the modules define them."""
+    twins = _Twins(trains, is_real)
     for module in modules:
-        table = module._parameters
-        for name, parameter in table.items():
-            if parameter is not None:
-                table[name] = twins.of(parameter)
+        for parameter in module._parameters.values():
+            twins.of(parameter)
+    return twins
 
 
 def _call(model: nn.Module, arguments: CallArguments, is_real: bool) -> tuple[CallArguments, list[torch.Tensor]]:
@@ -278,7 +286,7 @@ class _Step:
         self.tape.phase = Phase.BACKWARD
         try:
             loss.backward()  # type: ignore[no-untyped-call]
-        except (NeedsData, FastPathTaken, EdgeOptError):
+        except (NeedsData, EdgeOptError):
             raise
         except Exception as error:
             if "device" in str(error) and not self.tape.is_real:
@@ -294,7 +302,7 @@ class _Step:
             with casting(self.plan.autocast is not None):
                 result = self.model(*self.call.args, **self.call.kwargs)
                 loss = summed(result) if self.plan.loss is None else self.plan.loss(result)
-        except (NeedsData, FastPathTaken, EdgeOptError):
+        except (NeedsData, EdgeOptError):
             raise
         except Exception as error:
             if "device" in str(error) and not (self.tape.is_real or self.tape.floats_on_meta):
@@ -321,7 +329,7 @@ class _Step:
         self.tape.phase = Phase.OPTIMIZER
         try:
             self.optimizer.step()
-        except (NeedsData, FastPathTaken, EdgeOptError):
+        except (NeedsData, EdgeOptError):
             raise
         except Exception as error:
             raise TraceFailed(f"the optimizer failed: {message_of(error)}") from error
