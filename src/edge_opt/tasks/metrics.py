@@ -212,7 +212,7 @@ def _mean_score(metric: Metric, values: npt.NDArray[np.float64], resamples: int)
 def first_tensor(output: Any) -> torch.Tensor:
     """The scores in whatever a model returns: its `logits`, or the first tensor."""
     found = output
-    while isinstance(found, (tuple, list)) and found:
+    while isinstance(found, (tuple, list)) and found and not hasattr(found, "logits"):
         found = found[0]
     if isinstance(found, Mapping):
         found = found.get("logits", next(iter(found.values()), None))
@@ -233,7 +233,10 @@ def _pair(name: str, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Te
             f"targets are a {type(targets).__name__} of several, and {name} takes one tensor; "
             "set metric to a function of your own on (outputs, targets): file.py:f"
         )
-    found = torch.as_tensor(targets).detach().cpu()
+    try:
+        found = torch.as_tensor(targets).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"labels are not numbers ({first_line(error)}), and {name} needs them to be") from error
     return scores.float() if scores.is_floating_point() else scores, found
 
 
@@ -261,7 +264,7 @@ def class_scores(name: str, scores: torch.Tensor, labels: torch.Tensor) -> tuple
             f"(samples, classes, ...) and whole-numbered labels (samples, ...). {_way_out(scores, labels)}"
         )
     ordered = scores.movedim(1, -1) if is_first else scores
-    truth = labels.reshape(len(labels), -1).to(torch.int64)
+    truth = labels[:, None].flatten(1).to(torch.int64)
     if truth.numel() and int(truth.max()) >= classes:
         raise InvalidInput(
             f"a label is {int(truth.max())}, and the outputs have {classes} classes; labels count from 0, and those to "

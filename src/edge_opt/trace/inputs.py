@@ -94,7 +94,7 @@ def call_arguments(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | No
         return CallArguments((), named)
     if isinstance(inputs, Mapping):
         described = {key: _described(value) for key, value in inputs.items()}
-        if not _accepts_keywords(model, list(described)):
+        if not accepts_keywords(model, list(described)):
             return CallArguments((described,), named)
         clash = sorted(set(described) & set(named))
         if clash:
@@ -132,7 +132,8 @@ def _described(value: Any, has_shapes: bool = True) -> Any:
     return value
 
 
-def _accepts_keywords(model: nn.Module, names: list[str]) -> bool:
+def accepts_keywords(model: nn.Module, names: list[str]) -> bool:
+    """Return whether `forward` has parameters of all these names."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
