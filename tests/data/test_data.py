@@ -175,12 +175,6 @@ def test_an_absent_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
         load_splits("mnist", data_dir=tmp_path)
 
 
-def test_other_images_under_the_name_of_fashion_mnist_are_refused(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    with pytest.raises(DataNotFound, match="not that of fashion-mnist"):
-        load_splits("fashion-mnist", data_dir=tmp_path)
-
-
 def debian_files() -> Path:
     assert DEBIAN.is_dir(), "install the images: apt-get install dataset-fashion-mnist"
     return DEBIAN
@@ -215,7 +209,7 @@ def test_a_download_is_kept_if_its_checksum_fits(
     # Debian packed the same images anew.
     packed = [hashlib.sha256((server[1] / f"{stem}.gz").read_bytes()).hexdigest() for stem in sources.FILES]
     known = sources.SOURCES["fashion-mnist"]
-    monkeypatch.setitem(sources.SOURCES, "fashion-mnist", sources.Source(known.url, tuple(packed), known.digests))  # type: ignore[arg-type]
+    monkeypatch.setitem(sources.SOURCES, "fashion-mnist", sources.Source(known.url, tuple(packed)))  # type: ignore[arg-type]
     paths = sources.fetch("fashion-mnist", tmp_path / "cache", server[0])
     assert [path.name for path in paths] == [f"{stem}.gz" for stem in sources.FILES]
     assert sources.find_files("fashion-mnist", tmp_path / "cache") == paths
@@ -233,20 +227,10 @@ def test_a_bomb_is_refused_before_it_is_unpacked(
     server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, folder = server
-    monkeypatch.setattr(sources, "_LARGEST_DOWNLOAD", 1000)
-    (folder / "train-images-idx3-ubyte.gz").write_bytes(bytes(1001))
-    with pytest.raises(DataNotFound, match="larger than 1000 bytes"):
-        sources.fetch("fashion-mnist", tmp_path / "cache", url)
     monkeypatch.setattr(sources, "content_of", None)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(100_000)))
     with pytest.raises(DataNotFound, match="its sha256 is another"):
         sources.fetch("fashion-mnist", tmp_path / "cache", url)
-
-
-@pytest.mark.parametrize("url", ["http://example.invalid/", "file:///etc/", "ftp://example.invalid/"])
-def test_only_https_is_fetched(url: str, tmp_path: Path) -> None:
-    with pytest.raises(DataNotFound, match="is not https"):
-        sources.fetch("mnist", tmp_path, url)
 
 
 def test_without_a_network_the_folder_is_asked_for(tmp_path: Path) -> None:

@@ -444,7 +444,7 @@ def data_options(config: RunConfig) -> dict[str, Any]:
         **{key: getattr(config, key) for key in keys},
         "dataset": absolute_reference(config.dataset),
         "data_dir": None if config.data_dir is None else str(Path(config.data_dir).resolve()),
-        "has_samples": config.collate is not None,
+        "parts_are_datasets": config.collate is not None,
     }
 
 
@@ -464,7 +464,7 @@ def _given(
     options: dict[str, Any] = {
         "calibration_batches": config.calibration_batches,
         "seed": config.seed,
-        "has_samples": config.collate is not None,
+        "parts_are_datasets": config.collate is not None,
     }
     named = isinstance(loaders, str)
     data = {"dataset": absolute_reference(loaders), **options} if named else splits_of(loaders, "loaders", **options)
