@@ -35,7 +35,7 @@ from held_out import (
 from published_tables import Board, ncnn_nets, read_tables
 
 from edge_opt.boards.catalog import devices
-from edge_opt.boards.class_costs import CLASSES, Habits, Workload, workload
+from edge_opt.boards.class_costs import CLASSES, KernelConventions, ModelWork
 from edge_opt.boards.class_fit import Costs, fit_costs, fit_prior
 from edge_opt.boards.estimate import (
     CALL_OPERATIONS,
@@ -43,10 +43,11 @@ from edge_opt.boards.estimate import (
     DEPTHWISE,
     ELEMENTWISE,
     GROUPED,
+    INTERVAL_FACTOR,
     PAPER_BANDWIDTH,
-    SPREAD,
     share_of_peak,
 )
+from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.records.devices import DeviceSpec
 
@@ -104,7 +105,7 @@ def coverage(trials: Sequence[Trial], has_boards: bool = True) -> float:
 
 def ncnn_cpu(boards: Sequence[Board]) -> None:
     """ncnn on CPUs with up to four threads: every kind of knowledge, and the boards that people ask for."""
-    trials = hold_out(boards, Habits(), counts=COUNTS, has_cores=True)
+    trials = hold_out(boards, KernelConventions(), counts=COUNTS, has_cores=True)
     by = {
         label: [trial for trial in trials if trial.known == label] for label in dict.fromkeys(t.known for t in trials)
     }
@@ -133,17 +134,17 @@ def _nothing() -> Costs:
 
 def nasbench(boards: Sequence[Board], ncnn: Sequence[Board]) -> None:
     """NAS-Bench-201 nets: from other cells, and from ncnn's costs of the same board with and without typed times."""
-    habits = Habits(0.0, False)
+    conventions = KernelConventions(0.0, False)
     group = next(group for group in groups(boards) if group.name == "tflite")
     for board in group.boards:
-        trials = hold_out_alone(board, habits, group.base or _nothing())
+        trials = hold_out_alone(board, conventions, group.base or _nothing())
         line(f"NAS-Bench-201, {board.key}, other cells timed", trials, coverage(trials, False))
     pi = next((board for board in group.boards if board.device == "raspberry-pi-4"), None)
     same = [board for board in ncnn if board.device == "raspberry-pi-4" and board.threads == 1]
     if pi is None or not same:
         return
-    known = {net.name: net.workload.quantities(Habits()) for net, _ in pi.times}
-    rows = [(np.array([net.workload.quantities(Habits()) for net, _ in board.times]),
+    known = {net.name: net.workload.quantities(KernelConventions()) for net, _ in pi.times}
+    rows = [(np.array([net.workload.quantities(KernelConventions()) for net, _ in board.times]),
              np.array([time for _, time in board.times])) for board in ncnn]  # fmt: skip
     prior, fits = fit_prior(rows)
     base = fits[list(ncnn).index(same[-1])]
@@ -177,33 +178,33 @@ def others(tables: Sequence[Board], folder: Path, every: int) -> None:
     found = {group.name: group for group in groups(tables)}
     int8 = {same_run(board): board for board in found["ncnn-cpu-int8"].boards}
     bases = [board for board in found["ncnn-cpu"].boards if same_run(board) in int8]
-    trials = hold_out_relative([int8[same_run(board)] for board in bases], bases, Habits())
+    trials = hold_out_relative([int8[same_run(board)] for board in bases], bases, KernelConventions())
     line(f"ncnn-cpu-int8, {len(bases)} boards, their float times known", trials, coverage(trials))
     for name in ("ncnn-cpu-many-threads", "ncnn-cpu-int8", "ncnn-vulkan"):
-        trials = hold_out(found[name].boards, found[name].habits)
+        trials = hold_out(found[name].boards, found[name].conventions)
         line(f"{name}, {len(found[name].boards)} boards", trials, coverage(trials))
     for name in ("st-mcu-int8", "tflite-int8", "st-npu-int8"):
         for board in found[name].boards:
             base = found[name].base or _nothing()
-            line(f"{board.key}, by net", hold_out_alone(by_net(board), found[name].habits, base, 99))
-            line(f"{board.key}, by family", hold_out_alone(board, found[name].habits, base))
+            line(f"{board.key}, by net", hold_out_alone(by_net(board), found[name].conventions, base, 99))
+            line(f"{board.key}, by family", hold_out_alone(board, found[name].conventions, base))
     mcus = found["mcu-int8"]
     # Each of the four has a class that no other has, so that most count as outside; none is left out here.
     four_nets = [
         replace(trial, is_outside=False)
         for board in mcus.boards
-        for trial in hold_out_alone(board, mcus.habits, mcus.base or _nothing())
+        for trial in hold_out_alone(board, mcus.conventions, mcus.base or _nothing())
     ]
     line(f"MLPerf Tiny, {len(mcus.boards)} Cortex-M boards of four nets, by net", four_nets)
     ncnn = found["ncnn-cpu"].boards
-    rows = [(np.array([net.workload.quantities(Habits()) for net, _ in board.times]),
+    rows = [(np.array([net.workload.quantities(KernelConventions()) for net, _ in board.times]),
              np.array([time for _, time in board.times])) for board in ncnn]  # fmt: skip
     prior, _ = fit_prior(rows)
-    trials = [trial for board in found["xnnpack"].boards for trial in hold_out_alone(board, Habits(), prior)]
+    trials = [trial for board in found["xnnpack"].boards for trial in hold_out_alone(board, KernelConventions(), prior)]
     line("XNNPACK's boards, by family", trials)
     timm = timm_group(folder, every) if every else None
     if timm is not None:
-        trials = list(hold_out_alone(timm.boards[0], timm.habits, timm.base or _nothing()))
+        trials = list(hold_out_alone(timm.boards[0], timm.conventions, timm.base or _nothing()))
         line("i7-12700H, torch compiled, timm's nets by family", trials, coverage(trials, False))
 
 
@@ -222,11 +223,11 @@ def rooflines(boards: Sequence[Board]) -> None:
     print(
         f"{'rooflines of CPU boards, one thread or all':58}{len(found):7}{np.median(np.abs(np.expm1(-found))):9.1%}"
         f"{np.mean(np.abs(np.expm1(-found)) <= 0.2):9.1%}{np.exp(np.quantile(np.abs(found), 0.9)):8.2f}"
-        f"{np.mean(np.abs(found) <= np.log(SPREAD)):7.1%}"
+        f"{np.mean(np.abs(found) <= np.log(INTERVAL_FACTOR)):7.1%}"
     )
 
 
-def roofline_seconds(work: Workload, spec: DeviceSpec, threads: int | None) -> float:
+def roofline_seconds(work: ModelWork, spec: DeviceSpec, threads: int | None) -> float:
     """A net's layers, norms and activations fused, under the roof that `estimate` uses."""
     cores = int(spec.cores.value) if spec.cores is not None else 1
     peak, used = spec.peak("cpu", "fp32"), used_bandwidth(spec, "cpu")
@@ -255,8 +256,10 @@ def count_alike(folder: Path) -> None:
     theirs = ncnn_nets(folder)
     for name, other in ALIKE.items():
         model = getattr(models, name)()
-        ours = workload(edge_opt.profile(model, (1, 3, 224, 224))).quantities(Habits())
-        for class_name, one, two in zip(CLASSES, ours, theirs[other].workload.quantities(Habits()), strict=True):
+        ours = model_work(edge_opt.profile(model, (1, 3, 224, 224))).quantities(KernelConventions())
+        for class_name, one, two in zip(
+            CLASSES, ours, theirs[other].workload.quantities(KernelConventions()), strict=True
+        ):
             # ncnn ends in a softmax of 1000 elements: one layer, and nothing to speak of
             if abs(one - two) > max(0.005 * two, 1.0 if class_name == "layers" else 0.01):
                 sys.exit(f"{name} has {one:g} of {class_name}, and ncnn's {other} has {two:g}")

@@ -35,9 +35,18 @@ from held_out import (
 )
 from published_tables import Board, Net, named, read_tables, timm_rows
 
-from edge_opt.boards.class_costs import Habits, Vector, Workload, workload
+from edge_opt.boards.class_costs import KernelConventions, ModelWork, Vector
 from edge_opt.boards.class_fit import IN_ORDER_INT8, Costs, broad_prior, fit_costs, fit_prior
-from edge_opt.boards.platform_file import FOLDER, PRIORS, Kind, Platform, costs_lines, matrix_lines, platform_text
+from edge_opt.boards.fused_layers import model_work
+from edge_opt.boards.platform_file import (
+    FOLDER,
+    PRIORS,
+    Platform,
+    PlatformFamily,
+    costs_lines,
+    matrix_lines,
+    platform_text,
+)
 
 # Cores with arithmetic in fp16, which ncnn uses for "float" unless told otherwise.
 FP16_CORES = (
@@ -66,7 +75,7 @@ class Group:
 
     name: str
     boards: tuple[Board, ...]
-    habits: Habits
+    conventions: KernelConventions
     base: Costs | None
     source: str
 
@@ -76,7 +85,7 @@ class Fitted:
     """A group with its kind, and each board's costs and held-out trials."""
 
     group: Group
-    kind: Kind
+    kind: PlatformFamily
     costs: tuple[Costs, ...]
     trials: tuple[tuple[Trial, ...], ...]
 
@@ -97,32 +106,34 @@ def groups(tables: Sequence[Board]) -> list[Group]:
     broad = broad_prior(class_sd=0.5)
     in_order = broad_prior(class_sd=0.35, typical=IN_ORDER_INT8)
     return [
-        Group("ncnn-cpu", some("ncnn", "fp32", "cpu", 10), Habits(), None, ncnn),
-        Group("ncnn-cpu-many-threads", some("ncnn", "fp32", "cpu", 10, 5, 16), Habits(), None, ncnn),
-        Group("ncnn-cpu-int8", some("ncnn", "int8", "cpu", 5), Habits(), None, ncnn),
-        Group("ncnn-vulkan", some("ncnn-vulkan", "fp32", "gpu", 10, 1, 99), Habits(), None, ncnn),
-        Group("xnnpack", some("xnnpack", "fp32", "cpu", 3), Habits(), broad, "XNNPACK's table"),
-        Group("xnnpack-int8", some("xnnpack", "int8", "cpu", 2), Habits(), broad, "XNNPACK's table"),
-        Group("tflite", some("tflite", "fp32", "cpu", 10), Habits(0.0, False), broad, "HW-NAS-Bench"),
+        Group("ncnn-cpu", some("ncnn", "fp32", "cpu", 10), KernelConventions(), None, ncnn),
+        Group("ncnn-cpu-many-threads", some("ncnn", "fp32", "cpu", 10, 5, 16), KernelConventions(), None, ncnn),
+        Group("ncnn-cpu-int8", some("ncnn", "int8", "cpu", 5), KernelConventions(), None, ncnn),
+        Group("ncnn-vulkan", some("ncnn-vulkan", "fp32", "gpu", 10, 1, 99), KernelConventions(), None, ncnn),
+        Group("xnnpack", some("xnnpack", "fp32", "cpu", 3), KernelConventions(), broad, "XNNPACK's table"),
+        Group("xnnpack-int8", some("xnnpack", "int8", "cpu", 2), KernelConventions(), broad, "XNNPACK's table"),
+        Group("tflite", some("tflite", "fp32", "cpu", 10), KernelConventions(0.0, False), broad, "HW-NAS-Bench"),
         Group(
             "st-mcu-int8",
             some("st-edge-ai", "int8", "cpu", 10),
-            Habits(0.0, False, flash_weights=2e6),  # two megabytes on an STM32H747
+            KernelConventions(0.0, False, flash_weights=2e6),  # two megabytes on an STM32H747
             in_order,
             "ST's model zoo",
         ),
         Group(
             "mcu-int8",
             tuple(board for board in tables if board.source.startswith("mlcommons") and len(board.times) == 4),
-            Habits(0.0, False),
+            KernelConventions(0.0, False),
             in_order,
             "MLPerf Tiny",
         ),
-        Group("tflite-int8", some("tflite", "int8", "cpu", 10), Habits(0.0, False), in_order, "ST's model zoo"),
+        Group(
+            "tflite-int8", some("tflite", "int8", "cpu", 10), KernelConventions(0.0, False), in_order, "ST's model zoo"
+        ),
         Group(
             "st-npu-int8",
             some("st-edge-ai", "int8", "npu", 10) + some("openvx", "int8", "npu", 10),
-            Habits(0.0, False),
+            KernelConventions(0.0, False),
             broad,
             "ST's model zoo",
         ),
@@ -135,23 +146,23 @@ def fit_group(group: Group, base: Costs | None, partners: Fitted | None = None) 
     With `partners`, the same boards in float, costs are ratios to theirs: ncnn times seven nets in int8, too few to
     tell twenty costs, and 23 in float.
     """
-    rows = [_rows(board, group.habits) for board in group.boards]
+    rows = [_rows(board, group.conventions) for board in group.boards]
     if partners is not None:
         group, prior, costs, trials = _relative(group, partners)
     elif base is None:
         prior, costs = fit_prior(rows)
-        found = hold_out(group.boards, group.habits, counts=TYPED)
+        found = hold_out(group.boards, group.conventions, counts=TYPED)
         trials = tuple(tuple(trial for trial in found if trial.board == number) for number in range(len(group.boards)))
     else:
         prior = base
         costs = tuple(fit_costs(*pair, prior) for pair in rows)
-        trials = tuple(hold_out_alone(board, group.habits, prior) for board in group.boards)
+        trials = tuple(hold_out_alone(board, group.conventions, prior) for board in group.boards)
     typed = [trial for board in trials for trial in board if trial.known != "all"]
     trials = tuple(tuple(trial for trial in board if trial.known == "all") for board in trials)
     spread = calibrated([trial for board in trials for trial in board])
-    kind = Kind(
+    kind = PlatformFamily(
         name=group.name,
-        habits=group.habits,
+        conventions=group.conventions,
         prior=Costs(prior.mean, prior.covariance, families_seen(group, costs)),
         same_core=within_core(list(zip(group.boards, costs, strict=True))),
         spread=spread,
@@ -168,14 +179,14 @@ def _relative(group: Group, partners: Fitted) -> tuple[Group, Costs, tuple[Costs
     boards = tuple(board for board in group.boards if same_run(board) in known)
     numbers = [known[same_run(board)] for board in boards]
     bases = [partners.costs[number] for number in numbers]
-    rows = [relative_rows(board, base, group.habits) for board, base in zip(boards, bases, strict=True)]
+    rows = [relative_rows(board, base, group.conventions) for board, base in zip(boards, bases, strict=True)]
     ratio, ratios = fit_prior(rows, start=np.zeros(len(bases[0].mean)))
     float_prior = partners.kind.prior
     prior = Costs(float_prior.mean + ratio.mean, float_prior.covariance + ratio.covariance, ratio.seen)
     costs = tuple(
         Costs(base.mean + own.mean, own.covariance, own.seen) for base, own in zip(bases, ratios, strict=True)
     )
-    found = hold_out_relative(boards, [partners.group.boards[number] for number in numbers], group.habits)
+    found = hold_out_relative(boards, [partners.group.boards[number] for number in numbers], group.conventions)
     trials = tuple(tuple(trial for trial in found if trial.board == number) for number in range(len(boards)))
     return replace(group, boards=boards), prior, costs, trials
 
@@ -185,7 +196,7 @@ def families_seen(group: Group, costs: Sequence[Costs]) -> Vector:
     found: dict[str, NDArray[np.bool_]] = {}
     for board, own in zip(group.boards, costs, strict=True):
         for net, _ in board.times:
-            has = own.shares(net.workload.quantities(group.habits)) >= 0.03
+            has = own.shares(net.workload.quantities(group.conventions)) >= 0.03
             found[net.family] = found.get(net.family, np.zeros(len(has), bool)) | has
     counts: Vector = np.sum(list(found.values()), axis=0).astype(float)
     return counts
@@ -196,8 +207,8 @@ def same_run(board: Board) -> tuple[object, ...]:
     return board.title, board.device, board.threads, board.cores, board.day
 
 
-def _rows(board: Board, habits: Habits) -> tuple[Vector, Vector]:
-    rows = np.array([net.workload.quantities(habits) for net, _ in board.times])
+def _rows(board: Board, conventions: KernelConventions) -> tuple[Vector, Vector]:
+    rows = np.array([net.workload.quantities(conventions) for net, _ in board.times])
     return rows, np.array([time for _, time in board.times])
 
 
@@ -269,7 +280,7 @@ def timm_group(folder: Path, every: int) -> Group | None:
         try:
             with torch.device("meta"):
                 model = timm.create_model(name).eval()
-            found: Workload = workload(edge_opt.profile(model, (1, 3, size, size)))
+            found: ModelWork = model_work(edge_opt.profile(model, (1, 3, size, size)))
         except Exception as error:  # one net less of some hundreds
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
@@ -278,7 +289,7 @@ def timm_group(folder: Path, every: int) -> Group | None:
         named("i7_12700h"), title="Intel Core i7-12700H", runtime="torch-compile", day="2024 (torch 2.4)",
         source="huggingface/pytorch-image-models results, Apache-2.0", times=tuple(times),
     )  # fmt: skip
-    return Group("torch-compile", (board,), Habits(0.0, False), broad_prior(class_sd=0.7), "timm's results")
+    return Group("torch-compile", (board,), KernelConventions(0.0, False), broad_prior(class_sd=0.7), "timm's results")
 
 
 def declare_operators() -> None:
@@ -296,15 +307,15 @@ def declare_operators() -> None:
 _LIBRARIES: list[object] = []
 
 
-def kind_lines(kind: Kind) -> list[str]:
+def family_lines(kind: PlatformFamily) -> list[str]:
     """A kind's entry in the file of priors."""
     return [
         f"[{kind.name}]",
         f"boards = {kind.boards}",
         f'source = "{kind.source}"',
-        f"habits = {{ cache_elements = {kind.habits.cache_elements:g}, "
-        f"splits_groups = {str(kind.habits.splits_groups).lower()}"
-        + (f", flash_weights = {kind.habits.flash_weights:g}" if kind.habits.flash_weights else "")
+        f"habits = {{ cache_elements = {kind.conventions.cache_elements:g}, "
+        f"splits_groups = {str(kind.conventions.splits_groups).lower()}"
+        + (f", flash_weights = {kind.conventions.flash_weights:g}" if kind.conventions.flash_weights else "")
         + " }",
         f"spread = {{ noise = {kind.spread.noise:.4f}, trust = {kind.spread.trust:g}, "
         f"quantile = {kind.spread.quantile:.4f} }}",
@@ -328,7 +339,7 @@ def write(out: Path, fitted: Sequence[Fitted]) -> int:
     for name, platform in names.items():
         (out / name).write_text(platform_text(platform), encoding="utf-8")
     head = "# What platforms of one kind have in common, and how far times lie from predictions.\n"
-    lines = [line for group in fitted for line in kind_lines(group.kind)]
+    lines = [line for group in fitted for line in family_lines(group.kind)]
     (out / PRIORS).write_text(head + "\n".join(lines), encoding="utf-8")
     return len(names)
 

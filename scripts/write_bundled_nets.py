@@ -13,7 +13,7 @@ from dataclasses import astuple
 from fit_platforms import declare_operators
 
 import edge_opt
-from edge_opt.boards.class_costs import workload
+from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.own_board import NETS
 
 NAMES = (
@@ -31,7 +31,7 @@ def main() -> None:
     for name in NAMES:
         options = {"init_weights": False} if name in ("googlenet", "vgg16") else {}
         options |= {"aux_logits": False} if name == "googlenet" else {}
-        traced = workload(edge_opt.profile(getattr(models, name)(weights=None, **options).eval(), (1, 3, 224, 224)))
+        traced = model_work(edge_opt.profile(getattr(models, name)(weights=None, **options).eval(), (1, 3, 224, 224)))
         if traced.outside:
             raise SystemExit(f"{name} has operators that no class describes: {traced.outside}")
         found[name] = [astuple(work) for work in traced.works]

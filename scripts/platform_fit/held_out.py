@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from published_tables import Board
 
-from edge_opt.boards.class_costs import Habits, Vector
+from edge_opt.boards.class_costs import KernelConventions, Vector
 from edge_opt.boards.class_fit import (
     NOISE,
     OUTSIDE_SHARE,
@@ -56,18 +56,22 @@ class Trial:
 
 
 def hold_out(
-    boards: Sequence[Board], habits: Habits, folds: int = 4, counts: Sequence[int] = (), has_cores: bool = False
+    boards: Sequence[Board],
+    conventions: KernelConventions,
+    folds: int = 4,
+    counts: Sequence[int] = (),
+    has_cores: bool = False,
 ) -> tuple[Trial, ...]:
     """Every row of every board, predicted without its net's family and the board's chip.
 
     Args:
         boards: at least three of different chips; those with fewer than two families are only for the prior.
-        habits: how their runtime runs layers.
+        conventions: how their runtime runs layers.
         folds: parts that chips are divided into; a chip's prior is from the other parts.
         counts: also predict from so many nets of other families, drawn at random but always alike.
         has_cores: also predict from other boards with the same core alone.
     """
-    known = {net.name: net.workload.quantities(habits) for board in boards for net, _ in board.times}
+    known = {net.name: net.workload.quantities(conventions) for board in boards for net, _ in board.times}
     fold = [zlib.crc32(board.soc.encode()) % folds for board in boards]
     found: list[Trial] = []
     for family in dict.fromkeys(net.family for board in boards for net, _ in board.times):
@@ -89,16 +93,16 @@ def hold_out(
     return tuple(found)
 
 
-def hold_out_alone(board: Board, habits: Habits, prior: Costs, folds: int = 10) -> tuple[Trial, ...]:
+def hold_out_alone(board: Board, conventions: KernelConventions, prior: Costs, folds: int = 10) -> tuple[Trial, ...]:
     """Every row of a board that has no others of its kind, predicted without its net's family.
 
     Args:
         board: its rows.
-        habits: how its runtime runs layers.
+        conventions: how its runtime runs layers.
         prior: costs that are likely before any time is known; it must not come from this board.
         folds: parts that families are divided into where there are more of them.
     """
-    known = {net.name: net.workload.quantities(habits) for net, _ in board.times}
+    known = {net.name: net.workload.quantities(conventions) for net, _ in board.times}
     families = list(dict.fromkeys(net.family for net, _ in board.times))
     part = {family: number % folds for number, family in enumerate(families)}
     found: list[Trial] = []
@@ -115,37 +119,41 @@ def hold_out_alone(board: Board, habits: Habits, prior: Costs, folds: int = 10) 
     return tuple(found)
 
 
-def relative_rows(board: Board, base: Costs, habits: Habits, left_out: str = "") -> tuple[Vector, Vector]:
+def relative_rows(
+    board: Board, base: Costs, conventions: KernelConventions, left_out: str = ""
+) -> tuple[Vector, Vector]:
     """A board's rows with quantities in the time they take at other costs, so that its costs become ratios to these.
 
     Args:
         board: in one precision, say int8.
         base: costs of the same board in another.
-        habits: how layers are run.
+        conventions: how layers are run.
         left_out: a family whose nets are left out; none unless given.
     """
-    known = {net.name: net.workload.quantities(habits) for net, _ in board.times}
+    known = {net.name: net.workload.quantities(conventions) for net, _ in board.times}
     rows, times = _rows(board, known, left_out)
     return rows * np.exp(base.mean), times
 
 
 def hold_out_relative(
-    boards: Sequence[Board], bases: Sequence[Board], habits: Habits, folds: int = 4
+    boards: Sequence[Board], bases: Sequence[Board], conventions: KernelConventions, folds: int = 4
 ) -> tuple[Trial, ...]:
     """Every row of every board, from its costs in another precision and the ratios that other chips have.
 
     Args:
         boards: in the precision that is asked for, say int8.
         bases: the same boards, one by one, in the precision that is known, with more nets.
-        habits: how layers are run.
+        conventions: how layers are run.
         folds: parts that chips are divided into.
     """
     fold = [zlib.crc32(board.soc.encode()) % folds for board in boards]
     found: list[Trial] = []
     for family in dict.fromkeys(net.family for board in boards for net, _ in board.times):
-        known = {net.name: net.workload.quantities(habits) for board in (*boards, *bases) for net, _ in board.times}
+        known = {
+            net.name: net.workload.quantities(conventions) for board in (*boards, *bases) for net, _ in board.times
+        }
         _, costs = fit_prior([_rows(base, known, family) for base in bases])
-        rows = [relative_rows(board, base, habits, family) for board, base in zip(boards, costs, strict=True)]
+        rows = [relative_rows(board, base, conventions, family) for board, base in zip(boards, costs, strict=True)]
         for part in range(folds):
             others = [pair for pair, number in zip(rows, fold, strict=True) if number != part and len(pair[1])]
             if len(others) < 3:

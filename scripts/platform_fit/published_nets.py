@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from edge_opt.boards.class_costs import Work, WorkKind, Workload, as_linear
+from edge_opt.boards.class_costs import LayerWork, ModelWork, WorkKind, as_linear
 from edge_opt.errors import InvalidInput
 
 
@@ -20,7 +20,7 @@ class _Layers:
 
     def __init__(self, channels: int, height: int, width: int) -> None:
         self.channels, self.height, self.width = channels, height, width
-        self.works: list[Work] = []
+        self.works: list[LayerWork] = []
 
     @property
     def elements(self) -> int:
@@ -34,7 +34,7 @@ class _Layers:
         places = self.height * self.width
         channels = self.channels // groups
         weights = width * channels * kernel * kernel
-        work = Work(
+        work = LayerWork(
             "conv", len(self.works), weights * places, weights, reads, width * places, channels, groups,
             (kernel, kernel), stride, (self.height, self.width),
         )  # fmt: skip
@@ -47,19 +47,19 @@ class _Layers:
     def pool(self, stride: int) -> None:
         reads = self.elements
         self.height, self.width = self.height // stride, self.width // stride
-        self.works.append(Work("pool", len(self.works), reads=reads, writes=self.elements))
+        self.works.append(LayerWork("pool", len(self.works), reads=reads, writes=self.elements))
 
     def global_pool(self) -> None:
-        self.works.append(Work("pool", len(self.works), reads=self.elements, writes=self.channels))
+        self.works.append(LayerWork("pool", len(self.works), reads=self.elements, writes=self.channels))
         self.height = self.width = 1
 
     def linear(self, width: int) -> None:
         weights = self.elements * width
-        self.works.append(Work("linear", len(self.works), weights, weights, self.elements, width))
+        self.works.append(LayerWork("linear", len(self.works), weights, weights, self.elements, width))
         self.channels, self.height, self.width = width, 1, 1
 
     def add(self, inputs: int = 2) -> None:
-        self.works.append(Work("elementwise", len(self.works), reads=inputs * self.elements, writes=self.elements))
+        self.works.append(LayerWork("elementwise", len(self.works), reads=inputs * self.elements, writes=self.elements))
 
     def squeeze(self, hidden: int) -> None:
         """Squeeze and excitation: a mean, two linear layers, and a product with the whole."""
@@ -68,10 +68,12 @@ class _Layers:
         self.linear(hidden)
         self.linear(channels)
         self.height, self.width = height, width
-        self.works.append(Work("elementwise", len(self.works), reads=self.elements + channels, writes=self.elements))
+        self.works.append(
+            LayerWork("elementwise", len(self.works), reads=self.elements + channels, writes=self.elements)
+        )
 
-    def workload(self, name: str) -> Workload:
-        return Workload(name, tuple(self.works))
+    def workload(self, name: str) -> ModelWork:
+        return ModelWork(name, tuple(self.works))
 
 
 def rounded_width(width: float) -> int:
@@ -89,7 +91,7 @@ def rounded_width(width: float) -> int:
 
 def mobilenet_v1(
     alpha: float, height: int, width: int | None = None, channels: int = 3, classes: int = 1000
-) -> Workload:
+) -> ModelWork:
     """MobileNet v1.
 
     Args:
@@ -119,7 +121,7 @@ def mobilenet_v1(
     return net.workload(f"mobilenet_v1_{alpha:g}_{height}")
 
 
-def fd_mobilenet(alpha: float, height: int, classes: int = 1000) -> Workload:
+def fd_mobilenet(alpha: float, height: int, classes: int = 1000) -> ModelWork:
     """FD-MobileNet: MobileNet v1 that reduces its input by 32 within its first twelve layers.
 
     Args:
@@ -137,7 +139,7 @@ def fd_mobilenet(alpha: float, height: int, classes: int = 1000) -> Workload:
     return net.workload(f"fd_mobilenet_{alpha:g}_{height}")
 
 
-def mobilenet_v2(alpha: float, height: int, width: int | None = None, classes: int = 1000) -> Workload:
+def mobilenet_v2(alpha: float, height: int, width: int | None = None, classes: int = 1000) -> ModelWork:
     """MobileNet v2.
 
     Args:
@@ -178,7 +180,7 @@ _V3_SMALL = (
 )  # fmt: skip
 
 
-def mobilenet_v3(is_large: bool, height: int = 224) -> Workload:
+def mobilenet_v3(is_large: bool, height: int = 224) -> ModelWork:
     """MobileNet v3, large or small; its hard swishes are passes of their own.
 
     Args:
@@ -210,7 +212,7 @@ def mobilenet_v3(is_large: bool, height: int = 224) -> Workload:
     return net.workload(f"mobilenet_v3_{'large' if is_large else 'small'}")
 
 
-def squeezenet_v11(height: int, classes: int = 1000) -> Workload:
+def squeezenet_v11(height: int, classes: int = 1000) -> ModelWork:
     """SqueezeNet 1.1.
 
     Args:
@@ -228,7 +230,7 @@ def squeezenet_v11(height: int, classes: int = 1000) -> Workload:
         net.channels = squeezed
         net.conv(expanded, 3)
         net.channels = 2 * expanded
-        net.works.append(Work("move", len(net.works), reads=net.elements, writes=net.elements))
+        net.works.append(LayerWork("move", len(net.works), reads=net.elements, writes=net.elements))
         if is_pooled:
             net.pool(2)
     net.conv(classes)
@@ -236,7 +238,7 @@ def squeezenet_v11(height: int, classes: int = 1000) -> Workload:
     return net.workload(f"squeezenet_v11_{height}")
 
 
-def resnet50_v2(height: int, classes: int = 1000) -> Workload:
+def resnet50_v2(height: int, classes: int = 1000) -> ModelWork:
     """ResNet-50 with activations first; its batch norms before a convolution are passes of their own.
 
     Args:
@@ -264,7 +266,7 @@ def resnet50_v2(height: int, classes: int = 1000) -> Workload:
     return net.workload(f"resnet50_v2_{height}")
 
 
-def osnet(alpha: float, height: int, width: int, features: int = 512) -> Workload:
+def osnet(alpha: float, height: int, width: int, features: int = 512) -> ModelWork:
     """OSNet, which tells persons apart: blocks of four streams of separable convolutions, each gated.
 
     Args:
@@ -305,7 +307,7 @@ def _omni_scale_block(net: _Layers, out: int) -> None:
     net.add()
 
 
-def resnet8(height: int = 32, classes: int = 10) -> Workload:
+def resnet8(height: int = 32, classes: int = 10) -> ModelWork:
     """MLPerf Tiny's ResNet for small images.
 
     Args:
@@ -329,7 +331,7 @@ def resnet8(height: int = 32, classes: int = 10) -> Workload:
     return net.workload("resnet8")
 
 
-def ds_cnn(classes: int = 12) -> Workload:
+def ds_cnn(classes: int = 12) -> ModelWork:
     """MLPerf Tiny's keyword spotter: 49 frames of ten coefficients, a 10x4 convolution, four separable ones of 64.
 
     Args:
@@ -340,7 +342,7 @@ def ds_cnn(classes: int = 12) -> Workload:
     net.channels, net.height, net.width = 64, 25, 5
     places = net.height * net.width
     net.works.append(
-        Work("conv", 0, weights * places, weights, reads, 64 * places, 1, 1, (10, 4), 2, (net.height, net.width))
+        LayerWork("conv", 0, weights * places, weights, reads, 64 * places, 1, 1, (10, 4), 2, (net.height, net.width))
     )
     for _ in range(4):
         net.depthwise(3, 1)
@@ -350,7 +352,7 @@ def ds_cnn(classes: int = 12) -> Workload:
     return net.workload("ds_cnn")
 
 
-def autoencoder() -> Workload:
+def autoencoder() -> ModelWork:
     """MLPerf Tiny's anomaly detector: linear layers from 640 inputs to eight, and back."""
     net = _Layers(640, 1, 1)
     for width in (128, 128, 128, 128, 8, 128, 128, 128, 128, 640):
@@ -358,14 +360,14 @@ def autoencoder() -> Workload:
     return net.workload("autoencoder")
 
 
-def nasbench201_workload(cell: str) -> Workload:
+def nasbench201_workload(cell: str) -> ModelWork:
     """A NAS-Bench-201 net for 32x32 images, from its cell, such as `|nor_conv_3x3~0|+|none~0|skip_connect~1|+...`.
 
     Args:
         cell: the operators of the six edges, each with the node that it comes from. A node is the sum of its edges.
     """
     nodes = _cell_nodes(cell)
-    works: list[Work] = [_square_conv(0, 3, 16, 3, 32)]
+    works: list[LayerWork] = [_square_conv(0, 3, 16, 3, 32)]
     size, width = 32, 16
     for stage in range(3):
         if stage:
@@ -374,9 +376,9 @@ def nasbench201_workload(cell: str) -> Workload:
         for _ in range(5):
             works += _cell_works(len(works), nodes, width, size)
     works.append(_pass(len(works), width * size * size, 1))
-    works.append(Work("pool", len(works), reads=width * size * size, writes=width))
-    works.append(Work("linear", len(works), macs=width * 10, weights=width * 10, reads=width, writes=10))
-    return Workload(cell, tuple(works))
+    works.append(LayerWork("pool", len(works), reads=width * size * size, writes=width))
+    works.append(LayerWork("linear", len(works), macs=width * 10, weights=width * 10, reads=width, writes=10))
+    return ModelWork(cell, tuple(works))
 
 
 def _cell_nodes(cell: str) -> list[list[tuple[str, int]]]:
@@ -389,38 +391,38 @@ def _cell_nodes(cell: str) -> list[list[tuple[str, int]]]:
         raise InvalidInput(f"the cell is {cell!r}; write edges as |operator~node|, nodes joined by +") from error
 
 
-def _square_conv(number: int, channels: int, width: int, kernel: int, size: int, stride: int = 1) -> Work:
+def _square_conv(number: int, channels: int, width: int, kernel: int, size: int, stride: int = 1) -> LayerWork:
     weights, places = channels * width * kernel * kernel, size * size
-    return Work(
+    return LayerWork(
         "conv", number, weights * places, weights, channels * places * stride * stride, width * places, channels,
         kernel=(kernel, kernel), stride=stride, places=(size, size),
     )  # fmt: skip
 
 
-def _pass(number: int, elements: int, inputs: int) -> Work:
-    return Work("elementwise", number, reads=inputs * elements, writes=elements)
+def _pass(number: int, elements: int, inputs: int) -> LayerWork:
+    return LayerWork("elementwise", number, reads=inputs * elements, writes=elements)
 
 
-def _residual(first: int, width: int, size: int) -> list[Work]:
+def _residual(first: int, width: int, size: int) -> list[LayerWork]:
     """ResNet's basic block with stride 2, its shortcut an average pool and a 1x1 convolution."""
     elements = width * size * size
     return [
         _pass(first, 2 * elements, 1),
         _square_conv(first + 1, width // 2, width, 3, size, stride=2),
         _square_conv(first + 2, width, width, 3, size),
-        Work("pool", first + 3, reads=2 * elements, writes=elements // 2),
+        LayerWork("pool", first + 3, reads=2 * elements, writes=elements // 2),
         _square_conv(first + 4, width // 2, width, 1, size),
         _pass(first + 5, elements, 2),
     ]
 
 
-def _cell_works(first: int, nodes: Sequence[Sequence[tuple[str, int]]], width: int, size: int) -> list[Work]:
+def _cell_works(first: int, nodes: Sequence[Sequence[tuple[str, int]]], width: int, size: int) -> list[LayerWork]:
     """One cell. Nodes that the last one does not read are not run; what reads a node of zeros is, as times tell."""
     needed = {len(nodes)}
     for number in range(len(nodes), 0, -1):
         if number in needed:
             needed |= {source for op, source in nodes[number - 1] if op != "none"}
-    works: list[Work] = []
+    works: list[LayerWork] = []
     elements = width * size * size
     rectified: set[int] = set()
     for number, edges in enumerate(nodes, 1):
@@ -434,7 +436,7 @@ def _cell_works(first: int, nodes: Sequence[Sequence[tuple[str, int]]], width: i
                     rectified.add(source)
                 works.append(_square_conv(first + len(works), width, width, int(op[-1]), size))
             elif op.startswith("avg_pool"):
-                works.append(Work("pool", first + len(works), reads=elements, writes=elements))
+                works.append(LayerWork("pool", first + len(works), reads=elements, writes=elements))
         if len(terms) > 1:
             works += [_pass(first + len(works), elements, 2)] * (len(terms) - 1)
     return works
@@ -455,7 +457,7 @@ def is_constant(cell: str) -> bool:
     return not depends[-1]
 
 
-def ncnn_workload(name: str, layers: Iterable[Mapping[str, Any]]) -> Workload:
+def ncnn_workload(name: str, layers: Iterable[Mapping[str, Any]]) -> ModelWork:
     """The layers of one of ncnn's benchmark nets, from a list that was derived from its `.param` file.
 
     Args:
@@ -463,10 +465,10 @@ def ncnn_workload(name: str, layers: Iterable[Mapping[str, Any]]) -> Workload:
         layers: one mapping per layer: `t` its type, `iN` and `oN` elements in and out, `macs`, `params`, and for
             convolutions `ci`, `co`, `k`, `s`, `g`, `h`, `w`.
     """
-    works: list[Work] = []
+    works: list[LayerWork] = []
     for number, layer in enumerate(layers):
         works.extend(_ncnn_works(number, layer))
-    return Workload(name, tuple(works))
+    return ModelWork(name, tuple(works))
 
 
 _NCNN_KINDS: Mapping[str, WorkKind] = {
@@ -477,9 +479,9 @@ _NCNN_KINDS: Mapping[str, WorkKind] = {
 }
 
 
-def _ncnn_works(number: int, layer: Mapping[str, Any]) -> list[Work]:
+def _ncnn_works(number: int, layer: Mapping[str, Any]) -> list[LayerWork]:
     kind = layer["t"]
-    base = Work("move", number, layer["macs"], layer["params"], layer["iN"], layer["oN"])
+    base = LayerWork("move", number, layer["macs"], layer["params"], layer["iN"], layer["oN"])
     if kind == "conv":
         work = replace(
             base, kind="conv", channels=layer["ci"] // layer["g"], groups=layer["g"], kernel=tuple(layer["k"]),
@@ -491,7 +493,7 @@ def _ncnn_works(number: int, layer: Mapping[str, Any]) -> list[Work]:
     if kind == "mha":  # four projections, and two products of activations
         attention = 2 * layer["L"] ** 2 * layer["E"]
         projections = replace(base, kind="linear", rows=layer["L"], macs=layer["macs"] - attention)
-        return [projections, Work("product", number, macs=attention, is_attention=True)]
+        return [projections, LayerWork("product", number, macs=attention, is_attention=True)]
     if kind == "det":
         # Boxes and their suppression; priors are made from shapes, and YOLO's heads only pass over their input.
         return [replace(base, kind="detection")] if layer.get("n") == "DetectionOutput" else [_head(base, layer)]
@@ -503,5 +505,5 @@ def _ncnn_works(number: int, layer: Mapping[str, Any]) -> list[Work]:
     return [replace(base, kind=_NCNN_KINDS[kind])]
 
 
-def _head(base: Work, layer: Mapping[str, Any]) -> Work:
+def _head(base: LayerWork, layer: Mapping[str, Any]) -> LayerWork:
     return replace(base, reads=0 if layer.get("n") == "PriorBox" else base.reads)

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import published_nets as nets
 
-from edge_opt.boards.class_costs import Workload
+from edge_opt.boards.class_costs import ModelWork
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Engine
 
@@ -51,7 +51,7 @@ class Net:
 
     name: str
     family: str
-    workload: Workload
+    workload: ModelWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def nasbench_boards(folder: Path) -> tuple[Board, ...]:
     )  # fmt: skip
 
 
-_XNNPACK: Mapping[str, Callable[[], Workload]] = {
+_XNNPACK: Mapping[str, Callable[[], ModelWork]] = {
     "MobileNet v1 1.0X": lambda: nets.mobilenet_v1(1.0, 224),
     "MobileNet v2 1.0X": lambda: nets.mobilenet_v2(1.0, 224),
     "MobileNet v3 Large": lambda: nets.mobilenet_v3(True),
@@ -319,7 +319,7 @@ def st_net(model: str, size: str) -> Net | None:
     classes = 5 if "fft" in model or "tfs" in model else 1000
     alpha = re.search(r"_a(\d)(\d\d)", model)
     scale = float(f"{alpha[1]}.{alpha[2]}") if alpha else 1.0
-    makers: Mapping[str, Callable[[], Workload]] = {
+    makers: Mapping[str, Callable[[], ModelWork]] = {
         "mobilenetv1": lambda: nets.mobilenet_v1(scale, height, width, channels, classes),
         "mobilenetv2": lambda: nets.mobilenet_v2(scale, height, width, classes),
         "squeezenetv11": lambda: nets.squeezenet_v11(height, classes),
@@ -335,7 +335,7 @@ def st_net(model: str, size: str) -> Net | None:
 
 
 # MLPerf Tiny's four nets, which every board runs in int8.
-_MLPERF_NETS: Mapping[str, Callable[[], Workload]] = {
+_MLPERF_NETS: Mapping[str, Callable[[], ModelWork]] = {
     "ad": nets.autoencoder,
     "vww": lambda: nets.mobilenet_v1(0.25, 96, classes=2),
     "ic": nets.resnet8,

@@ -14,15 +14,16 @@ _HOMES = {
     "training_steps.remedies": ("fewest_checkpoints",),
     "training_steps.step_report": ("training_step",),
     "boards.batch_fit": ("compare_targets", "fit_batch"),
-    "boards.calibration_file": ("calibrated_device", "load_calibration"),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
     "boards.known_platforms": ("platforms",),
     "boards.own_board": ("fit_platform",),
     "boards.roofline": ("roofline",),
+    "boards.targets": ("calibrated_device",),
     "budgets.check": ("check",),
     "calibration.calibrate": ("calibrate",),
+    "calibration.calibration_file": ("load_calibration",),
     "calibration.predict": ("predict",),
     "explanation.explain": ("explain",),
     "explanation.sensitivity": ("sensitivity",),
@@ -60,8 +61,6 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt import compress as compress
     from edge_opt.boards.batch_fit import compare_targets as compare_targets
     from edge_opt.boards.batch_fit import fit_batch as fit_batch
-    from edge_opt.boards.calibration_file import calibrated_device as calibrated_device
-    from edge_opt.boards.calibration_file import load_calibration as load_calibration
     from edge_opt.boards.capacity import peak_memory as peak_memory
     from edge_opt.boards.catalog import device as device
     from edge_opt.boards.catalog import devices as devices
@@ -69,8 +68,10 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.known_platforms import platforms as platforms
     from edge_opt.boards.own_board import fit_platform as fit_platform
     from edge_opt.boards.roofline import roofline as roofline
+    from edge_opt.boards.targets import calibrated_device as calibrated_device
     from edge_opt.budgets.check import check as check
     from edge_opt.calibration.calibrate import calibrate as calibrate
+    from edge_opt.calibration.calibration_file import load_calibration as load_calibration
     from edge_opt.calibration.predict import predict as predict
     from edge_opt.cost import Work as Work
     from edge_opt.cost import cost_rule as cost_rule

@@ -17,7 +17,7 @@ from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace import clear_memo, trace, unwrap_exported
 
 if TYPE_CHECKING:
-    from edge_opt.boards.targets import Found, Target
+    from edge_opt.boards.targets import ResolvedTarget, Target
 
 
 def profile(
@@ -77,10 +77,9 @@ def profile(
         unpriced=unpriced_operators(recorded, prices),
     )
     if targets:
-        from edge_opt.calibration.predict import predictions
+        from edge_opt.boards.estimate import predictions
 
-        found = predictions(profiled, targets, precision, runtime=runtime, threads=threads)
-        profiled = replace(profiled, predictions=found)
+        profiled = replace(profiled, predictions=predictions(profiled, targets, precision, threads))
     if measure is not False:
         from edge_opt.measuring.session import measure as measured_now
 
@@ -102,10 +101,10 @@ def with_predictions(
     threads: int | None = None,
 ) -> ModelProfile:
     """The profile with what the model would take on a target, in place of earlier predictions."""
-    from edge_opt.calibration.predict import predictions
+    from edge_opt.boards.estimate import predictions
 
-    places = _targets(target, precision, runtime, threads)
-    return replace(profile, predictions=predictions(profile, places, precision, runtime=runtime, threads=threads))
+    targets = _targets(target, precision, runtime, threads)
+    return replace(profile, predictions=predictions(profile, targets, precision, threads))
 
 
 def _targets(
@@ -113,16 +112,16 @@ def _targets(
     precision: str,
     runtime: str | None = None,
     threads: int | None = None,
-) -> tuple[Found, ...]:
-    """The targets, found before any work is done."""
+) -> tuple[ResolvedTarget, ...]:
+    """Resolve the targets before any work is done."""
     check_one_of("precision", precision, get_args(Precision))
     asked = next((name for name, value in (("runtime", runtime), ("threads", threads)) if value is not None), None)
     if asked and target is None:
         raise InvalidInput(f"{asked} is of a target, and there is none to predict for; add target=, or drop {asked}")
     if target is not None:
-        from edge_opt.boards.targets import find_targets
+        from edge_opt.boards.targets import resolve_targets
 
-        return find_targets(target)
+        return resolve_targets(target, precision, runtime=runtime, threads=threads)
     if precision != "fp32":
         raise InvalidInput(
             f"precision is {precision!r}, and there is no target to predict for; add target=, such as raspberry-pi-4"

@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.boards.class_costs import CLASSES, PARENTS, Habits, workload
+from edge_opt.boards.class_costs import CLASSES, PARENTS, KernelConventions
+from edge_opt.boards.fused_layers import model_work
 from edge_opt.errors import InvalidInput
 from zoo import torchvision_models
 
-PLAIN = Habits(cache_elements=0.0)
+PLAIN = KernelConventions(cache_elements=0.0)
 
 
-def amounts(model: nn.Module, shape: tuple[int, ...], habits: Habits = PLAIN) -> dict[str, float]:
-    row = workload(eo.profile(model, shape)).quantities(habits)
+def amounts(model: nn.Module, shape: tuple[int, ...], conventions: KernelConventions = PLAIN) -> dict[str, float]:
+    row = model_work(eo.profile(model, shape)).quantities(conventions)
     return {name: float(value) for name, value in zip(CLASSES, row, strict=True) if value}
 
 
@@ -38,7 +39,7 @@ def test_seven_by_seven_counts_as_two_tiles_of_four_each_way() -> None:
 
 
 def test_a_tensor_of_the_size_of_the_cache_counts_half() -> None:
-    found = amounts(nn.Conv2d(8, 8, 1, bias=False), (1, 8, 4, 4), Habits(cache_elements=8 * 16))
+    found = amounts(nn.Conv2d(8, 8, 1, bias=False), (1, 8, 4, 4), KernelConventions(cache_elements=8 * 16))
     assert found["conv1x1_elements"] == pytest.approx(2 * (8 * 16) / 2 / 1e6)
 
 
@@ -65,7 +66,7 @@ def test_groups_are_calls_of_their_own_or_a_class_of_their_own() -> None:
     assert amounts(layer, (1, 32, 2, 2)) == pytest.approx(
         {"conv1x1_macs": 4 * 32 * 8 / 1e6, "conv1x1_elements": 2 * 128 / 1e6, "weights": 256 / 1e6, "layers": 4}
     )
-    apart = amounts(layer, (1, 32, 2, 2), Habits(0.0, splits_groups=False))
+    apart = amounts(layer, (1, 32, 2, 2), KernelConventions(0.0, splits_groups=False))
     assert apart["grouped_macs"] == pytest.approx(4 * 32 * 8 / 1e6)
     assert apart["layers"] == 1
 
@@ -97,8 +98,8 @@ def test_a_relu_after_a_sum_is_a_pass_of_its_own() -> None:
 
 def test_layers_add_up_to_the_whole() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 3 * 3, 4))
-    found = workload(eo.profile(model, (1, 3, 8, 8)))
-    assert np.allclose(found.layer_quantities(Habits()).sum(axis=0), found.quantities(Habits()))
+    found = model_work(eo.profile(model, (1, 3, 8, 8)))
+    assert np.allclose(found.layer_quantities(KernelConventions()).sum(axis=0), found.quantities(KernelConventions()))
 
 
 def test_every_parent_leads_to_a_class_that_stands_for_itself() -> None:
@@ -111,7 +112,7 @@ def test_every_parent_leads_to_a_class_that_stands_for_itself() -> None:
 
 def test_another_convention_is_refused() -> None:
     with pytest.raises(InvalidInput, match="profile again"):
-        workload(eo.profile(nn.Linear(4, 4), (1, 4), convention="thop"))
+        model_work(eo.profile(nn.Linear(4, 4), (1, 4), convention="thop"))
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,8 @@ def test_another_convention_is_refused() -> None:
         ("mobilenet_v3_small", nets.mobilenet_v3(False)),
     ],
 )
-def test_written_down_nets_equal_torchvisions(name: str, net: nets.Workload) -> None:
-    traced = workload(eo.profile(getattr(torchvision_models(), name)(), (1, 3, 224, 224))).quantities(PLAIN)
+def test_written_down_nets_equal_torchvisions(name: str, net: nets.ModelWork) -> None:
+    traced = model_work(eo.profile(getattr(torchvision_models(), name)(), (1, 3, 224, 224))).quantities(PLAIN)
     written = net.quantities(PLAIN)
     for class_name, ours, theirs in zip(CLASSES, written, traced, strict=True):
         # hard sigmoids are fused in one of them: a few layers and few elements
@@ -164,8 +165,8 @@ def test_a_cell_that_is_no_cell_is_refused() -> None:
 def test_larger_convolutions_cost_more_where_weights_are_outside_the_chip() -> None:
     # 8 x 8 x 9 weights, then 8 x 4.
     net = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 4, 1, bias=False))
-    inside = amounts(net, (1, 8, 8, 8), Habits(0.0, flash_weights=8 * 8 * 9 + 32))
-    outside = amounts(net, (1, 8, 8, 8), Habits(0.0, flash_weights=8 * 8 * 9 + 31))
-    assert inside == amounts(net, (1, 8, 8, 8), Habits(0.0))
+    inside = amounts(net, (1, 8, 8, 8), KernelConventions(0.0, flash_weights=8 * 8 * 9 + 32))
+    outside = amounts(net, (1, 8, 8, 8), KernelConventions(0.0, flash_weights=8 * 8 * 9 + 31))
+    assert inside == amounts(net, (1, 8, 8, 8), KernelConventions(0.0))
     assert outside["conv3x3_macs"] == pytest.approx(1.75 * inside["conv3x3_macs"])
     assert outside["conv1x1_macs"] == inside["conv1x1_macs"]

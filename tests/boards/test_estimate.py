@@ -23,14 +23,14 @@ from edge_opt.boards.estimate import (
     DEPTHWISE,
     ELEMENTWISE,
     GROUPED,
+    INTERVAL_FACTOR,
     LAUNCH_S,
-    LAYER_SPREAD,
+    LAYER_INTERVAL_FACTOR,
     PAPER_BANDWIDTH,
-    SPREAD,
     estimate,
     estimate_roofline,
 )
-from edge_opt.boards.passes import passes
+from edge_opt.boards.fused_layers import passes
 from edge_opt.boards.platform_file import fitted_platforms
 from edge_opt.boards.roofline import used_bandwidth
 from edge_opt.errors import InvalidInput
@@ -68,9 +68,9 @@ def test_a_dense_layer_follows_hand_arithmetic() -> None:
     found = estimate(profile, board())
     assert found.seconds == pytest.approx(flops / (10e9 * DENSE) + 2e-6)
     assert (found.bound, found.basis, found.target, found.precision) == ("compute", "roofline", "board", "fp32")
-    assert (found.low, found.high) == (found.seconds / SPREAD, found.seconds * SPREAD)
+    assert (found.low, found.high) == (found.seconds / INTERVAL_FACTOR, found.seconds * INTERVAL_FACTOR)
     (layer,) = found.layers
-    assert (layer.low, layer.high) == (layer.seconds / LAYER_SPREAD, layer.seconds * LAYER_SPREAD)
+    assert (layer.low, layer.high) == (layer.seconds / LAYER_INTERVAL_FACTOR, layer.seconds * LAYER_INTERVAL_FACTOR)
     assert found.remarks[0].startswith("uncalibrated: ")
 
 
@@ -168,7 +168,7 @@ def test_a_precision_without_a_peak_computes_in_the_next_wider() -> None:
     found = estimate(profile, board(), "bf16")
     assert found.seconds == pytest.approx(2 * 64 * 256 * 512 / (10e9 * DENSE) + 2e-6)
     # Half as wide: it may be twice as fast as the peak in fp32 allows.
-    assert (found.low, found.high) == (found.seconds / (2 * SPREAD), found.seconds * SPREAD)
+    assert (found.low, found.high) == (found.seconds / (2 * INTERVAL_FACTOR), found.seconds * INTERVAL_FACTOR)
     assert any("no peak in bf16 is known, so it computes in fp32" in remark for remark in found.remarks)
     assert any("no figure for bf16" in remark for remark in found.remarks)
     assert eo.roofline(profile, board(), "bf16").total.seconds is None  # a roof is what its own figures say
@@ -179,7 +179,7 @@ def test_without_any_peak_the_time_is_what_memory_takes() -> None:
     found = estimate(profile, without(board(), peaks=()))
     moved = 4 * (64 * 256 + 256 * 512 + 64 * 512)
     assert found.seconds == pytest.approx(moved / 1e9 + 2e-6)
-    assert (found.low, found.high, found.bound) == (found.seconds / SPREAD, None, "memory")
+    assert (found.low, found.high, found.bound) == (found.seconds / INTERVAL_FACTOR, None, "memory")
     assert any("this is what memory takes alone" in remark for remark in found.remarks)
 
 
@@ -213,7 +213,7 @@ def test_a_call_takes_what_is_usual_where_the_device_has_no_figure() -> None:
     no_cost = estimate(profile, board(overhead_s={"value": 0, **SOURCE}))
     # One call, as norm and activation are fused into the convolution, in which one core could have done so much.
     assert with_none.seconds == pytest.approx(no_cost.seconds + CALL_OPERATIONS / (10e9 / 4))
-    assert with_none.high == with_none.seconds * SPREAD
+    assert with_none.high == with_none.seconds * INTERVAL_FACTOR
     assert any("per layer beside its work, which is usual for such a cpu" in remark for remark in with_none.remarks)
 
 
@@ -232,9 +232,9 @@ def test_no_overhead_is_assumed_where_none_is_usual() -> None:
     assert found.seconds == pytest.approx(8000 / 1e9)
     assert any(remark.startswith("overhead per operator is not known") for remark in found.remarks)
     # 8 µs, to which any overhead might add more than itself; a million values take 8 ms, to which it adds little.
-    assert (found.low, found.high) == (found.seconds / SPREAD, None)
+    assert (found.low, found.high) == (found.seconds / INTERVAL_FACTOR, None)
     large = estimate(eo.profile(nn.ReLU(), (1_000_000,)), bare)
-    assert large.high == large.seconds * SPREAD
+    assert large.high == large.seconds * INTERVAL_FACTOR
 
 
 def test_an_operator_without_a_price_leaves_the_upper_end_open() -> None:
@@ -384,4 +384,4 @@ def test_published_latencies_lie_within_the_interval() -> None:
             found = estimate_roofline(eo.profile(model, (1, 3, pixels, pixels)), device)
             ratios.append(item.figure.value / (found.seconds or math.nan))
     assert len(ratios) == 21
-    assert 1 / 1.9 < min(ratios) < max(ratios) < 1.9 < SPREAD
+    assert 1 / 1.9 < min(ratios) < max(ratios) < 1.9 < INTERVAL_FACTOR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import published_nets as nets
@@ -11,21 +12,23 @@ import pytest
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.boards.class_costs import CLASSES, Workload
-from edge_opt.boards.fitted import estimate_fitted, find_platform
-from edge_opt.boards.own_board import fit_platform, suggest_next
+from edge_opt.boards.class_costs import CLASSES, ModelWork
+from edge_opt.boards.fitted import FittedTime, fitted_time
+from edge_opt.boards.own_board import fit_platform, suggest_next, work_of
 from edge_opt.boards.platform_file import (
     FOLDER,
     PRIORS,
     Platform,
     fitted_platforms,
-    kinds,
+    platform_families,
     platform_from,
     platform_text,
     tomllib,
 )
+from edge_opt.boards.targets import resolve_target
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.model import SmallCNN
+from edge_opt.records.profiles import ModelProfile
 
 BUNDLED = [
     nets.mobilenet_v1(1.0, 224),
@@ -37,8 +40,18 @@ BUNDLED = [
 ]
 
 
-def seconds_on(platform: Platform, net: Workload) -> float:
-    return estimate_fitted(net, platform).seconds
+def platform_of(device: str, **asked: Any) -> Platform:
+    platform = resolve_target(device, **asked).platform
+    assert platform is not None
+    return platform
+
+
+def time_of(net: ModelWork | ModelProfile, platform: Platform) -> FittedTime:
+    return fitted_time(work_of(net), platform)
+
+
+def seconds_on(platform: Platform, net: ModelWork) -> float:
+    return time_of(net, platform).seconds
 
 
 def test_enough_platforms_give_a_time_in_float_and_in_int8() -> None:
@@ -55,7 +68,7 @@ def test_every_file_has_a_source_its_rows_and_a_name_of_its_own() -> None:
         assert platform.source
         assert platform.rows >= 2 or platform.origin == "core"
         assert platform.day
-        assert platform.kind in kinds()
+        assert platform.kind in platform_families()
         assert np.all(np.isfinite(platform.costs.mean))
         assert np.all(np.diag(platform.costs.covariance) > 0)
 
@@ -63,7 +76,7 @@ def test_every_file_has_a_source_its_rows_and_a_name_of_its_own() -> None:
 def test_boards_that_people_ask_for_are_there_and_known_well() -> None:
     for device in ("raspberry-pi-zero-2-w", "raspberry-pi-4", "raspberry-pi-5", "rk3588"):
         for threads in (1, 4):
-            platform = find_platform(device, runtime="ncnn", threads=threads)
+            platform = platform_of(device, runtime="ncnn", threads=threads)
             assert platform.error is not None
             assert platform.error < 0.25
             assert platform.factor is not None
@@ -79,7 +92,7 @@ def test_a_file_reads_back_as_it_was(platform: Platform) -> None:
 
 
 def test_the_priors_know_every_class() -> None:
-    for kind in kinds().values():
+    for kind in platform_families().values():
         assert len(kind.prior.mean) == len(CLASSES)
         assert kind.spread.noise > 0
     assert (FOLDER / PRIORS).exists()
@@ -87,77 +100,78 @@ def test_the_priors_know_every_class() -> None:
 
 def test_layers_add_up_to_the_whole_and_bear_their_names() -> None:
     profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
-    found = estimate_fitted(profile, find_platform("raspberry-pi-4", threads=1))
-    assert math.fsum(layer.seconds for layer in found.layers) == found.seconds
+    found = eo.estimate(profile, platform_of("raspberry-pi-4", threads=1))
+    assert found.seconds and found.low and found.high
+    assert math.fsum(layer.seconds or 0.0 for layer in found.layers) == found.seconds
     assert {"conv1", "conv2", "classifier"} <= {layer.path for layer in found.layers}
     assert found.low < found.seconds < found.high
     assert found.high / found.seconds == pytest.approx(found.seconds / found.low)
-    assert any("only the whole" in note for note in found.notes)
+    assert any("only the whole" in remark for remark in found.remarks)
 
 
 def test_a_faster_board_takes_less_and_more_threads_take_less() -> None:
     net = BUNDLED[0]
     slow, fast = (
-        find_platform(device, runtime="ncnn", threads=4) for device in ("raspberry-pi-zero-2-w", "raspberry-pi-5")
+        platform_of(device, runtime="ncnn", threads=4) for device in ("raspberry-pi-zero-2-w", "raspberry-pi-5")
     )
     assert seconds_on(fast, net) < seconds_on(slow, net) / 4
-    one = find_platform("raspberry-pi-4", runtime="ncnn", threads=1)
-    four = find_platform("raspberry-pi-4", runtime="ncnn", threads=4)
+    one = platform_of("raspberry-pi-4", runtime="ncnn", threads=1)
+    four = platform_of("raspberry-pi-4", runtime="ncnn", threads=4)
     assert seconds_on(four, net) < seconds_on(one, net)
 
 
 def test_what_a_fit_has_never_seen_is_outside_and_wide() -> None:
-    platform = find_platform("stm32h747", precision="int8")
+    platform = platform_of("stm32h747", precision="int8")
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
-    found = estimate_fitted(eo.profile(layer, (1, 50, 64)), platform)
+    found = time_of(eo.profile(layer, (1, 50, 64)), platform)
     assert found.outside
     assert found.high / found.low >= 7.0**2 * 0.999
 
 
 def test_attention_on_ncnn_was_never_held_out_and_is_wide() -> None:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
-    found = estimate_fitted(eo.profile(layer, (1, 50, 64)), find_platform("raspberry-pi-5", runtime="ncnn", threads=4))
+    found = time_of(eo.profile(layer, (1, 50, 64)), platform_of("raspberry-pi-5", runtime="ncnn", threads=4))
     assert "product_macs" in found.outside
     assert found.high / found.seconds >= 2.5 * 0.999
 
 
 def test_a_recurrent_net_was_never_timed_and_is_wide_unless_little_of_the_time_is_its() -> None:
-    platform = find_platform("raspberry-pi-5", runtime="ncnn", threads=4)
-    found = estimate_fitted(eo.profile(nn.LSTM(40, 128, 2), (100, 1, 40)), platform)
+    platform = platform_of("raspberry-pi-5", runtime="ncnn", threads=4)
+    found = time_of(eo.profile(nn.LSTM(40, 128, 2), (100, 1, 40)), platform)
     assert found.outside == ("recurrent layers",)
     assert found.high / found.seconds >= 7.0 * 0.999
     little = nn.Sequential(nn.Conv1d(256, 256, 9), nn.GRU(28, 4))
-    assert estimate_fitted(eo.profile(little, (256, 36)), platform).outside == ()
+    assert time_of(eo.profile(little, (256, 36)), platform).outside == ()
 
 
 def test_a_device_without_fit_names_the_closest() -> None:
     with pytest.raises(UnknownDevice, match="raspberry-pi-4"):
-        find_platform("raspberry-pi-44")
+        platform_of("raspberry-pi-44")
     with pytest.raises(InvalidInput, match="ncnn"):
-        find_platform("raspberry-pi-4", runtime="tensorrt")
+        platform_of("raspberry-pi-4", runtime="tensorrt")
 
 
 def test_typed_times_of_a_known_board_give_its_times_back() -> None:
-    truth = find_platform("raspberry-pi-5", runtime="ncnn", threads=4)
+    truth = platform_of("raspberry-pi-5", runtime="ncnn", threads=4)
     times = [(net, seconds_on(truth, net)) for net in BUNDLED[:5]]
     mine = fit_platform("mine", times, threads=4)
-    guess = estimate_fitted(BUNDLED[5], mine)
+    guess = time_of(BUNDLED[5], mine)
     assert guess.low < seconds_on(truth, BUNDLED[5]) < guess.high
     assert mine.origin == "typed"
     assert not mine.contradictions
 
 
 def test_one_time_is_wide_and_says_so_and_five_are_narrower() -> None:
-    truth = find_platform("raspberry-pi-4", runtime="ncnn", threads=4)
+    truth = platform_of("raspberry-pi-4", runtime="ncnn", threads=4)
     times = [(net, seconds_on(truth, net)) for net in BUNDLED[:5]]
     one, five = fit_platform("mine", times[:1]), fit_platform("mine", times)
     assert any("one time only" in note for note in one.notes)
-    first, later = (estimate_fitted(BUNDLED[5], platform) for platform in (one, five))
+    first, later = (time_of(BUNDLED[5], platform) for platform in (one, five))
     assert later.high / later.low < first.high / first.low
 
 
 def test_a_board_that_is_twice_as_slow_as_the_one_it_is_like_comes_out_so() -> None:
-    base = find_platform("raspberry-pi-4", runtime="ncnn", threads=4)
+    base = platform_of("raspberry-pi-4", runtime="ncnn", threads=4)
     mine = fit_platform("mine", [(net, 2 * seconds_on(base, net)) for net in BUNDLED[:4]], like=base, threads=4)
     assert seconds_on(mine, BUNDLED[4]) / seconds_on(base, BUNDLED[4]) == pytest.approx(2, rel=0.1)
     assert any("like raspberry-pi-4" in note for note in mine.notes)
@@ -168,9 +182,9 @@ def test_no_time_at_all_needs_a_board_that_it_is_like() -> None:
         fit_platform("mine", [])
     mine = fit_platform("mine", [], like="raspberry-pi-5", threads=4)
     assert mine.origin == "core"
-    like = find_platform("raspberry-pi-5", threads=4)
+    like = platform_of("raspberry-pi-5", threads=4)
     assert seconds_on(mine, BUNDLED[0]) == pytest.approx(seconds_on(like, BUNDLED[0]))
-    assert estimate_fitted(BUNDLED[0], mine).high > estimate_fitted(BUNDLED[0], like).high
+    assert time_of(BUNDLED[0], mine).high > time_of(BUNDLED[0], like).high
 
 
 @pytest.mark.parametrize("wrong", [0.0, -0.1, float("nan")])
@@ -180,7 +194,7 @@ def test_times_that_cannot_be_are_refused_by_name(wrong: float) -> None:
 
 
 def test_a_time_that_contradicts_the_others_is_named() -> None:
-    truth = find_platform("raspberry-pi-4", runtime="ncnn", threads=4)
+    truth = platform_of("raspberry-pi-4", runtime="ncnn", threads=4)
     times = [(net, seconds_on(truth, net) * (6 if net is BUNDLED[1] else 1)) for net in BUNDLED]
     mine = fit_platform("mine", times, like=truth, threads=4)
     assert len(mine.contradictions) == 1
@@ -189,7 +203,7 @@ def test_a_time_that_contradicts_the_others_is_named() -> None:
 
 
 def test_the_net_that_is_suggested_shrinks_the_interval_most() -> None:
-    truth = find_platform("raspberry-pi-4", runtime="ncnn", threads=4)
+    truth = platform_of("raspberry-pi-4", runtime="ncnn", threads=4)
     mine = fit_platform("mine", [(BUNDLED[0], seconds_on(truth, BUNDLED[0]))])
     found = suggest_next(mine, BUNDLED[1:])
     assert [item.factor_then for item in found] == sorted(item.factor_then for item in found)
@@ -200,4 +214,4 @@ def test_the_net_that_is_suggested_shrinks_the_interval_most() -> None:
 
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(InvalidInput, match="nothing to estimate"):
-        estimate_fitted(Workload("empty", ()), fitted_platforms()[0])
+        time_of(ModelWork("empty", ()), fitted_platforms()[0])

@@ -8,7 +8,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.boards.estimate import estimate_roofline
-from edge_opt.boards.passes import passes
+from edge_opt.boards.fused_layers import passes
 from edge_opt.records.devices import Figure
 
 BITS = 4 + 20 / 128  # groups of 128 share a half of scale and a zero of 4 bits

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from edge_opt.boards.estimate import estimate, estimate_roofline
-from edge_opt.boards.fitted import best_known, find_platform
-from edge_opt.boards.platform_file import fitted_platforms, load_platform, save_platform
-from edge_opt.boards.targets import find_spec, find_target
+from edge_opt.boards.platform_file import fitted_platforms, save_platform
+from edge_opt.boards.targets import best_known, find_spec, named_target, resolve_target
 from edge_opt.cli import app
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.model import SmallCNN
@@ -130,7 +129,7 @@ def test_threads_scale_the_peaks_of_a_roofline_and_not_its_bandwidth() -> None:
 
 def test_a_device_outside_the_catalogue_answers_by_its_times(profile: ModelProfile) -> None:
     names = {platform.device for platform in fitted_platforms()}
-    assert all(find_target(name).name for name in sorted(names)[::9])
+    assert all(named_target(name).name for name in sorted(names)[::9])
     found = estimate(profile, "orange-pi-zero-2")
     assert (found.basis, found.target) == ("fitted", "orange-pi-zero-2")
     assert find_spec("orange-pi-zero-2").ram_bytes == ()
@@ -140,7 +139,8 @@ def test_a_device_outside_the_catalogue_answers_by_its_times(profile: ModelProfi
 
 def test_a_platform_is_a_target_by_name_record_and_file(profile: ModelProfile, tmp_path: Path) -> None:
     name = "raspberry-pi-4/cpu-1/ncnn/fp32"
-    platform = find_platform("raspberry-pi-4", runtime="ncnn", threads=1)
+    platform = resolve_target("raspberry-pi-4", runtime="ncnn", threads=1).platform
+    assert platform is not None
     path = save_platform(platform, tmp_path / "mine.toml")
     for target in (name, platform):
         found = estimate(profile, target)
@@ -156,7 +156,7 @@ def test_a_platform_is_a_target_by_name_record_and_file(profile: ModelProfile, t
         eo.profile(SmallCNN(), SHAPE, target=[name, platform])
     path.write_text(path.read_text().replace("runtime = ", "runtimes = "))
     with pytest.raises(InvalidDevice, match="runtime"):
-        load_platform(path)
+        named_target(path)
     with pytest.raises(InvalidInput, match=r"end in \.toml"):
         save_platform(platform, tmp_path / "mine.json")
 
@@ -185,8 +185,10 @@ def test_the_roofline_can_still_be_asked_for(profile: ModelProfile) -> None:
 
 def test_errors_choose_the_runtime_and_all_big_cores_the_threads() -> None:
     # Published of the RK3588 with ncnn: 1, 4 big, all 8 and 4 little cores; of the Pi 4: ncnn and others.
-    assert find_platform("rk3588").name == "rk3588/cpu-4/ncnn/fp32"
-    one, four = (find_platform("raspberry-pi-4", runtime="ncnn", threads=threads) for threads in (1, 4))
+    best = resolve_target("rk3588").platform
+    assert best is not None and best.name == "rk3588/cpu-4/ncnn/fp32"
+    one, four = (resolve_target("raspberry-pi-4", runtime="ncnn", threads=threads).platform for threads in (1, 4))
+    assert one is not None and four is not None
     assert (one.error or 0) < (four.error or 0)
     slower = replace(four, runtime="other", name="other", error=2 * (four.error or 0))
     assert best_known([slower, one, four])[0] is four

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import edge_opt as eo
-from edge_opt.boards.passes import fused_passes, passes
+from edge_opt.boards.fused_layers import fused_passes, passes
 from edge_opt.records.profiles import ModelProfile
 
 X, W, Y = 2 * 3 * 8 * 8, 8 * 3 * 9 + 8, 2 * 8 * 8 * 8  # inputs, weights with bias, outputs of the convolution

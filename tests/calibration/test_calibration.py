@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import edge_opt as eo
 from calibrations import imaginary
-from edge_opt.boards.calibration_file import host_file, load_calibration, save_calibration
 from edge_opt.calibration.calibrate import validated
+from edge_opt.calibration.calibration_file import host_file, load_calibration, save_calibration
 from edge_opt.calibration.operator_bench import (
     Overheads,
     Runnable,
@@ -23,7 +23,7 @@ from edge_opt.calibration.operator_bench import (
     closed,
     measured_overheads,
     overload,
-    read_distances,
+    reuse_distances,
     undisturbed,
 )
 from edge_opt.calibration.operator_draws import is_warm, plan, signatures, tensor
@@ -132,7 +132,7 @@ def test_weights_are_as_far_back_as_a_whole_forward() -> None:
     # Each forward moves: 4x8 in, 8x8 weights, 4x8 out, then the same again on the result; 4 bytes each.
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     recorded = trace(model, (4, 8))
-    first, second = read_distances(recorded)
+    first, second = reuse_distances(recorded)
     forward = 2 * (4 * 8 + 8 * 8 + 4 * 8) * 4
     assert second[0] == 0  # just made
     # Between two uses of a weight everything else is moved, but for the input that comes before it.
@@ -195,7 +195,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (lambda text: text[: len(text) // 2], "cut off"),
         (lambda text: "[1, 2]", "not a calibration"),
         (lambda text: '{"name": "my board"}', "not a calibration"),
-        (lambda text: text.replace('"version":1', '"version":99'), "version 99"),
+        (lambda text: text.replace('"version":2', '"version":99'), "version 99"),
         (lambda text: text.replace('"references"', '"reverences"'), "damaged"),
         (lambda text: text.replace('"seconds":', '"seconds":-'), "damaged"),
         (lambda text: "\udcff", "cannot read"),

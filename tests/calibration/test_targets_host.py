@@ -11,9 +11,9 @@ from torch import nn
 
 import edge_opt as eo
 from calibrations import imaginary
-from edge_opt.boards.calibration_file import host_file, save_calibration
-from edge_opt.boards.targets import find_target, find_targets
-from edge_opt.calibration.operator_bench import read_distances
+from edge_opt.boards.targets import named_target, resolve_targets
+from edge_opt.calibration.calibration_file import host_file, save_calibration
+from edge_opt.calibration.operator_bench import reuse_distances
 from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.records.measurements import Environment
@@ -47,7 +47,7 @@ def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
 
 def test_host_is_this_host_s_own_calibration(calibration: Calibration) -> None:
     save_calibration(calibration, host_file())
-    assert find_target("host") == calibration
+    assert named_target("host") == calibration
 
 
 def test_without_one_the_error_names_the_command(calibration: Calibration) -> None:
@@ -57,17 +57,18 @@ def test_without_one_the_error_names_the_command(calibration: Calibration) -> No
 
 def test_a_calibration_is_found_by_its_file_and_taken_as_it_is(calibration: Calibration, tmp_path: Path) -> None:
     path = save_calibration(calibration, tmp_path / "bench.json")
-    assert find_targets([path, "pi4"]) == (calibration, eo.device("pi4"))
-    assert find_target(str(path)) == find_target(calibration) == calibration
+    machine, board = resolve_targets([path, "pi4"])
+    assert (machine.calibration, board.spec) == (calibration, eo.device("pi4"))
+    assert named_target(str(path)) == named_target(calibration) == calibration
     with pytest.raises(InvalidInput, match="the target bench is given twice"):
-        find_targets([path, calibration])
+        resolve_targets([path, calibration])
 
 
 def test_a_device_in_json_is_still_a_device(tmp_path: Path) -> None:
     path = tmp_path / "board.json"
     bandwidth = {"datasheet": {"value": 1e9, "source": "test", "kind": "derived"}}
     path.write_text(json.dumps({"name": "board", "engine": "cpu", "bandwidth_bytes_per_s": bandwidth}))
-    assert find_target(path).name == "board"
+    assert named_target(path).name == "board"
 
 
 def test_truncated_and_foreign_files_are_refused_in_one_sentence(calibration: Calibration, tmp_path: Path) -> None:
@@ -75,10 +76,10 @@ def test_truncated_and_foreign_files_are_refused_in_one_sentence(calibration: Ca
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
     with pytest.raises(EdgeOptError, match="is not JSON, or is cut off"):
-        find_target(path)
+        named_target(path)
     path.write_text(json.dumps({"schema": "somebody else's"}))
     with pytest.raises(EdgeOptError, match="is not a calibration"):
-        find_target(path)
+        named_target(path)
 
 
 def test_a_roofline_stands_on_the_measured_figures(calibration: Calibration) -> None:
@@ -103,7 +104,7 @@ def test_its_ram_limits_the_batch(calibration: Calibration) -> None:
 
 def sampled(calibration: Calibration, profile: ModelProfile) -> Calibration:
     """The calibration with each operator of a profile as a sample that moves 1 GB/s; nothing is timed."""
-    distances = read_distances(profile.trace)
+    distances = reuse_distances(profile.trace)
     samples = tuple(
         OperatorSample(
             signature := profile.trace.signatures[call.signature],

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
-    "errors text units records _support trace cost model_files measuring boards calibration profiling training_steps "
+    "errors text units records _support trace cost model_files measuring calibration boards profiling training_steps "
     "serving loading model_comparison budgets data quantization tasks pruning runtimes explanation compress search "
     "report run trainer_callbacks pytest_plugin cli"
 ).split()

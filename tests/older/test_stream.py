@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import edge_opt as eo
 from calibrations import imaginary
 from edge_opt import stream
-from edge_opt.boards.calibration_file import host_file, save_calibration
+from edge_opt.calibration.calibration_file import host_file, save_calibration
 from edge_opt.errors import InvalidInput
 
 OPERATORS = ["input_normalization", "linear_projection", "activation", "decision_head"]

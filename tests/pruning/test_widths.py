@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_opt.boards.targets import find_target
+from edge_opt.boards.targets import resolve_target
 from edge_opt.compress import prune
 from edge_opt.model import SmallCNN
 from edge_opt.pruning.coupling import Group
@@ -18,7 +18,7 @@ from edge_opt.pruning.ranking import Ranking, fast_multiple
     [("raspberry-pi-4", "fp32", 8), ("raspberry-pi-4", "int8", 8), ("raspberry-pi-4", "fp16", 16)],
 )
 def test_the_multiple_follows_the_target(target: str, precision: str, expected: int) -> None:
-    assert fast_multiple(find_target(target), precision) == expected
+    assert fast_multiple(resolve_target(target), precision) == expected
 
 
 def test_narrow_layers_are_rounded_to_less() -> None:

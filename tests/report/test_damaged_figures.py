@@ -12,7 +12,7 @@ from torch import nn
 
 import edge_opt as eo
 from calibrations import imaginary
-from edge_opt.boards.calibration_file import load_calibration, save_calibration
+from edge_opt.calibration.calibration_file import load_calibration, save_calibration
 from edge_opt.errors import InvalidCalibration, InvalidConfig, UnreadableProfile, UnreadableSweep
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.report.sweep_files import read_sweep, sweep_document
@@ -88,8 +88,8 @@ def test_a_sweep_with_a_figure_that_cannot_be_is_refused(change: Change, said: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("bandwidths", 0, "bytes_per_s", to=float("inf")), "a bandwidth is inf bytes per second"),
-        (put("samples", to=[]), "it has no samples"),
+        (put("calibration", "bandwidths", 0, "bytes_per_s", to=float("inf")), "a bandwidth is inf bytes per second"),
+        (put("calibration", "samples", to=[]), "it has no samples"),
     ],
 )
 def test_a_calibration_with_a_figure_that_cannot_be_is_refused(change: Change, said: str, tmp_path: Path) -> None:

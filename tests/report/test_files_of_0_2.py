@@ -13,7 +13,8 @@ import pytest
 
 import edge_opt as eo
 from edge_opt._support.json import OLD_FIELDS, from_plain
-from edge_opt.boards.calibration_file import load_calibration
+from edge_opt.calibration.calibration_file import load_calibration
+from edge_opt.errors import InvalidCalibration
 from edge_opt.pruning.pruned_files import load_pruned
 from edge_opt.records.compression import PruneCheck, PruneRequest, PruneResult, Sensitivity
 from edge_opt.records.conversions import Converted
@@ -65,8 +66,9 @@ def test_sweep(unpacked: Path) -> None:
     assert len(result.trials) == len(document("sweep")["trials"])
 
 
-def test_calibration(unpacked: Path) -> None:
-    assert load_calibration(unpacked / "calibration.json").name == "imaginary"
+def test_a_calibration_of_0_2_is_refused_with_what_to_do(unpacked: Path) -> None:
+    with pytest.raises(InvalidCalibration, match="version 1.*calibrate again, which takes about two minutes"):
+        load_calibration(unpacked / "calibration.json")
 
 
 def test_pruned_model() -> None:

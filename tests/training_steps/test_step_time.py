@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 import edge_opt as eo
 from calibrations import imaginary
+from edge_opt.boards.roofline import used_bandwidth
+from edge_opt.calibration.operator_bench import backward_work, relative_work
 from edge_opt.records.predictions import Calibration, ReferenceRun
-from edge_opt.training_steps.step_costs import _reference_work
 
-NAMES = ("lstm-224", "gru-160", "text-384", "patches-32", "plain-40")
 PACE = 1.5
 
 
@@ -20,11 +21,10 @@ PACE = 1.5
 def trained() -> Calibration:
     """An imaginary machine on which every backward takes half as long again as its work would at the forward's rate."""
     runs = []
-    for name in NAMES:
-        work = _reference_work(name, 8)
-        assert work is not None and work > 1  # gradients of weights and of inputs
-        step_s = 0.1 * (1 + PACE * work)
-        runs.append(ReferenceRun(f"{name}, batch 8", "f", 8, 10, 5, operators_s=0.09, seconds=0.1, step_s=step_s))
+    for number in range(5):
+        work = 1.8 + 0.1 * number
+        run = ReferenceRun(f"{number}, batch 8", "f", 8, 10, 5, operators_s=0.09, seconds=0.1)
+        runs.append(replace(run, step_s=0.1 * (1 + PACE * work), backward_work=work))
     return replace(imaginary(count=100), references=tuple(runs))
 
 
@@ -58,5 +58,18 @@ def test_the_step_of_a_recurrent_net_with_a_state_of_its_own_is_traced() -> None
     assert step.forward.macs == 2 * 3 * 4 * (8 + 4) * 5 * 2
 
 
-def test_a_reference_that_is_no_longer_there_is_left_out() -> None:
-    assert _reference_work("a net of another version", 8) is None
+def test_the_work_of_a_backward_is_counted_from_its_operators() -> None:
+    # Gradients of both weights, and of the second layer's input: MACs per sample 9472 + 1280 beside 9472; bytes more.
+    work = backward_work(model(), torch.randn(16, 64))
+    step = eo.training_step(model(), (16, 64), optimizer="sgd")
+    assert work == pytest.approx(relative_work(step.backward, step.forward), rel=0.02)
+    assert work > (9472 + 1280) / 9472
+
+
+def test_the_optimizer_moves_its_bytes_on_the_engine_that_computes() -> None:
+    step = eo.training_step(model(), (16, 64), target="jetson-agx-orin")
+    [found] = step.times
+    orin = eo.device("jetson-agx-orin")
+    on_gpu, on_cpu = used_bandwidth(orin, "gpu"), used_bandwidth(orin, "cpu")
+    assert orin.engine == "gpu" and on_gpu and on_cpu and on_gpu.bytes_per_s > 5 * on_cpu.bytes_per_s
+    assert found.optimizer_seconds == pytest.approx(step.update.bytes_moved / on_gpu.bytes_per_s)

@@ -57,6 +57,16 @@ class FormerName(NamedTuple):
 FORMER_NAMES: tuple[FormerName, ...] = (
     FormerName("module", "edge_opt.comparing", "edge_opt.model_comparison", since="0.3", removed_in="0.4"),
     FormerName("module", "edge_opt.fitting", "edge_opt.boards.batch_fit", since="0.3", removed_in="0.4"),
+    FormerName("module", "edge_opt.backward", "edge_opt.training_steps", since="0.3", removed_in="0.4"),
+    FormerName(
+        "module", "edge_opt.backward.step_report", "edge_opt.training_steps.step_report", since="0.3", removed_in="0.4"
+    ),
+    FormerName(
+        "module", "edge_opt.backward.remedies", "edge_opt.training_steps.remedies", since="0.3", removed_in="0.4"
+    ),
+    FormerName(
+        "module", "edge_opt.boards.calibration_file", "edge_opt.calibration.calibration_file", "0.3", removed_in="0.4"
+    ),
     FormerName("parameter", "sweep(pruning)", "sweep(pruning_levels)", since="0.2", removed_in="0.4"),
     FormerName("parameter", "sweep(use_ci)", "sweep(pareto_use_ci)", since="0.2", removed_in="0.4"),
     FormerName("configuration key", "benchmark_repeats", None, "0.2", None, instead="min_time_s"),

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -113,6 +114,17 @@ def publish(files: list[Path], folder: str | os.PathLike[str]) -> list[Path]:
         file.replace(target)
         placed.append(target)
     return placed
+
+
+def config_folder() -> Path:
+    """Return the folder of the user's own device files and calibrations; it need not exist."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("APPDATA") or Path.home() / "AppData" / "Roaming")
+    elif sys.platform == "darwin" and "XDG_CONFIG_HOME" not in os.environ:
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return base / "edge-opt"
 
 
 def own_folder() -> Path:

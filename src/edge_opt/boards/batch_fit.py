@@ -16,8 +16,8 @@ from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
 from edge_opt.boards.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
 from edge_opt.boards.device_memory import device_memory
-from edge_opt.boards.passes import ITEMSIZE
-from edge_opt.boards.targets import Target, find_spec, find_targets
+from edge_opt.boards.fused_layers import ITEMSIZE
+from edge_opt.boards.targets import Target, find_spec, resolve_targets
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.profiling import profile
 from edge_opt.records.devices import BatchFit, Precision
@@ -235,7 +235,7 @@ def compare_targets(
     >>> [(fit.prediction.target, fit.fits, fit.prediction.bound) for fit in comparison.targets]
     [('raspberry-pi-4', True, 'overhead'), ('rp2040', True, 'unknown')]
     """
-    resolved = find_targets(targets)
+    resolved = resolve_targets(targets, precision, runtime=runtime, threads=threads)
     profiled = profile(
         model, inputs, kwargs=kwargs, name=name, target=resolved, precision=precision, runtime=runtime, threads=threads
     )
@@ -243,7 +243,7 @@ def compare_targets(
     one_sample = map_arguments(call_arguments(model, inputs, kwargs), _without_batch)
     needs = needs_by_batch(model, one_sample, precision, lifetimes)
     fits = (
-        _target_fit(prediction, memory, tuple(int(size.value) for size in find_spec(target).ram_bytes), needs, most)
+        _target_fit(prediction, memory, tuple(int(size.value) for size in target.spec.ram_bytes), needs, most)
         for prediction, target in zip(profiled.predictions, resolved, strict=True)
     )
     shapes = profiled.trace.modules[0].input_shapes

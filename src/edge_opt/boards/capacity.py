@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from edge_opt.boards.passes import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
+from edge_opt.boards.fused_layers import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
 from edge_opt.records.costs import Role, TensorInfo, Trace
 from edge_opt.records.devices import SCRATCH_IS_APART as SCRATCH_IS_APART
 from edge_opt.records.devices import Precision

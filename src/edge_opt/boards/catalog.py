@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast, get_args
 
 from edge_opt._support.checks import is_number
+from edge_opt._support.files import config_folder
 from edge_opt.errors import InvalidDevice, UnknownDevice
 from edge_opt.records.devices import Bandwidth, DeviceSpec, Engine, Figure, FigureKind, KnownLatency, Peak, Power
 
@@ -304,17 +305,35 @@ def unknown_device(name: str, others: Collection[str] = ()) -> UnknownDevice:
 
 
 def load_device(path: str | os.PathLike[str]) -> DeviceSpec:
-    """The device that a TOML or JSON file describes; both have the same keys."""
+    """Read the device that a TOML or JSON file describes; both have the same keys."""
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise InvalidDevice(f"{str(path)!r} is not a device file; it must end in {' or '.join(SUFFIXES)}")
+    return spec_from(read_table(file), str(path))
+
+
+def read_table(path: Path) -> Mapping[str, Any]:
+    """Read what a TOML or JSON file holds, of a device, a platform or a calibration."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UnknownDevice(f"no file {str(path)!r}; `edge-opt devices` lists what is there without one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDevice(f"cannot read {str(path)!r}: {error}") from error
-    return _parsed(text, str(path))
+    is_json = path.suffix.lower() == ".json"
+    try:
+        data: Any = json.loads(text) if is_json else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        language = "JSON" if is_json else "TOML"
+        raise InvalidDevice(f"{path} is not {language}, or is cut off: {error}") from error
+    if not isinstance(data, Mapping):
+        raise InvalidDevice(f"{path} holds a {type(data).__name__}; a device is a table with a name and figures")
+    return data
+
+
+def is_platform_table(table: Mapping[str, Any]) -> bool:
+    """Return whether a file's contents are a fitted platform, such as `edge-opt board` writes, and no device."""
+    return "costs" in table and "covariance" in table
 
 
 def is_shipped(spec: DeviceSpec) -> bool:
@@ -323,51 +342,27 @@ def is_shipped(spec: DeviceSpec) -> bool:
 
 
 def user_folder() -> Path:
-    """Where the user's own device files are looked for; it need not exist."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("APPDATA") or Path.home() / "AppData" / "Roaming")
-    elif sys.platform == "darwin" and "XDG_CONFIG_HOME" not in os.environ:
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return base / "edge-opt" / "devices"
-
-
-def _parsed(text: str, origin: str) -> DeviceSpec:
-    is_json = origin.lower().endswith(".json")
-    try:
-        data: Any = json.loads(text) if is_json else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        language = "JSON" if is_json else "TOML"
-        raise InvalidDevice(f"{origin} is not {language}, or is cut off: {error}") from error
-    if not isinstance(data, Mapping):
-        raise InvalidDevice(f"{origin} holds a {type(data).__name__}; a device is a table with a name and figures")
-    return spec_from(data, origin)
+    """Return where the user's own device files are looked for; it need not exist."""
+    return config_folder() / "devices"
 
 
 @cache
 def _bundled() -> tuple[DeviceSpec, ...]:
     files = (resources.files("edge_opt.boards") / "data").iterdir()
-    return tuple(_parsed(file.read_text(encoding="utf-8"), file.name) for file in files if file.name.endswith(".toml"))
+    return tuple(
+        spec_from(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
+        for file in files
+        if file.name.endswith(".toml")
+    )
 
 
 def _own() -> Iterator[DeviceSpec]:
     folder = user_folder()
-    if folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in SUFFIXES and not is_platform_file(path):
-                yield load_device(path)
-
-
-def is_platform_file(path: Path) -> bool:
-    """Whether a file holds a fitted platform, such as `edge-opt board` writes, and no device."""
-    if path.suffix.lower() != ".toml":
-        return False
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return "costs" in data and "covariance" in data
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix.lower() in SUFFIXES:
+            table = read_table(path)
+            if not is_platform_table(table):
+                yield spec_from(table, str(path))
 
 
 def _by_name(specs: tuple[DeviceSpec, ...]) -> dict[str, DeviceSpec]:

@@ -202,7 +202,7 @@ def fit_prior(
         spread = shrunk(spread, float(counts.sum()))
     seen = _boards_seen(boards, means, has_rows)
     prior = inherited(centre, spread, has_rows, seen)
-    fits = [_spread_out(mean, matrix, prior, has_rows) for mean, matrix in zip(means, covariances, strict=True)]
+    fits = [_spread_out(mean, matrix, has_rows) for mean, matrix in zip(means, covariances, strict=True)]
     return prior, tuple(
         Costs(mean, matrix, _seen(rows, mean)) for (mean, matrix), (rows, _) in zip(fits, boards, strict=True)
     )
@@ -279,7 +279,7 @@ def _parents_matrix(has_rows: Vector) -> tuple[Vector, Vector]:
     return take, own
 
 
-def _spread_out(mean: Vector, matrix: Vector, prior: Costs, has_rows: Vector) -> tuple[Vector, Vector]:
+def _spread_out(mean: Vector, matrix: Vector, has_rows: Vector) -> tuple[Vector, Vector]:
     """A board's costs over all classes: those without rows follow their parents, as in the prior."""
     take, own = _parents_matrix(has_rows)
     return take @ mean, take @ matrix @ take.T + np.diag(own)

@@ -1,134 +1,22 @@
-"""Time and energy on a device: from costs fitted to times there, else from its roofline at usual efficiencies."""
+"""Time and energy on a target: from its calibration, else costs fitted to times there, else its roofline."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 from edge_opt import units
-from edge_opt._support.checks import check_whole
-from edge_opt.boards.class_costs import workload
-from edge_opt.boards.fitted import choose_platform, estimate_fitted
-from edge_opt.boards.passes import Pass, fused_passes, passes
-from edge_opt.boards.platform_file import Platform
-from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, Roof, checked_roof, limit
-from edge_opt.boards.targets import Target, find_spec, find_target, published
+from edge_opt.boards.energy_table import with_energies
+from edge_opt.boards.fitted import estimate_fitted
+from edge_opt.boards.fused_layers import MemoryPass, fused_passes, model_work, passes
+from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, EngineLimits, check_asked, limit
+from edge_opt.boards.targets import ResolvedTarget, Target, find_spec, platforms_of, resolve_target
+from edge_opt.calibration.predict import predict
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
-from edge_opt.records.devices import Bound, DeviceSpec, Engine, Figure, Power, Precision
-from edge_opt.records.measurements import Energy
+from edge_opt.records.devices import Bound, DeviceSpec, Engine, Figure, Precision
 from edge_opt.records.predictions import LayerPrediction, Prediction
 from edge_opt.records.profiles import ModelProfile
-
-# Under a model's load a device draws its power under load; a power mode and a TDP are ceilings, idle is no load at all.
-_WORKING_STATES = ("load", "highest_mode", "tdp")
-_TABLE_DTYPE: dict[Precision, str] = {
-    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "float16",
-}  # fmt: skip
-
-
-def with_energies(prediction: Prediction, profile: ModelProfile, spec: DeviceSpec | None) -> Prediction:
-    """The prediction with the device's RAM, and its energy by every way there is; power times time comes first.
-
-    Layers get their part of the first one, so that they add up to it. Where nothing is known a remark says so.
-    """
-    found = passes(profile, prediction.precision)
-    power = None if spec is None else working_power(spec)
-    proxy = None if power is None else _proxy(power, prediction.seconds)
-    table = from_table(found, prediction.precision, is_lower_bound=bool(profile.unpriced))
-    remarks: tuple[str, ...] = () if proxy or spec is None else (_missing(power),)
-    if table is None:
-        remarks += (f"the table of energies per operation has no figure for {prediction.precision}",)
-    if proxy is not None and power is not None:
-        watts = power.figure.value
-        layers = tuple(
-            replace(layer, energy_j=None if layer.seconds is None else watts * layer.seconds)
-            for layer in prediction.layers
-        )
-    elif table is not None:
-        layers = tuple(_with_table(prediction.layers, found, prediction.precision))
-    else:
-        layers = prediction.layers
-    return replace(
-        prediction,
-        layers=layers,
-        energies=tuple(energy for energy in (proxy, table) if energy is not None),
-        remarks=prediction.remarks + remarks,
-        # a board of the user's own is like another in its times, not in its RAM
-        ram_bytes=tuple(int(s.value) for s in spec.ram_bytes) if spec and spec.name == prediction.target else (),
-    )
-
-
-def working_power(spec: DeviceSpec) -> Power | None:
-    """Watts of the device at work: under load, else in its highest mode, else its TDP; None where nobody says.
-
-    >>> from edge_opt.boards.catalog import device
-    >>> [(power.state, power.figure.value) for power in (working_power(device("jetson-nano")),)]
-    [('highest_mode', 10.0)]
-    """
-    by_state = {power.state: power for power in spec.powers}
-    return next((by_state[state] for state in _WORKING_STATES if state in by_state), None)
-
-
-def from_table(items: Iterable[Pass], precision: Precision, is_lower_bound: bool = False) -> Energy | None:
-    """Energy of these passes by the table of `edge_opt.measuring.energy`; None where it lacks the precision."""
-    joules = table_joules(items, precision)
-    if joules is None:
-        return None
-    add_pj, multiply_pj = OPERATION_PJ[_TABLE_DTYPE[precision]]
-    note = (
-        f"model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; {_TABLE_DTYPE[precision]} add {add_pj:g} pJ, "
-        f"multiply {multiply_pj:g} pJ), bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM); "
-        "for comparing variants, not for sizing a battery"
-    )
-    return Energy(joules, "model", note + ("; a lower bound, for some operators are unpriced" * is_lower_bound))
-
-
-def table_joules(items: Iterable[Pass], precision: Precision) -> float | None:
-    """A MAC is a multiplication and an addition, other arithmetic counts as multiplications, every byte the same.
-
-    None where the table has no figure for the precision and something is computed in it.
-    """
-    picojoules = 0.0
-    for item in items:
-        picojoules += BYTE_PJ * (item.bytes_read + item.bytes_written)
-        if item.arithmetic == "none" or not item.flops:
-            continue
-        dtype = "int8" if item.arithmetic == "int8" else _TABLE_DTYPE[precision]
-        if dtype not in OPERATION_PJ:
-            return None
-        add_pj, multiply_pj = OPERATION_PJ[dtype]
-        picojoules += item.macs * (add_pj + multiply_pj) + (item.flops - 2 * item.macs) * multiply_pj
-    return picojoules * 1e-12
-
-
-def _with_table(
-    layers: Sequence[LayerPrediction], items: Sequence[Pass], precision: Precision
-) -> list[LayerPrediction]:
-    by_module: dict[int, list[Pass]] = {}
-    for item in items:
-        by_module.setdefault(item.module, []).append(item)
-    return [replace(layer, energy_j=table_joules(by_module.get(layer.module, ()), precision)) for layer in layers]
-
-
-def _proxy(power: Power, seconds: float | None) -> Energy | None:
-    if seconds is None:
-        return None
-    watts = power.figure.value
-    note = (
-        f"proxy, not measured: {watts:g} W ({power.state}; {power.figure.kind}: {power.figure.source}) × "
-        f"predicted {seconds:.4g} s"
-    )
-    return Energy(watts * seconds, "proxy", note)
-
-
-def _missing(power: Power | None) -> str:
-    if power is None:
-        return "the power at work is unknown, so there is no energy from power and time"
-    return "the time is unknown, so there is no energy from power and time"
-
 
 # Share of an engine's peak that dense products reach: HPL over the peak in fp64, which is half of that in fp32, is 0.39
 # to 0.64 on the five devices of the catalogue that have both figures and at least 1 GiB; in the middle 0.5.
@@ -151,15 +39,38 @@ LAUNCH_S = 24e-6
 # The interval is from the estimate divided by this to the estimate times this: 90 % of 347 published times on the four
 # CPU boards with figures lie in it, with one thread or all (benchmarks/boards.py). For other engines too few are known
 # to say less.
-SPREAD = 3.5
+INTERVAL_FACTOR = 3.5
 # A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
-LAYER_SPREAD = 2 * SPREAD
+LAYER_INTERVAL_FACTOR = 2 * INTERVAL_FACTOR
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 # tests/boards/test_estimate.py derives all of these from the catalogue's files.
 
 # Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
 # it, none is put in; an operator that takes less than this itself then leaves the upper end of the interval open.
 BRIEF_S = 50e-6
+
+
+def predictions(
+    profile: ModelProfile, targets: Sequence[ResolvedTarget], precision: Precision, threads: int | None = None
+) -> tuple[Prediction, ...]:
+    """Return what the model would take on each target, with its energy: the one answer to "how long there".
+
+    Args:
+        profile: The model and its inputs.
+        targets: As `resolve_targets` returned them for this precision and threads.
+        precision: Type of the numbers there.
+        threads: Of a CPU whose roofline answers; all of its cores unless given.
+    """
+    return tuple(_predicted(profile, target, precision, None, threads) for target in targets)
+
+
+def predicted_seconds(profile: ModelProfile, target: ResolvedTarget, threads: int | None = None) -> float:
+    """Return the seconds in fp32 on a target that pruning is to meet, as `eo.profile(target=)` predicts them."""
+    [prediction] = predictions(profile, [target], "fp32", threads)
+    if prediction.seconds is None:
+        why = prediction.remarks[0] if prediction.remarks else "nothing is known of it"
+        raise InvalidInput(f"latency on {prediction.target} cannot be predicted: {why}; pass latency_of= instead")
+    return prediction.seconds
 
 
 def estimate(
@@ -171,7 +82,7 @@ def estimate(
     runtime: str | None = None,
     threads: int | None = None,
 ) -> Prediction:
-    """What a model and each of its layers would take on a device that was never calibrated, with its interval.
+    """Estimate what a model and each of its layers would take on a device that was never calibrated, with intervals.
 
     Where times of whole models on the device are published, costs that were fitted to them answer (`basis` is
     "fitted"), and a remark names the platform. Otherwise the roofline does: every operator takes the longer of moving
@@ -196,86 +107,35 @@ def estimate(
     >>> found.basis, found.low < found.seconds < found.high, found.energies[0].source
     ('fitted', True, 'proxy')
     """
-    spec, _ = checked_roof(profile, device, precision, engine)
-    if threads is not None:
-        check_whole("threads", threads)
-    platform = answering(device, precision, engine=engine, runtime=runtime, threads=threads)
-    found = find_target(device)
-    if platform is not None and (platform is found or workload(profile).works):
-        return _from_platform(profile, platform, found.name if platform is found else spec.name, spec)
-    return estimate_roofline(profile, spec, precision, engine=engine, threads=threads)
+    check_asked(profile, precision, engine)
+    target = resolve_target(device, precision, engine=engine, runtime=runtime, threads=threads)
+    return _predicted(profile, replace(target, calibration=None), precision, engine, threads)
 
 
-def answering(
-    device: Target,
-    precision: Precision = "fp32",
-    *,
-    engine: Engine | None = None,
-    runtime: str | None = None,
-    threads: int | None = None,
-) -> Platform | None:
-    """The platform whose costs answer for a target; None where its roofline does. What it cannot be asked is refused.
-
-    Args:
-        device: As in `estimate`.
-        precision: As in `estimate`.
-        engine: As in `estimate`.
-        runtime: As in `estimate`.
-        threads: As in `estimate`.
-
-    >>> answering("raspberry-pi-4").name
-    'raspberry-pi-4/cpu-4/ncnn/fp32'
-    """
-    found = find_target(device)
-    if isinstance(found, Platform):
-        _check_asked(found, precision, engine, runtime, threads)
-        return found
-    spec = find_spec(found)
-    known = published(spec) if isinstance(found, DeviceSpec) else ()
-    return choose_platform(known, spec, precision, engine=engine, runtime=runtime, threads=threads)
-
-
-def _check_asked(
-    platform: Platform, precision: str, engine: str | None, runtime: str | None, threads: int | None
-) -> None:
-    """A platform is one engine, runtime, precision and number of threads; another cannot be asked of it."""
-    for name, asked, known in (
-        ("precision", precision, platform.precision),
-        ("engine", engine, platform.engine),
-        ("runtime", runtime, platform.runtime),
-        ("threads", threads, platform.threads),
-    ):
-        if asked is not None and known is not None and asked != known:
-            raise InvalidInput(
-                f"{name} is {asked}, and the platform {platform.name} is for {known}; name another platform, or pass "
-                f"{name}={known!r}"
-            )
-
-
-def _from_platform(profile: ModelProfile, platform: Platform, target: str, spec: DeviceSpec) -> Prediction:
-    found = estimate_fitted(profile, platform)
-    remarks = found.notes
-    if profile.unpriced:
-        remarks += (LOWER_BOUNDS,)
-    prediction = Prediction(
-        target=target,
-        basis="fitted",
-        precision=cast(Precision, platform.precision),
-        seconds=found.seconds,
-        low=found.low,
-        high=None if profile.unpriced else found.high,
-        bound=found.bound,
-        layers=tuple(
-            LayerPrediction(
-                layer.module, layer.path, layer.kind, layer.seconds, None, None, layer.bound, layer.is_outside
-            )
-            for layer in found.layers
-        ),
-        outside=found.outside,
-        energies=(),
-        remarks=remarks,
+def _predicted(
+    profile: ModelProfile, target: ResolvedTarget, precision: Precision, engine: Engine | None, threads: int | None
+) -> Prediction:
+    if target.calibration is not None:
+        predicted = predict(profile, target.calibration, precision)
+        return with_energies(predicted, passes(profile, precision), None, bool(profile.unpriced))
+    check_asked(profile, precision, engine)
+    items = passes(profile, precision)
+    predicted = _from_platform(profile, target) or _from_roofline(
+        profile, target.spec, precision, engine, threads, items
     )
-    return with_energies(prediction, profile, spec)
+    return with_energies(predicted, items, target.spec, bool(profile.unpriced))
+
+
+def _from_platform(profile: ModelProfile, target: ResolvedTarget) -> Prediction | None:
+    """Return what the target's platform says; None where it has none, or the model has no layer that it knows."""
+    if target.platform is None:
+        return None
+    work = model_work(profile)
+    is_named = target.name == target.platform.name
+    if not work.works and not is_named:
+        return None
+    predicted = estimate_fitted(profile, work, target.platform, target.name)
+    return replace(predicted, remarks=(*predicted.remarks, LOWER_BOUNDS)) if profile.unpriced else predicted
 
 
 def estimate_roofline(
@@ -286,7 +146,7 @@ def estimate_roofline(
     engine: Engine | None = None,
     threads: int | None = None,
 ) -> Prediction:
-    """What a model would take by the device's figures alone, whatever was published of it.
+    """Estimate what a model would take by the device's figures alone, whatever was published of it.
 
     Args:
         profile: The model and its inputs.
@@ -295,33 +155,43 @@ def estimate_roofline(
         engine: Who computes; the device's own choice unless given.
         threads: Of the CPU; all of its cores unless given.
     """
-    whole = find_spec(device)
+    spec = find_spec(device)
+    return _predicted(profile, ResolvedTarget(spec.name, spec), precision, engine, threads)
+
+
+def _from_roofline(
+    profile: ModelProfile,
+    whole: DeviceSpec,
+    precision: Precision,
+    engine: Engine | None,
+    threads: int | None,
+    items: Sequence[MemoryPass],
+) -> Prediction:
     spec, remark = _with_threads(whole, engine or whole.engine, threads)
-    spec, roof = checked_roof(profile, spec, precision, engine, may_widen=True)
-    by_module: dict[int, list[Pass]] = {}
-    for item in passes(profile, precision):
+    roof = EngineLimits(spec, engine or spec.engine, precision, may_widen=True)
+    by_module: dict[int, list[MemoryPass]] = {}
+    for item in items:
         by_module.setdefault(item.module, []).append(item)
     overheads = _Overheads(profile, whole, roof)
     layers = tuple(_layer(profile, number, by_module[number], roof, overheads) for number in sorted(by_module))
-    bound, seconds = _timed([item for items in by_module.values() for item in items], roof, overheads)
+    bound, seconds = _timed(items, roof, overheads)
     if seconds is not None:  # the layers' own sum, to the last bit
         seconds = math.fsum(layer.seconds for layer in layers if layer.seconds is not None)
-    is_open = overheads.may_rule(seconds, sum(map(len, by_module.values()))) or roof.peak is None
-    spread = SPREAD * _gain(roof)
-    prediction = Prediction(
+    is_open = overheads.may_rule(seconds, len(items)) or roof.peak is None
+    factor = INTERVAL_FACTOR * _gain(roof)
+    return Prediction(
         target=spec.name,
         basis="roofline",
         precision=precision,
         seconds=seconds,
-        low=None if seconds is None else seconds / spread,
-        high=None if seconds is None or is_open or profile.unpriced else seconds * SPREAD,
+        low=None if seconds is None else seconds / factor,
+        high=None if seconds is None or is_open or profile.unpriced else seconds * INTERVAL_FACTOR,
         bound=bound,
         layers=layers,
         outside=tuple(dict.fromkeys(item.op for item in profile.unpriced)),
         energies=(),
         remarks=(*_remarks(profile, spec, roof, seconds, overheads, is_open), *remark),
     )
-    return with_energies(prediction, profile, spec)
 
 
 def _with_threads(spec: DeviceSpec, engine: str, threads: int | None) -> tuple[DeviceSpec, tuple[str, ...]]:
@@ -356,7 +226,7 @@ def share_of_peak(spec: DeviceSpec, threads: int, cores: int) -> float:
     return share + (1 - share) * (threads - fast) / (cores - fast)
 
 
-def _gain(roof: Roof) -> float:
+def _gain(roof: EngineLimits) -> float:
     """How much faster than the wider peak an engine may be at a precision whose own peak nobody has said."""
     if roof.peak is None or roof.precision == "int4":  # weights of four bits are widened in any case
         return 1.0
@@ -366,7 +236,7 @@ def _gain(roof: Roof) -> float:
 class _Overheads:
     """What calls take beside their work: by the device's own figure, else by what is usual for its class."""
 
-    def __init__(self, profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> None:
+    def __init__(self, profile: ModelProfile, spec: DeviceSpec, roof: EngineLimits) -> None:
         self.own_s = roof.overhead_s
         self.usual_s = None if self.own_s is not None else _usual_overhead(spec, roof.engine)
         # A runtime with tuned kernels calls what is fused once.
@@ -376,7 +246,7 @@ class _Overheads:
             count = item.steps if roof.engine == "gpu" else 1
             self.calls[item.module] = self.calls.get(item.module, 0) + count
 
-    def seconds(self, items: Sequence[Pass]) -> float | None:
+    def seconds(self, items: Sequence[MemoryPass]) -> float | None:
         """Of these passes; None where it is not known."""
         if self.own_s is not None:
             return self.own_s * len(items)
@@ -402,26 +272,26 @@ def _usual_overhead(spec: DeviceSpec, engine: str) -> float | None:
 
 
 def _layer(
-    profile: ModelProfile, number: int, items: Sequence[Pass], roof: Roof, overheads: _Overheads
+    profile: ModelProfile, number: int, items: Sequence[MemoryPass], roof: EngineLimits, overheads: _Overheads
 ) -> LayerPrediction:
     module = profile.trace.modules[number]
     bound, seconds = _timed(items, roof, overheads)
     is_outside = any(item.is_unpriced for item in items)
     is_open = is_outside or roof.peak is None or overheads.may_rule(seconds, len(items))
-    spread = LAYER_SPREAD * _gain(roof)
+    spread = LAYER_INTERVAL_FACTOR * _gain(roof)
     return LayerPrediction(
         module=number,
         path=module.path,
         kind=module.kind,
         seconds=seconds,
         low=None if seconds is None else seconds / spread,
-        high=None if seconds is None or is_open else seconds * LAYER_SPREAD,
+        high=None if seconds is None or is_open else seconds * LAYER_INTERVAL_FACTOR,
         bound=bound,
         is_outside=is_outside,
     )
 
 
-def _timed(items: Sequence[Pass], roof: Roof, overheads: _Overheads) -> tuple[Bound, float | None]:
+def _timed(items: Sequence[MemoryPass], roof: EngineLimits, overheads: _Overheads) -> tuple[Bound, float | None]:
     """What passes take at their classes' efficiencies, and what most of the time goes to; nothing to do takes none.
 
     Where no peak is known it is what memory takes alone.
@@ -440,7 +310,7 @@ def _timed(items: Sequence[Pass], roof: Roof, overheads: _Overheads) -> tuple[Bo
 _EFFICIENCY = {"depthwise": DEPTHWISE, "grouped": GROUPED}
 
 
-def _efficiency(item: Pass) -> float:
+def _efficiency(item: MemoryPass) -> float:
     return _EFFICIENCY.get(item.grouping, DENSE if item.macs else ELEMENTWISE)
 
 
@@ -450,14 +320,19 @@ def _divided(seconds: float | None, share: float) -> float | None:
 
 def _cure(spec: DeviceSpec, precision: str) -> str:
     """What to do where a device's figures give no time: ask for a precision that was timed, or type in times."""
-    timed = next((platform for platform in published(spec) if platform.precision != precision), None)
+    timed = next((platform for platform in platforms_of(spec) if platform.precision != precision), None)
     if timed is not None:
         return f"times with {timed.runtime} are known in {timed.precision}: ask for precision={timed.precision!r}"
     return "type in a few that you measured: `edge-opt board my-board --time NET=MS`"
 
 
 def _remarks(
-    profile: ModelProfile, spec: DeviceSpec, roof: Roof, seconds: float | None, overheads: _Overheads, is_open: bool
+    profile: ModelProfile,
+    spec: DeviceSpec,
+    roof: EngineLimits,
+    seconds: float | None,
+    overheads: _Overheads,
+    is_open: bool,
 ) -> Iterator[str]:
     if roof.bandwidth is None:
         why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
@@ -470,8 +345,8 @@ def _remarks(
     if seconds is not None and roof.bandwidth is not None:
         yield (
             "uncalibrated: a roofline with usual efficiencies, for a runtime with tuned kernels; of 347 published "
-            f"times on four CPU boards 90 % lie within a factor of {SPREAD:g}. Winograd's convolutions and arithmetic "
-            "in a narrower type beat it"
+            f"times on four CPU boards 90 % lie within a factor of {INTERVAL_FACTOR:g}. Winograd's convolutions and "
+            "arithmetic in a narrower type beat it"
         )
         yield f"on its {roof.engine}; bandwidth: {roof.bandwidth.reading}"
         if _gain(roof) > 1:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edge_opt.boards.calibration_file import host_file, load_calibration
 from edge_opt.boards.catalog import devices
 from edge_opt.boards.platform_file import Platform, fitted_platforms
-from edge_opt.boards.roofline import Roof, used_bandwidth
-from edge_opt.boards.targets import HOST, find_spec, published
+from edge_opt.boards.roofline import EngineLimits, used_bandwidth
+from edge_opt.boards.targets import HOST, find_spec, platforms_of
+from edge_opt.calibration.calibration_file import host_file, load_calibration
 from edge_opt.records.devices import DeviceSpec, Precision
 from edge_opt.records.display import Record
 from edge_opt.records.predictions import Basis
@@ -75,7 +75,7 @@ def fitted_known(spec: DeviceSpec) -> tuple[KnownPlatform, ...]:
     Args:
         spec: The device.
     """
-    return tuple(map(_fitted, published(spec)))
+    return tuple(map(_fitted, platforms_of(spec)))
 
 
 def _fitted(platform: Platform) -> KnownPlatform:
@@ -93,13 +93,13 @@ def by_figures(spec: DeviceSpec) -> Iterator[KnownPlatform]:
         spec: The device.
     """
     for precision in _ASKED if used_bandwidth(spec, spec.engine) is not None else ():
-        roof = Roof(spec, spec.engine, precision, may_widen=True)
+        roof = EngineLimits(spec, spec.engine, precision, may_widen=True)
         if roof.peak is None:
             source = "what memory takes alone, without an upper end: no peak is known"
         else:
             source = roof.peak.source + (f" (computes in {roof.computes_in})" * (roof.computes_in != precision))
         yield _roofline(spec, precision, "roofline", source)
-    if used_bandwidth(spec, spec.engine) is None and not published(spec):
+    if used_bandwidth(spec, spec.engine) is None and not platforms_of(spec):
         why = spec.bandwidth_unknown or f"the bandwidth of its {spec.engine} is not known"
         yield _roofline(spec, None, None, f"no time: {why}; type in a few times with fit_platform")
 

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from edge_opt._support.checks import check_one_of, check_whole
-from edge_opt.boards.class_costs import CLASSES, Vector, Work, Workload, workload
+from edge_opt.boards.class_costs import CLASSES, LayerWork, ModelWork, Vector
 from edge_opt.boards.class_fit import Costs, fit_costs
-from edge_opt.boards.fitted import resolved
-from edge_opt.boards.platform_file import Kind, Platform, kinds
+from edge_opt.boards.fused_layers import model_work
+from edge_opt.boards.platform_file import Platform, PlatformFamily, platform_families
+from edge_opt.boards.targets import named_target, platforms_of, select_platform
 from edge_opt.errors import InvalidInput
 from edge_opt.records.display import Record
+from edge_opt.records.predictions import Calibration
 from edge_opt.records.profiles import ModelProfile
 
 # A number is said to contradict the others when it lies this much further off than nine in ten would.
@@ -33,7 +35,7 @@ _DEFAULT_KINDS = {"int8": "ncnn-cpu-int8"}
 # Layers of torchvision's nets for one image of 224 x 224, written by scripts/write_bundled_nets.py.
 NETS = Path(__file__).parent / "data" / "bundled_nets.json"
 
-Timed = tuple[ModelProfile | Workload, float]
+Timed = tuple[ModelProfile | ModelWork, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,14 @@ def fit_platform(
     check_one_of("precision", precision, ("fp32", "int8"))
     if threads is not None:
         check_whole("threads", threads)
-    works = [(_work(profile), float(seconds)) for profile, seconds in times]
+    works = [(work_of(profile), float(seconds)) for profile, seconds in times]
     for work, seconds in works:
         if not (math.isfinite(seconds) and seconds > 0):
             raise InvalidInput(f"the time of {work.name} is {seconds:g} s; it must be finite and more than zero")
     if not works and like is None:
         raise InvalidInput("no time is given; type in at least one, or say which device the board is like=")
-    base = None if like is None else resolved(like, precision, threads)
-    kind = kinds()[base.kind if base is not None else _DEFAULT_KINDS.get(precision, "ncnn-cpu")]
+    base = None if like is None else _platform_like(like, precision, threads)
+    kind = platform_families()[base.kind if base is not None else _DEFAULT_KINDS.get(precision, "ncnn-cpu")]
     prior = kind.prior if base is None else _alike(base, kind)
     rows, times_ms = _rows(works, kind)
     costs = fit_costs(rows, times_ms, prior)
@@ -99,41 +101,58 @@ def fit_platform(
 
 
 @cache
-def bundled_nets() -> Mapping[str, Workload]:
+def bundled_nets() -> Mapping[str, ModelWork]:
     """Nets of torchvision that can be named without it, by their names there, for one image of 224 x 224.
 
     >>> "resnet18" in bundled_nets()
     True
     """
     data = json.loads(NETS.read_text(encoding="utf-8"))
-    return {name: Workload(name, tuple(map(_bundled_work, works))) for name, works in data.items()}
+    return {name: ModelWork(name, tuple(map(_bundled_work, works))) for name, works in data.items()}
 
 
-def _bundled_work(values: Sequence[object]) -> Work:
-    return Work(*(tuple(value) if isinstance(value, list) else value for value in values))  # type: ignore[arg-type]
+def _platform_like(like: Platform | str, precision: str, threads: int | None) -> Platform:
+    """Return the platform that a board is like: the one that is named, or the best-known one of a device."""
+    named = named_target(like)
+    if isinstance(named, Platform):
+        return named
+    known = () if isinstance(named, Calibration) else platforms_of(named)
+    platform = select_platform(known, precision, threads=threads)
+    if platform is None:
+        names = ", ".join(platform.name for platform in known) or "none"
+        raise InvalidInput(
+            f"{named.name} has no fitted platform in {precision}, threads={threads}; there are: {names}. Name another "
+            "device with like=, or leave it out"
+        )
+    return platform
 
 
-def _work(profile: ModelProfile | Workload) -> Workload:
-    return profile if isinstance(profile, Workload) else workload(profile)
+def _bundled_work(values: Sequence[object]) -> LayerWork:
+    return LayerWork(*(tuple(value) if isinstance(value, list) else value for value in values))  # type: ignore[arg-type]
+
+
+def work_of(profile: ModelProfile | ModelWork) -> ModelWork:
+    """Return the layers of a profile; bundled nets are lists of layers already."""
+    return profile if isinstance(profile, ModelWork) else model_work(profile)
 
 
 def _seen(costs: Costs, prior: Costs, works: Sequence[object]) -> Vector:
     return costs.seen if works else prior.seen
 
 
-def _alike(base: Platform, kind: Kind) -> Costs:
+def _alike(base: Platform, kind: PlatformFamily) -> Costs:
     """What is likely for a board that is like another: its costs, with the spread between boards of one core."""
     size = len(base.costs.mean)
     spread = base.costs.covariance + kind.same_core + np.full((size, size), _LIKE_SCALE_SD**2)
     return Costs(base.costs.mean, spread, base.costs.seen)
 
 
-def _rows(works: Sequence[tuple[Workload, float]], kind: Kind) -> tuple[Vector, Vector]:
-    rows = np.array([work.quantities(kind.habits) for work, _ in works]).reshape(-1, len(CLASSES))
+def _rows(works: Sequence[tuple[ModelWork, float]], kind: PlatformFamily) -> tuple[Vector, Vector]:
+    rows = np.array([work.quantities(kind.conventions) for work, _ in works]).reshape(-1, len(CLASSES))
     return rows, np.array([1000 * seconds for _, seconds in works])
 
 
-def _notes(works: Sequence[tuple[Workload, float]], base: Platform | None) -> list[str]:
+def _notes(works: Sequence[tuple[ModelWork, float]], base: Platform | None) -> list[str]:
     notes = [] if base is None else [f"taken to be like {base.name}"]
     if not works:
         notes.append("no time was typed in: all of it is what boards with that core take")
@@ -142,7 +161,7 @@ def _notes(works: Sequence[tuple[Workload, float]], base: Platform | None) -> li
     return notes
 
 
-def _contradictions(works: Sequence[tuple[Workload, float]], kind: Kind, prior: Costs) -> list[str]:
+def _contradictions(works: Sequence[tuple[ModelWork, float]], kind: PlatformFamily, prior: Costs) -> list[str]:
     """Times that the others speak against, the worst first; each is left out before the next is looked for."""
     left, found = list(works), []
     while len(left) > 1:
@@ -160,16 +179,18 @@ def _contradictions(works: Sequence[tuple[Workload, float]], kind: Kind, prior: 
     return found
 
 
-def _against(works: Sequence[tuple[Workload, float]], number: int, kind: Kind, prior: Costs) -> tuple[float, float]:
+def _against(
+    works: Sequence[tuple[ModelWork, float]], number: int, kind: PlatformFamily, prior: Costs
+) -> tuple[float, float]:
     """Error of one time, predicted from the others, and half of the interval of that prediction."""
     others = [pair for position, pair in enumerate(works) if position != number]
     costs = fit_costs(*_rows(others, kind), prior)
-    row = works[number][0].quantities(kind.habits)
+    row = works[number][0].quantities(kind.conventions)
     error = math.log(1000 * works[number][1]) - costs.log_time(row)
     return error, kind.typed_spread.width(costs.variance(row))
 
 
-def suggest_next(platform: Platform, candidates: Sequence[ModelProfile | Workload]) -> tuple[Suggestion, ...]:
+def suggest_next(platform: Platform, candidates: Sequence[ModelProfile | ModelWork]) -> tuple[Suggestion, ...]:
     """Which net to time next: those that shrink the interval of all candidates most come first.
 
     A time of net j with shares s of the classes turns the covariance C of the costs into C - Cs s'C / (s'Cs + noise^2),
@@ -181,9 +202,9 @@ def suggest_next(platform: Platform, candidates: Sequence[ModelProfile | Workloa
     """
     if not candidates:
         raise InvalidInput("there are no candidates; give profiles of nets that could be timed")
-    kind = kinds()[platform.kind]
-    works = [_work(candidate) for candidate in candidates]
-    shares = np.array([platform.costs.shares(work.quantities(kind.habits)) for work in works])
+    kind = platform_families()[platform.kind]
+    works = [work_of(candidate) for candidate in candidates]
+    shares = np.array([platform.costs.shares(work.quantities(kind.conventions)) for work in works])
     now = _mean_width(shares, platform.costs.covariance, kind)
     found = []
     for work, share in zip(works, shares, strict=True):
@@ -193,6 +214,6 @@ def suggest_next(platform: Platform, candidates: Sequence[ModelProfile | Workloa
     return tuple(sorted(found, key=lambda item: item.factor_then))
 
 
-def _mean_width(shares: Vector, covariance: Vector, kind: Kind) -> float:
+def _mean_width(shares: Vector, covariance: Vector, kind: PlatformFamily) -> float:
     variances = np.maximum(np.einsum("nk,kl,nl->n", shares, covariance, shares), 0.0)
     return float(np.mean([kind.typed_spread.width(variance) for variance in variances]))

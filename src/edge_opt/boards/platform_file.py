@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from edge_opt._support.files import write_named
-from edge_opt.boards.class_costs import CLASSES, Habits, Vector
+from edge_opt.boards.class_costs import CLASSES, KernelConventions, Vector
 from edge_opt.boards.class_fit import Costs, Spread
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.records.devices import Engine
@@ -31,16 +31,16 @@ Origin = Literal["fitted", "typed", "core"]
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class PlatformFamily:
     """Platforms of one kind: what they have in common, and how far times lie from predictions.
 
     `prior` is what is likely before any time is known, its `seen` the families of nets that have a class; `same_core`
-    the covariance of costs between boards that have one core; `habits` how layers are run. `spread` is that of fitted
-    platforms, `typed_spread` that of boards of which only a few times are known.
+    the covariance of costs between boards that have one core; `conventions` how layers are run. `spread` is that of
+    fitted platforms, `typed_spread` that of boards of which only a few times are known.
     """
 
     name: str
-    habits: Habits
+    conventions: KernelConventions
     prior: Costs
     same_core: Vector
     spread: Spread
@@ -108,10 +108,10 @@ def timed_devices() -> tuple[str, ...]:
 
 
 @cache
-def kinds() -> Mapping[str, Kind]:
+def platform_families() -> Mapping[str, PlatformFamily]:
     """What platforms of each kind have in common, by the kind's name."""
     data = tomllib.loads((FOLDER / PRIORS).read_text(encoding="utf-8"))
-    return {name: kind_from(name, entry) for name, entry in data.items()}
+    return {name: family_from(name, entry) for name, entry in data.items()}
 
 
 @cache
@@ -119,16 +119,16 @@ def _shipped(path: Path) -> Platform:
     return platform_from(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-def kind_from(name: str, data: Mapping[str, Any]) -> Kind:
+def family_from(name: str, data: Mapping[str, Any]) -> PlatformFamily:
     """A kind as its entry in the prior file has it.
 
     Args:
         name: of the kind.
         data: the entry.
     """
-    return Kind(
+    return PlatformFamily(
         name=name,
-        habits=Habits(**data["habits"]),
+        conventions=KernelConventions(**data["habits"]),
         prior=costs_from(data),
         same_core=_matrix(data["same_core"]),
         spread=Spread(**data["spread"]),
@@ -162,17 +162,18 @@ def platform_from(data: Mapping[str, Any]) -> Platform:
     )
 
 
-def load_platform(path: str | os.PathLike[str]) -> Platform:
-    """The platform that a file describes, as `save_platform` writes it.
+def checked_platform(table: Mapping[str, Any], path: str | os.PathLike[str]) -> Platform:
+    """Return the platform of a file's contents, as `save_platform` writes it; one of another version is refused.
 
     Args:
-        path: A .toml file.
+        table: What the file holds.
+        path: Its name, for errors.
     """
     try:
-        platform = platform_from(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        platform = platform_from(table)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InvalidDevice(f"{str(path)!r} is no platform, or is cut off: {error!r}; write it again") from error
-    if platform.kind not in kinds() or platform.costs.covariance.shape != (len(CLASSES), len(CLASSES)):
+    if platform.kind not in platform_families() or platform.costs.covariance.shape != (len(CLASSES), len(CLASSES)):
         raise InvalidDevice(f"{str(path)!r} is of another version of edge-opt; write it again with `edge-opt board`")
     return platform
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast, get_args
 
 from edge_opt.boards.catalog import ENGINES
-from edge_opt.boards.passes import Pass, fused_passes, passes
+from edge_opt.boards.fused_layers import MemoryPass, fused_passes, passes
 from edge_opt.boards.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import (
@@ -56,7 +56,9 @@ def roofline(
     >>> [(layer.path, layer.bound) for layer in roof.layers if layer.macs]
     [('conv1', 'memory'), ('conv2', 'compute'), ('classifier', 'memory')]
     """
-    spec, roof = checked_roof(profile, device, precision, engine)
+    check_asked(profile, precision, engine)
+    spec = find_spec(device)
+    roof = EngineLimits(spec, engine or spec.engine, precision)
     layers, total = _points(profile, passes(profile, precision), roof)
     fused_layers, fused_total = _points(profile, fused_passes(profile, precision), roof)
     return Roofline(
@@ -75,10 +77,8 @@ def roofline(
     )
 
 
-def checked_roof(
-    profile: ModelProfile, device: Target, precision: str, engine: str | None, *, may_widen: bool = False
-) -> tuple[DeviceSpec, Roof]:
-    """The device and the figures that a profile is put under; what cannot be used is refused."""
+def check_asked(profile: ModelProfile, precision: str, engine: str | None) -> None:
+    """Refuse a precision or an engine that there is not, and a profile that counts as another tool does."""
     if precision not in PRECISIONS:
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     if engine is not None and engine not in ENGINES:
@@ -88,8 +88,6 @@ def checked_roof(
             f"the profile counts as {profile.convention} does, and a roofline needs our own counts; "
             "profile again without convention="
         )
-    spec = find_spec(device)
-    return spec, Roof(spec, cast(Engine, engine or spec.engine), precision, may_widen)
 
 
 def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
@@ -119,7 +117,7 @@ _WIDER: dict[Precision, tuple[Precision, ...]] = {
 }
 
 
-class Roof:
+class EngineLimits:
     """The figures of one engine at one precision, and how long a pass takes under them.
 
     With `may_widen`, a precision whose peak nobody has said computes at the next wider one's, `computes_in`: numbers
@@ -152,13 +150,13 @@ class Roof:
             return None
         return min(self.peak.value, flops / nbytes * self.bandwidth.bytes_per_s) if nbytes else self.peak.value
 
-    def memory_s(self, item: Pass) -> float | None:
+    def memory_s(self, item: MemoryPass) -> float | None:
         moved = item.bytes_read + item.bytes_written
         if not moved:
             return 0.0
         return None if self.bandwidth is None else moved / self.bandwidth.bytes_per_s
 
-    def compute_s(self, item: Pass) -> float | None:
+    def compute_s(self, item: MemoryPass) -> float | None:
         if not item.flops or item.arithmetic == "none":
             return 0.0
         peak: Figure | None = self.peak if item.arithmetic == "asked" else self.int8_peak
@@ -166,10 +164,10 @@ class Roof:
 
 
 def _points(
-    profile: ModelProfile, found: Sequence[Pass], roof: Roof
+    profile: ModelProfile, found: Sequence[MemoryPass], roof: EngineLimits
 ) -> tuple[tuple[RooflinePoint, ...], RooflinePoint]:
     """One point per module call that does work of its own, in order of the trace, and one for the whole."""
-    by_module: dict[int, list[Pass]] = {}
+    by_module: dict[int, list[MemoryPass]] = {}
     for item in found:
         by_module.setdefault(item.module, []).append(item)
     modules = profile.trace.modules
@@ -181,7 +179,7 @@ def _points(
 
 
 def _point(
-    roof: Roof, items: Sequence[Pass], module: int | None, path: str, kind: str, profile: ModelProfile
+    roof: EngineLimits, items: Sequence[MemoryPass], module: int | None, path: str, kind: str, profile: ModelProfile
 ) -> RooflinePoint:
     priced = [item for item in items if not item.is_unpriced]
     memory = [roof.memory_s(item) for item in priced]
@@ -234,7 +232,7 @@ NO_OVERHEAD = "overhead per operator is not known and not included"
 LOWER_BOUNDS = "some operators have no price: the figures are lower bounds"
 
 
-def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: Roof) -> Iterable[str]:
+def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: EngineLimits) -> Iterable[str]:
     """What is missing for a time, or is left out of it, figure by figure."""
     if roof.bandwidth is None:
         why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"

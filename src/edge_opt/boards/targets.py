@@ -1,90 +1,298 @@
-"""Whatever a user names as a target: a device by its figures, a platform by its costs, a machine by its calibration."""
+"""What a user names as a target, resolved once: a device's figures, and the platform or calibration that answers."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from edge_opt.boards.calibration_file import calibrated_device, load_calibration
-from edge_opt.boards.catalog import SUFFIXES, is_platform_file, is_shipped, normalized, unknown_device
+from edge_opt._support.checks import check_whole
+from edge_opt.boards.catalog import (
+    SUFFIXES,
+    is_platform_table,
+    is_shipped,
+    normalized,
+    read_table,
+    spec_from,
+    unknown_device,
+)
 from edge_opt.boards.catalog import device as find_device
-from edge_opt.boards.fitted import platforms_named
-from edge_opt.boards.platform_file import Platform, load_platform, timed_devices
+from edge_opt.boards.platform_file import Platform, checked_platform, fitted_platforms, timed_devices
+from edge_opt.calibration.calibration_file import calibration_from, load_calibration
 from edge_opt.errors import InvalidInput, UnknownDevice
-from edge_opt.records.devices import DeviceSpec
+from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
 from edge_opt.records.predictions import Calibration
 
 HOST = "host"
-Target = str | os.PathLike[str] | DeviceSpec | Calibration | Platform
-Found = DeviceSpec | Calibration | Platform
+_DEVICE_NAME = re.compile(r"[a-z0-9.-]+")
 
 
-def find_targets(target: Target | Sequence[Target]) -> tuple[Found, ...]:
-    """Every target that was named, in order; one that is named twice is refused, for its figures would be the same."""
-    named: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
+@dataclass(frozen=True, eq=False)
+class ResolvedTarget:
+    """A target with what answers for it: its calibration, else its fitted platform, else the roofline of its figures.
+
+    `name` is that of the target in results: the platform's where a platform was named, else the device's or machine's.
+    """
+
+    name: str
+    spec: DeviceSpec
+    platform: Platform | None = None
+    calibration: Calibration | None = None
+
+
+Target = str | os.PathLike[str] | DeviceSpec | Calibration | Platform | ResolvedTarget
+
+
+def resolve_targets(
+    targets: Target | Sequence[Target],
+    precision: str = "fp32",
+    *,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> tuple[ResolvedTarget, ...]:
+    """Resolve every target that is named, in order; one that is named twice is refused.
+
+    Args:
+        targets: One target or several.
+        precision: As in `resolve_target`.
+        runtime: As in `resolve_target`.
+        threads: As in `resolve_target`.
+    """
+    named: Sequence[Any] = targets if isinstance(targets, (list, tuple)) else [targets]
     if not named:
         raise InvalidInput("no target is given; name a device, such as raspberry-pi-4, or 'host'")
-    found = tuple(find_target(item) for item in named)
-    names = [item.name for item in found]
+    resolved = tuple(resolve_target(target, precision, runtime=runtime, threads=threads) for target in named)
+    names = [target.name for target in resolved]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidInput(f"the target {twice} is given twice; keep one of them")
-    return found
+    return resolved
 
 
-def find_target(target: Target) -> Found:
-    """One target: "host" or a calibration file is a machine that was measured, a platform has costs, else a device.
+def resolve_target(
+    target: Target,
+    precision: str = "fp32",
+    *,
+    engine: str | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+) -> ResolvedTarget:
+    """Resolve a target, and refuse what cannot be asked of it before any work is done for it.
 
-    A device that is not in the catalogue, but of which times are published, is one without figures.
+    A calibration is of one machine with torch and its threads. A platform is one engine, runtime, precision and number
+    of threads. A device has the best-known platform that fits what is asked; a runtime must be among them.
 
-    >>> find_target("raspberry-pi-4").name, find_target("orange-pi-zero-2").name
-    ('raspberry-pi-4', 'orange-pi-zero-2')
+    Args:
+        target: "host", a calibration or its file, a platform, its name or file, a device, its name, alias or file.
+        precision: Type of the numbers.
+        engine: Who computes; the device's own choice unless given, or any where a runtime or threads are asked for.
+        runtime: Such as "ncnn"; the best-known one unless given.
+        threads: Any number unless given.
+
+    >>> resolve_target("raspberry-pi-4").platform.name
+    'raspberry-pi-4/cpu-4/ncnn/fp32'
+    >>> resolve_target("orange-pi-zero-2", threads=1).name
+    'orange-pi-zero-2'
     """
+    if isinstance(target, ResolvedTarget):
+        return target
+    if threads is not None:
+        check_whole("threads", threads)
+    named = named_target(target)
+    if isinstance(named, Calibration):
+        _check_calibration(named, runtime, threads)
+        return ResolvedTarget(named.name, calibrated_device(named), calibration=named)
+    if isinstance(named, Platform):
+        _check_platform(named, precision, engine, runtime, threads)
+        return ResolvedTarget(named.name, _device_of(named), named)
+    known = platforms_of(named)
+    wanted_engine = engine or (named.engine if runtime is None and threads is None else None)
+    platform = select_platform(
+        known, precision, engine=wanted_engine, runtime=runtime, threads=threads, preferred_engine=named.engine
+    )
+    if platform is None and runtime is not None:
+        raise InvalidInput(_no_such_runtime(named, known, precision, engine, runtime, threads))
+    return ResolvedTarget(named.name, named, platform)
+
+
+def named_target(target: Target) -> DeviceSpec | Platform | Calibration:
+    """Return what a target names: a calibrated machine, a platform, else a device.
+
+    A device that is not in the catalogue, but of which times are published, is one without figures. A file is parsed
+    once; its contents say what it is.
+    """
+    if isinstance(target, ResolvedTarget):
+        return target.calibration or target.platform or target.spec
     if isinstance(target, (Calibration, Platform)):
         return target
     if target == HOST:
         return load_calibration()
-    if isinstance(target, (str, os.PathLike)):
-        if _is_calibration_file(Path(target)):
-            return load_calibration(target)
-        if is_platform_file(Path(target)):
-            return load_platform(target)
+    if isinstance(target, (str, os.PathLike)) and Path(target).suffix.lower() in SUFFIXES:
+        return _from_file(Path(target))
     try:
         return find_device(target)
     except UnknownDevice:
-        if not isinstance(target, str) or Path(target).suffix.lower() in SUFFIXES:
+        if not isinstance(target, str):
             raise
-        known = platforms_named(normalized(target))
+        name = normalized(target)
+        known = shipped_platforms(name)
         if not known:
             raise unknown_device(target, timed_devices()) from None
-    exact = [platform for platform in known if platform.name == normalized(str(target))]
-    return exact[0] if exact else _without_figures(known[0])
+    return known[0] if known[0].name == name else _without_figures(known[0])
+
+
+def _from_file(path: Path) -> DeviceSpec | Platform | Calibration:
+    table = read_table(path)
+    if path.suffix.lower() == ".json" and "schema" in table:
+        return calibration_from(table, path)
+    return checked_platform(table, path) if is_platform_table(table) else spec_from(table, str(path))
 
 
 def find_spec(target: Target) -> DeviceSpec:
-    """The figures of a target; those of a machine that was calibrated are the measured ones."""
-    found = find_target(target)
-    if isinstance(found, Calibration):
-        return calibrated_device(found)
-    if isinstance(found, DeviceSpec):
-        return found
-    try:
-        return find_device(found.device)
-    except UnknownDevice:
-        return _without_figures(found)
+    """Return the figures of a target; those of a machine that was calibrated are the measured ones.
+
+    Args:
+        target: As in `resolve_target`.
+    """
+    named = named_target(target)
+    if isinstance(named, Calibration):
+        return calibrated_device(named)
+    return named if isinstance(named, DeviceSpec) else _device_of(named)
 
 
-def published(spec: DeviceSpec) -> tuple[Platform, ...]:
-    """The platforms that answer for a device as the catalogue has it, or that is known by its times alone."""
-    known = platforms_named(spec.name)
+def shipped_platforms(name: str) -> tuple[Platform, ...]:
+    """Return the shipped platforms of a device, the best known first; none where nobody published its times.
+
+    Args:
+        name: The device's name, or a platform's full name: then it is the only one.
+    """
+    device = name.partition("/")[0]
+    # A file is named after its platform, and glob has a meaning for some characters of a wrong name.
+    known = fitted_platforms(device) if _DEVICE_NAME.fullmatch(device) else ()
+    return tuple(platform for platform in known if platform.name == name) if "/" in name else best_known(known)
+
+
+def platforms_of(spec: DeviceSpec) -> tuple[Platform, ...]:
+    """Return the platforms that answer for a device as the catalogue has it, or that is known by its times alone.
+
+    Args:
+        spec: The device. One that a user changed or wrote has none: its figures are not those that were timed.
+    """
+    known = shipped_platforms(spec.name)
     return known if known and (is_shipped(spec) or spec == _without_figures(known[0])) else ()
 
 
+def select_platform(
+    known: Sequence[Platform],
+    precision: str,
+    *,
+    engine: str | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+    preferred_engine: str | None = None,
+) -> Platform | None:
+    """Return the best-known platform of a device that is what is asked for; None where there is none.
+
+    Args:
+        known: Platforms of the device.
+        precision: Type of the numbers.
+        engine: Who computes; any unless given.
+        runtime: Any unless given.
+        threads: Any number unless given.
+        preferred_engine: Whose platforms come before those of others.
+    """
+    fitting = [
+        platform
+        for platform in known
+        if platform.precision == precision
+        and engine in (None, platform.engine)
+        and runtime in (None, platform.runtime)
+        and threads in (None, platform.threads)
+    ]
+    preferred = [platform for platform in fitting if platform.engine == preferred_engine]
+    return next(iter(best_known(preferred or fitting)), None)
+
+
+def best_known(platforms: Sequence[Platform]) -> tuple[Platform, ...]:
+    """Return platforms in the order in which they answer for a device: the CPU before other engines, fp32 first.
+
+    Then the runtime whose held-out error is the lowest with any number of threads. Of that runtime all the big cores
+    come first, as people run it, then most threads, then little cores. Errors do not choose the threads: one thread is
+    always predicted best, and nobody who asks for a board means a quarter of it.
+
+    Args:
+        platforms: Those to choose from, of one device.
+    """
+
+    def knowledge(platform: Platform) -> float:
+        errors = (
+            other.error
+            for other in platforms
+            if (other.engine, other.precision, other.runtime) == (platform.engine, platform.precision, platform.runtime)
+        )
+        return min((error for error in errors if error is not None), default=math.inf)
+
+    def rank(platform: Platform) -> tuple[object, ...]:
+        threads = platform.threads or 0
+        # One thread on a big core is not all of them.
+        cores = 2 if platform.cores == "little" else 0 if platform.cores == "big" and threads > 1 else 1
+        is_other = platform.precision != "fp32"
+        return (
+            platform.engine != "cpu", is_other, platform.precision, knowledge(platform), cores, -threads, platform.name
+        )  # fmt: skip
+
+    return tuple(sorted(platforms, key=rank))
+
+
+def calibrated_device(calibration: Calibration) -> DeviceSpec:
+    """Return the calibrated machine with its measured bandwidth, its best peak at each precision, and its overhead.
+
+    Args:
+        calibration: The machine. Of its peaks the best class of work counts, as for a roof; of its bandwidths, memory.
+    """
+    machine = calibration.machine
+    source = f"calibration of {calibration.created[:10]}, threads: {machine.threads}, torch {machine.torch}"
+
+    def figure(value: float) -> Figure:
+        return Figure(value, source, "measured")
+
+    best: dict[str, float] = {}
+    for peak in calibration.peaks:
+        best[peak.precision] = max(best.get(peak.precision, 0.0), peak.ops_per_s)
+    return DeviceSpec(
+        name=normalized(calibration.name),
+        title=f"{calibration.name} ({machine.cpu})",
+        engine="cpu",
+        aliases=(),
+        cores=figure(machine.cores),
+        clock_hz=None,
+        ram_bytes=(figure(machine.memory_bytes),),
+        flash_bytes=None,
+        bandwidths=(Bandwidth("traffic", "cpu", figure(calibration.memory_bytes_per_s)),),
+        bandwidth_unknown=None,
+        peaks=tuple(Peak("cpu", precision, figure(value)) for precision, value in best.items()),
+        powers=(),
+        overhead_s=figure(calibration.overhead_per_operator_s),
+        latencies=(),
+        note="Figures as measured by a calibration, with that many threads.",
+        origin="calibration",
+    )
+
+
+def _device_of(platform: Platform) -> DeviceSpec:
+    try:
+        return find_device(platform.device)
+    except UnknownDevice:
+        return _without_figures(platform)
+
+
 def _without_figures(platform: Platform) -> DeviceSpec:
-    """A device of which nothing but times is known."""
+    """Return a device of which nothing but times is known."""
     return DeviceSpec(
         name=platform.device, title=platform.title, engine=platform.engine, aliases=(), cores=None, clock_hz=None,
         ram_bytes=(), flash_bytes=None, bandwidths=(), bandwidth_unknown="only times of whole models are known of it",
@@ -92,12 +300,53 @@ def _without_figures(platform: Platform) -> DeviceSpec:
     )  # fmt: skip
 
 
-def _is_calibration_file(path: Path) -> bool:
-    """Whether a JSON file bears a calibration's mark; what is wrong with a file is for its own reader to say."""
-    if path.suffix.lower() != ".json":
-        return False
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, Mapping) and "schema" in data
+def _check_calibration(calibration: Calibration, runtime: str | None, threads: int | None) -> None:
+    name, calibrated = calibration.name, calibration.machine.threads
+    if runtime is not None:
+        raise InvalidInput(
+            f"runtime is {runtime!r}, and {name} was calibrated with torch; leave the runtime out for it"
+        )
+    if threads not in (None, calibrated):
+        raise InvalidInput(
+            f"threads is {threads}, and {name} was calibrated with {calibrated}; calibrate it again "
+            f"with --threads {threads}, or leave them out"
+        )
+
+
+def _check_platform(
+    platform: Platform, precision: str, engine: str | None, runtime: str | None, threads: int | None
+) -> None:
+    for name, asked, known in (
+        ("precision", precision, platform.precision),
+        ("engine", engine, platform.engine),
+        ("runtime", runtime, platform.runtime),
+        ("threads", threads, platform.threads),
+    ):
+        if asked is not None and known is not None and asked != known:
+            raise InvalidInput(
+                f"{name} is {asked}, and the platform {platform.name} is for {known}; name another platform, or pass "
+                f"{name}={known!r}"
+            )
+
+
+def _no_such_runtime(
+    spec: DeviceSpec, known: Sequence[Platform], precision: str, engine: str | None, runtime: str, threads: int | None
+) -> str:
+    """Return what to say where no platform has the runtime that was asked for, with the one that differs least."""
+    if not known:
+        return (
+            f"no times of {spec.name} are known with any runtime, and {runtime!r} is asked for; leave the runtime "
+            "out for its roofline, or type in a few times with fit_platform"
+        )
+    near = get_close_matches(runtime, sorted({platform.runtime for platform in known}), n=1)
+
+    def distance(platform: Platform) -> tuple[object, ...]:
+        apart = abs(math.log((platform.threads or 1) / (threads or platform.threads or 1)))
+        return platform.runtime not in (runtime, *near), platform.precision != precision, apart
+
+    counted = None if threads is None else f"{threads} thread(s)"
+    asked = filter(None, (f"the runtime {runtime!r}", precision, counted, engine))
+    return (
+        f"no times of {spec.name} are known with {', '.join(asked)}; closest: "
+        f"{min(best_known(known), key=distance).name}; `edge-opt devices {spec.name}` lists all"
+    )

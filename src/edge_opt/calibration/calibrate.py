@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from edge_opt._support.checks import check_whole, is_number
 from edge_opt._support.files import check_writable
 from edge_opt._support.progress import stderr_console
-from edge_opt.boards.calibration_file import host_file, save_calibration
+from edge_opt.calibration.calibration_file import host_file, save_calibration
 from edge_opt.calibration.operator_bench import (
+    ReferenceMeasurement,
     Runnable,
-    Visit,
     best_seconds,
     closed,
     kept_heap,
@@ -273,9 +273,9 @@ def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> 
     return samples
 
 
-def _visited_references(spent: Callable[[], float], tell: Progress) -> list[Visit]:
+def _visited_references(spent: Callable[[], float], tell: Progress) -> list[ReferenceMeasurement]:
     """Every reference model, visited twice with all the others in between: few disturbances last that long."""
-    found: dict[tuple[str, int], Visit] = {}
+    found: dict[tuple[str, int], ReferenceMeasurement] = {}
     for turn in range(_VISITS):
         # Small batches first: a slow machine, or a short calibration, then still sees every family.
         for place in (0, 1):

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from edge_opt.calibration.operator_draws import SignatureRecorder
 from edge_opt.calibration.reference_networks import Reference
+from edge_opt.cost.rules import price
 from edge_opt.errors import MeasurementFailed
 from edge_opt.measuring.allocator import kept_memory
-from edge_opt.records.costs import OpSignature, Shape, TensorInfo, Trace
+from edge_opt.records.costs import OpCost, OpSignature, Shape, TensorInfo, Trace
 from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace
 from edge_opt.trace.operators import Behavior, facts_of, operator_name
@@ -204,9 +206,6 @@ def _fits(value: Any, kind: str) -> bool:
     return "Tensor" not in kind and "List" not in kind
 
 
-T = TypeVar("T")
-
-
 def rounds(
     runnables: Sequence[Runnable], count: int, rehearsals: Sequence[Runnable | None] | None = None
 ) -> list[list[float]]:
@@ -261,7 +260,7 @@ def undisturbed(threads: int | None) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def read_distances(trace: Trace) -> list[tuple[int, ...]]:
+def reuse_distances(trace: Trace) -> list[tuple[int, ...]]:
     """For each operator call, one distance per tensor it reads: bytes moved since that tensor's storage was touched.
 
     The model is taken to run again and again, so that weights were last touched in the forward before. Bytes touched
@@ -332,7 +331,7 @@ def recorded_forward(model: nn.Module, x: torch.Tensor, expected: Sequence[str])
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class ReferenceMeasurement:
     """What one reference model took: the whole forward, each operator call of its trace, and maybe a training step."""
 
     name: str
@@ -342,13 +341,16 @@ class Visit:
     operators_s: tuple[float, ...]
     seconds: float
     step_s: float | None = None
+    backward_work: float | None = None
 
-    def __or__(self, other: Visit) -> Visit:
+    def __or__(self, other: ReferenceMeasurement) -> ReferenceMeasurement:
         """The least of two visits: what the machine does when nobody is in the way."""
         operators_s = tuple(map(min, self.operators_s, other.operators_s))
         steps = [visit.step_s for visit in (self, other) if visit.step_s is not None]
         least = min(steps, default=None)
-        return replace(self, operators_s=operators_s, seconds=min(self.seconds, other.seconds), step_s=least)
+        work = self.backward_work or other.backward_work
+        seconds = min(self.seconds, other.seconds)
+        return replace(self, operators_s=operators_s, seconds=seconds, step_s=least, backward_work=work)
 
     def run(self) -> ReferenceRun:
         return ReferenceRun(
@@ -360,10 +362,11 @@ class Visit:
             sum(self.operators_s),
             self.seconds,
             self.step_s,
+            self.backward_work,
         )
 
 
-def visit_reference(reference: Reference, batch: int, passes: int, trains: bool = False) -> Visit:
+def visit_reference(reference: Reference, batch: int, passes: int, trains: bool = False) -> ReferenceMeasurement:
     """A reference model run a few times, with and without a clock at each operator; trained a little, if asked for."""
     torch.manual_seed(0)
     model = reference.build().eval()
@@ -387,7 +390,9 @@ def visit_reference(reference: Reference, batch: int, passes: int, trains: bool 
             operators += [recorded_forward(model, x, expected) for _ in range(block)]
     seconds = tuple(min(times) / 1e9 for times in zip(*operators, strict=True))
     step_s = best_seconds(lambda: _step(model, x), _STEPS) if trains else None
-    return Visit(f"{reference.name}, batch {batch}", reference.family, batch, recorded, seconds, whole_s, step_s)
+    work = backward_work(model, x) if trains else None
+    name = f"{reference.name}, batch {batch}"
+    return ReferenceMeasurement(name, reference.family, batch, recorded, seconds, whole_s, step_s, work)
 
 
 _STEPS = 2
@@ -398,6 +403,29 @@ def _step(model: nn.Module, x: torch.Tensor) -> None:
     model.train()
     model.zero_grad(set_to_none=True)
     model(x).sum().backward()
+
+
+def backward_work(model: nn.Module, x: torch.Tensor) -> float:
+    """Return the work of a model's backward relative to its forward's while training, from the operators of one step.
+
+    `training_step` scales the predicted forward with it, and compares it with `step_s`: how much slower backwards are
+    than their work says is a property of the machine.
+    """
+    model.train()
+    recorder = SignatureRecorder()
+    with recorder:
+        loss = model(x).sum()
+        count = len(recorder.signatures)
+        loss.backward()
+    costs = [price(signature).cost for signature in recorder.signatures]
+    return relative_work(sum(costs[count:], OpCost()), sum(costs[:count], OpCost()))
+
+
+def relative_work(work: OpCost, forward: OpCost) -> float:
+    """Return work relative to the forward's: by MACs, or by bytes where that is more."""
+    by_macs = work.macs / forward.macs if forward.macs else 0.0
+    by_bytes = work.bytes_moved / forward.bytes_moved if forward.bytes_moved else 0.0
+    return max(by_macs, by_bytes)
 
 
 def closed(
@@ -417,11 +445,11 @@ def closed(
     ]
 
 
-def operator_samples(visit: Visit) -> list[OperatorSample]:
+def operator_samples(visit: ReferenceMeasurement) -> list[OperatorSample]:
     """Calls that look alike, at distances within a factor of two of each other, are one sample: their mean."""
     recorded = visit.trace
     groups: dict[tuple[object, ...], list[int]] = {}
-    distances = read_distances(recorded)
+    distances = reuse_distances(recorded)
     for call in recorded.ops:
         signature = recorded.signatures[call.signature]
         # All views cost the same; one of each kind is enough.

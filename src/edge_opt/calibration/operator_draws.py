@@ -67,12 +67,12 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the signatures of operators called on meta tensors."""
+class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the signatures of operators while it is on, as a trace would record them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[OpSignature] = []
+        self.signatures: list[OpSignature] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,17 +80,18 @@ class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         result = func(*args, **kwargs)
-        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-        self.found.append(signature_of(func, args, kwargs, outputs, False, 0))
+        # A backward returns None for gradients that nobody asked for.
+        outputs = [item for item in (result if isinstance(result, (tuple, list)) else [result]) if item is not None]
+        self.signatures.append(signature_of(func, args, kwargs, outputs, func.is_view, 0))
         return result
 
 
 def signatures(call: Callable[[], object]) -> list[OpSignature]:
-    """What a call on meta tensors consists of, as a trace would record it."""
-    catch = _Catch()
-    with torch.inference_mode(), catch:
+    """Return what a call on meta tensors consists of, as a trace would record it."""
+    recorder = SignatureRecorder()
+    with torch.inference_mode(), recorder:
         call()
-    return catch.found
+    return recorder.signatures
 
 
 # Parameter names of operators that hold what a model has learned; these are cold, all other operands warm.

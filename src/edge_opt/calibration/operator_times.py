@@ -24,7 +24,7 @@ GROUPS = ("conv", "depthwise", "matmul", "attention", "recurrent", "pass", "view
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class OperatorFeatures:
     """An operator as the regression sees it: its group, its name without the mark of writing in place, numbers."""
 
     group: str
@@ -61,12 +61,12 @@ def scales_of(calibration: Calibration) -> Scales:
     )
 
 
-def describe(signature: OpSignature, distances: Sequence[int], scales: Scales) -> Described:
+def describe(signature: OpSignature, distances: Sequence[int], scales: Scales) -> OperatorFeatures:
     """The operator's group, features and first estimate."""
     verdict = price(signature)
     op = signature.op.removeprefix("aten.").removesuffix("_")
     if verdict.status == "free" or signature.is_view:
-        return Described("view", op, (), scales.call_s, 0.0, 0.0)
+        return OperatorFeatures("view", op, (), scales.call_s, 0.0, 0.0)
     cost = verdict.cost
     reads = signature.inputs
     total = sum(tensor.nbytes for tensor in reads) or 1
@@ -85,7 +85,7 @@ def describe(signature: OpSignature, distances: Sequence[int], scales: Scales) -
     group = _group(verdict.kind, is_depthwise)
     sizes = [estimate_s * 1e6, near, shared, far, written, signature.scratch_bytes]
     numbers = [*(log2(1 + size) for size in sizes), _spread(signature), *_OWN[group](signature)]
-    return Described(group, op, tuple(numbers), estimate_s, compute_s, memory_s)
+    return OperatorFeatures(group, op, tuple(numbers), estimate_s, compute_s, memory_s)
 
 
 def _by_distance(reads: Sequence[TensorInfo], distances: Sequence[int]) -> tuple[float, float, float]:
@@ -343,7 +343,7 @@ class OperatorTimes:
             rows[:, -1] = [_IN_PLACE if samples[index].origin else _ALONE for index in chosen]
             self._models[group] = BoostedTrees().fit(rows, deviations[chosen], np.ones(len(chosen)))
 
-    def seconds(self, described: Sequence[Described]) -> Array:
+    def seconds(self, described: Sequence[OperatorFeatures]) -> Array:
         """Seconds of each operator, in place."""
         result = np.array([item.estimate_s for item in described])
         for group in {item.group for item in described}:
@@ -355,14 +355,14 @@ class OperatorTimes:
                 result[chosen] *= np.exp(model.predict(self._rows([described[index] for index in chosen])))
         return result
 
-    def is_outside(self, item: Described) -> bool:
+    def is_outside(self, item: OperatorFeatures) -> bool:
         """Whether nothing like this operator was sampled."""
         known = self._known.get((item.group, item.op))
         if item.group == "view":
             return False
         return known is None or not known.least_s / _REACH <= item.estimate_s <= known.most_s * _REACH
 
-    def _rows(self, described: Sequence[Described]) -> Array:
+    def _rows(self, described: Sequence[OperatorFeatures]) -> Array:
         usual = self._usual
         return np.array(
             [
@@ -373,7 +373,7 @@ class OperatorTimes:
         )
 
 
-def _known(described: Sequence[Described], deviations: Array) -> dict[tuple[str, str], _Known]:
+def _known(described: Sequence[OperatorFeatures], deviations: Array) -> dict[tuple[str, str], _Known]:
     members: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(described):
         members.setdefault((item.group, item.op), []).append(index)

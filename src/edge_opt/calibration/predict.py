@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_opt import units
-from edge_opt.boards.estimate import answering, estimate, with_energies
-from edge_opt.boards.targets import Found
-from edge_opt.calibration.operator_bench import Overheads, read_distances
-from edge_opt.calibration.operator_times import FRESH_BYTES, Array, Described, describe, operator_times
+from edge_opt.calibration.operator_bench import Overheads, reuse_distances
+from edge_opt.calibration.operator_times import FRESH_BYTES, Array, OperatorFeatures, describe, operator_times
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.machine import read_environment
 from edge_opt.records.costs import Trace
@@ -29,7 +27,7 @@ class Parts:
 
     seconds: Array
     deviations: Array
-    described: Sequence[Described]
+    described: Sequence[OperatorFeatures]
     is_outside: Sequence[bool]
 
 
@@ -119,7 +117,7 @@ def predict(profile: ModelProfile, calibration: Calibration, precision: Precisio
         )
     times = operator_times(calibration)
     trace = profile.trace
-    distances = read_distances(trace)
+    distances = reuse_distances(trace)
     described = [describe(trace.signatures[call.signature], distances[call.index], times.scales) for call in trace.ops]
     seconds = times.seconds(described)
     # An operator that takes next to nothing is no reason to doubt the rest.
@@ -171,55 +169,3 @@ def differences(calibration: Calibration) -> Iterator[str]:
             f"the calibration was made with {there.threads} thread(s), and torch now uses {here.threads}; "
             f"the figures are for {there.threads}"
         )
-
-
-def predictions(
-    profile: ModelProfile,
-    targets: Sequence[Found],
-    precision: Precision,
-    *,
-    runtime: str | None = None,
-    threads: int | None = None,
-) -> tuple[Prediction, ...]:
-    """What the model would take on each target, with its energy."""
-    return tuple(_prediction(profile, target, precision, runtime, threads) for target in targets)
-
-
-def predicted_seconds(
-    profile: ModelProfile, target: Found, *, runtime: str | None = None, threads: int | None = None
-) -> float:
-    """Seconds in fp32 on one target that pruning is to meet, as `eo.profile(target=)` predicts them."""
-    [found] = predictions(profile, [target], "fp32", runtime=runtime, threads=threads)
-    if found.seconds is None:
-        why = found.remarks[0] if found.remarks else "nothing is known of it"
-        raise InvalidInput(f"latency on {found.target} cannot be predicted: {why}; pass latency_of= instead")
-    return found.seconds
-
-
-def _prediction(
-    profile: ModelProfile, target: Found, precision: Precision, runtime: str | None, threads: int | None
-) -> Prediction:
-    if not isinstance(target, Calibration):
-        return estimate(profile, target, precision, runtime=runtime, threads=threads)
-    check_place(target, precision, runtime, threads)
-    return _with_energies(predict(profile, target, precision), profile)
-
-
-def check_place(target: Found, precision: Precision, runtime: str | None, threads: int | None) -> None:
-    """Refuse what a target cannot be asked, before any work is done for it."""
-    if not isinstance(target, Calibration):
-        answering(target, precision, runtime=runtime, threads=threads)
-        return
-    if runtime is not None:
-        raise InvalidInput(
-            f"runtime is {runtime!r}, and {target.name} was calibrated with torch; leave the runtime out for it"
-        )
-    if threads not in (None, target.machine.threads):
-        raise InvalidInput(
-            f"threads is {threads}, and {target.name} was calibrated with {target.machine.threads}; calibrate it again "
-            f"with --threads {threads}, or leave them out"
-        )
-
-
-def _with_energies(found: Prediction, profile: ModelProfile) -> Prediction:
-    return found if found.energies else with_energies(found, profile, None)

@@ -78,7 +78,7 @@ class Inverted(nn.Module):
         parts: list[nn.Module] = [conv_norm(width_in, inner, 1, act=act)] if expand > 1 else []
         parts.append(conv_norm(inner, inner, kernel, stride, inner, act))
         if has_excite:
-            parts.append(Excite(inner, max(8, inner // 16 * 4 // 4), gate, is_pooled=act is nn.Hardswish))
+            parts.append(Excite(inner, max(8, inner // 16), gate, is_pooled=act is nn.Hardswish))
         parts.append(conv_norm(inner, width, 1, act=None))
         self.body = nn.Sequential(*parts)
         self.is_same = stride == 1 and width_in == width

@@ -21,12 +21,12 @@ from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 
 if TYPE_CHECKING:
-    from edge_opt.boards.class_costs import Workload
+    from edge_opt.boards.class_costs import ModelWork
     from edge_opt.boards.own_board import Suggestion
     from edge_opt.boards.platform_file import Platform
     from edge_opt.records.profiles import ModelProfile
 
-    Net = ModelProfile | Workload
+    Net = ModelProfile | ModelWork
 
 
 _SHAPE = "1x3x224x224"
@@ -158,11 +158,12 @@ def _next_steps(files: Sequence[Path], threads: int | None) -> Iterator[str]:
 
 
 def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
-    from edge_opt.boards.fitted import estimate_fitted, evidence
+    from edge_opt.boards.fitted import evidence, fitted_time
+    from edge_opt.boards.own_board import work_of
 
     yield f"{found.name}: {evidence(found)}"
     for profile, seconds in times:
-        again = estimate_fitted(profile, found)
+        again = fitted_time(work_of(profile), found)
         yield (
             f"  {profile.name}: typed {units.duration(seconds)}, fitted {units.duration(again.seconds)} "
             f"({units.duration(again.low)} to {units.duration(again.high)} nine times in ten)"

@@ -116,7 +116,7 @@ def calibrate(
     edge-opt and torch must be installed on the board.
     """
     import edge_opt as eo
-    from edge_opt.boards.calibration_file import host_file
+    from edge_opt.calibration.calibration_file import host_file
 
     if on is not None:
         done = _calibrate_board(on, output, threads, seconds)
@@ -137,7 +137,7 @@ def _calibrate_board(address: str, output: Path | None, threads: int | None, sec
     """Calibrate a board over ssh, and write its file here."""
     from edge_opt._support.checks import check_whole
     from edge_opt._support.files import check_writable, write_whole
-    from edge_opt.boards.calibration_file import load_calibration
+    from edge_opt.calibration.calibration_file import load_calibration
     from edge_opt.measuring.ssh_board import parse_board
 
     if output is None:

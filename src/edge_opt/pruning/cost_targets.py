@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from edge_opt.boards.targets import Found
-from edge_opt.calibration.predict import predicted_seconds
+from edge_opt.boards.estimate import predicted_seconds
+from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import InvalidInput, PruningFailed
 from edge_opt.records.compression import PruneRequest, PruneResult
 from edge_opt.records.profiles import ModelProfile
@@ -71,7 +71,7 @@ def adjust_group_widths(
 def latency_for(
     request: PruneRequest,
     latency_of: Callable[[nn.Module], float] | None,
-    target: Found | None,
+    target: ResolvedTarget | None,
     options: Mapping[str, Any],
 ) -> LatencyOf | None:
     """Return how the latency of a variant is found: by the caller's function, or predicted for a target; or None.
@@ -94,7 +94,7 @@ def latency_for(
     if latency_of is not None:
         return lambda model, _: latency_of(model)
     assert target is not None
-    return lambda _, profiled: predicted_seconds(profiled, target, **options)
+    return lambda _, profiled: predicted_seconds(profiled, target, options["threads"])
 
 
 def positive_seconds(seconds: float) -> float:

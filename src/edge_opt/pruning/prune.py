@@ -11,7 +11,7 @@ from torch import nn
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
 from edge_opt._support.progress import report_progress, show_progress
-from edge_opt.boards.targets import Target, find_target
+from edge_opt.boards.targets import Target, resolve_target
 from edge_opt.errors import InvalidInput
 from edge_opt.pruning.cost_targets import (
     LatencyOf,
@@ -87,7 +87,7 @@ def prune(
         layers, ratio = {**ratio, **(layers or {})}, None
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"the model must be a torch.nn.Module, and this is a {type(model).__name__}")
-    resolved = None if target is None else find_target(target)
+    resolved = None if target is None else resolve_target(target, runtime=runtime, threads=threads)
     request = PruneRequest(
         ratio=ratio,
         layers=tuple((layers or {}).items()),

@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_opt.boards.platform_file import Platform
-from edge_opt.boards.targets import Found
+from edge_opt.boards.targets import ResolvedTarget
 from edge_opt.errors import InvalidInput, PruningFailed
 from edge_opt.measuring.machine import vector_bytes
 from edge_opt.pruning.coupling import NONE, ChannelMap, Group, TensorDim
 from edge_opt.pruning.reconstruction import reconstruction_scores
 from edge_opt.records.compression import Importance
-from edge_opt.records.devices import DeviceSpec
 from edge_opt.tasks.batches import task_of
 
 RoundTo = int | Literal["auto"]
@@ -180,7 +178,7 @@ def rounded(units: float, group: Group, round_to: int) -> int:
     return min(max(kept, step, 1), len(group.units))
 
 
-def fast_multiple(target: Found | None = None, precision: str = "fp32") -> int:
+def fast_multiple(target: ResolvedTarget | None = None, precision: str = "fp32") -> int:
     """Return the channels that fill a tile of two vectors, of this CPU or of the target: a width that kernels run fast.
 
     A convolution or product computes its outputs in tiles of two vectors. Channels beside a multiple of that cost as
@@ -188,19 +186,20 @@ def fast_multiple(target: Found | None = None, precision: str = "fp32") -> int:
     0.69 / 0.61 / 0.44 of its time for multiples of 1 / 4 / 8 / 16. Sums of int8 are kept in 32 bits, so int8 fills as
     many lanes as fp32. 16-bit floats fill twice as many where they are computed as such.
 
-    >>> from edge_opt.boards.targets import find_target
-    >>> fast_multiple(find_target("raspberry-pi-4")), fast_multiple(find_target("raspberry-pi-4"), "fp16")
+    >>> from edge_opt.boards.targets import resolve_target
+    >>> fast_multiple(resolve_target("raspberry-pi-4")), fast_multiple(resolve_target("raspberry-pi-4"), "fp16")
     (8, 16)
     """
     return min(2 * _lanes(target) * (2 if precision in ("fp16", "bf16") else 1), WIDEST)
 
 
-def _lanes(target: Found | None) -> int:
+def _lanes(target: ResolvedTarget | None) -> int:
     """Return how many 32-bit numbers one vector of the target holds."""
-    if not isinstance(target, (DeviceSpec, Platform)):
+    if target is None or target.calibration is not None:
         return vector_bytes() // 4
-    words = " ".join(str(getattr(target, name, None) or "") for name in ("name", "title", "core")).lower()
-    if target.engine != "cpu":
+    core = None if target.platform is None else target.platform.core
+    words = f"{target.name} {target.spec.title} {core or ''}".lower()
+    if (target.platform or target.spec).engine != "cpu":
         return 8
     if any(word in words for word in _MICROCONTROLLERS):
         return 2

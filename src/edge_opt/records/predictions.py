@@ -49,6 +49,10 @@ class ReferenceRun(Record):
         "Seconds of a forward and its backward while training; None where that was not timed.",
         default=None,
     )
+    backward_work: float | None = field(
+        "Work of the backward over that of the forward, by MACs, or by bytes where that is more; None as `step_s`.",
+        default=None,
+    )
 
 
 @record

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from edge_opt.boards.targets import find_targets
+from edge_opt.boards.estimate import predictions
+from edge_opt.boards.targets import resolve_target
 from edge_opt.calibration.calibrate import memory_bandwidth
-from edge_opt.calibration.predict import check_place, predictions
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
 from edge_opt.hardware import layer_estimates, summarize_hardware
@@ -156,8 +156,7 @@ def check_target(config: RunConfig) -> None:
     """Refuse a target that is not known, or cannot be asked what is asked of it, before anything is trained."""
     asked = {"target_runtime": config.target_runtime, "target_threads": config.target_threads}
     if config.target is not None:
-        [target] = find_targets(config.target)
-        check_place(target, "fp32", config.target_runtime, config.target_threads)
+        resolve_target(config.target, runtime=config.target_runtime, threads=config.target_threads)
     elif any(asked.values()):
         name = next(name for name, value in asked.items() if value is not None)
         raise InvalidInput(f"{name} is {asked[name]!r}, and there is no target; set target, or leave {name} out")
@@ -165,8 +164,8 @@ def check_target(config: RunConfig) -> None:
 
 def on_target(profile: ModelProfile, config: RunConfig) -> dict[str, Any]:
     """What the baseline would take on the target, as `eo.profile(target=)` says it, with what it rests on."""
-    targets = find_targets(config.target or ())
-    [prediction] = predictions(profile, targets, "fp32", runtime=config.target_runtime, threads=config.target_threads)
+    target = resolve_target(config.target or "", runtime=config.target_runtime, threads=config.target_threads)
+    [prediction] = predictions(profile, [target], "fp32", config.target_threads)
 
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3

@@ -6,19 +6,17 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 from torch import nn
 
 from edge_opt.boards.roofline import used_bandwidth
-from edge_opt.boards.targets import Found, Target, find_spec, find_targets
-from edge_opt.calibration.reference_networks import REFERENCES
+from edge_opt.boards.targets import ResolvedTarget, Target, resolve_targets
+from edge_opt.calibration.operator_bench import relative_work
 from edge_opt.cost import price
 from edge_opt.profiling import profile
 from edge_opt.records.costs import OpCost, OpSignature
-from edge_opt.records.devices import DeviceSpec
 from edge_opt.records.predictions import Calibration, Prediction, ReferenceRun
 from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
@@ -329,20 +327,19 @@ class _Rate:
 def step_times(
     step: TrainingStep, model: nn.Module, arguments: CallArguments, target: Target | Sequence[Target]
 ) -> tuple[StepTime, ...]:
-    """The step on each target; the optimizer by the bytes it moves over the target's bandwidth."""
-    found = find_targets(target)
+    """Return the step on each target; the optimizer by the bytes it moves over the target's bandwidth."""
+    targets = resolve_targets(target)
     profiled = profile(
-        model, list(arguments.args) or None, kwargs=arguments.kwargs, mode="train", name=step.name, target=list(found)
+        model, list(arguments.args) or None, kwargs=arguments.kwargs, mode="train", name=step.name, target=targets
     )
     return tuple(
-        _time(step, prediction, find_spec(place), _rate(place))
-        for prediction, place in zip(profiled.predictions, found, strict=True)
+        _time(step, prediction, resolved) for prediction, resolved in zip(profiled.predictions, targets, strict=True)
     )
 
 
-def _rate(place: Found) -> _Rate:
-    """How fast backwards run on a machine: as the steps of reference models did there, else as forwards do."""
-    paces = _paces(place.references) if isinstance(place, Calibration) else ()
+def _rate(calibration: Calibration | None) -> _Rate:
+    """Return how fast backwards run on a machine: as the steps of reference models did there, else as forwards do."""
+    paces = () if calibration is None else _paces(calibration.references)
     if len(paces) < _FEWEST_STEPS:
         return _Rate(1.0, _SPREAD, _GUESS)
     logs = np.log(paces)
@@ -355,35 +352,21 @@ def _rate(place: Found) -> _Rate:
 
 
 def _paces(runs: Sequence[ReferenceRun]) -> tuple[float, ...]:
-    """Of each reference model whose step was timed: how much longer its backward took than at the forward's rate."""
-    trained = [run for run in runs if run.step_s is not None and run.step_s > run.seconds]
+    """Return how much longer the backward of each trained reference model took than at the forward's rate."""
     return tuple(
-        ((run.step_s or 0.0) - run.seconds) / (run.seconds * work)
-        for run in trained
-        if (work := _reference_work(run.name.rpartition(",")[0], run.batch)) is not None
+        (run.step_s - run.seconds) / (run.seconds * run.backward_work)
+        for run in runs
+        if run.step_s is not None and run.step_s > run.seconds and run.backward_work
     )
 
 
-@lru_cache(maxsize=64)
-def _reference_work(name: str, batch: int) -> float | None:
-    """Work of a reference model's backward relative to its forward's; None where this version cannot trace it."""
-    from edge_opt.training_steps.step_report import training_step
-
-    reference = next((item for item in REFERENCES if item.name == name), None)
-    if reference is None:
-        return None
-    model = reference.build()
-    model.train()
-    step = training_step(model, inputs=[reference.inputs(batch)], optimizer="sgd")
-    return _ratio(step.backward, step.forward)
-
-
-def _time(step: TrainingStep, prediction: Prediction, spec: DeviceSpec, rate: _Rate) -> StepTime:
+def _time(step: TrainingStep, prediction: Prediction, target: ResolvedTarget) -> StepTime:
+    rate, spec = _rate(target.calibration), target.spec
     if prediction.seconds is None:
         return StepTime(prediction.target, None, None, None, None, None, None, rate.basis, prediction.remarks)
     forward = step.accumulate * prediction.seconds
-    backward = forward * rate.pace * _ratio(step.backward + step.recomputation, step.forward)
-    bandwidth = used_bandwidth(spec, "cpu")
+    backward = forward * rate.pace * relative_work(step.backward + step.recomputation, step.forward)
+    bandwidth = used_bandwidth(spec, target.platform.engine if target.platform else spec.engine)
     update = None if bandwidth is None else step.update.bytes_moved / bandwidth.bytes_per_s
     remarks: tuple[str, ...] = ("the forward is predicted, the backward follows from its work",)
     if update is None:
@@ -393,10 +376,3 @@ def _time(step: TrainingStep, prediction: Prediction, spec: DeviceSpec, rate: _R
     low = None if prediction.low is None else prediction.low * scale / rate.spread
     high = None if prediction.high is None else prediction.high * scale * rate.spread
     return StepTime(prediction.target, whole, low, high, forward, backward, update, rate.basis, remarks)
-
-
-def _ratio(work: OpCost, forward: OpCost) -> float:
-    """Work relative to the forward's: by MACs, or by bytes where that is more."""
-    by_macs = work.macs / forward.macs if forward.macs else 0.0
-    by_bytes = work.bytes_moved / forward.bytes_moved if forward.bytes_moved else 0.0
-    return max(by_macs, by_bytes)

@@ -1,0 +1,374 @@
+"""Layers as runtimes run them, read from a profile: passes over memory for rooflines, and work for class costs.
+
+Both views share what a convolution is (groups, depthwise, transposed). They fuse differently, on purpose. A roofline
+asks what memory must see: a result that anybody else reads is written. Class costs were fitted to lists of layers as
+runtimes' own tables have them, in which a batch norm or ReLU behind a convolution never stands by itself; to change
+that rule is to fit every platform again (scripts/fit_platforms.py) and to compare benchmarks/boards.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from edge_opt.boards.class_costs import LayerWork, ModelWork, as_linear
+from edge_opt.errors import InvalidInput
+from edge_opt.records.costs import OpCall, OpSignature, TensorInfo
+from edge_opt.records.devices import Precision
+from edge_opt.records.profiles import ModelProfile
+
+ITEMSIZE: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int4": 2}
+# Bytes per value of matrices of weights where that is not the size of everything else. Groups of 128 share a half of
+# scale and a zero of 4 bits: 4 + 20 / 128 bits, as `int4` of `weight_formats`.
+WEIGHT_ITEMSIZE: dict[Precision, float] = {"int4": (4 + 20 / 128) / 8}
+_FLOATING = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
+
+# What a pass computes in: the asked precision, int8 as the model has it already, or nothing that a peak would limit.
+Arithmetic = Literal["asked", "int8", "none"]
+Grouping = Literal["none", "grouped", "depthwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPass:
+    """One pass: everything between reading and writing that memory does not see. `includes` are fused modules.
+
+    `grouping` is of a convolution: in groups of several channels, or depthwise, of one or two. `steps` follow each
+    other in a recurrent layer, each for every layer of it and direction.
+    """
+
+    module: int
+    includes: tuple[int, ...]
+    macs: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    arithmetic: Arithmetic
+    grouping: Grouping
+    is_unpriced: bool
+    steps: int = 1
+
+
+def passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPass, ...]:
+    """Return one pass per operator that is not free, in order of execution.
+
+    Floating tensors take the precision's size. Integers keep theirs: indices, token ids and masks are what they are,
+    and arithmetic on them is counted as movement.
+    """
+    by_signature = _signature_passes(profile, _input_widths(profile, precision), precision)
+    return tuple(
+        replace(found, module=call.module)
+        for call in profile.trace.ops
+        if (found := by_signature[call.signature]) is not None
+    )
+
+
+def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPass, ...]:
+    """Return the same with one pass per convolution or product and what directly follows on its result.
+
+    That is a batch norm with running statistics and an activation. Norms that need statistics of their own input
+    cannot start before it is complete, so they stay apart. A result that anybody else reads is still written.
+    """
+    widths = _input_widths(profile, precision)
+    by_signature = _signature_passes(profile, widths, precision)
+    calls = [call for call in profile.trace.ops if by_signature[call.signature] is not None]
+    readers: dict[int, list[int]] = {}
+    for call in calls:
+        for storage in set(call.reads):
+            readers.setdefault(storage, []).append(call.index)
+    fused: list[MemoryPass] = []
+    tail: OpCall | None = None  # the last operator of a pass that may still grow
+    for call, single in zip(calls, passes(profile, precision), strict=True):
+        result = None if tail is None else _result(tail)
+        if tail is not None and result is not None and _continues(profile, tail, call, result, readers.get(result, [])):
+            inputs = profile.trace.signatures[call.signature].inputs
+            handed_over = sum(
+                _bytes(tensor, width)
+                for tensor, width, storage in zip(inputs, widths[call.signature], call.reads, strict=True)
+                if storage == result
+            )
+            fused[-1] = _extended(fused[-1], single, handed_over)
+            tail = call
+        else:
+            fused.append(single)
+            tail = call if profile.prices[call.signature].kind in ("conv", "matmul") else None
+    return tuple(fused)
+
+
+def _signature_passes(
+    profile: ModelProfile, widths: Sequence[Sequence[float]], precision: Precision
+) -> list[MemoryPass | None]:
+    """Return the pass of each distinct operator, still without its module; None where it is free.
+
+    Models repeat their layers, so that this is done once for many calls.
+    """
+    found: list[MemoryPass | None] = []
+    for signature, price, width in zip(profile.trace.signatures, profile.prices, widths, strict=True):
+        if price.status == "free":
+            found.append(None)
+            continue
+        inputs, outputs, cost = signature.inputs, signature.outputs, price.cost
+        if any(floating_itemsize(tensor.dtype) for tensor in (*inputs, *outputs)):
+            arithmetic: Arithmetic = "asked"
+        else:
+            arithmetic = "int8" if cost.macs else "none"
+        found.append(
+            MemoryPass(
+                module=0,
+                includes=(),
+                macs=cost.macs,
+                flops=cost.flops,
+                bytes_read=_rescaled(cost.bytes_read, inputs, width),
+                bytes_written=_rescaled(cost.bytes_written, outputs, [ITEMSIZE[precision]] * len(outputs)),
+                arithmetic=arithmetic,
+                grouping=_grouping(signature) if price.kind == "conv" else "none",
+                is_unpriced=price.status == "unpriced",
+                steps=_steps(inputs, cost.macs) if price.kind == "recurrent" else 1,
+            )
+        )
+    return found
+
+
+def _steps(inputs: Sequence[TensorInfo], macs: int) -> int:
+    """Return the steps of a recurrent layer, from what it multiplies: every matrix once per step and sequence."""
+    matrices = [tensor for tensor in inputs if len(tensor.shape) == 2]
+    states = [tensor for tensor in inputs[1:] if len(tensor.shape) == 3]
+    batch = states[0].shape[1] if states else 1
+    once = batch * sum(tensor.elements for tensor in matrices)
+    return max(1, macs // once) * max(1, len(matrices) // 2) if once else 1
+
+
+def _groups_of(signature: OpSignature) -> tuple[int, int, bool]:
+    """Return the groups of a convolution, the input channels of each filter, and whether it is transposed."""
+    groups = signature.argument("groups", 1)
+    groups = groups if isinstance(groups, int) else 1
+    is_transposed = "transpose" in signature.op or signature.argument("transposed", False) is True
+    weight = signature.inputs[1].shape
+    return groups, weight[0] // groups if is_transposed else weight[1], is_transposed
+
+
+def _grouping(signature: OpSignature) -> Grouping:
+    groups, channels, _ = _groups_of(signature)
+    if groups <= 1:
+        return "none"
+    return "depthwise" if channels <= 2 else "grouped"
+
+
+def _extended(head: MemoryPass, follower: MemoryPass, handed_over: int) -> MemoryPass:
+    """Return a pass with one operator more: what the head wrote, the follower no longer reads."""
+    return replace(
+        head,
+        includes=tuple(dict.fromkeys((*head.includes, follower.module))),
+        macs=head.macs + follower.macs,
+        flops=head.flops + follower.flops,
+        bytes_read=head.bytes_read + follower.bytes_read - handed_over,
+        bytes_written=follower.bytes_written,
+    )
+
+
+def _result(call: OpCall) -> int | None:
+    """Return the storage of what an operator made: a new one, or that of the only tensor it read and changed."""
+    if len(call.creates) == 1:
+        return call.creates[0]
+    return call.reads[0] if not call.creates and len(call.reads) == 1 else None
+
+
+def _continues(profile: ModelProfile, tail: OpCall, call: OpCall, result: int, readers: Sequence[int]) -> bool:
+    """Return whether an operator can happen in the pass that made `result`, with nothing in memory between them."""
+    signature, kind = profile.trace.signatures[call.signature], profile.prices[call.signature].kind
+    is_fusible = kind == "activation" or (kind == "norm" and _has_running_statistics(signature))
+    if not is_fusible or result not in call.reads:
+        return False
+    if _result(call) == result:  # in place: whoever reads the storage afterwards reads the new values
+        return True
+    is_kept = profile.trace.storages[result].died is None
+    return not is_kept and [index for index in readers if index > tail.index] == [call.index]
+
+
+def _has_running_statistics(signature: OpSignature) -> bool:
+    is_training = signature.argument("training", False) is True or signature.argument("use_input_stats", False) is True
+    return not is_training and isinstance(signature.argument("running_mean"), TensorInfo)
+
+
+def _input_widths(profile: ModelProfile, precision: Precision) -> list[list[float]]:
+    """Return the bytes per value of each input of each signature; matrices of weights may be narrower than the rest."""
+    signatures, storages = profile.trace.signatures, profile.trace.storages
+    widths: list[list[float]] = [[ITEMSIZE[precision]] * len(signature.inputs) for signature in signatures]
+    narrow = WEIGHT_ITEMSIZE.get(precision)
+    if narrow is None:
+        return widths
+    for call in profile.trace.ops:
+        for position, (number, tensor) in enumerate(zip(call.reads, signatures[call.signature].inputs, strict=True)):
+            if storages[number].role == "parameter" and len(tensor.shape) > 1:
+                widths[call.signature][position] = narrow
+    return widths
+
+
+def _rescaled(nbytes: int, tensors: Sequence[TensorInfo], widths: Sequence[float]) -> int:
+    """Return the bytes of a price at another precision.
+
+    A price may count less than whole tensors, as for an embedding's table; integers beside them, its indices, are
+    read whole. So these come off first, and the rest scales as the floating tensors do.
+    """
+    old = new = integers = 0
+    for tensor, width in zip(tensors, widths, strict=True):
+        if floating_itemsize(tensor.dtype):
+            old += tensor.nbytes
+            new += _bytes(tensor, width)
+        else:
+            integers += tensor.nbytes
+    if not old:
+        return nbytes
+    kept = min(nbytes, integers)
+    return kept + (nbytes - kept) * new // old
+
+
+def _bytes(tensor: TensorInfo, width: float) -> int:
+    old = floating_itemsize(tensor.dtype)
+    return int(tensor.nbytes // old * width) if old else tensor.nbytes
+
+
+def floating_itemsize(dtype: str) -> int:
+    """Return the bytes per value of a floating dtype; 0 for integers, booleans, complex and quantised ones.
+
+    >>> floating_itemsize("float16"), floating_itemsize("int64")
+    (2, 0)
+    """
+    return _FLOATING.get(dtype.partition("_")[0], 0)
+
+
+_FUSED = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "leaky_relu", "threshold", "sigmoid")
+_SPLITS = ("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split", "slice")
+_PASSES = ("elementwise", "activation", "norm", "softmax")
+_MOVES = ("movement", "embedding", "interpolation")
+
+
+def model_work(profile: ModelProfile) -> ModelWork:
+    """Return the layers of a profiled model, as a runtime with fused kernels would run them.
+
+    Args:
+        profile: what `edge_opt.profile` returns, with our own counts. Its batch is part of it: eight images are eight
+            times the work.
+
+    >>> import edge_opt as eo
+    >>> from edge_opt.model import SmallCNN
+    >>> [work.kind for work in model_work(eo.profile(SmallCNN(), (1, 1, 28, 28))).works]
+    ['conv', 'pool', 'conv', 'pool', 'linear']
+    """
+    if profile.convention != "edge_opt":
+        raise InvalidInput(
+            f"the profile counts as {profile.convention} does, and class costs need our own counts; "
+            "profile again without convention="
+        )
+    reader = _WorkReader(profile)
+    for call in profile.trace.ops:
+        reader.read(call)
+    return ModelWork(profile.name, tuple(reader.works), tuple(reader.outside))
+
+
+class _WorkReader:
+    """One pass over a trace: operators become layers, and what a runtime fuses is dropped."""
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+        self.works: list[LayerWork] = []
+        self.outside: dict[str, None] = {}
+        # Storages that a convolution or linear layer wrote last, so that a batch norm or ReLU on them is part of it.
+        self._open: set[int] = set()
+        # Convolutions follow from their signature alone, and models repeat them.
+        self._convolutions: dict[int, LayerWork] = {}
+
+    def read(self, call: OpCall) -> None:
+        price, signature = self.profile.prices[call.signature], self.profile.trace.signatures[call.signature]
+        op = signature.op.removeprefix("aten.").removesuffix("_")
+        if price.status == "unpriced":
+            self.outside[signature.op] = None
+        elif price.status == "free":
+            if op in _SPLITS and _copies_channels(signature):
+                self.works.append(_moved(call.module, signature))
+        elif op.startswith("dropout") or not signature.inputs:
+            pass  # a constant, which an export folds, or nothing at all in inference
+        elif call.reads and call.reads[0] in self._open and (op.endswith("batch_norm") or op in _FUSED):
+            self._open.update(call.creates)
+        else:
+            self._append(call, signature, price.kind, price.cost.macs)
+
+    def _append(self, call: OpCall, signature: OpSignature, kind: str, macs: int) -> None:
+        written = call.creates or call.reads[:1]
+        self._open.difference_update(written)
+        if kind == "conv":
+            if call.signature not in self._convolutions:
+                self._convolutions[call.signature] = _convolution(signature, macs)
+            self.works.append(replace(self._convolutions[call.signature], module=call.module))
+            self._open.update(written)
+            return
+        base = _moved(call.module, signature, macs)
+        if kind in ("matmul", "attention", "recurrent"):
+            self.works.append(self._product(call, signature, kind, base))
+            self._open.update(written)
+        elif kind in _PASSES:
+            self.works.append(replace(base, kind="elementwise"))
+        elif kind in ("pooling", "reduction"):
+            self.works.append(replace(base, kind="pool"))
+        elif kind in _MOVES:
+            self.works.append(replace(base, reads=base.writes))
+        else:
+            self.outside[signature.op] = None
+            self.works.append(replace(base, kind="elementwise"))
+
+    def _product(self, call: OpCall, signature: OpSignature, kind: str, base: LayerWork) -> LayerWork:
+        storages = self.profile.trace.storages
+        weights = sum(
+            tensor.elements
+            for tensor, storage in zip(signature.inputs, call.reads, strict=True)
+            if storages[storage].role == "parameter" and len(tensor.shape) >= 2
+        )
+        if kind == "recurrent":  # step by step: every weight is read again for each
+            return replace(base, kind="linear", weights=base.macs, rows=1, is_recurrent=True)
+        if kind == "attention" or not weights:
+            return replace(base, kind="product", is_attention=True)
+        rows = max(1, base.macs // weights)
+        return replace(base, kind="linear", weights=weights, rows=rows, reads=base.reads - weights)
+
+
+def _copies_channels(signature: OpSignature) -> bool:
+    """Return whether a view is part of an image's channels, which runtimes copy; a token is found by its address."""
+    source = signature.inputs[0]
+    return len(source.shape) == 4 and signature.outputs[0].elements < source.elements
+
+
+def _moved(module: int, signature: OpSignature, macs: int = 0) -> LayerWork:
+    return LayerWork(
+        "move",
+        module,
+        macs=macs,
+        reads=sum(tensor.elements for tensor in signature.inputs if len(tensor.shape) > 1),
+        writes=sum(tensor.elements for tensor in signature.outputs),
+    )
+
+
+def _convolution(signature: OpSignature, macs: int) -> LayerWork:
+    x, weight = signature.inputs[:2]
+    out = signature.outputs[0]
+    groups, channels, is_transposed = _groups_of(signature)
+    batch = x.shape[0] if len(x.shape) == len(weight.shape) else 1
+    work = LayerWork(
+        "conv",
+        0,
+        macs=macs,
+        weights=weight.elements,
+        reads=x.elements,
+        writes=out.elements,
+        channels=channels,
+        groups=groups,
+        kernel=weight.shape[2:],
+        # A transposed one has stride 1 in no kernel that is meant here.
+        stride=2 if is_transposed else _stride(signature.argument("stride", 1)),
+        places=out.shape[-len(weight.shape[2:]) :],
+    )
+    return as_linear(work, batch)
+
+
+def _stride(value: Any) -> int:
+    values = value if isinstance(value, (tuple, list)) and value else (value,)
+    return max(int(item) for item in values)
