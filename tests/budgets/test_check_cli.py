@@ -108,7 +108,7 @@ def test_budgets_of_the_project(folder: Path) -> None:
         ("[tool.edge-opt.budgets]\nmcas = '<= 1'", "unknown metric 'mcas'; closest: macs"),
         ("[tool.edge-opt.budgets]\nmacs = 600", 'write a limit in quotes, such as macs = "<= 600"'),
         ("[tool.edge-opt.budgets]\nmacs = '= 600'", "expected <=, <, >= or >"),
-        ("[tool.edge-opt]\nbudgets = 3", "is no table"),
+        ("[tool.edge-opt]\nbudgets = 3", "is not a table"),
         ("[tool.edge-opt", "cannot read"),
     ],
 )

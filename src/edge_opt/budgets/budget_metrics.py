@@ -1,4 +1,4 @@
-"""The figures that a budget can speak of."""
+"""The figures that a budget can limit."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Metric(Generic[S]):
     is_trained: bool = False
 
     def value(self, subject: S) -> float | None:
-        """The figure in the metric's own unit."""
-        found = self.read(subject)
-        return None if found is None else found / self.scale
+        """Return the figure in the metric's own unit."""
+        figure = self.read(subject)
+        return None if figure is None else figure / self.scale
 
     def bounds(self, subject: S) -> Interval | None:
-        """Where the figure lies, in the metric's own unit; None for one that is exact or whose noise is not known."""
-        found = self.interval(subject)
-        return None if found is None else Interval(found.low / self.scale, found.high / self.scale)
+        """Return the interval of the figure in the metric's own unit; None where it is exact or its noise unknown."""
+        interval = self.interval(subject)
+        return None if interval is None else Interval(interval.low / self.scale, interval.high / self.scale)
 
 
 def _family(
@@ -65,20 +65,13 @@ def _family(
     kind: Kind,
     read: Callable[[S], float | None],
     interval: Callable[[S], Interval | None] = lambda _: None,
-    *,
-    is_signed: bool = False,
-    is_measured: bool = False,
-    is_predicted: bool = False,
-    is_trained: bool = False,
+    **flags: bool,
 ) -> Iterator[Metric[S]]:
-    """The metric in each unit of its kind: latency_s, latency_ms, latency_us."""
-    if kind not in _UNITS:
-        yield Metric(name, name, kind, "", 1.0, read, interval, is_signed, is_measured, is_predicted, is_trained)
-        return
-    for unit, scale in _UNITS[kind].items():
+    """Yield the metric in each unit of its kind: latency_s, latency_ms, latency_us."""
+    for unit, scale in _UNITS.get(kind, {"": 1.0}).items():
         # `bytes_moved` has its unit in front.
-        full = name if name.startswith("bytes") and unit == "bytes" else f"{name}_{unit}"
-        yield Metric(full, name, kind, unit, scale, read, interval, is_signed, is_measured, is_predicted, is_trained)
+        full = name if not unit or (name.startswith("bytes") and unit == "bytes") else f"{name}_{unit}"
+        yield Metric(full, name, kind, unit, scale, read, interval, **flags)
 
 
 def _table(*families: Iterator[Metric[S]]) -> Mapping[str, Metric[S]]:
@@ -86,21 +79,12 @@ def _table(*families: Iterator[Metric[S]]) -> Mapping[str, Metric[S]]:
 
 
 def _priced(name: str, kind: Kind, read: Callable[[ModelProfile], float]) -> Iterator[Metric[ModelProfile]]:
-    """A metric that is only a lower bound where an operator has no price."""
+    """Yield a metric that is only a lower bound where an operator has no price."""
 
     def interval(profile: ModelProfile) -> Interval | None:
         return Interval(read(profile), math.inf) if profile.totals.is_lower_bound else None
 
     return _family(name, kind, read, interval)
-
-
-def _measured(
-    name: str,
-    kind: Kind,
-    read: Callable[[ModelProfile], float | None],
-    interval: Callable[[ModelProfile], Interval | None] = lambda _: None,
-) -> Iterator[Metric[ModelProfile]]:
-    return _family(name, kind, read, interval, is_measured=True)
 
 
 def _latency(pick: Callable[[Latency], float]) -> Callable[[ModelProfile], float | None]:
@@ -128,22 +112,22 @@ def _predicted(profile: ModelProfile) -> float | None:
 
 
 def _predicted_interval(profile: ModelProfile) -> Interval | None:
-    found = profile.prediction
-    if found is None or found.seconds is None:
+    prediction = profile.prediction
+    if prediction is None or prediction.seconds is None:
         return None
     # An end that is not known is open.
-    return Interval(found.low or 0.0, math.inf if found.high is None else found.high)
+    return Interval(prediction.low or 0.0, math.inf if prediction.high is None else prediction.high)
 
 
 def _trained(name: str, kind: Kind, read: Callable[[TrainingCost], int]) -> Iterator[Metric[ModelProfile]]:
-    """A figure of a training step."""
+    """Yield a figure of a training step."""
 
     def value(profile: ModelProfile) -> float | None:
         return None if profile.training is None else read(profile.training)
 
     def interval(profile: ModelProfile) -> Interval | None:
-        found = profile.training
-        return Interval(read(found), math.inf) if found and found.is_lower_bound and kind == "count" else None
+        step = profile.training
+        return Interval(read(step), math.inf) if step and step.is_lower_bound and kind == "count" else None
 
     return _family(name, kind, value, interval, is_trained=True)
 
@@ -171,13 +155,13 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _priced("bytes_moved", "bytes", lambda profile: profile.totals.bytes_read + profile.totals.bytes_written),
     _trained("train_flops", "count", lambda step: step.flops),
     _trained("train_peak_memory", "bytes", lambda step: step.peak_bytes),
-    _measured("latency", "time", _latency(lambda latency: latency.median_s), _latency_interval),
-    _measured("latency_min", "time", _latency(lambda latency: latency.minimum_s)),
-    _measured("latency_p95", "time", _latency(lambda latency: latency.p95_s)),
-    _measured("latency_p99", "time", _latency(lambda latency: latency.p99_s)),
-    _measured("throughput", "rate", _latency(lambda latency: latency.throughput)),
-    _measured("measured_memory", "bytes", _measured_memory),
-    _measured("energy", "energy", _energy),
+    _family("latency", "time", _latency(lambda latency: latency.median_s), _latency_interval, is_measured=True),
+    _family("latency_min", "time", _latency(lambda latency: latency.minimum_s), is_measured=True),
+    _family("latency_p95", "time", _latency(lambda latency: latency.p95_s), is_measured=True),
+    _family("latency_p99", "time", _latency(lambda latency: latency.p99_s), is_measured=True),
+    _family("throughput", "rate", _latency(lambda latency: latency.throughput), is_measured=True),
+    _family("measured_memory", "bytes", _measured_memory, is_measured=True),
+    _family("energy", "energy", _energy, is_measured=True),
     # No energy: a prediction has no interval for it, so a limit next to it would pass for kept.
     _family("predicted", "time", _predicted, _predicted_interval, is_predicted=True),
 )
@@ -187,16 +171,8 @@ def _interval(low: float | None, high: float | None) -> Interval | None:
     return None if low is None or high is None else Interval(low, high)
 
 
-def _drop_interval(trial: TrialMetrics) -> Interval | None:
-    return _interval(trial.accuracy_drop_low, trial.accuracy_drop_high)
-
-
-def _deploy_interval(trial: TrialMetrics) -> Interval | None:
-    return _interval(trial.deploy_latency_low_s, trial.deploy_latency_high_s)
-
-
 def _scores(name: str, kind: Kind) -> Iterator[Metric[TrialMetrics]]:
-    """The score of a metric, how much worse it is than the baseline's, and the score on the test part."""
+    """Yield the score of a metric, how much worse it is than the baseline's, and the score on the test part."""
     is_signed = kind != "share"
     yield from _family(
         name,
@@ -205,7 +181,13 @@ def _scores(name: str, kind: Kind) -> Iterator[Metric[TrialMetrics]]:
         lambda trial: Interval(trial.accuracy_low, trial.accuracy_high),
         is_signed=is_signed,
     )
-    yield from _family(f"{name}_drop", kind, lambda trial: trial.accuracy_drop, _drop_interval, is_signed=True)
+    yield from _family(
+        f"{name}_drop",
+        kind,
+        lambda trial: trial.accuracy_drop,
+        lambda trial: _interval(trial.accuracy_drop_low, trial.accuracy_drop_high),
+        is_signed=True,
+    )
     yield from _family(f"test_{name}", kind, lambda trial: trial.test_accuracy, is_signed=is_signed)
 
 
@@ -220,7 +202,12 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
     _family("latency_p95", "time", lambda trial: trial.latency_p95_s),
     _family("cpu_latency", "time", lambda trial: trial.cpu_latency_s),
     _family("single_latency", "time", lambda trial: trial.single_latency_s),
-    _family("deploy_latency", "time", lambda trial: trial.deploy_latency_s, _deploy_interval),
+    _family(
+        "deploy_latency",
+        "time",
+        lambda trial: trial.deploy_latency_s,
+        lambda trial: _interval(trial.deploy_latency_low_s, trial.deploy_latency_high_s),
+    ),
     _family("throughput", "rate", lambda trial: trial.throughput),
     _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
     _family("measured_memory", "bytes", lambda trial: trial.measured_memory_bytes),
@@ -238,16 +225,17 @@ TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
 
 @cache
 def trial_metrics(metric: str = "accuracy") -> Mapping[str, Metric[TrialMetrics]]:
-    """The figures of a trial where another metric than accuracy is scored, in whose name constraints then speak.
+    """Return the figures of a trial where another metric than accuracy is scored; constraints then use its name.
 
     >>> sorted(set(trial_metrics("mae")) - set(TRIAL_METRICS))
     ['mae', 'mae_drop', 'test_mae']
     """
     if metric == "accuracy":
         return TRIAL_METRICS
-    scores = {found.name: found for found in _scores(metric, "share" if metric in SHARES else "count")}
-    others = {name: found for name, found in TRIAL_METRICS.items() if "accuracy" not in name}
-    taken = [name for name in scores if name in others or any(found.family == name for found in others.values())]
+    scores = {score.name: score for score in _scores(metric, "share" if metric in SHARES else "count")}
+    others = {name: other for name, other in TRIAL_METRICS.items() if "accuracy" not in name}
+    families = {other.family for other in others.values()}
+    taken = [name for name in scores if name in others or name in families]
     if taken:
         raise InvalidInput(
             f"a metric cannot be called {metric!r}: {taken[0]} means something else; rename the function"

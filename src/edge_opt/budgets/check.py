@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,19 +30,17 @@ if TYPE_CHECKING:
 
 
 def violations(metrics: TrialMetrics, budgets: Iterable[Budget]) -> tuple[Violation, ...]:
-    """The budgets that do not hold; one whose figure is not known does not hold either, and its value is None."""
+    """Return the budgets that do not hold; one whose figure is not known does not hold, and its value is None."""
     figures = trial_metrics(metrics.metric)
-    found = ((budget, figures[budget.metric].value(metrics)) for budget in budgets)
+    values = ((budget, figures[budget.metric].value(metrics)) for budget in budgets)
     return tuple(
         Violation(budget.text, budget.metric, value, budget.limit)
-        for budget, value in found
+        for budget, value in values
         if value is None or not budget.holds(value)
     )
 
 
-_NAMED_AT_MOST = 5
-# What is asked of a target where nothing is.
-_NOWHERE = {"precision": "fp32", "runtime": None, "threads": None}
+_MAX_CONTRIBUTORS = 5
 
 # The part of a layer in a figure of the whole, where known; peaks do not add up, but the highest is where to look.
 _PARTS: dict[str, Callable[[LayerFigures], float | None]] = {
@@ -69,51 +67,48 @@ def check_profile(
     latency: Comparison | None = None,
     on_undecided: Literal["pass", "fail"] = "pass",
 ) -> CheckResult:
-    """Every budget and, against a baseline, every allowed increase; `latency` is the noise-aware comparison of both."""
-    found = [_checked(profile, budget, baseline) for budget in budgets]
+    """Check every budget and, against a baseline, every allowed increase.
+
+    Args:
+        profile: The profile.
+        budgets: Limits of its figures.
+        baseline: An earlier profile.
+        increases: How much figures may grow over the baseline.
+        latency: The noise-aware comparison of both latencies.
+        on_undecided: Whether budgets that are undecided "pass" or "fail".
+    """
+    checked = []
+    for budget in budgets:
+        metric = PROFILE_METRICS[budget.metric]
+        before = None if baseline is None else _baseline_value(metric, profile, baseline)
+        checked.append(_checked(profile, metric, budget, metric.bounds(profile), before, baseline))
     if baseline is not None:
-        found += [_increased(profile, increase, baseline, latency) for increase in increases]
-    return CheckResult(
-        profile.name,
-        None if baseline is None else baseline.name,
-        tuple(found),
-        on_undecided,
-        (*(() if baseline is None else profiled_differently([baseline, profile])), *_left_out(budgets, increases)),
-    )
+        checked += [_checked_increase(profile, increase, baseline, latency) for increase in increases]
+    notes = () if baseline is None else profiled_differently([baseline, profile])
+    names = [item.budget.metric for item in checked]
+    if any(name.startswith(("peak_memory", "planned_memory", "train_peak_memory")) for name in names):
+        notes = (*notes, SCRATCH_IS_APART)
+    return CheckResult(profile.name, None if baseline is None else baseline.name, tuple(checked), on_undecided, notes)
 
 
-def _left_out(budgets: Sequence[Budget], increases: Sequence[Increase]) -> tuple[str, ...]:
-    """What a verdict on memory does not know."""
-    names = [*(budget.metric for budget in budgets), *(increase.metric for increase in increases)]
-    is_about_memory = any(name.startswith(("peak_memory", "planned_memory", "train_peak_memory")) for name in names)
-    return (SCRATCH_IS_APART,) if is_about_memory else ()
-
-
-def _checked(profile: ModelProfile, budget: Budget, baseline: ModelProfile | None) -> CheckedBudget:
-    metric = PROFILE_METRICS[budget.metric]
-    before = None if baseline is None else _earlier(metric, profile, baseline)
-    return _judged(profile, metric, budget, metric.bounds(profile), before, baseline)
-
-
-def _increased(
+def _checked_increase(
     profile: ModelProfile, increase: Increase, baseline: ModelProfile, latency: Comparison | None
 ) -> CheckedBudget:
-    """An allowed increase is a budget whose limit follows from the baseline."""
+    """Check an allowed increase, which is a budget whose limit follows from the baseline."""
     metric, text = PROFILE_METRICS[increase.metric], f"max increase {increase.text}"
-    before = _earlier(metric, profile, baseline)
+    before = _baseline_value(metric, profile, baseline)
     if before is None:
         budget = Budget(metric.name, "<=", 0.0, text)
-        reason = f"the baseline has no {metric.name}{_where(metric, profile)}; {_cure(metric, baseline)}"
+        reason = f"the baseline has no {metric.name}{_predicted_for(metric, profile)}; {_hint(metric, baseline)}"
         return CheckedBudget(budget, "unknown", metric.value(profile), None, None, None, reason, ())
     limit = before * (1 + increase.share) if increase.share is not None else before + (increase.amount or 0.0)
     bounds = metric.bounds(profile)
     if metric.family == "latency" and latency is not None:
         bounds = Interval(before * latency.ratio_interval.low, before * latency.ratio_interval.high)
-    budget = Budget(metric.name, "<=", limit, text)
-    return _judged(profile, metric, budget, bounds, before, baseline)
+    return _checked(profile, metric, Budget(metric.name, "<=", limit, text), bounds, before, baseline)
 
 
-def _judged(
+def _checked(
     profile: ModelProfile,
     metric: Metric[ModelProfile],
     budget: Budget,
@@ -123,13 +118,13 @@ def _judged(
 ) -> CheckedBudget:
     value = metric.value(profile)
     if value is None:
-        reason = f"the profile has no {metric.name}; {_cure(metric, profile)}"
+        reason = f"the profile has no {metric.name}; {_hint(metric, profile)}"
         return CheckedBudget(budget, "unknown", None, None, None, before, reason, ())
     low, high = (value, value) if bounds is None else (bounds.low, bounds.high)
     ends = {budget.holds(low), budget.holds(high)}
     outcome: Outcome = "undecided" if len(ends) == 2 else "holds" if ends == {True} else "broken"
-    reason = _doubt(metric, profile) if outcome == "undecided" else ""
-    layers = () if outcome == "holds" or not budget.is_ceiling else tuple(_blamed(profile, metric, baseline))
+    reason = _undecided_reason(metric, profile) if outcome == "undecided" else ""
+    layers = () if outcome == "holds" or not budget.is_ceiling else tuple(_top_contributors(profile, metric, baseline))
     return CheckedBudget(
         budget,
         outcome,
@@ -142,19 +137,22 @@ def _judged(
     )
 
 
-def _earlier(metric: Metric[ModelProfile], profile: ModelProfile, baseline: ModelProfile) -> float | None:
-    """The baseline's figure; one that was predicted for something else is none."""
-    is_other = metric.is_predicted and _where(metric, profile) != _where(metric, baseline)
-    return None if is_other else metric.value(baseline)
+def _baseline_value(metric: Metric[ModelProfile], profile: ModelProfile, baseline: ModelProfile) -> float | None:
+    """Return the baseline's figure; None where it was predicted for another target, precision or basis."""
+    if _predicted_for(metric, profile) != _predicted_for(metric, baseline):
+        return None
+    return metric.value(baseline)
 
 
-def _where(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
-    found = profile.prediction
-    return f" for {found.target} ({found.precision}, {found.basis})" if metric.is_predicted and found else ""
+def _predicted_for(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
+    prediction = profile.prediction
+    if prediction is None or not metric.is_predicted:
+        return ""
+    return f" for {prediction.target} ({prediction.precision}, {prediction.basis})"
 
 
-def _doubt(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
-    """Why neither holds, and what would decide it."""
+def _undecided_reason(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
+    """Return why a budget is undecided, and what would decide it."""
     if metric.is_measured:
         return "the limit lies inside the interval; measure for longer, or on a quieter machine"
     if not metric.is_predicted:
@@ -163,64 +161,52 @@ def _doubt(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
     return f"the limit lies inside the prediction's interval; {'calibrate the target' if is_rough else 'measure there'}"
 
 
-def _cure(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
+def _hint(metric: Metric[ModelProfile], profile: ModelProfile) -> str:
     if metric.is_measured:
         return "profile with measure=True, or --measure"
     if metric.is_trained:
         return "check the model itself, for a saved profile does not know its training step"
     if not metric.is_predicted:
         return "profile the model again"
-    found = profile.prediction
-    if found is not None and found.seconds is None:
-        return f"{found.target} gives no time: {next(iter(found.remarks), 'a figure is missing')}"
+    prediction = profile.prediction
+    if prediction is not None and prediction.seconds is None:
+        return f"{prediction.target} gives no time: {next(iter(prediction.remarks), 'a figure is missing')}"
     return "profile with target=…, or --target"
 
 
-def _blamed(
+def _top_contributors(
     profile: ModelProfile, metric: Metric[ModelProfile], baseline: ModelProfile | None
-) -> Iterator[Contribution]:
-    """The layers that grew most over the baseline; without one, or where none grew, the largest."""
-    read = _part(profile, metric.family, baseline)
+) -> list[Contribution]:
+    """Return the layers that grew most over the baseline; without one, or where none grew, the largest."""
+    family = metric.family
+    if family in ("peak_memory", "planned_memory"):
+        # Memory is a layer's weights or its peak, whichever matters more.
+        weights, live = profile.totals.param_bytes, profile.peak.live_bytes
+        if baseline is not None:
+            weights, live = weights - baseline.totals.param_bytes, live - baseline.peak.live_bytes
+        family = "param" if weights > live else "peak_activation"
+    read = _PARTS.get(family)
     if read is None:
-        return
-    parts = list(_parts(profile, baseline, read, metric.scale))
-    grown = sorted((part for part in parts if _growth(part) > 0), key=_growth, reverse=True)
-    largest = sorted((part for part in parts if part.value > 0), key=lambda part: part.value, reverse=True)
-    yield from (grown or largest)[:_NAMED_AT_MOST]
-
-
-def _part(
-    profile: ModelProfile, family: str, baseline: ModelProfile | None
-) -> Callable[[LayerFigures], float | None] | None:
-    """How to read a layer's part in a figure; memory is its weights or its peak, whichever matters more."""
-    if family not in ("peak_memory", "planned_memory"):
-        return _PARTS.get(family)
-    weights, live = profile.totals.param_bytes, profile.peak.live_bytes
-    if baseline is not None:
-        weights, live = weights - baseline.totals.param_bytes, live - baseline.peak.live_bytes
-    return _PARTS["param" if weights > live else "peak_activation"]
-
-
-def _growth(part: Contribution) -> float:
-    return 0.0 if part.baseline is None else part.value - part.baseline
-
-
-def _parts(
-    profile: ModelProfile,
-    baseline: ModelProfile | None,
-    read: Callable[[LayerFigures], float | None],
-    scale: float,
-) -> Iterator[Contribution]:
+        return []
+    contributions = []
     new = layer_figures(profile)
     old = () if baseline is None else layer_figures(baseline)
     for before, after in align(old, new):
         value = None if after is None else read(new[after])
         if after is None or value is None:
             continue
-        # A layer that was not there had none of it.
+        # A layer that was not there contributed nothing.
         earlier = None if baseline is None else 0.0 if before is None else read(old[before])
-        known = None if earlier is None else earlier / scale
-        yield Contribution(new[after].label or profile.name, new[after].kind, value / scale, known)
+        earlier = None if earlier is None else earlier / metric.scale
+        layer = new[after]
+        contributions.append(Contribution(layer.label or profile.name, layer.kind, value / metric.scale, earlier))
+
+    def growth(layer: Contribution) -> float:
+        return 0.0 if layer.baseline is None else layer.value - layer.baseline
+
+    grown = sorted((layer for layer in contributions if growth(layer) > 0), key=growth, reverse=True)
+    largest = sorted((layer for layer in contributions if layer.value > 0), key=lambda layer: -layer.value)
+    return (grown or largest)[:_MAX_CONTRIBUTORS]
 
 
 def check(
@@ -238,7 +224,7 @@ def check(
     threads: int | None = None,
     optimizer: Any = "adamw",
 ) -> CheckResult:
-    """Whether a model keeps within every budget.
+    """Check whether a model keeps within every budget.
 
     A measured or predicted figure whose interval holds the limit is undecided.
 
@@ -268,30 +254,31 @@ def check(
     increases = _increases(max_increase)
     if not limits and not increases:
         raise InvalidInput("there is no budget to check; give at least one, such as 'macs <= 600M'")
-    there: dict[str, Any] = {"precision": precision, "runtime": runtime, "threads": threads}
-    if target is None and there != _NOWHERE:
-        name = next(name for name, value in there.items() if value != _NOWHERE[name])
+    on_target: dict[str, Any] = {"precision": precision, "runtime": runtime, "threads": threads}
+    changed = [name for name, value in on_target.items() if value not in ("fp32", None)]
+    if target is None and changed:
         raise InvalidInput(
-            f"{name} is {there[name]!r}, and there is no target to predict for; add target= (--target). Memory in "
-            "another precision is eo.fit_batch(model, shape, memory_limit_mb=..., precision=...)"
+            f"{changed[0]} is {on_target[changed[0]]!r}, and there is no target to predict for; "
+            "add target= (--target). Memory in another precision is "
+            "eo.fit_batch(model, shape, memory_limit_mb=..., precision=...)"
         )
     if increases and baseline is None:
         raise InvalidInput("max_increase needs a baseline to increase from; give a saved profile as baseline")
-    before = None if baseline is None else as_profile(baseline, inputs, kwargs, target=target, **there)
+    before = None if baseline is None else as_profile(baseline, inputs, kwargs, target=target, **on_target)
     names = [*(limit.metric for limit in limits), *(increase.metric for increase in increases)]
     needed = any(PROFILE_METRICS[name].is_measured for name in names) if measure is None else measure
     is_paired = needed is not False and _is_model(baseline) and _is_model(subject)
     now = False if is_paired else needed
-    profile = as_profile(subject, inputs, kwargs, measure=now, target=target, **there)
+    profile = as_profile(subject, inputs, kwargs, measure=now, target=target, **on_target)
     if any(PROFILE_METRICS[name].is_trained for name in names):
         profile = _with_training(profile, subject, inputs, kwargs, optimizer)
         before = None if before is None else _with_training(before, baseline, inputs, kwargs, optimizer)
     latency = None if before is None else compared_latency(before, profile)
     if before is not None and is_paired:
         options = dict(needed) if isinstance(needed, Mapping) else {}
-        shares = [one.share for one in increases if PROFILE_METRICS[one.metric].family == "latency"]
+        shares = [increase.share for increase in increases if PROFILE_METRICS[increase.metric].family == "latency"]
         options["limit"] = None if not shares or shares[0] is None else 1 + shares[0]
-        before, profile, latency = _timed_in_turn((baseline, before), (subject, profile), inputs, kwargs, options)
+        before, profile, latency = _measure_in_turns((baseline, before), (subject, profile), inputs, kwargs, options)
     return check_profile(
         profile,
         limits,
@@ -309,7 +296,7 @@ def _is_model(subject: Any) -> bool:
 def _with_training(
     profile: ModelProfile, subject: Any, inputs: Any, kwargs: Mapping[str, Any] | None, optimizer: Any
 ) -> ModelProfile:
-    """The profile with what a training step of its model takes; a saved profile stays as it is."""
+    """Return the profile with the cost of a training step of its model; a saved profile is returned unchanged."""
     if not _is_model(subject):
         return profile
     from edge_opt.training_steps.step_report import training_step
@@ -317,25 +304,24 @@ def _with_training(
     return replace(profile, training=training_step(subject, inputs, kwargs=kwargs, optimizer=optimizer).cost)
 
 
-def _timed_in_turn(
+def _measure_in_turns(
     baseline: tuple[Any, ModelProfile], change: tuple[Any, ModelProfile], inputs: Any, kwargs: Mapping[str, Any] | None,
     options: dict[str, Any],
 ) -> tuple[ModelProfile, ModelProfile, Comparison]:  # fmt: skip
-    """Both profiles with what was measured, a block of each model in turn, and how they compare."""
+    """Measure both models in turns, and return their profiles with the measurements, and the comparison."""
     from edge_opt.measuring.session import measure_pair
 
-    known = {
-        key: options[key] for key in ("min_time_s", "max_time_s", "threads", "progress", "limit") if key in options
-    }
+    names = ("min_time_s", "max_time_s", "threads", "progress", "limit")
+    known = {name: options[name] for name in names if name in options}
     profiles = (baseline[1], change[1])
-    before, after, verdict = measure_pair(baseline[0], change[0], inputs, kwargs=kwargs, profiles=profiles, **known)
-    return replace(profiles[0], measurement=before), replace(profiles[1], measurement=after), verdict
+    before, after, comparison = measure_pair(baseline[0], change[0], inputs, kwargs=kwargs, profiles=profiles, **known)
+    return replace(profiles[0], measurement=before), replace(profiles[1], measurement=after), comparison
 
 
-def _increases(given: Mapping[str, str | float] | Sequence[str] | None) -> list[Increase]:
-    if given is None:
+def _increases(limits: Mapping[str, str | float] | Sequence[str] | None) -> list[Increase]:
+    if limits is None:
         return []
-    if not isinstance(given, Mapping):
-        return [parse_increase(text) for text in ([given] if isinstance(given, str) else given)]
-    texts = (value if isinstance(value, str) else f"{value * 100:.12g}%" for value in given.values())
-    return [parse_increase(f"{name}={text}") for name, text in zip(given, texts, strict=True)]
+    if not isinstance(limits, Mapping):
+        return [parse_increase(text) for text in ([limits] if isinstance(limits, str) else limits)]
+    texts = {name: value if isinstance(value, str) else f"{value * 100:.12g}%" for name, value in limits.items()}
+    return [parse_increase(f"{name}={text}") for name, text in texts.items()]
