@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edge_opt.budgets import parse_budget, violations
 from edge_opt.errors import InvalidInput
+from edge_opt.measuring.statistics import wilson
 from edge_opt.records.sweeps import Candidate, Finalist, Finals, SpeedupRatio, Trial, TrialMetrics
 from edge_opt.search.choose import (
     Point,
@@ -23,7 +24,6 @@ from edge_opt.search.choose import (
     packed_answers,
     recommend,
     trial_frontier,
-    wilson,
 )
 from edge_opt.search.finals import held_to_parents, retimed, slower_than_parents
 from sweep_jobs import figures

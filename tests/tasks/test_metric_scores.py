@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge_opt.errors import InvalidInput, MeasurementFailed
-from edge_opt.tasks.metrics import METRICS, Metric, metric_named, metric_of
+from edge_opt.tasks.metrics import METRICS, QualityMetric, metric_named, metric_of
 from edge_opt.text import edit_distance
 
 # Classes 0, 0, 1, 2; guesses 0, 1, 1, 2.
@@ -64,7 +64,7 @@ def test_batches_are_gathered_whatever_their_sizes() -> None:
 
 
 @pytest.mark.parametrize("metric", [metric for metric in METRICS.values() if metric.name in ("mae", "r2", "rmse")])
-def test_the_direction_says_which_is_worse(metric: Metric) -> None:
+def test_the_direction_says_which_is_worse(metric: QualityMetric) -> None:
     good, bad = (metric.value(NUMBERS[1] + gap * torch.tensor([1.0, -1.0, 1.0, -1.0]), NUMBERS[1]) for gap in (0.1, 1))
     assert metric.drop(good, bad) > 0
 

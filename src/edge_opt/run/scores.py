@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edge_opt.records.sweeps import SHARES, MetricDirection
-from edge_opt.search.choose import packed_answers, paired_shares, unpacked_answers
-from edge_opt.tasks.metrics import Score
+from edge_opt.search.choose import packed_answers, unpacked_answers
+from edge_opt.tasks.paired_scores import Score, paired_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,14 @@ def figure_of(score: Score) -> Figure:
 
 
 def paired_drop(reference: Figure, scored: Figure) -> tuple[float, float] | None:
-    """By how much a score is worse than the reference's on the same samples: the 95 % interval; None if not paired."""
-    ours, theirs = unpacked_answers(reference.answers), unpacked_answers(scored.answers)
-    if len(ours) and len(ours) == len(theirs):
-        found = paired_shares(ours, theirs)
-        return found.low, found.high
-    count = min(len(reference.replicates), len(scored.replicates))
-    if reference.samples != scored.samples or not count:
+    """Return the 95 % interval of how much worse a score is than the reference's; None where they are not paired."""
+    if reference.samples != scored.samples:
         return None
-    drops = np.subtract(reference.replicates[:count], scored.replicates[:count])
-    low, high = np.nanquantile(drops if scored.direction == "higher" else -drops, (0.025, 0.975))
-    drop = reference.drop(scored)
-    return min(float(low), drop), max(float(high), drop)
+    paired = paired_difference(
+        reference.value - scored.value,
+        (unpacked_answers(reference.answers), unpacked_answers(scored.answers)),
+        (reference.replicates, scored.replicates),
+    )
+    if paired is None:
+        return None
+    return (paired.low, paired.high) if scored.direction == "higher" else (-paired.high, -paired.low)
