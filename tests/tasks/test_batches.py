@@ -14,7 +14,7 @@ from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.compress import finetune, sensitivity
 from edge_opt.errors import InvalidInput
 from edge_opt.runtimes.runners import TorchRunner
-from edge_opt.tasks.batches import StandIn, task_of
+from edge_opt.tasks.batches import RunnerAsModule, task_of
 
 
 class Named(nn.Module):
@@ -52,7 +52,7 @@ def test_a_stand_in_answers_in_the_model_s_structure() -> None:
         return list(model(**dict(zip(names, tensors, strict=True))).values())
 
     shuffled = dict(reversed(list(BATCH.items())))
-    assert task.score(StandIn(run, model, call), [shuffled]).value == task.score(model, [BATCH]).value
+    assert task.score(RunnerAsModule(run, model, call), [shuffled]).value == task.score(model, [BATCH]).value
 
 
 class Answer(dict[str, torch.Tensor]):
@@ -88,7 +88,7 @@ def test_answers_of_one_s_own_classes_stay_what_they_are_for_a_metric_over_all_b
         # as an exported file answers: hidden twice and the scores, one after the other
         return tuple(flat_tensors(model(**dict(zip(names, tensors, strict=True)))))
 
-    by_model, by_file = (task.score(each, [BATCH, BATCH]) for each in (model, StandIn(run, model, call)))
+    by_model, by_file = (task.score(each, [BATCH, BATCH]) for each in (model, RunnerAsModule(run, model, call)))
     assert by_model.value == by_file.value and by_model.samples == 8
     assert np.array_equal(by_model.resamples, by_file.resamples) and len(set(by_model.resamples)) > 1
 
@@ -158,5 +158,5 @@ def test_collate_makes_a_batch_of_a_list_of_samples() -> None:
 def test_a_runner_is_scored_as_its_model_is() -> None:
     model, task = nn.Linear(3, 2), task_of()
     batch = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
-    stand_in = StandIn(TorchRunner(model, 1), model, task.call(model, batch))
+    stand_in = RunnerAsModule(TorchRunner(model, 1), model, task.call(model, batch))
     assert task.score(stand_in, [batch]).value == task.score(model, [batch]).value

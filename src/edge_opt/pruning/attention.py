@@ -50,7 +50,7 @@ class PrunedAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The attended values and, if wanted, the weights. Shapes are those of `nn.MultiheadAttention`.
+        """Return the attended values and, if wanted, the weights. Shapes are those of `nn.MultiheadAttention`.
 
         Args:
             query: What looks.
@@ -94,7 +94,7 @@ class PrunedAttention(nn.Module):
 
 
 def _joined_mask(mask: torch.Tensor | None, padding: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """Both masks as one that is added to the scores, (batch or 1, heads or 1, queries or 1, keys)."""
+    """Return both masks as one that is added to the scores, (batch or 1, heads or 1, queries or 1, keys)."""
     if mask is not None:
         mask = _added(mask, query)
         if mask.dim() == 3:
@@ -123,8 +123,8 @@ class Heads(NamedTuple):
 
 
 def split_heads(model: nn.Module) -> list[Heads]:
-    """Attention written with one linear layer each for query, key and value, as BERT and its kin have it."""
-    found = []
+    """Return attention with one linear layer each for query, key and value, as in BERT."""
+    attention = []
     for path, module in model.named_modules():
         count = next((value for name in HEAD_COUNTS if type(value := getattr(module, name, None)) is int), None)
         if count is None or isinstance(module, (nn.MultiheadAttention, PrunedAttention)):
@@ -134,14 +134,13 @@ def split_heads(model: nn.Module) -> list[Heads]:
         widths = {linears[name].out_features for name in triple or ()}
         if triple and len(widths) == 1 and count > 0 and next(iter(widths)) % count == 0:
             paths = tuple(f"{path}.{name}".lstrip(".") for name in triple)
-            found.append(Heads(path, paths, count, next(iter(widths))))
-    return found
+            attention.append(Heads(path, paths, count, next(iter(widths))))
+    return attention
 
 
 def projections_of(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """The names of the layers for query, key and value among these; None unless all three are there."""
-    found = [_projection(names, letter) for letter in "qkv"]
-    query, key, value = found
+    """Return the names of the layers for query, key and value among these; None unless all three are there."""
+    query, key, value = (_projection(names, letter) for letter in "qkv")
     return None if query is None or key is None or value is None else (query, key, value)
 
 

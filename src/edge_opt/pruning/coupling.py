@@ -39,7 +39,7 @@ LayerOwners = dict[tuple[str, Side], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ChannelRefusal:
     """Why channels cannot be removed: `reason` about the layer at `path`, or about the channels where that is None."""
 
     reason: str
@@ -56,7 +56,7 @@ class Group:
     root: str
     units: np.ndarray
     channels_per_unit: int
-    refused: Refusal | None
+    refused: ChannelRefusal | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class CouplingGraph:
         self.parents: list[int] = []
         self.roots: list[tuple[str, range, int]] = []
         self.seen: dict[tuple[Any, Side], dict[int, int]] = {}
-        self.refused: dict[int, Refusal] = {}
+        self.refused: dict[int, ChannelRefusal] = {}
         self.heads: dict[str, list[int]] = {}
         self.head_owners: dict[str, Heads] = {}
 
@@ -190,10 +190,10 @@ class CouplingGraph:
                     for mapping in dependency.index_mapping:
                         mapped = mapped if mapping is None else mapping(mapped)
                 except LookupError:
-                    self.refuse(fresh, Refusal(f"{_LOST}: a split or concatenation is not understood"))
+                    self.refuse(fresh, ChannelRefusal(f"{_LOST}: a split or concatenation is not understood"))
                     continue
                 if any(index.root_idx is None for index in mapped):
-                    self.refuse(fresh, Refusal("keys and values shared by several heads are not followed"))
+                    self.refuse(fresh, ChannelRefusal("keys and values shared by several heads are not followed"))
                 elif mapped:
                     stack.append((dependency.target, dependency.handler, mapped))
             stack.extend(self.across(node, side, fresh))
@@ -204,7 +204,7 @@ class CouplingGraph:
         fresh = []
         for index in reached:
             if index.idx >= self.widest:
-                self.refuse([index], Refusal(f"{_LOST}: a reshape mixes them"))
+                self.refuse([index], ChannelRefusal(f"{_LOST}: a reshape mixes them"))
             elif index.idx in seen:
                 self.unite(seen[index.idx], index.root_idx)
             else:
@@ -220,24 +220,26 @@ class CouplingGraph:
                 self.unite(first.setdefault(int(labels[idx % len(labels)]), unit), unit)
         return fresh
 
-    def refusal(self, node: Any, side: Side, fresh: list[_Index]) -> Refusal | None:
+    def refusal(self, node: Any, side: Side, fresh: list[_Index]) -> ChannelRefusal | None:
         """Return why these channels of a node cannot be removed; None where they can."""
         path, module = self.path_of(node.module), node.module
         if side != "in" and not node.outputs:
-            return Refusal("is the model's output", path) if path else Refusal("its channels are the model's output")
+            if not path:
+                return ChannelRefusal("its channels are the model's output")
+            return ChannelRefusal("is the model's output", path)
         if path is None:
             return None
         if side != "in" and self.is_ignored(path):
-            return Refusal("is ignored", path)
+            return ChannelRefusal("is ignored", path)
         is_parameter = isinstance(module, nn.Parameter)
         size = module.shape[node.pruning_dim] if is_parameter else channels(module, side)
         if size and any(index.idx >= size for index in fresh):
-            return Refusal(f"{_LOST} into {path} ({type(module).__name__})")
+            return ChannelRefusal(f"{_LOST} into {path} ({type(module).__name__})")
         for role in () if is_parameter else self.roles(module, side):
             layer = self.model.get_submodule(role.path)
             why = refusal_of(layer, side)
             if why:
-                return Refusal(f"is a {why}", role.path)
+                return ChannelRefusal(f"is a {why}", role.path)
         return None
 
     def is_ignored(self, path: str) -> bool:
@@ -256,7 +258,7 @@ class CouplingGraph:
         else:
             yield node, pruner.prune_in_channels, [_Index(i.idx // outputs, i.root_idx) for i in fresh]
 
-    def refuse(self, reached: Iterable[_Index], refusal: Refusal) -> None:
+    def refuse(self, reached: Iterable[_Index], refusal: ChannelRefusal) -> None:
         for index in reached:
             self.refused.setdefault(index.root_idx, refusal)
 
@@ -270,7 +272,7 @@ class CouplingGraph:
                 units = self.new_units(path, module.num_heads, module.head_dim)
                 self.heads[path] = list(units)
                 if self.is_ignored(path):
-                    self.refuse([_Index(0, unit) for unit in units], Refusal("is ignored", path))
+                    self.refuse([_Index(0, unit) for unit in units], ChannelRefusal("is ignored", path))
         for module in self.graph.module2node:
             if isinstance(module, SurrogateLinear) and module.block > 1:
                 seen = self.seen.get((self.graph.module2node[module], "out"), {})
@@ -414,7 +416,9 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _groups(roots: list[tuple[str, range, int]], unit_of: np.ndarray, refused: dict[int, Refusal]) -> Iterator[Group]:
+def _groups(
+    roots: list[tuple[str, range, int]], unit_of: np.ndarray, refused: dict[int, ChannelRefusal]
+) -> Iterator[Group]:
     """Yield the units of each root, which are ranked together; one that fell to an earlier root is ranked there."""
     taken: set[int] = set()
     for root, members, channels_each in roots:

@@ -35,7 +35,7 @@ def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
 
     base: Any = pruning.pruner.function.MultiheadAttentionPruner
 
-    class Attention(base):  # type: ignore[misc]
+    class AttentionPruner(base):  # type: ignore[misc]
         """What goes in and what comes out are channels of their own; by default they are taken for the same."""
 
         def prune_in_channels(self, layer: Any, idxs: Any) -> Any:
@@ -47,7 +47,7 @@ def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
             tensor.requires_grad_(True)
     graph = pruning.DependencyGraph()
     # Not as a customized layer: those hide their inner modules from the trace, and tuples of outputs are not unpacked.
-    graph.REGISTERED_PRUNERS[pruning.ops.OPTYPE.MHA] = Attention()
+    graph.REGISTERED_PRUNERS[pruning.ops.OPTYPE.MHA] = AttentionPruner()
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         try:

@@ -16,7 +16,7 @@ from edge_opt._support.progress import report_progress
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
-from edge_opt.pruning.coupling import NONE, ChannelMap, Group, Refusal, channel_map
+from edge_opt.pruning.coupling import NONE, ChannelMap, ChannelRefusal, Group, channel_map
 from edge_opt.pruning.layer_kinds import Side, channels, is_depthwise, kind_of, refusal_of, tied_positions
 from edge_opt.pruning.proof import TOLERANCE, silenced_error, with_random_constants
 from edge_opt.pruning.ranking import Ranking, RoundTo, fast_multiple, unit_scores
@@ -266,7 +266,7 @@ def _without_unsound_groups(plan: PruningPlan) -> PruningPlan:
     return replace(plan, ranking=replace(plan.ranking, channel_map=replace(plan.channel_map, groups=checked)))
 
 
-def _trial_refusal(plan: PruningPlan, groups: list[int], is_run: bool) -> Refusal | None:
+def _trial_refusal(plan: PruningPlan, groups: list[int], is_run: bool) -> ChannelRefusal | None:
     """Return what is wrong with a model that lost half of these groups; only shapes are compared unless it is run."""
     removed = replace(plan.ranking, round_to=1).removed(dict.fromkeys(groups, _TRIAL_RATIO))
     spec = plan.spec(removed)
@@ -274,13 +274,13 @@ def _trial_refusal(plan: PruningPlan, groups: list[int], is_run: bool) -> Refusa
         if not is_run:
             after = plan.costs(removed).trace.modules[0].output_shapes
             changed = after != plan.before.trace.modules[0].output_shapes
-            return Refusal(f"removing channels changes the model's outputs to {after}") if changed else None
+            return ChannelRefusal(f"removing channels changes the model's outputs to {after}") if changed else None
         error = silenced_error(plan.probe, apply_spec(plan.probe, spec), spec, plan.arguments)
     except EdgeOptError as failure:
-        return Refusal(f"removing channels breaks the model: {failure}")
+        return ChannelRefusal(f"removing channels breaks the model: {failure}")
     if error is None or error <= TOLERANCE:
         return None
-    return Refusal(
+    return ChannelRefusal(
         "removing channels changes more than those channels: a reshape, mean or softmax over channels is between them, "
         f"outputs are off by {error:.2g} of the change"
     )

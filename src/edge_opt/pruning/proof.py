@@ -8,19 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
 
+from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.errors import PruningFailed
 from edge_opt.pruning.recipe import apply_spec
 from edge_opt.records.compression import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments
 
-# Of what silencing the channels changes, the share by which the pruned model may differ: rounding stays far below.
+# The pruned model may differ from the silenced original by this share of what silencing changes: rounding stays far
+# below, and channels that are not the right ones differ by about as much as silencing changes.
 TOLERANCE = 1e-3
+# Rounding errors grow with the depth of a network; 300 eps of the output's norm is a bound for deep ones.
+_ROUNDING_EPS = 300
 
 
 def with_random_constants(model: nn.Module) -> nn.Module:
-    """A copy in which nothing is constant: fresh norms, layer scales and heads would hide what is wrong around them."""
+    """Return a copy in which nothing is constant: fresh norms, layer scales and heads would hide errors around them."""
     copied = copy.deepcopy(model)
     numbers = torch.Generator().manual_seed(0)
     norms = [module for module in copied.modules() if isinstance(module, _BatchNorm)]
@@ -28,7 +31,7 @@ def with_random_constants(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for tensor in (*copied.parameters(), *(each for each in statistics if each is not None)):
             if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
-                # Far enough from 0 to be heard, and above it, as a variance must be.
+                # Far enough from 0 to change the outputs, and above it, as a variance must be.
                 tensor.copy_(torch.rand(tensor.shape, generator=numbers) + 0.5)
                 if tensor.dim() > 1:
                     tensor.mul_(tensor[0].numel() ** -0.5)
@@ -47,27 +50,32 @@ def check_pruned(probe: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments
             f"by {error:.2g} of what the removal changes"
         )
     with torch.enable_grad():
-        outputs = _tensors(_run(pruned, arguments))
+        outputs = flat_tensors(_run(pruned, arguments))
         trained = [parameter for parameter in pruned.parameters() if parameter.requires_grad]
         differentiable = [each.float().sum() for each in outputs if each.requires_grad]
         if trained and not differentiable:
             raise PruningFailed("no output of the pruned model depends on a trainable parameter any more")
         gradients = torch.autograd.grad(differentiable, trained, allow_unused=True) if trained else ()
-    found = [gradient for gradient in gradients if gradient is not None]
-    for gradient in found:
+    computed = [gradient for gradient in gradients if gradient is not None]
+    for gradient in computed:
         if not bool(torch.isfinite(gradient).all()):
             raise PruningFailed("the backward pass of the pruned model gives gradients that are not finite")
-    return PruneCheck(tuple(tuple(each.shape) for each in outputs), len(found), error)
+    return PruneCheck(tuple(tuple(each.shape) for each in outputs), len(computed), error)
 
 
 def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, arguments: CallArguments) -> float | None:
-    """How far the pruned model is from the original with the removed channels silenced, as a share of what that does.
+    """Return the distance of the pruned model from the original with the removed channels silenced.
+
+    It is a share of what silencing changes, |silenced - pruned| / |silenced - original|, not of the outputs: where the
+    removed channels hardly matter, wrong channels differ little from the outputs, but as much as the change itself.
+    A change below rounding would divide by noise. So the denominator is at least the rounding error over the
+    tolerance: a distance within rounding then always passes.
 
     None where nothing is removed. Raises where the shapes of the outputs differ.
     """
     with torch.no_grad():
-        before = _tensors(_run(original, arguments))
-        after = _tensors(_run(pruned, arguments))
+        before = flat_tensors(_run(original, arguments))
+        after = flat_tensors(_run(pruned, arguments))
         shapes = [tuple(each.shape) for each in before], [tuple(each.shape) for each in after]
         if shapes[0] != shapes[1]:
             raise PruningFailed(
@@ -79,7 +87,7 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
             raise PruningFailed(
                 "the original's outputs on the example inputs are not finite; pass inputs as it expects"
             )
-        silenced = _tensors(_run(_silenced(original, pruned, spec), arguments))
+        silenced = flat_tensors(_run(_silenced(original, pruned, spec), arguments))
     worst = 0.0
     for o, p, s in zip(before, after, silenced, strict=True):
         if not o.is_floating_point():
@@ -87,11 +95,10 @@ def silenced_error(original: nn.Module, pruned: nn.Module, spec: PruneSpec, argu
         distance, change, size = (
             (a.double() - b.double()).norm() for a, b in ((s, p), (s, o), (s, torch.zeros_like(s)))
         )
-        noise = 300 * torch.finfo(o.dtype).eps * float(size)
+        rounding = _ROUNDING_EPS * torch.finfo(o.dtype).eps * float(size)
         if not bool(torch.isfinite(distance)):
             return float("inf")
-        # What is within rounding counts as no difference, also where silencing changes next to nothing.
-        worst = max(worst, float(distance) / max(float(change), noise / TOLERANCE, 1e-30))
+        worst = max(worst, float(distance) / max(float(change), rounding / TOLERANCE, 1e-30))
     return worst
 
 
@@ -104,13 +111,8 @@ def _run(model: nn.Module, arguments: CallArguments) -> Any:
             raise PruningFailed(f"the pruned model does not run: {type(error).__name__}: {error}") from error
 
 
-def _tensors(output: Any) -> list[torch.Tensor]:
-    opened = dict(output) if hasattr(output, "items") else output
-    return [leaf for leaf in tree_leaves(opened) if isinstance(leaf, torch.Tensor)]
-
-
 def _silenced(original: nn.Module, pruned: nn.Module, spec: PruneSpec) -> nn.Module:
-    """The original with zeros where the pruned model has nothing, and norms that look at the other channels only."""
+    """Return the original with zeros in place of removed entries, and norms over the kept channels only."""
     silenced = copy.deepcopy(original)
     tensors = dict(
         [*silenced.named_parameters(remove_duplicate=False), *silenced.named_buffers(remove_duplicate=False)]
@@ -132,7 +134,7 @@ def _silenced(original: nn.Module, pruned: nn.Module, spec: PruneSpec) -> nn.Mod
 
 
 def _looks_across_channels(module: nn.Module) -> bool:
-    """Whether it is a norm over channels; models bring RMS norms of their own, which are known by their name."""
+    """Return whether it is a norm over channels; models bring RMS norms of their own, known by their name."""
     return isinstance(module, (nn.LayerNorm, nn.GroupNorm)) or "RMSNorm" in type(module).__name__
 
 
@@ -155,5 +157,5 @@ class _Masked(nn.Module):
 
 
 def _is_of_images(norm: nn.Module) -> bool:
-    """A layer norm with a forward of its own: torchvision's and timm's normalize the second dimension."""
+    """Return whether it is a layer norm with a forward of its own: torchvision's and timm's normalize dimension 1."""
     return isinstance(norm, nn.LayerNorm) and type(norm).forward is not nn.LayerNorm.forward

@@ -1,16 +1,14 @@
-"""What channels contribute to the layers behind them, on real inputs: which to drop, and how the others stand in.
+"""What channels contribute to the layers behind them, on real inputs, and how kept channels replace removed ones.
 
 A layer that reads channels x computes W x. Without the channels R it can still see the kept ones, K, and the best guess
-of x_R from x_K is linear regression. What is lost is the part of x_R that no kept channel knows, as W weighs it. No
+of x_R from x_K is linear regression. What is lost is the part of x_R that no kept channel predicts, weighted by W. No
 labels are needed: only the inputs of layers, seen while calibration batches run through the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,12 +17,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from edge_opt.errors import InvalidInput
 from edge_opt.pruning.coupling import NONE, ChannelMap, Group
 from edge_opt.pruning.layer_kinds import is_depthwise
-from edge_opt.records.sweeps import LABELS
-from edge_opt.tasks.batches import Batch, call_of
-from edge_opt.trace.inputs import CallArguments, map_arguments
+from edge_opt.tasks.batches import eval_mode, input_calls
 
 # Batches that statistics are taken from, and rows (pixels, tokens) of one input that are looked at.
 MOST_BATCHES = 16
@@ -33,56 +28,36 @@ MOST_ROWS = 4096
 MOST_COLUMNS = 2048
 # Channels of a group are dropped in at most so many steps, each seeing what the ones before have left.
 MOST_STEPS = 256
-# Added to the variances, as a share of their mean: channels that are all but equal must not divide by nothing.
+# Added to the variances, as a share of their mean (ridge regression). Covariances of a few thousand rows are singular
+# where channels are nearly equal, or dead; 1e-2 bounds the condition number at about 100 times the largest eigenvalue
+# over the mean, and regression then shrinks directions that the calibration batches hardly show.
 DAMPING = 1e-2
 
 
-def calibration_calls(model: nn.Module, loader: Iterable[Any], most: int = MOST_BATCHES) -> Iterator[CallArguments]:
-    """The inputs of a loader's batches, on the model's device; labels behind them are left out."""
-    place = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    is_empty = True
-    for raw in islice(loader, most):
-        is_empty = False
-        if isinstance(raw, Batch):
-            yield CallArguments(raw.args, raw.kwargs)
-            continue
-        if isinstance(raw, (tuple, list)) and len(raw) > 1:
-            raw = list(raw[:-1])
-        elif isinstance(raw, Mapping):
-            raw = {name: value for name, value in raw.items() if name not in LABELS}
-        yield map_arguments(call_of(model, raw), lambda value: value.to(place))
-    if is_empty:
-        raise InvalidInput("the loader has no batches; pass one that yields (inputs, labels)")
-
-
 def reestimate_norms(model: nn.Module, loader: Iterable[Any]) -> bool:
-    """Let batch norms see calibration batches: their statistics become those of the model as it is now.
+    """Estimate the statistics of batch norms again, on calibration batches.
 
-    In place; False where the model has no batch norm with statistics. Everything but those norms runs in eval mode.
+    In place; returns False where the model has no batch norm with statistics. All other layers run in eval mode.
     """
-    norms = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
+    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
     if not norms:
         return False
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
     before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
     try:
-        model.eval()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the mean over all batches
-            norm.train()
-        with torch.no_grad():
-            for call in calibration_calls(model, loader):
+        with eval_mode(model), torch.no_grad():
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the mean over all batches
+                norm.train()
+            for call in input_calls(model, loader, MOST_BATCHES):
                 model(*call.args, **call.kwargs)
     except Exception:
         for norm, (mean, variance) in zip(norms, before, strict=True):
             norm.running_mean, norm.running_var = mean, variance
         raise
     finally:
-        for module, mode in modes:
-            module.training = mode
         for norm, momentum, count in zip(norms, momenta, counts, strict=True):
             norm.momentum = momentum
             if count is not None:
@@ -91,7 +66,7 @@ def reestimate_norms(model: nn.Module, loader: Iterable[Any]) -> bool:
 
 
 @dataclass(slots=True)
-class Moments:
+class InputMoments:
     """Mean and covariance of a layer's inputs, channel by channel, added up over batches."""
 
     is_joint: bool
@@ -100,9 +75,9 @@ class Moments:
     squares: torch.Tensor | None = None
 
     def add(self, rows: torch.Tensor) -> None:
-        found = rows.double()
-        squares = found.T @ found if self.is_joint else found.square().sum(0)
-        self.total = found.sum(0) if self.total is None else self.total + found.sum(0)
+        exact = rows.double()
+        squares = exact.T @ exact if self.is_joint else exact.square().sum(0)
+        self.total = exact.sum(0) if self.total is None else self.total + exact.sum(0)
         self.squares = squares if self.squares is None else self.squares + squares
         self.rows += len(rows)
 
@@ -113,62 +88,58 @@ class Moments:
 
     @property
     def covariance(self) -> np.ndarray:
-        """Of each pair of channels, or of each channel alone where there are too many."""
+        """The covariance of each pair of channels, or the variance of each one where there are too many."""
         assert self.squares is not None
         mean = self.mean
         squares: np.ndarray = (self.squares / self.rows).cpu().numpy()
-        found: np.ndarray = squares - (np.outer(mean, mean) if self.is_joint else mean**2)
-        return found
+        covariance: np.ndarray = squares - (np.outer(mean, mean) if self.is_joint else mean**2)
+        return covariance
 
 
 def is_reader(module: nn.Module) -> bool:
-    """Whether a layer mixes its input channels by weights: a convolution that is not depthwise, or a linear layer."""
+    """Return whether a layer mixes its input channels by weights: a linear layer, or a convolution but depthwise."""
     if isinstance(module, _ConvNd):
         return not is_depthwise(module) and not (module.transposed and module.groups > 1)
     return isinstance(module, nn.Linear)
 
 
-def readers_of(model: nn.Module, found: ChannelMap) -> dict[str, np.ndarray]:
-    """The layers that read channels which can go, each with the units of its input channels."""
-    refused = np.ones(found.units, dtype=bool)
-    for group in found.groups:
+def readers_of(model: nn.Module, channel_map: ChannelMap) -> dict[str, np.ndarray]:
+    """Return the layers that read channels which can go, each with the units of its input channels."""
+    refused = np.ones(channel_map.units, dtype=bool)
+    for group in channel_map.groups:
         refused[group.units] = group.refused is not None
     return {
         path: owner
-        for (path, side), owner in found.layers.items()
+        for (path, side), owner in channel_map.layers.items()
         if side == "in" and is_reader(model.get_submodule(path)) and ((owner != NONE) & ~refused[owner]).any()
     }
 
 
-def input_moments(model: nn.Module, paths: Iterable[str], loader: Iterable[Any]) -> dict[str, Moments]:
-    """What goes into these layers while calibration batches run through the model."""
-    found: dict[str, Moments] = {}
-    with _watched({path: model.get_submodule(path) for path in paths}, found), torch.no_grad():
-        for call in calibration_calls(model, loader):
-            model(*call.args, **call.kwargs)
-    return found
+def input_moments(model: nn.Module, paths: Iterable[str], loader: Iterable[Any]) -> dict[str, InputMoments]:
+    """Return the moments of what goes into these layers while calibration batches run through the model."""
+    moments: dict[str, InputMoments] = {}
 
-
-@contextmanager
-def _watched(layers: Mapping[str, nn.Module], found: dict[str, Moments]) -> Iterator[None]:
     def note(path: str) -> Any:
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
             if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
                 rows = _rows(module, args[0])
-                found.setdefault(path, Moments(rows.shape[1] <= MOST_COLUMNS)).add(rows)
+                moments.setdefault(path, InputMoments(rows.shape[1] <= MOST_COLUMNS)).add(rows)
 
         return before
 
-    handles = [layer.register_forward_pre_hook(note(path)) for path, layer in layers.items()]
+    handles = [model.get_submodule(path).register_forward_pre_hook(note(path)) for path in paths]
     try:
-        yield
+        with torch.no_grad():
+            for call in input_calls(model, loader, MOST_BATCHES):
+                model(*call.args, **call.kwargs)
     finally:
         for handle in handles:
             handle.remove()
+    return moments
 
 
 def _rows(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The input as rows of channels, evenly chosen where there are many."""
+    """Return the input as rows of channels, evenly chosen where there are many."""
     if isinstance(module, _ConvNd):
         dims = len(module.kernel_size)
         x = x.movedim(-dims - 1, -1)
@@ -177,7 +148,7 @@ def _rows(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def column_weights(module: nn.Module) -> torch.Tensor:
-    """A layer's weights as (outputs and taps, input channels), with zeros where a group does not look."""
+    """Return a layer's weights as (outputs and taps, input channels), with zeros where a group does not read."""
     weight: torch.Tensor = module.get_parameter("weight").detach()
     if isinstance(module, _ConvNd):
         if module.transposed:
@@ -191,12 +162,24 @@ def column_weights(module: nn.Module) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Loss:
-    """What one layer loses as units of one group go, where the channels that are left stand in as well as they can.
+class RemovalLoss:
+    """What one layer loses as units of one group go, where the kept channels replace them as well as they can.
 
-    `precision` is the inverse of the inputs' covariance over the channels still there, `weights` is WᵀW. Dropping the
-    block B of channels costs trace(weights_BB · precision_BB⁻¹); what is left is regression again: with
-    A = precision_BB⁻¹ · precision_B:, weights and precision lose what B explained (block Gaussian elimination).
+    The inputs x have the covariance C, and the layer computes W x. Let P = C⁻¹ over the channels still there, and
+    G = WᵀW. For jointly Gaussian x, and for linear regression in general:
+
+    1. The part of x_B that the other channels do not predict has the covariance S = C_BB - C_BK C_KK⁻¹ C_KB, the Schur
+       complement of C_KK. By block inversion S = (P_BB)⁻¹, so no other matrix has to be inverted.
+    2. Dropping the block B therefore costs E|W_B (x_B - x̂_B)|² = trace(G_BB S) = trace(G_BB P_BB⁻¹).
+    3. The others predict x̂_B = -P_BB⁻¹ P_BK x_K. With A = P_BB⁻¹ P_B: the remaining layer reads W - W_B A, so
+       G becomes G - G_:B A - Aᵀ G_B: + Aᵀ G_BB A.
+    4. The inverse of C_KK is P_KK - P_KB P_BB⁻¹ P_BK (the Schur complement again), so P becomes P - P_:B A.
+
+    Attributes:
+        precision: P; a vector of 1 / variance where there are too many channels for a matrix.
+        weights: G; its diagonal in that case.
+        blocks: The input channels of each unit.
+        total: What the layer computes in all, for shares.
     """
 
     precision: np.ndarray
@@ -205,7 +188,7 @@ class Loss:
     total: float
 
     @classmethod
-    def of(cls, module: nn.Module, moments: Moments, owner: np.ndarray, units: np.ndarray) -> Loss:
+    def of(cls, module: nn.Module, moments: InputMoments, owner: np.ndarray, units: np.ndarray) -> RemovalLoss:
         columns = column_weights(module).double().cpu().numpy()
         covariance = moments.covariance
         variance = np.diag(covariance) if moments.is_joint else covariance
@@ -218,22 +201,22 @@ class Loss:
         damped = covariance + damping * np.eye(len(covariance))
         return cls(np.linalg.inv(damped), products, blocks, float((products * covariance).sum()))
 
-    def costs(self, left: np.ndarray) -> np.ndarray:
-        """What each of these units would cost now, as a share of all that the layer computes."""
-        blocks = [self.blocks[unit] for unit in left]
-        found: np.ndarray
+    def costs(self, units: np.ndarray) -> np.ndarray:
+        """Return what each of these units would cost now, as a share of all that the layer computes."""
+        blocks = [self.blocks[unit] for unit in units]
+        costs: np.ndarray
         if self.precision.ndim == 1:
-            found = np.array([float((self.weights[block] / self.precision[block]).sum()) for block in blocks])
+            costs = np.array([float((self.weights[block] / self.precision[block]).sum()) for block in blocks])
         elif all(len(block) == 1 for block in blocks):
             index = np.concatenate(blocks)
-            found = self.weights[index, index] / np.maximum(self.precision[index, index], 1e-30)
+            costs = self.weights[index, index] / np.maximum(self.precision[index, index], 1e-30)
         else:
             squares = [np.ix_(block, block) for block in blocks]
-            found = np.array([np.trace(np.linalg.solve(self.precision[at], self.weights[at])) for at in squares])
-        return found / max(self.total, 1e-30)
+            costs = np.array([np.trace(np.linalg.solve(self.precision[at], self.weights[at])) for at in squares])
+        return costs / max(self.total, 1e-30)
 
     def drop(self, units: np.ndarray) -> None:
-        """Take these units away for good."""
+        """Remove these units for good: steps 3 and 4 of the derivation."""
         block = np.concatenate([self.blocks[unit] for unit in units])
         if self.precision.ndim == 1 or not len(block):
             return
@@ -242,26 +225,26 @@ class Loss:
         mixed = self.weights[:, block] @ explained
         inner = explained.T @ self.weights[np.ix_(block, block)] @ explained
         self.weights += inner - mixed - mixed.T
-        # What is gone stays gone: its rows are zero but for rounding, and a one keeps later inversions sound.
+        # Rows of removed channels are zero but for rounding; a one on the diagonal keeps later inversions well defined.
         self.precision[block], self.precision[:, block] = 0, 0
         self.precision[block, block] = 1
 
 
 def reconstruction_scores(
-    model: nn.Module, found: ChannelMap, loader: Iterable[Any], fallback: np.ndarray
+    model: nn.Module, channel_map: ChannelMap, loader: Iterable[Any], fallback: np.ndarray
 ) -> np.ndarray:
-    """A score per unit: what the layers behind it would lose, in the order in which the least costly goes first.
+    """Return a score per unit: what the layers behind it would lose, where the least costly goes first.
 
     `fallback` holds for groups that no layer reads whose inputs could be seen.
     """
-    owners = readers_of(model, found)
+    owners = readers_of(model, channel_map)
     moments = input_moments(model, owners, loader)
     scores = fallback.copy()
-    for group in found.groups:
+    for group in channel_map.groups:
         if group.refused or len(group.units) < 2:
             continue
         losses = [
-            Loss.of(model.get_submodule(path), moments[path], owner, group.units)
+            RemovalLoss.of(model.get_submodule(path), moments[path], owner, group.units)
             for path, owner in owners.items()
             if path in moments and np.isin(group.units, owner).all() and len(moments[path].mean) == len(owner)
         ]
@@ -270,35 +253,36 @@ def reconstruction_scores(
     return scores
 
 
-def _greedy(group: Group, losses: list[Loss]) -> np.ndarray:
-    """Scores that rise in the order in which units go; each step sees what the steps before have left."""
+def _greedy(group: Group, losses: list[RemovalLoss]) -> np.ndarray:
+    """Return scores that rise in the order in which units go; each step sees what the steps before have left."""
     count = len(group.units)
-    left = np.arange(count)
+    remaining = np.arange(count)
     scores = np.zeros(count)
     at_once = -(-count // MOST_STEPS)
     reached = 0.0
-    while len(left):
-        costs = np.sum([loss.costs(left) for loss in losses], axis=0)
-        order = np.argsort(costs, kind="stable")
-        going = order[:at_once]
-        for place in going:
-            # Later ones never cost less: the order itself is what is meant.
-            reached = max(reached * (1 + 1e-9), float(costs[place]))
-            scores[left[place]] = reached
+    while len(remaining):
+        costs = np.sum([loss.costs(remaining) for loss in losses], axis=0)
+        cheapest = np.argsort(costs, kind="stable")[:at_once]
+        for index in cheapest:
+            # Later units never score less: the order itself is the result.
+            reached = max(reached * (1 + 1e-9), float(costs[index]))
+            scores[remaining[index]] = reached
         for loss in losses:
-            loss.drop(left[going])
-        left = np.delete(left, going)
+            loss.drop(remaining[cheapest])
+        remaining = np.delete(remaining, cheapest)
     mean = scores.mean()
     return scores / mean if mean > 0 else scores
 
 
-def fold_removed_channels(model: nn.Module, found: ChannelMap, removed: np.ndarray, loader: Iterable[Any]) -> int:
-    """Let kept channels stand in for the removed ones: in place, before the cut. How many layers were changed.
+def fold_removed_channels(model: nn.Module, channel_map: ChannelMap, removed: np.ndarray, loader: Iterable[Any]) -> int:
+    """Let kept channels replace the removed ones, in place, before the cut; return how many layers were changed.
 
     For each layer that reads both, x_R ≈ m_R + A (x_K - m_K) with A from least squares on calibration batches, so
     W_K + W_R A takes the place of W_K, and W_R (m_R - A m_K) is added to the bias where there is one.
     """
-    owners = {path: owner for path, owner in readers_of(model, found).items() if removed[owner[owner != NONE]].any()}
+    owners = {
+        path: owner for path, owner in readers_of(model, channel_map).items() if removed[owner[owner != NONE]].any()
+    }
     moments = input_moments(model, owners, loader)
     changed = 0
     for path, owner in owners.items():

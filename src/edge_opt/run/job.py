@@ -45,7 +45,7 @@ from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.runners import BY_ONNX_FILE, IN_TORCH, PACKAGES
 from edge_opt.tasks.batches import (
-    StandIn,
+    RunnerAsModule,
     example_inputs,
     sized_call,
 )
@@ -259,7 +259,7 @@ class PipelineJob:
         assert part is not None
         model, call = self.model(candidate, folder), load_call(folder / INPUTS)
         with torch_threads(self.config.used_build_threads), self.runner(candidate, folder, built) as runner:
-            return asdict(figure_of(self.source.task().score(StandIn(runner, model, call), part)))
+            return asdict(figure_of(self.source.task().score(RunnerAsModule(runner, model, call), part)))
 
     def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
         """Make the candidate and score it; the files that `measure` needs stay in the folder."""
@@ -288,7 +288,7 @@ class PipelineJob:
             folder=folder,
         )
         with open_runner(converted, threads=config.used_threads) as runner:
-            score = figure_of(source.task().score(StandIn(runner, variant.model, call), splits.validation))
+            score = figure_of(source.task().score(RunnerAsModule(runner, variant.model, call), splits.validation))
         profiled = profile(variant.model, inputs)
         memory = peak_memory(
             profiled,

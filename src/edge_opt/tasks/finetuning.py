@@ -1,4 +1,4 @@
-"""Fine-tuning."""
+"""Fine-tuning with AdamW, a cosine schedule, distillation, and int8 simulated while training."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def finetune(
     progress: bool = True,
     precision: str | None = None,
 ) -> FineTuned:
-    """A copy of the model trained with AdamW and a cosine schedule, at its best epoch. Frozen parameters stay frozen.
+    """Train a copy of the model with AdamW and a cosine schedule, and return its best epoch. Frozen parameters stay.
 
     Args:
-        model: The model; it is left as it was.
+        model: The model; it is not modified.
         loader: Batches of (inputs, labels), or mappings with `labels` among their keys.
         epochs: Passes over the loader.
         learning_rate: Rate of the first step; it falls to zero with every step, also over a single epoch.
@@ -93,13 +93,10 @@ def finetune(
         torch.manual_seed(seed)
         history = [EpochRecord(0, None, None if score is None else score(student))]
         best, best_state = 0, _state(student)
-        optimizer = torch.optim.AdamW(trained, lr=learning_rate) if epochs else None
-        steps = len(loader) if isinstance(loader, Sized) else None
+        lesson = _Lesson(task, teacher, distillation_weight, temperature)
+        schedule = _CosineSchedule(trained, learning_rate, epochs, len(loader) if isinstance(loader, Sized) else None)
         for epoch in range(1, epochs + 1):
-            assert optimizer is not None
-            pace = _Pace(optimizer, learning_rate, epoch, epochs, steps)
-            lesson = _Lesson(task, teacher, distillation_weight, temperature)
-            mean, steps = _epoch(student, loader, pace, lesson, advance)
+            mean, schedule.steps_per_epoch = _epoch(student, loader, epoch, schedule, lesson, advance)
             history.append(EpochRecord(epoch, mean, None if score is None else score(student)))
             latest, record = history[-1].score, history[best].score
             if latest is None or record is None or sign * latest > sign * record:
@@ -119,25 +116,28 @@ class _Lesson:
     temperature: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """The steps of one epoch, with a rate that falls at every step from the one given to none, along half a cosine.
+class _CosineSchedule:
+    """AdamW whose rate falls at every step from the one given to none, along half a cosine over all epochs.
 
-    Where nobody knows how many steps an epoch has, the rate stays as it is during the first.
+    While nobody knows how many steps an epoch has, in the first one of a loader without a length, the rate stays.
     """
 
-    optimizer: torch.optim.Optimizer
-    learning_rate: float
-    epoch: int
-    epochs: int
-    steps: int | None
+    def __init__(self, parameters: list[nn.Parameter], learning_rate: float, epochs: int, steps: int | None) -> None:
+        self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate)
+        self.epochs = epochs
+        self.steps_per_epoch = steps
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._factor)
+        self._steps = 0
 
-    def step(self, number: int, loss: torch.Tensor) -> None:
-        """Go the step with this number, from 0, down the slope of the loss."""
-        within = min(number / self.steps, 1.0) if self.steps else 0.0
-        for group in self.optimizer.param_groups:
-            done = (self.epoch - 1 + within) / self.epochs
-            group["lr"] = self.learning_rate * (1 + math.cos(math.pi * done)) / 2
+    def _factor(self, step: int) -> float:
+        done = min(step / (self.steps_per_epoch * self.epochs), 1.0) if self.steps_per_epoch else 0.0
+        return (1 + math.cos(math.pi * done)) / 2
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Go one step down the slope of the loss."""
+        if self._steps:
+            self._schedule.step()
+        self._steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -146,11 +146,12 @@ class _Pace:
 def _epoch(
     student: nn.Module,
     loader: Iterable[Any],
-    pace: _Pace,
+    epoch: int,
+    schedule: _CosineSchedule,
     lesson: _Lesson,
     advance: Callable[[int, int, float], None],
 ) -> tuple[float, int]:
-    """One pass over the loader; the mean loss and the number of steps."""
+    """Train on one pass over the loader; return the mean loss and the number of steps."""
     student.train()
     total, steps = 0.0, 0
     with torch.enable_grad():
@@ -165,18 +166,17 @@ def _epoch(
                 loss = (1 - lesson.weight) * loss + lesson.weight * apart
             value = float(loss.detach())
             if not math.isfinite(value):
-                where = f"epoch {pace.epoch}, step {steps}"
-                raise TrainingFailed(f"the loss is {value} in {where}; lower the learning rate")
-            pace.step(steps - 1, loss)
+                raise TrainingFailed(f"the loss is {value} in epoch {epoch}, step {steps}; lower the learning rate")
+            schedule.step(loss)
             total += value
-            advance(pace.epoch, steps, total / steps)
+            advance(epoch, steps, total / steps)
     return total / steps, steps
 
 
 def _divergence(student: torch.Tensor, teacher: torch.Tensor, labels: Any, temperature: float) -> torch.Tensor:
-    """How far the softened answers are apart, scaled so that its gradients do not shrink with the temperature.
+    """Return the divergence of the softened outputs, scaled so that gradients do not shrink with the temperature.
 
-    Answers that are numbers, not scores of classes, are apart by their mean squared distance.
+    For outputs that are numbers, not scores of classes, it is the mean squared distance.
     """
     if student.shape != teacher.shape:
         raise InvalidInput(f"the teacher answers {tuple(teacher.shape)}, the model {tuple(student.shape)}")
@@ -189,7 +189,7 @@ def _divergence(student: torch.Tensor, teacher: torch.Tensor, labels: Any, tempe
 
 
 def accuracy(model: nn.Module, loader: Iterable[Any]) -> float:
-    """Share of right answers of a classifier, in eval mode; the model is left in the mode it was in.
+    """Return the accuracy of a classifier, in eval mode; the mode of the model is restored.
 
     Args:
         model: The classifier.
