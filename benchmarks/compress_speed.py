@@ -137,14 +137,15 @@ def study(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, ranges:
     one = x[:1]
     explained = {
         runtime: eo.explain(
-            profile,
-            profile,
-            before_converted=done[f"fp32 {runtime}"],
-            after_converted=done[f"int8 {runtime}"],
-            before_latency=latencies[1][f"fp32 {runtime}"],
-            after_latency=latencies[1][f"int8 {runtime}"],
-            before_kernels=compress.profile_runner(runners[f"fp32 {runtime}"], one, repeats=200),
-            after_kernels=compress.profile_runner(runners[f"int8 {runtime}"], one, repeats=200),
+            *(
+                compress.ModelVariant(
+                    profile,
+                    done[f"{precision} {runtime}"],
+                    latencies[1][f"{precision} {runtime}"],
+                    compress.profile_runner(runners[f"{precision} {runtime}"], one, repeats=200),
+                )
+                for precision in ("fp32", "int8")
+            ),
             paired=True,
         )
         for runtime in ("onnxruntime", "openvino")

@@ -11,6 +11,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt import compress
+from edge_opt.explanation.explain import ModelVariant
 from edge_opt.measuring.statistics import latency_of
 from edge_opt.model import SmallCNN
 from edge_opt.records.conversions import Agreement, Converted, Kernel, LayerPrecision, RunnerProfile
@@ -82,12 +83,10 @@ def test_without_times_nothing_is_said_about_time() -> None:
 
 def test_a_layer_that_lost_macs_and_not_time_is_named() -> None:
     found = eo.explain(
-        static(),
-        static(16, 16),
-        before_latency=steady(1e-3),
-        after_latency=steady(0.9e-3),
-        before_kernels=timed(conv1=100e-6, conv2=800e-6, classifier=50e-6),
-        after_kernels=timed(conv1=100e-6, conv2=700e-6, classifier=50e-6),
+        ModelVariant(static(), latency=steady(1e-3), kernels=timed(conv1=100e-6, conv2=800e-6, classifier=50e-6)),
+        ModelVariant(
+            static(16, 16), latency=steady(0.9e-3), kernels=timed(conv1=100e-6, conv2=700e-6, classifier=50e-6)
+        ),
     )
     short = reason(found, "shortfall")
     # conv2 lost half of its MACs: in proportion it would take 400 of its 800 us, and takes 700
@@ -101,12 +100,8 @@ def test_a_layer_that_lost_macs_and_not_time_is_named() -> None:
 
 def test_reasons_stand_in_order_of_what_they_cost() -> None:
     found = eo.explain(
-        static(),
-        static(16, 16),
-        before_latency=steady(1e-3),
-        after_latency=steady(1e-3),
-        before_kernels=timed(conv1=100e-6, conv2=800e-6),
-        after_kernels=timed(conv1=100e-6, conv2=700e-6, added=30e-6),
+        ModelVariant(static(), latency=steady(1e-3), kernels=timed(conv1=100e-6, conv2=800e-6)),
+        ModelVariant(static(16, 16), latency=steady(1e-3), kernels=timed(conv1=100e-6, conv2=700e-6, added=30e-6)),
     )
     costs = [item.seconds for item in found.reasons if item.seconds is not None]
     assert costs == sorted(costs, reverse=True) and 30e-6 in costs
@@ -116,14 +111,18 @@ def test_reasons_stand_in_order_of_what_they_cost() -> None:
 def test_layers_that_became_slower_in_int8_are_named_and_float_ones_counted() -> None:
     profile = static()
     found = eo.explain(
-        profile,
-        profile,
-        before_converted=conversion("fp32", conv1="fp32", conv2="fp32", classifier="fp32"),
-        after_converted=conversion("int8", conv1="int8", conv2="int8", classifier="fp32"),
-        before_latency=steady(30e-6),
-        after_latency=steady(40e-6),
-        before_kernels=timed(conv1=5e-6, conv2=18e-6, classifier=4e-6),
-        after_kernels=timed(conv1=22e-6, conv2=10e-6, classifier=4e-6, added=9e-6),
+        ModelVariant(
+            profile,
+            conversion("fp32", conv1="fp32", conv2="fp32", classifier="fp32"),
+            steady(30e-6),
+            timed(conv1=5e-6, conv2=18e-6, classifier=4e-6),
+        ),
+        ModelVariant(
+            profile,
+            conversion("int8", conv1="int8", conv2="int8", classifier="fp32"),
+            steady(40e-6),
+            timed(conv1=22e-6, conv2=10e-6, classifier=4e-6, added=9e-6),
+        ),
     )
     assert found.comparison is not None and found.comparison.verdict == "slower"
     assert found.headline.startswith("It takes 1.33 times as long")
@@ -149,7 +148,7 @@ def test_channels_beside_the_vector_width(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_precision_that_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_opt.measuring.machine.cpu_flags", lambda: frozenset({"avx2"}))
     profile = static()
-    found = eo.explain(profile, profile, after_converted=conversion("fp16", conv1="fp16"))
+    found = eo.explain(profile, ModelVariant(profile, conversion("fp16", conv1="fp16")))
     assert "no instructions for fp16" in reason(found, "slow precision").sentence
     assert "from torch to onnxruntime" in reason(found, "runtime").sentence
 
@@ -166,7 +165,7 @@ def test_small_and_memory_bound_layers_by_the_rates_seen() -> None:
         ),
         1,
     )
-    found = eo.explain(profile, profile, before_kernels=times, after_kernels=times)
+    found = eo.explain(ModelVariant(profile, kernels=times), ModelVariant(profile, kernels=times))
     assert {row.path: row.bottleneck for row in found.layers}["0"] == "compute"
     assert {row.path: row.bottleneck for row in found.layers}["1"] == "memory"
 
@@ -180,7 +179,7 @@ def test_layers_of_one_model_only_are_told() -> None:
 
 def test_a_disturbed_measurement_is_said() -> None:
     noisy = replace(steady(1e-3), is_noisy=True, remarks=("samples scatter",))
-    found = eo.explain(static(), static(), before_latency=noisy, after_latency=steady(1e-3))
+    found = eo.explain(ModelVariant(static(), latency=noisy), ModelVariant(static(), latency=steady(1e-3)))
     assert "first model was disturbed: samples scatter" in reason(found, "noise").sentence
 
 
@@ -202,16 +201,8 @@ def test_a_real_int8_model_is_explained_by_its_kernels() -> None:
     runners = [compress.open_runner(done) for done in exported]
     latencies = [compress.measure_runner(runner, x, repeats=5) for runner in runners]
     kernels = [compress.profile_runner(runner, x, repeats=5) for runner in runners]
-    found = eo.explain(
-        static(),
-        static(),
-        before_converted=exported[0],
-        after_converted=exported[1],
-        before_latency=latencies[0],
-        after_latency=latencies[1],
-        before_kernels=kernels[0],
-        after_kernels=kernels[1],
-    )
+    variants = [ModelVariant(static(), *facts) for facts in zip(exported, latencies, kernels, strict=True)]
+    found = eo.explain(*variants)
     rows = {row.path: row for row in found.layers}
     assert [rows[path].precision for path in ("conv1", "pool1", "conv2", "classifier")] == ["int8"] * 4
     assert rows["relu1"].bytes_after == 0  # fused into conv1
@@ -221,9 +212,10 @@ def test_a_real_int8_model_is_explained_by_its_kernels() -> None:
 
 def test_layers_claim_nothing_where_the_whole_shows_no_difference() -> None:
     profile = static(16, 32)
-    kernels = {"before_kernels": timed(conv1=2e-3, conv2=1e-3), "after_kernels": timed(conv1=1e-3, conv2=2e-3)}
-    same = eo.explain(profile, profile, before_latency=steady(3e-3), after_latency=steady(3e-3), **kernels)
+    before = ModelVariant(profile, latency=steady(3e-3), kernels=timed(conv1=2e-3, conv2=1e-3))
+    after = ModelVariant(profile, latency=steady(3e-3), kernels=timed(conv1=1e-3, conv2=2e-3))
+    same = eo.explain(before, after)
     assert same.comparison is not None and same.comparison.verdict == "equal"
     assert not {"time", "slower layers", "shortfall"} & {reason.topic for reason in same.reasons}
-    faster = eo.explain(profile, profile, before_latency=steady(3e-3), after_latency=steady(1e-3), **kernels)
+    faster = eo.explain(before, replace(after, latency=steady(1e-3)))
     assert {"time", "slower layers"} <= {reason.topic for reason in faster.reasons}

@@ -1,6 +1,6 @@
 """A model made smaller or put into another precision, and proved: pruned, converted, run, explained."""
 
-from edge_opt.explanation.explain import explain
+from edge_opt.explanation.explain import ModelVariant, explain
 from edge_opt.explanation.sensitivity import sensitivity
 from edge_opt.pruning.attention import PrunedAttention
 from edge_opt.pruning.prune import prune
@@ -16,6 +16,7 @@ from edge_opt.tasks.finetuning import accuracy, finetune
 
 __all__ = [
     "FineTuned",
+    "ModelVariant",
     "PrunedAttention",
     "Runner",
     "accuracy",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edge_opt import units
 from edge_opt.measuring.machine import is_fast, vector_bytes
@@ -14,8 +13,6 @@ from edge_opt.records.compression import Bottleneck, Explanation, LayerChange, R
 from edge_opt.records.conversions import Converted, RunnerProfile
 from edge_opt.records.measurements import Comparison, Latency
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import MetricDirection
-from edge_opt.tasks.metrics import metric_of
 
 # Bytes per element of a layer that runs in it, over the four of the profile's float32.
 _SHRUNK = {"int8": 0.25, "fp16": 0.5, "bf16": 0.5, "fp32": 1.0}
@@ -24,47 +21,68 @@ _NEAR_FLOOR = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two models: its profile, and what else is known about it."""
+class ModelVariant:
+    """One of the two models that `explain` compares.
+
+    Attributes:
+        profile: Its profile; for a conversion, that of the model it was made of.
+        converted: What it was converted to, if it was.
+        latency: Its latency, from a runner; that of the profile's measurement unless given.
+        kernels: Time of each kernel, from `compress.profile_runner`.
+    """
 
     profile: ModelProfile
     converted: Converted | None = None
+    latency: Latency | None = None
     kernels: RunnerProfile | None = None
+
+    @property
+    def measured_latency(self) -> Latency | None:
+        """The latency that is given, or that was measured with the profile."""
+        measurement = self.profile.measurement
+        return self.latency or (measurement.latency if measurement else None)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Time of each module path: of the runtime's kernels, else of the measured layers; empty without either."""
-        found: dict[str, float] = defaultdict(float)
+        seconds: dict[str, float] = defaultdict(float)
         if self.kernels is not None:
             for kernel in self.kernels.kernels:
                 if kernel.nodes:
-                    found[kernel.path] += kernel.seconds or 0.0
+                    seconds[kernel.path] += kernel.seconds or 0.0
         elif self.profile.measurement is not None and self.profile.measurement.layers is not None:
             for layer in self.profile.measurement.layers.layers:
-                found[layer.path] += layer.seconds
-        return dict(found)
+                seconds[layer.path] += layer.seconds
+        return dict(seconds)
 
     @property
     def precisions(self) -> dict[str, str]:
-        """What each module path runs in, where a conversion says; mixed ones are joined."""
-        found: dict[str, set[str]] = defaultdict(set)
+        """The precision of each module path, where a conversion says; mixed ones are joined."""
         if self.converted is None:
             return {}
+        precisions: dict[str, set[str]] = defaultdict(set)
         for layer in self.converted.layers:
-            found[layer.path].add(layer.precision)
+            precisions[layer.path].add(layer.precision)
+        layer_paths = set(precisions)
         for kernel in self.converted.kernels:
-            if kernel.nodes and kernel.path not in {layer.path for layer in self.converted.layers}:
-                found[kernel.path].add(kernel.precision)
-        return {path: "+".join(sorted(kinds)) for path, kinds in found.items()}
+            if kernel.nodes and kernel.path not in layer_paths:
+                precisions[kernel.path].add(kernel.precision)
+        return {path: "+".join(sorted(kinds)) for path, kinds in precisions.items()}
 
     def is_fused(self, path: str) -> bool:
-        """Whether the runtime has no kernel for this module: its work happens inside another's, in the same pass."""
+        """Return whether the runtime has no kernel for this module: another kernel does its work in the same pass.
+
+        Args:
+            path: Path of the module.
+        """
         kernels = self.converted.kernels if self.converted else ()
         return bool(kernels) and all(kernel.path != path for kernel in kernels if kernel.nodes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _LayerRow:
+    """Costs of one layer, all of its calls together."""
+
     kind: str
     macs: int
     flops: int
@@ -73,15 +91,15 @@ class _Row:
     channels: int | None
 
 
-def _rows(side: Side) -> dict[str, _Row]:
-    """Costs by path, calls of the same module together."""
-    rows: dict[str, _Row] = {}
-    precisions = side.precisions
-    for layer in side.profile.layers:
+def _rows(variant: ModelVariant) -> dict[str, _LayerRow]:
+    """Return costs by path, calls of the same module together."""
+    rows: dict[str, _LayerRow] = {}
+    precisions = variant.precisions
+    for layer in variant.profile.layers:
         call, known = layer.call, rows.get(layer.call.path)
-        shrunk = 0.0 if side.is_fused(call.path) else _SHRUNK.get(precisions.get(call.path, "fp32"), 1.0)
+        shrunk = 0.0 if variant.is_fused(call.path) else _SHRUNK.get(precisions.get(call.path, "fp32"), 1.0)
         moved = round(layer.cost.bytes_moved * shrunk)
-        rows[call.path] = _Row(
+        rows[call.path] = _LayerRow(
             call.kind,
             layer.cost.macs + (known.macs if known else 0),
             layer.cost.flops + (known.flops if known else 0),
@@ -98,7 +116,7 @@ def _channels(kind: str, shape: tuple[int, ...]) -> int | None:
     return shape[-1] if kind == "Linear" and shape else None
 
 
-def layer_changes(before: Side, after: Side) -> tuple[LayerChange, ...]:
+def layer_changes(before: ModelVariant, after: ModelVariant) -> tuple[LayerChange, ...]:
     """Every layer of either model, in the order of the first; paths are stable under pruning and conversion."""
     old, new = _rows(before), _rows(after)
     old_s, new_s = before.seconds, after.seconds
@@ -123,7 +141,7 @@ def layer_changes(before: Side, after: Side) -> tuple[LayerChange, ...]:
     )
 
 
-def _best_rates(*sides: tuple[Mapping[str, _Row], Mapping[str, float]]) -> tuple[float, float]:
+def _best_rates(*sides: tuple[Mapping[str, _LayerRow], Mapping[str, float]]) -> tuple[float, float]:
     """FLOPs and bytes per second of the layers that did best at each."""
     timed = [(row, seconds[path]) for rows, seconds in sides for path, row in rows.items() if seconds.get(path)]
     return (
@@ -133,20 +151,20 @@ def _best_rates(*sides: tuple[Mapping[str, _Row], Mapping[str, float]]) -> tuple
 
 
 def _bottlenecks(
-    rows: Mapping[str, _Row], seconds: Mapping[str, float], best: tuple[float, float]
+    rows: Mapping[str, _LayerRow], seconds: Mapping[str, float], best: tuple[float, float]
 ) -> dict[str, Bottleneck]:
     """What holds each timed layer: the cost of calling it, memory, or arithmetic."""
     timed = {path: spent for path, spent in seconds.items() if spent and path in rows}
     floor = min((spent / rows[path].operators for path, spent in timed.items()), default=0.0)
-    found: dict[str, Bottleneck] = {}
+    bottlenecks: dict[str, Bottleneck] = {}
     for path, spent in timed.items():
         row = rows[path]
         attainable = max(row.flops / best[0] if best[0] else 0.0, row.moved / best[1] if best[1] else 0.0)
         if not attainable or (spent < _NEAR_FLOOR * floor * row.operators and attainable < spent / 2):
-            found[path] = "overhead"
+            bottlenecks[path] = "overhead"
         else:
-            found[path] = "memory" if row.moved * best[0] > row.flops * best[1] else "compute"
-    return found
+            bottlenecks[path] = "memory" if row.moved * best[0] > row.flops * best[1] else "compute"
+    return bottlenecks
 
 
 _NAMED = 4
@@ -157,39 +175,16 @@ _WORTH_SAYING = 0.02
 
 
 def explain(
-    before: ModelProfile,
-    after: ModelProfile,
-    *,
-    before_converted: Converted | None = None,
-    after_converted: Converted | None = None,
-    before_latency: Latency | None = None,
-    after_latency: Latency | None = None,
-    before_kernels: RunnerProfile | None = None,
-    after_kernels: RunnerProfile | None = None,
-    paired: bool = False,
-    metric: Any = "accuracy",
-    metric_direction: MetricDirection | None = None,
-    before_score: float | None = None,
-    after_score: float | None = None,
+    before: ModelProfile | ModelVariant, after: ModelProfile | ModelVariant, *, paired: bool = False
 ) -> Explanation:
-    """Why one model is faster than another, or is not: what was saved, what was not, and what was added.
+    """Return why one model is faster than another, or is not: what was saved, what was not, and what was added.
 
-    Times come from the profiles' measurements unless latencies are given. Without times nothing is said about time.
+    Without times nothing is said about time.
 
     Args:
-        before: The first model.
-        after: The second model; for a conversion both profiles may be the same one.
-        before_converted: What the first model was converted to, if it was.
-        after_converted: What the second model was converted to, if it was.
-        before_latency: Latency of the first model, from a runner.
-        after_latency: Latency of the second model, from a runner.
-        before_kernels: Time of each kernel of the first, from `compress.profile_runner`.
-        after_kernels: Time of each kernel of the second.
-        paired: The latencies were taken in turn, as `compress.measure_runners` does, and differ by less noise.
-        metric: What the scores are of: a name such as mae, or a function, as in `sweep`.
-        metric_direction: Whether a "higher" or a "lower" metric is better; a function of your own must say it.
-        before_score: Score of the first model; with that of the second, what the change cost is said, too.
-        after_score: Score of the second model.
+        before: The first model: its profile, or a `compress.ModelVariant` with its conversion, latency and kernels.
+        after: The second model, likewise; for a conversion both profiles may be the same one.
+        paired: The latencies were measured in turn, as `compress.measure_runners` does, and differ by less noise.
 
     >>> import edge_opt as eo
     >>> from edge_opt.model import SmallCNN
@@ -197,13 +192,11 @@ def explain(
     >>> print(found.headline)
     MACs fell by 71.9 % and bytes moved by 50.7 %; no times were given, so nothing is said about speed
     """
-    old = Side(before, before_converted, before_kernels)
-    new = Side(after, after_converted, after_kernels)
-    old_latency = before_latency or (before.measurement.latency if before.measurement else None)
-    new_latency = after_latency or (after.measurement.latency if after.measurement else None)
+    old, new = (ModelVariant(each) if isinstance(each, ModelProfile) else each for each in (before, after))
+    old_latency, new_latency = old.measured_latency, new.measured_latency
     changes = layer_changes(old, new)
-    macs = _ratio(before.totals.macs, after.totals.macs)
-    moved = _ratio(*(sum(value or 0 for value in column) for column in _columns(changes)))
+    macs = _ratio(old.profile.totals.macs, new.profile.totals.macs)
+    moved = _ratio(sum(row.bytes_before or 0 for row in changes), sum(row.bytes_after or 0 for row in changes))
     compared = None
     if old_latency is not None and new_latency is not None:
         compared = compare_latencies(old_latency, new_latency, paired=paired)
@@ -213,8 +206,7 @@ def explain(
         *_time_reasons(changes, new),
         *_vector_width(changes),
         *_structure(changes),
-        *_circumstances(old, new, old_latency, new_latency),
-        *_cost(metric, metric_direction, before_score, after_score),
+        *_circumstances(old, new),
     ]
     if compared is not None and compared.verdict == "equal":
         # Parts of a whole that shows no difference show none either: what they differ by is noise.
@@ -223,22 +215,6 @@ def explain(
     reasons.sort(key=lambda reason: (reason.topic != "time", -(reason.seconds or 0.0)))
     headline = _headline(macs, moved, compared, old_latency, new_latency)
     return Explanation(headline, compared, macs, moved, changes, tuple(reasons))
-
-
-def _cost(
-    metric: Any, direction: MetricDirection | None, before: float | None, after: float | None
-) -> Iterable[Reason]:
-    """What the change cost in the metric, where both scores are known."""
-    if before is None or after is None:
-        return
-    found = metric_of(metric, direction)
-    lost = found.drop(before, after)
-    verdict = "as good as before" if lost == 0 else f"{abs(lost):.4g} {'worse' if lost > 0 else 'better'}"
-    yield Reason("score", f"{found.name} was {before:.4g} and is {after:.4g}: {verdict}")
-
-
-def _columns(changes: Sequence[LayerChange]) -> tuple[list[int | None], list[int | None]]:
-    return [row.bytes_before for row in changes], [row.bytes_after for row in changes]
 
 
 def _ratio(old: float, new: float) -> float | None:
@@ -273,7 +249,7 @@ def _headline(
     return f"{change} ({clock} {times[0]} before, {times[1]} after, ratio {low:.2f} to {high:.2f}); {costs}"
 
 
-def _precision_reasons(new: Side, changes: Sequence[LayerChange]) -> Iterable[Reason]:
+def _precision_reasons(new: ModelVariant, changes: Sequence[LayerChange]) -> Iterable[Reason]:
     done = new.converted
     if done is None:
         return
@@ -298,7 +274,7 @@ def _precision_reasons(new: Side, changes: Sequence[LayerChange]) -> Iterable[Re
             )
 
 
-def _added(new: Side) -> Iterable[Reason]:
+def _added(new: ModelVariant) -> Iterable[Reason]:
     """Kernels that compute nothing: quantise, dequantise, reorder."""
     known = new.kernels.kernels if new.kernels else new.converted.kernels if new.converted else ()
     added = [kernel for kernel in known if kernel.only_converts]
@@ -314,25 +290,25 @@ def _added(new: Side) -> Iterable[Reason]:
     )
 
 
-def _time_reasons(changes: Sequence[LayerChange], new: Side) -> Iterable[Reason]:
+def _time_reasons(changes: Sequence[LayerChange], new: ModelVariant) -> Iterable[Reason]:
     timed = [row for row in changes if row.seconds_after is not None]
     total = sum(row.seconds_after or 0.0 for row in timed)
     if not total:
         return
 
-    def told(topic: Topic, what: str, rows: Sequence[LayerChange]) -> Iterable[Reason]:
+    def share_reason(topic: Topic, what: str, rows: Sequence[LayerChange]) -> Iterable[Reason]:
         spent = sum(row.seconds_after or 0.0 for row in rows)
         if spent >= _WORTH_SAYING * total:
             share = f"{units.duration(spent)}, {spent / total * 100:.1f} % of all layers' time"
             which = f"{len(rows)} of {len(timed)} layers, {share} ({_named(_longest(rows))})"
             yield Reason(topic, f"{what}: {which}", spent, _longest(rows))
 
-    yield from told(
+    yield from share_reason(
         "overhead",
         "Too small to gain, as calling them costs more than their arithmetic",
         [row for row in timed if row.bottleneck == "overhead"],
     )
-    yield from told(
+    yield from share_reason(
         "memory",
         "Waiting for memory rather than arithmetic",
         [row for row in timed if row.bottleneck == "memory"],
@@ -343,7 +319,7 @@ def _time_reasons(changes: Sequence[LayerChange], new: Side) -> Iterable[Reason]
         if row.bytes_after and row.macs_before == row.macs_after and row.bytes_before == row.bytes_after
     ]
     if len(unchanged) < len(timed):
-        yield from told("unchanged layers", "Unchanged in MACs and bytes", unchanged)
+        yield from share_reason("unchanged layers", "Unchanged in MACs and bytes", unchanged)
     yield from _faster(changes)
     yield from _slower(changes)
     yield from _shortfall(changes)
@@ -358,11 +334,11 @@ def _faster(changes: Sequence[LayerChange]) -> Iterable[Reason]:
     """Where the time was saved."""
     won = sorted(((row.saved_s or 0.0, row) for row in changes if (row.saved_s or 0.0) > 0), key=lambda item: -item[0])
     if won:
-        told = [f"{row.path or 'the model itself'} {_times(row)}" for _, row in won]
+        layers = [f"{row.path or 'the model itself'} {_times(row)}" for _, row in won]
         saved = units.duration(sum(seconds for seconds, _ in won))
         yield Reason(
             "time",
-            f"Faster than before: {_layers(len(won))} by {saved}, {_listed(told)}",
+            f"Faster than before: {_layers(len(won))} by {saved}, {_listed(layers)}",
             None,
             tuple(row.path for _, row in won),
         )
@@ -395,7 +371,7 @@ def _shortfall(changes: Sequence[LayerChange]) -> Iterable[Reason]:
     if missing:
         missing.sort(key=lambda item: -item[0])
         short = sum(seconds for seconds, _ in missing)
-        told = [
+        listed = [
             f"{row.path} (MACs {_percent(row.macs_before, row.macs_after)}, time "
             f"{_percent(row.seconds_before, row.seconds_after)}, {row.bottleneck}-bound)"
             for _, row in missing
@@ -403,7 +379,7 @@ def _shortfall(changes: Sequence[LayerChange]) -> Iterable[Reason]:
         yield Reason(
             "shortfall",
             f"More MACs lost than time: {_layers(len(missing))} {units.duration(short)} short of proportion, "
-            + _listed(told),
+            + _listed(listed),
             short,
             tuple(row.path for _, row in missing),
         )
@@ -418,10 +394,10 @@ def _vector_width(changes: Sequence[LayerChange]) -> Iterable[Reason]:
         if row.channels_after and row.channels_after != row.channels_before and row.channels_after % lanes
     ]
     if odd:
-        told = [f"{path} uses {channels} of {-(-channels // lanes) * lanes}" for path, channels in odd]
+        listed = [f"{path} uses {channels} of {-(-channels // lanes) * lanes}" for path, channels in odd]
         yield Reason(
             "vector width",
-            f"Channels beside the {lanes} lanes of this CPU's vectors: {_layers(len(odd))}, {_listed(told)}; "
+            f"Channels beside the {lanes} lanes of this CPU's vectors: {_layers(len(odd))}, {_listed(listed)}; "
             f"prune in steps of {lanes}",
             None,
             tuple(path for path, _ in odd),
@@ -436,7 +412,8 @@ def _structure(changes: Sequence[LayerChange]) -> Iterable[Reason]:
             yield Reason("structure", f"There only {what}: {_layers(len(paths))}, {_named(paths)}", None, paths)
 
 
-def _circumstances(old: Side, new: Side, old_latency: Latency | None, new_latency: Latency | None) -> Iterable[Reason]:
+def _circumstances(old: ModelVariant, new: ModelVariant) -> Iterable[Reason]:
+    old_latency, new_latency = old.measured_latency, new.measured_latency
     runtimes = [side.converted.runtime if side.converted else "torch" for side in (old, new)]
     if runtimes[0] != runtimes[1]:
         yield Reason(
