@@ -21,11 +21,12 @@ from torch import nn
 
 import edge_opt
 from edge_opt.measuring.latency import interleaved
-from edge_opt.measuring.layers import Recorder, layer_latencies, recording_cost
-from edge_opt.measuring.machine import CPU, read_environment
-from edge_opt.measuring.session import Caller, call_on, ready
+from edge_opt.measuring.layers import LayerRecorder, layer_latencies, recording_cost
+from edge_opt.measuring.machine import read_environment
+from edge_opt.measuring.session import Caller, ready
 from edge_opt.measuring.statistics import compare_latencies
 from edge_opt.model import SmallCNN
+from edge_opt.trace.inputs import call_on
 
 ALLOWED = 1.10
 
@@ -44,8 +45,8 @@ def cases() -> dict[str, tuple[Callable[[], nn.Module], Any]]:
 def overhead(model: nn.Module, inputs: Any, seconds: float) -> dict[str, Any]:
     """Recorded over plain latency with its interval, and how the layers close."""
     profile = edge_opt.profile(model, inputs)
-    caller = Caller(model, call_on(model, inputs, None, CPU))
-    recorder = Recorder(model, profile.trace.modules)
+    caller = Caller(model, call_on(model, inputs, None, "cpu"))
+    recorder = LayerRecorder(model, profile.trace.modules)
     with ready(model, profile.trace, training=False, threads=1):
         found = interleaved(
             {"plain": caller.runner(), "recorded": caller.runner(recorder)},

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_opt.measuring.allocator import forget_peak, kept_memory, resident_now, resident_peak
-from edge_opt.measuring.latency import Clock, fresh_latency_s, wait_for_quiet
+from edge_opt.measuring.allocator import forget_peak, resident_now, resident_peak, retain_freed_memory
+from edge_opt.measuring.latency import Clock, cold_memory_latency_s, wait_for_quiet
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 MIB = 1 << 20
@@ -28,7 +28,7 @@ def faults_of(count: int, nbytes: int) -> int:
 @linux
 def test_memory_that_is_freed_is_not_fetched_again() -> None:
     pages = 64 * MIB // 4096
-    with kept_memory() as is_kept:
+    with retain_freed_memory() as is_kept:
         if not is_kept:
             pytest.skip("this C library cannot be told")
         faults_of(2, 64 * MIB)
@@ -40,7 +40,7 @@ def test_memory_that_is_freed_is_not_fetched_again() -> None:
 def test_a_call_with_new_memory_fetches_all_of_it_each_time() -> None:
     # Faults stand in for seconds. A huge page is fetched at once: 16 MiB are 8 of them at least, and up to 4096 pages.
     faults = Clock(wall=lambda: float(resource.getrusage(resource.RUSAGE_SELF).ru_minflt))
-    found = fresh_latency_s(lambda: torch.ones(16 * MIB, dtype=torch.uint8), 1e9, faults)
+    found = cold_memory_latency_s(lambda: torch.ones(16 * MIB, dtype=torch.uint8), 1e9, faults)
     assert found is None or found >= 8
 
 

@@ -16,9 +16,10 @@ import edge_opt as eo
 from awkward import Awkward, same, state
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.measuring.machine import BACKENDS, CPU
-from edge_opt.measuring.session import Caller, call_on, first_dimension, on_device, writes_parameters
+from edge_opt.measuring.session import Caller, first_dimension, writes_parameters
 from edge_opt.records.measurements import Energy, Latency, Measurement, Refusal
 from edge_opt.trace import trace
+from edge_opt.trace.inputs import call_on, on_device
 
 SHORT: dict[str, Any] = {"min_time_s": 0.01, "max_time_s": 0.02, "threads": 1, "memory": False, "energy": None}
 # For models that end it themselves.
@@ -69,7 +70,7 @@ def test_inputs_are_written_as_for_a_profile(model: nn.Module, inputs: Any, kwar
 
 def test_the_batch_can_be_told_where_it_is_not_in_front() -> None:
     assert eo.measure(nn.LSTM(4, 4), (5, 3, 4), batch_size=3, **SHORT).latency.batch_size == 3
-    assert first_dimension(call_on(nn.ReLU(), [torch.tensor(1.0)], None, CPU)) == 1
+    assert first_dimension(call_on(nn.ReLU(), [torch.tensor(1.0)], None, "cpu")) == 1
 
 
 @pytest.mark.parametrize(("measure", "least"), [(True, 0.5), ({"min_time_s": 0.01}, 0.005)])
@@ -206,9 +207,9 @@ def test_what_cannot_be_run_is_refused() -> None:
 
 def test_a_model_elsewhere_is_copied_and_one_in_place_is_not() -> None:
     model = nn.Linear(4, 4)
-    assert on_device(model, CPU) is model
+    assert on_device(model, "cpu") is model
     elsewhere = replace(CPU, torch_name="meta")
-    assert on_device(model, elsewhere) is not model
+    assert on_device(model, elsewhere.torch_name) is not model
     assert model.weight.device.type == "cpu"
 
 
@@ -237,7 +238,7 @@ def test_a_cache_among_the_arguments_is_fresh_for_each_repeat() -> None:
 
 
 def test_arguments_that_forward_cannot_write_to_are_passed_as_they_are() -> None:
-    runner = Caller(nn.ReLU(), call_on(nn.ReLU(), [torch.zeros(2), (1.0, "a", None)], None, CPU)).runner()
+    runner = Caller(nn.ReLU(), call_on(nn.ReLU(), [torch.zeros(2), (1.0, "a", None)], None, "cpu")).runner()
     assert runner.prepare is None
 
 

@@ -7,26 +7,13 @@ import torch
 
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.layers import clock_of
-from edge_opt.measuring.machine import CPU, find_device
+from edge_opt.measuring.machine import CPU, Backend, find_device
 
 
-class Recording:
-    """A backend that is there `total` times and writes down what it is asked."""
-
-    is_asynchronous = True
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.waited: list[int] = []
-
-    def count(self) -> int:
-        return self.total
-
-    def name(self, index: int) -> str:
-        return f"GPU {index}"
-
-    def synchronize(self, index: int) -> None:
-        self.waited.append(index)
+def recording(total: int) -> tuple[Backend, list[int]]:
+    """A backend that is there `total` times, and the devices it was asked to wait for."""
+    waited: list[int] = []
+    return Backend(lambda: total, lambda index: f"GPU {index}", waited.append), waited
 
 
 def test_the_cpu_is_always_there_and_never_waited_for() -> None:
@@ -36,20 +23,20 @@ def test_the_cpu_is_always_there_and_never_waited_for() -> None:
 
 
 def test_a_device_is_found_by_its_number_and_waited_for_by_it() -> None:
-    backend = Recording(2)
+    backend, waited = recording(2)
     second = find_device("cuda:1", {"cuda": backend})
     assert (second.torch_name, second.name, second.is_asynchronous) == ("cuda:1", "GPU 1", True)
     second.synchronize()
     find_device("cuda", {"cuda": backend}).synchronize()
-    assert backend.waited == [1, 0]
+    assert waited == [1, 0]
 
 
 def test_layer_clocks_wait_for_an_asynchronous_device_only() -> None:
-    backend = Recording(1)
+    backend, waited = recording(1)
     now = clock_of(find_device("cuda", {"cuda": backend}))
     first = now()
     assert now() >= first
-    assert backend.waited == [0, 0]
+    assert waited == [0, 0]
     assert clock_of(CPU)() >= first
 
 
@@ -61,6 +48,6 @@ def test_an_unknown_device_is_refused_with_those_there_are(asked: str) -> None:
 
 def test_a_device_that_is_not_here_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"'cuda' was asked for, and torch .* finds no cuda here; use device='cpu'"):
-        find_device("cuda", {"cuda": Recording(0)})
+        find_device("cuda", {"cuda": recording(0)[0]})
     with pytest.raises(InvalidInput, match="'cuda:3' was asked for, and there is only cuda:0 to cuda:1"):
-        find_device("cuda:3", {"cuda": Recording(2)})
+        find_device("cuda:3", {"cuda": recording(2)[0]})

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from edge_opt.errors import InvalidInput, MeasurementFailed
-from edge_opt.measuring.latency import Clock, Runner, interleaved, measure_latency
+from edge_opt.measuring.latency import Clock, TimedCall, interleaved, measure_latency
 from edge_opt.measuring.machine import Device
 from timings import environment
 
@@ -69,7 +69,7 @@ def test_a_steady_run_is_measured_exactly_and_for_the_least_time() -> None:
 def test_short_runs_share_a_block_and_slow_ones_have_their_own(run_s: float, least: int, most: int) -> None:
     machine = Machine()
     counts: list[int] = []
-    runner = Runner(machine.work(lambda n: run_s), collect=counts.append)
+    runner = TimedCall(machine.work(lambda n: run_s), collect=counts.append)
     measure_latency(runner, min_time_s=1.0, clock=machine.clock)
     assert least <= counts[-1] <= most
 
@@ -77,7 +77,7 @@ def test_short_runs_share_a_block_and_slow_ones_have_their_own(run_s: float, lea
 def test_a_block_is_a_thousand_times_longer_than_reading_the_clock() -> None:
     machine = Machine(read_s=1e-4)
     counts: list[int] = []
-    found = measure_latency(Runner(machine.work(lambda n: 1e-3), collect=counts.append), clock=machine.clock)
+    found = measure_latency(TimedCall(machine.work(lambda n: 1e-3), collect=counts.append), clock=machine.clock)
     assert counts[-1] >= 50  # half of a tenth of a second at least
     assert found.median_s == pytest.approx(1e-3, rel=0.002)
 
@@ -182,7 +182,7 @@ def test_preparation_and_collection_are_not_timed() -> None:
         machine.wall_s += 100.0
         machine.log.append(f"around {count}")
 
-    runner = Runner(machine.work(lambda n: 0.25), slowly, slowly)
+    runner = TimedCall(machine.work(lambda n: 0.25), slowly, slowly)
     assert measure_latency(runner, clock=machine.clock).median_s == 0.25
     assert machine.log[-9:-2] == ["around 1", "cpu", "wall", "run", "wall", "cpu", "around 1"]
 

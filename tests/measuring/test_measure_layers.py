@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.measuring.layers import RecordedBlock, Recorder, RecordingCost, layer_latencies, recording_cost
+from edge_opt.measuring.layers import LayerRecorder, RecordedBlock, RecordingCost, layer_latencies, recording_cost
 from edge_opt.measuring.statistics import latency_of
 from edge_opt.model import SmallCNN
 from edge_opt.records.measurements import LayerLatencies, LayerLatency, Measurement
@@ -51,7 +51,7 @@ class Working(nn.Module):
 
 
 def recorded_block(model: nn.Module, profile: ModelProfile, clock: Ticking, count: int = 1) -> RecordedBlock:
-    recorder = Recorder(model, profile.trace.modules, clock)
+    recorder = LayerRecorder(model, profile.trace.modules, clock)
     recorder.attach(count)
     for _ in range(count):
         model(torch.zeros(1))
@@ -104,7 +104,7 @@ def test_a_call_the_trace_does_not_know_is_its_callers_work() -> None:
 def test_a_forward_that_changes_from_call_to_call_is_followed() -> None:
     clock = Ticking()
     model = Working(clock, 1, 1, Working(clock, 10))
-    recorder = Recorder(model, eo.profile(model, (1,)).trace.modules, clock)
+    recorder = LayerRecorder(model, eo.profile(model, (1,)).trace.modules, clock)
     for repeats in (1, 0, 1):
         model.repeats = repeats
         recorder.attach(1)
@@ -141,7 +141,7 @@ def test_the_recorder_leaves_nothing_behind() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     model[1].forward = own = lambda x: x  # an instance's own forward, as some libraries set it
     before = [dict(module.__dict__) for module in model.modules()]
-    recorder = Recorder(model, eo.profile(model, (1,)).trace.modules)
+    recorder = LayerRecorder(model, eo.profile(model, (1,)).trace.modules)
     for _ in range(2):
         recorder.attach(1)
         assert "forward" in model[0].__dict__

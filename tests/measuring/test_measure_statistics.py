@@ -248,7 +248,7 @@ def test_a_single_sample_shows_no_difference() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     one, three = latency_of([1.0], [1.0]), latency_of([1.0] * 3, [1.0] * 3)
-    with pytest.raises(InvalidInput, match="1 and 3 samples are no pairs"):
+    with pytest.raises(InvalidInput, match="1 and 3 samples: sample counts differ, cannot pair"):
         compare_latencies(one, three, paired=True)
     with pytest.raises(InvalidInput, match="zero seconds"):
         compare_latencies(one, latency_of([0.0], [0.0]))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from torch import nn
 
-from edge_opt.measuring.statistics import quiet_logs
+from edge_opt.measuring.statistics import log_batch_minima
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob
@@ -40,8 +40,8 @@ def process(slow_ms: float, fast_ms: float, lost: tuple[str, ...] = (), without:
 
 def test_a_batch_is_known_by_its_fastest_sample() -> None:
     # 20 samples are ten batches of two; the clock must have moved in all of them
-    assert quiet_logs([2.0, 1.0] * 10) == (0.0,) * 10
-    assert quiet_logs([0.0, 1.0]) == () == quiet_logs([])
+    assert log_batch_minima([2.0, 1.0] * 10) == (0.0,) * 10
+    assert log_batch_minima([0.0, 1.0]) == () == log_batch_minima([])
 
 
 def test_each_process_is_one_sample_and_a_slower_machine_is_left_out() -> None:

@@ -36,7 +36,7 @@ from edge_opt.calibration.operator_draws import is_warm, plan
 from edge_opt.calibration.operator_times import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.allocator import kept_memory
+from edge_opt.measuring.allocator import retain_freed_memory
 from edge_opt.measuring.latency import Progress, busy_remark
 from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.records.devices import Precision
@@ -229,7 +229,7 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
     # Models first: timing hundreds of operators alone leaves the heap in pieces, some of them cold.
     with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
         visits = _visited_references(spent, tell)
-    with kept_memory():
+    with retain_freed_memory():
         alone = _timed_alone(seconds, spent, tell)
     runs = [visit.run() for visit in visits]
     in_place = [sample for visit in visits for sample in operator_samples(visit)]

@@ -18,7 +18,7 @@ from edge_opt.calibration.operator_draws import SignatureRecorder
 from edge_opt.calibration.reference_networks import Reference
 from edge_opt.cost.rules import price
 from edge_opt.errors import MeasurementFailed
-from edge_opt.measuring.allocator import kept_memory
+from edge_opt.measuring.allocator import retain_freed_memory
 from edge_opt.records.costs import OpCost, OpSignature, Shape, TensorInfo, Trace
 from edge_opt.records.predictions import OperatorSample, ReferenceRun
 from edge_opt.trace import trace
@@ -63,7 +63,7 @@ def kept_heap(nbytes: int) -> Iterator[None]:
     Memory that is freed stays, and its pages are mapped already. Weights and inputs should be there before, so that
     the hole is in one piece. Elsewhere than on glibc this does no harm.
     """
-    with kept_memory():
+    with retain_freed_memory():
         pieces = [torch.zeros(_PIECE_BYTES, dtype=torch.uint8) for _ in range(max(1, nbytes // _PIECE_BYTES))]
         pieces.clear()
         yield

@@ -1,4 +1,4 @@
-"""Kept memory: the C library's allocator pinned while something is timed, and what a process holds."""
+"""The C library's allocator: freed memory retained while something is timed, and what a process holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _depth = 0
 
 
 def _libc() -> Any:
-    """The C library of this process, if it is one whose allocator can be told; None elsewhere."""
+    """Return the C library of this process, if its allocator takes settings; None elsewhere."""
     try:
         library = ctypes.CDLL(None)
         return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
@@ -34,15 +34,18 @@ def _set(library: Any, trim_bytes: int, mmap_bytes: int) -> bool:
 
 
 @contextmanager
-def kept_memory() -> Iterator[bool]:
-    """Let memory that is freed stay with the process inside; says whether the C library could be told so.
+def retain_freed_memory() -> Iterator[bool]:
+    """Let memory that is freed stay with the process inside; yields whether the C library could be told so.
 
     Otherwise glibc may give memory back to the system after each forward and fetch it again for the next, page by page,
-    or may not: by chance, and for up to twice the time. Every time that is told here is of memory that is kept.
-    Afterwards the thresholds are where glibc's own adaptation ends, and what is free goes back to the system. Other C
-    libraries are left alone.
+    or may not: by chance, and for up to twice the time. Every latency of this package is of retained memory.
 
-    >>> with kept_memory() as is_kept:
+    glibc has no call that reads the thresholds back, and setting one ends its own adaptation for good. So the process
+    keeps 64 MiB for trimming and 32 MiB for mmap afterwards, where that adaptation ends at most, and what is free goes
+    back to the system. The alternative, a process of its own for every measurement, costs seconds of imports. Other C
+    libraries are not changed.
+
+    >>> with retain_freed_memory() as is_kept:
     ...     isinstance(is_kept, bool)
     True
     """
@@ -80,12 +83,12 @@ _PROC = Path("/proc/self")
 
 
 def resident_now(proc: Path = _PROC) -> int | None:
-    """Bytes that this process holds now; None where the system does not say."""
+    """Return the bytes that this process holds now; None where the system does not say."""
     return _status_bytes("VmRSS", proc)
 
 
 def resident_peak(proc: Path = _PROC) -> int | None:
-    """The most bytes that this process has held since `forget_peak`; None where the system does not say."""
+    """Return the most bytes that this process has held since `forget_peak`; None where the system does not say."""
     return _status_bytes("VmHWM", proc)
 
 
@@ -109,7 +112,7 @@ class ResidentGrowth:
         self._idle = resident_now()
 
     def peak_while(self, run: Callable[[], object], times: int = 3) -> int | None:
-        """The most bytes above the idle process while something runs a few times; None where that is not told."""
+        """Return the most bytes above the idle process while something runs a few times; None if not known."""
         give_back()
         is_new = forget_peak()
         for _ in range(times):

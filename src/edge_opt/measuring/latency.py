@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
-from edge_opt.measuring.allocator import kept_memory, trim
+from edge_opt.measuring.allocator import retain_freed_memory, trim
 from edge_opt.measuring.machine import CPU, Device, machine_cpu_s, usable_cores
 from edge_opt.measuring.statistics import CONTENDED_CORES, latency_of, median, relative_half_width
 from edge_opt.records.measurements import Environment, Latency
@@ -45,7 +45,7 @@ class Usage(NamedTuple):
 
 
 def cores_of_others(before: Usage, after: Usage) -> float | None:
-    """Cores that other programs kept busy meanwhile; None where that is not told, or the time was too short to tell."""
+    """Return the cores that other programs kept busy meanwhile; None where that is not known."""
     wall_s = after.wall_s - before.wall_s
     if before.machine_s is None or after.machine_s is None or wall_s < _TELLING_TIME_S:
         return None
@@ -53,13 +53,13 @@ def cores_of_others(before: Usage, after: Usage) -> float | None:
 
 
 @dataclass(slots=True)
-class Tally:
+class RepeatCount:
     """How often something ran; runners of the same model share one."""
 
     repeats: int = 0
 
 
-class Runner:
+class TimedCall:
     """Something to run many times. `prepare` and `collect` stand around a block of repeats, untimed."""
 
     def __init__(
@@ -67,12 +67,12 @@ class Runner:
         run: Callable[[], object],
         prepare: Callable[[int], None] | None = None,
         collect: Callable[[int], None] | None = None,
-        tally: Tally | None = None,
+        tally: RepeatCount | None = None,
     ) -> None:
         self.run = run
         self.prepare = prepare
         self.collect = collect
-        self.tally = tally or Tally()
+        self.tally = tally or RepeatCount()
 
     def once(self) -> object:
         """Run once, untimed, and hand on the result."""
@@ -110,8 +110,8 @@ class Stopwatch:
         self.clock = clock
         self.device = device
 
-    def block(self, runner: Runner, count: int) -> tuple[float, float]:
-        """Wall and CPU seconds per repeat of one block; garbage is collected between blocks, never inside."""
+    def block(self, runner: TimedCall, count: int) -> tuple[float, float]:
+        """Return wall and CPU seconds per repeat of one block; garbage is collected between blocks, never inside."""
         wall, cpu, synchronize = self.clock.wall, self.clock.cpu, self.device.synchronize
         if runner.prepare is not None:
             runner.prepare(count)
@@ -131,12 +131,12 @@ class Stopwatch:
         return (end - start) / count, (cpu_end - cpu_start) / count
 
     def usage(self) -> Usage:
-        """What was used up to now."""
+        """Return what was used up to now."""
         return Usage(self.clock.wall(), self.clock.cpu(), self.clock.machine())
 
     def cost_s(self) -> float:
-        """Seconds that reading both clocks takes, the smallest of a few."""
-        return max(0.0, min(self.block(Runner(lambda: None), 1)[0] for _ in range(9)))
+        """Return the seconds that reading both clocks takes, the smallest of a few."""
+        return max(0.0, min(self.block(TimedCall(lambda: None), 1)[0] for _ in range(9)))
 
 
 _LOOK_S = 0.25
@@ -168,7 +168,7 @@ def wait_for_quiet(
 def busy_remark(
     clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep, cores: int | None = None
 ) -> str | None:
-    """What other programs do on this machine just now, in a sentence; None where they leave it alone.
+    """Return what other programs do on this machine just now, in a sentence; None where they leave it alone.
 
     Args:
         clock: Where time comes from; the machine's own clocks unless given.
@@ -202,7 +202,7 @@ _WINDOW = 3
 class _Candidate:
     """A runner with its block length and the blocks timed so far, in seconds per repeat."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: TimedCall) -> None:
         self.runner = runner
         self.length = 1
         self.wall_s: list[float] = []
@@ -213,73 +213,45 @@ class _Candidate:
         return math.fsum(self.wall_s) * self.length
 
 
-def measure_latency(
-    run: Callable[[], object] | Runner,
-    *,
-    batch_size: int = 1,
-    min_time_s: float = 1.0,
-    max_time_s: float | None = None,
-    target_precision: float = 0.02,
-    clock: Clock | None = None,
-    device: Device = CPU,
-    environment: Environment | None = None,
-    progress: Progress | None = None,
-) -> Latency:
-    """Seconds per call of a function, with an interval.
+def measure_latency(run: Callable[[], object] | TimedCall, **options: Any) -> Latency:
+    """Return the seconds per call of a function, with an interval.
 
     Args:
         run: What to time; called without arguments.
-        batch_size: Samples in one call, for the throughput.
-        min_time_s: Least seconds to measure.
-        max_time_s: Most seconds to measure; five times the least unless given.
-        target_precision: Stop when the median is known to ± this share of itself.
-        clock: Where time comes from; the machine's own clocks unless given.
-        device: Where the work runs; it is waited for before the clock is read.
-        environment: The machine, for remarks on what disturbs it; none are made without.
-        progress: Called with the share that is done and a word on it, after each round.
+        options: As in `interleaved`.
 
     >>> measure_latency(lambda: sum(range(1000)), min_time_s=0.01).median_s > 0
     True
     """
-    return interleaved(
-        {"": run},
-        batch_size=batch_size,
-        min_time_s=min_time_s,
-        max_time_s=max_time_s,
-        target_precision=target_precision,
-        clock=clock,
-        device=device,
-        environment=environment,
-        progress=progress,
-    )[""]
+    return interleaved({"": run}, **options)[""]
 
 
-_FRESH_CALLS = 5
+_COLD_CALLS = 5
 
 
-def fresh_latency_s(
-    run: Callable[[], object] | Runner, most_s: float = 1.0, clock: Clock | None = None
+def cold_memory_latency_s(
+    run: Callable[[], object] | TimedCall, max_time_s: float = 1.0, clock: Clock | None = None
 ) -> float | None:
-    """Median seconds of a call that must map its memory first; None where the C library cannot be told to give it back.
+    """Return the median seconds of a call that must map its memory first; None where memory cannot be given back.
 
     Every other time here is of kept memory. Outside of a measurement a process may be anywhere between the two.
 
     Args:
         run: What to time; called without arguments.
-        most_s: Seconds after which no further call is begun.
+        max_time_s: Seconds after which no further call is begun.
         clock: Where time comes from; the machine's own clocks unless given.
     """
-    runner, stopwatch = run if isinstance(run, Runner) else Runner(run), Stopwatch(clock or Clock(), CPU)
-    found: list[float] = []
-    while len(found) < _FRESH_CALLS and (not found or sum(found) < most_s):
+    call, stopwatch = run if isinstance(run, TimedCall) else TimedCall(run), Stopwatch(clock or Clock(), CPU)
+    seconds: list[float] = []
+    while len(seconds) < _COLD_CALLS and (not seconds or sum(seconds) < max_time_s):
         if not trim():
             return None
-        found.append(stopwatch.block(runner, 1)[0])
-    return median(found)
+        seconds.append(stopwatch.block(call, 1)[0])
+    return median(seconds)
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], object] | Runner],
+    runs: Mapping[str, Callable[[], object] | TimedCall],
     *,
     batch_size: int = 1,
     min_time_s: float = 1.0,
@@ -292,7 +264,7 @@ def interleaved(
     repeats: int | None = None,
     warmup: int = 0,
 ) -> dict[str, Latency]:
-    """Latency of several candidates, a block of each in turn, so that all see the same machine.
+    """Measure several candidates, a block of each in turn, so that all see the same machine.
 
     All get the same number of blocks, and blocks of one round share their place in `samples_s`. Memory that is freed
     stays with the process meanwhile, where the C library can be told so.
@@ -316,8 +288,8 @@ def interleaved(
     stopwatch = Stopwatch(clock or Clock(), device)
     check_repeats(repeats, warmup)
     block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
-    candidates = {name: _Candidate(run if isinstance(run, Runner) else Runner(run)) for name, run in runs.items()}
-    with kept_memory():
+    candidates = {name: _Candidate(run if isinstance(run, TimedCall) else TimedCall(run)) for name, run in runs.items()}
+    with retain_freed_memory():
         for candidate in candidates.values():
             if progress is not None:
                 progress(0.0, "warming up")
@@ -402,7 +374,7 @@ def _is_settled(history: list[float]) -> bool:
 
 
 def longest_time_s(min_time_s: float, max_time_s: float | None, target_precision: float, batch_size: int = 1) -> float:
-    """How long a measurement may take, once every argument makes sense."""
+    """Return how long a measurement may take, after checking every argument."""
     if not batch_size >= 1:
         raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
     if not target_precision > 0:

@@ -20,7 +20,7 @@ from edge_opt.records.measurements import Interval, Latency, LayerLatencies, Lay
 from edge_opt.trace.module_calls import module_paths
 
 Now = Callable[[], int]
-_END = -1
+END = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RecordedBlock:
     children: NDArray[np.float64]
 
 
-class Recorder:
+class LayerRecorder:
     """Watches the modules of one model while attached, and leaves no trace of itself when detached.
 
     A module call is known by its path and how many times the module was called before in the same forward, as in the
@@ -46,7 +46,7 @@ class Recorder:
         self.blocks: list[RecordedBlock] = []
         self._known = {(call.path, call.call_number): call.index for call in calls}
         self._places = len(calls) + 1
-        watched = _watched_modules(model)
+        watched = watched_modules(model)
         self._paths = list(watched.values())
         self._events: list[int] = []
         self._wrappers = [
@@ -55,8 +55,13 @@ class Recorder:
         self._seen: list[int] = []
         self._owners = _Owners(0)
 
+    @property
+    def events(self) -> list[tuple[int, int]]:
+        """The events of the last block in order: the number of the module that was entered, or END, and when."""
+        return list(zip(self._events[0::2], self._events[1::2], strict=True))
+
     def attach(self, count: int) -> None:
-        """Start recording; made to stand before a block."""
+        """Start recording; called before a block."""
         self._events.clear()
         for attributes, name, wrapper, _ in self._wrappers:
             attributes[name] = wrapper
@@ -78,7 +83,7 @@ class Recorder:
 
 
 def clock_of(device: Device) -> Now:
-    """A clock in nanoseconds that first waits for the device, where work goes on after a call returned."""
+    """Return a clock in nanoseconds that first waits for the device, where work goes on after a call returned."""
     if not device.is_asynchronous:
         return time.perf_counter_ns
 
@@ -90,7 +95,7 @@ def clock_of(device: Device) -> Now:
 
 
 def recorded(forward: Callable[..., Any], number: int, events: list[int], now: Now) -> Callable[..., Any]:
-    """`forward` between two events. Each is a pair in a flat list: which module (or the end of one), and when.
+    """Return `forward` between two events. Each is a pair in a flat list: which module (or the end of one), and when.
 
     Plain integers in one list: nothing here can start the garbage collector.
     """
@@ -103,7 +108,7 @@ def recorded(forward: Callable[..., Any], number: int, events: list[int], now: N
             return forward(*args, **kwargs)
         finally:
             end = now()
-            note(_END)
+            note(END)
             note(end)
 
     return call
@@ -115,13 +120,13 @@ _ABSENT = object()
 def _wrapper(
     module: nn.Module, number: int, events: list[int], now: Now
 ) -> tuple[str, Callable[..., Any], Callable[..., Any] | object]:
-    """The attribute to replace, by what, and what stands there now. A compiled call never looks at `forward`."""
+    """Return the attribute to replace, by what, and its value now. A compiled call never reads `forward`."""
     name = "forward" if module.__dict__.get("_compiled_call_impl") is None else "_compiled_call_impl"
     return name, recorded(getattr(module, name), number, events, now), module.__dict__.get(name, _ABSENT)
 
 
-def _watched_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Modules that Python calls: what lies inside a compiled or script module runs, and is timed, as one."""
+def watched_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Return the modules that Python calls, with their paths; a compiled or script module is timed as one."""
     watched: dict[nn.Module, str] = {}
     sealed: list[str] = []
     for module, path in module_paths(model).items():
@@ -134,7 +139,7 @@ def _watched_modules(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def is_sealed(module: nn.Module) -> bool:
-    """Whether the children of a module are out of Python's reach."""
+    """Return whether the children of a module are out of Python's reach."""
     is_compiled = "_orig_mod" in module._modules or module.__dict__.get("_compiled_call_impl") is not None
     return is_compiled or isinstance(module, torch.jit.ScriptModule)
 
@@ -156,7 +161,7 @@ def _owners(modules: Sequence[int], paths: Sequence[str], known: Mapping[tuple[s
     calls: dict[int, int] = {}
     for number in modules:
         caller = stack[-1]
-        if number == _END:
+        if number == END:
             stack.pop()
         else:
             if number == 0 and len(stack) == 1:
@@ -180,7 +185,7 @@ class RecordingCost:
 
 
 def recording_cost(now: Now = time.perf_counter_ns, count: int = 200, rounds: int = 9) -> RecordingCost:
-    """What recording one call costs here, on a module that does nothing; the smallest of a few rounds."""
+    """Return what recording one call costs here, on a module that does nothing; the smallest of a few rounds."""
     probe = nn.Identity()
     events: list[int] = []
     watched = recorded(probe.forward, 0, events, now)
@@ -220,7 +225,7 @@ def layer_latencies(
     blocks: Sequence[RecordedBlock],
     cost: RecordingCost,
 ) -> LayerLatencies:
-    """Seconds of each layer and of what lies between them; together they are the median of `plain` exactly.
+    """Return seconds of each layer and of what lies between them; together they are the median of `plain`.
 
     The recorded parts of a forward, taken where nothing held them up, divide the unrecorded latency among them. A row
     is a call that runs operators or has no children; time spent in other containers, in calling modules and outside of
@@ -259,7 +264,7 @@ def layer_latencies(
 
 
 def _rows(layers: Sequence[LayerCost], blocks: Sequence[RecordedBlock]) -> list[tuple[int, OpCost, bool]]:
-    """The calls that get a row, each with its cost and whether that is complete.
+    """Return the calls that get a row, each with its cost and whether that is complete.
 
     A call in the trace that never came (a fused encoder layer runs none of its children) was the work of its caller.
     """
@@ -282,7 +287,7 @@ def _rows(layers: Sequence[LayerCost], blocks: Sequence[RecordedBlock]) -> list[
 
 
 def _parts(forwards_s: Sequence[float], blocks: Sequence[RecordedBlock], cost: RecordingCost) -> Floats:
-    """Seconds in each place by block, without the recorder's own; in the last place what belongs to no call."""
+    """Return seconds in each place by block, without the recorder's own; last, what belongs to no call."""
     own = np.stack([block.own_s for block in blocks])
     calls = np.stack([block.calls for block in blocks])
     children = np.stack([block.children for block in blocks])
@@ -293,14 +298,14 @@ def _parts(forwards_s: Sequence[float], blocks: Sequence[RecordedBlock], cost: R
 
 
 def _lower_quartile(samples: Floats) -> Floats:
-    """Along the first axis. Half of the repeats may be held up by other programs, each in another layer."""
+    """Return the lower quartile along the first axis: half of the repeats may be held up, each in another layer."""
     position = (len(samples) - 1) // 4
     quartile: Floats = np.partition(samples, position, axis=0)[position]
     return quartile
 
 
 def _bounds(parts_s: Floats, wholes_s: Floats, places: Sequence[int]) -> Floats:
-    """Lows and highs of the seconds in `places`, over blocks drawn again; parts and wholes of a round stay together."""
+    """Return lows and highs of the seconds in `places`, over blocks drawn again; a round's parts stay together."""
     count = len(parts_s)
     drawn = resamples(count, min(1000, max(200, _DRAWN // count))).T
     quartiles = np.concatenate(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.measurements import Environment
@@ -31,72 +31,43 @@ class Device:
     synchronize: Callable[[], None]
 
 
-class Backend(Protocol):
-    """What one kind of device must be able to say; the only place that calls torch about it."""
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One kind of device: how many there are, what each is called, and how to wait for it.
 
-    is_asynchronous: bool
+    The only place that calls torch about devices; it is imported on the first call.
+    """
 
-    def count(self) -> int: ...
-
-    def name(self, index: int) -> str: ...
-
-    def synchronize(self, index: int) -> None: ...
-
-
-class _Cpu:
-    is_asynchronous = False
-
-    def count(self) -> int:
-        return 1
-
-    def name(self, index: int) -> str:
-        return "cpu"
-
-    def synchronize(self, index: int) -> None:
-        """A call on the CPU returns when its work is done."""
+    count: Callable[[], int]
+    name: Callable[[int], str]
+    synchronize: Callable[[int], None]
+    is_asynchronous: bool = True
 
 
-class _Cuda:
-    is_asynchronous = True
+def _torch() -> Any:
+    import torch
 
-    def count(self) -> int:
-        import torch
-
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-    def name(self, index: int) -> str:
-        import torch
-
-        return torch.cuda.get_device_name(index)
-
-    def synchronize(self, index: int) -> None:
-        import torch
-
-        torch.cuda.synchronize(index)
+    return torch
 
 
-class _Mps:
-    is_asynchronous = True
-
-    def count(self) -> int:
-        import torch
-
-        return int(torch.backends.mps.is_available())
-
-    def name(self, index: int) -> str:
-        return "Apple GPU (Metal)"
-
-    def synchronize(self, index: int) -> None:
-        import torch
-
-        torch.mps.synchronize()
-
-
-BACKENDS: Mapping[str, Backend] = {"cpu": _Cpu(), "cuda": _Cuda(), "mps": _Mps()}
+BACKENDS: Mapping[str, Backend] = {
+    # A call on the CPU returns when its work is done, so there is nothing to wait for.
+    "cpu": Backend(lambda: 1, lambda _: "cpu", lambda _: None, is_asynchronous=False),
+    "cuda": Backend(
+        lambda: _torch().cuda.device_count() if _torch().cuda.is_available() else 0,
+        lambda index: str(_torch().cuda.get_device_name(index)),
+        lambda index: _torch().cuda.synchronize(index),
+    ),
+    "mps": Backend(
+        lambda: int(_torch().backends.mps.is_available()),
+        lambda _: "Apple GPU (Metal)",
+        lambda _: _torch().mps.synchronize(),
+    ),
+}
 
 
 def find_device(asked: str | torch.device, backends: Mapping[str, Backend] = BACKENDS) -> Device:
-    """The device named `cpu`, `cuda`, `cuda:1` or `mps`.
+    """Return the device named `cpu`, `cuda`, `cuda:1` or `mps`.
 
     >>> find_device("cpu").name
     'cpu'
@@ -109,10 +80,9 @@ def find_device(asked: str | torch.device, backends: Mapping[str, Backend] = BAC
         )
     index, count = int(number or 0), backend.count()
     if count == 0:
-        import torch
-
         raise InvalidInput(
-            f"device {str(asked)!r} was asked for, and torch {torch.__version__} finds no {kind} here; use device='cpu'"
+            f"device {str(asked)!r} was asked for, and torch {_torch().__version__} finds no {kind} here; "
+            "use device='cpu'"
         )
     if index >= count:
         raise InvalidInput(f"device {str(asked)!r} was asked for, and there is only {kind}:0 to {kind}:{count - 1}")
@@ -127,7 +97,7 @@ _ROOT = Path("/")
 
 
 def read_environment(device: str = "cpu", root: Path = _ROOT, threads: int | None = None) -> Environment:
-    """What this machine is and how busy it is now. `device` is the name of the one that will run the model.
+    """Return what this machine is and how busy it is now. `device` is the name of the one that will run the model.
 
     `threads` are those of another runtime than torch, which is then not asked, and need not be there.
 
@@ -154,7 +124,7 @@ def read_environment(device: str = "cpu", root: Path = _ROOT, threads: int | Non
 
 
 def cpu_name(root: Path = _ROOT) -> str:
-    """The processor as it calls itself; on boards that only name the board, that."""
+    """Return the processor as it calls itself; on boards that only name the board, that."""
     fields = _fields(_text(root / "proc/cpuinfo"))
     board = _text(root / "proc/device-tree/model").strip("\0\n ")
     names = (fields.get("model name"), board, fields.get("Model"), fields.get("Hardware"))
@@ -162,14 +132,14 @@ def cpu_name(root: Path = _ROOT) -> str:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Cores this process may run on, a container's quota included."""
+    """Return the cores this process may run on, a container's quota included."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota_cores(root)
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def _quota_cores(root: Path) -> float | None:
-    """CPU seconds per second that the control group may use; None where there is no limit."""
+    """Return CPU seconds per second that the control group may use; None where there is no limit."""
     groups = root / "sys/fs/cgroup"
     words = _text(groups / "cpu.max").split()
     if not words:
@@ -180,7 +150,7 @@ def _quota_cores(root: Path) -> float | None:
 
 
 def memory_bytes(root: Path = _ROOT) -> int:
-    """Memory of the machine, or what a container may use of it."""
+    """Return the memory of the machine, or what a container may use of it."""
     words = _fields(_text(root / "proc/meminfo")).get("MemTotal", "").split()
     if words and words[0].isdecimal():
         total = int(words[0]) * 1024
@@ -191,14 +161,14 @@ def memory_bytes(root: Path = _ROOT) -> int:
 
 
 def governor(root: Path = _ROOT) -> str | None:
-    """How the kernel chooses the clock frequency; None where it does not say."""
+    """Return how the kernel chooses the clock frequency; None where it does not say."""
     files = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
     names = {name for name in (_text(path).strip() for path in files) if name}
     return "+".join(sorted(names)) or None
 
 
 def load_1min(root: Path = _ROOT) -> float | None:
-    """Programs that ran or waited for a core, on average over the last minute."""
+    """Return the programs that ran or waited for a core, on average over the last minute."""
     words = _text(root / "proc/loadavg").split()
     if words:
         return float(words[0])
@@ -206,7 +176,7 @@ def load_1min(root: Path = _ROOT) -> float | None:
 
 
 def machine_cpu_s(root: Path = _ROOT) -> float | None:
-    """CPU seconds that all programs of the machine used since it started, and a host took away; None if not told."""
+    """Return CPU seconds of all programs since the start, and those a host took away; None if not known."""
     words = _text(root / "proc/stat").partition("\n")[0].split()
     if len(words) < 9 or words[0] != "cpu":
         return None
@@ -269,10 +239,11 @@ def vector_bytes(flags: frozenset[str] | None = None, machine: str | None = None
 
 @cache
 def crash_of(dtype: torch.dtype) -> str | None:
-    """The signal that ends a process which computes in this type here; None where it computes.
+    """Return the signal that ends a process which computes in this type here; None where it computes.
 
-    Some virtual machines announce matrix units (AMX) and do not let programs use them: a product in bfloat16 then is an
-    illegal instruction, which no `except` can catch. So another process tries first; float32 computes everywhere.
+    Some virtual machines announce matrix units (AMX) and do not let programs use them: a product in bfloat16 is then an
+    illegal instruction. The kernel answers it with SIGILL, which no `except` can catch, and a signal handler would
+    return to the same instruction. So another process tries first. float32 computes everywhere and is not tried.
     """
     name = str(dtype).removeprefix("torch.")
     if name == "float32":
@@ -286,7 +257,7 @@ def crash_of(dtype: torch.dtype) -> str | None:
 
 
 def _text(path: Path) -> str:
-    """The file's text; empty where this system does not have it or does not let us read it."""
+    """Return the file's text; empty where this system does not have it or does not let us read it."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -294,7 +265,7 @@ def _text(path: Path) -> str:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """`name : value` lines; of a repeated name the first."""
+    """Return `name : value` lines; of a repeated name the first."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, separator, value = line.partition(":")

@@ -1,4 +1,10 @@
-"""The allocator's peak, replayed from its events."""
+"""The allocator's peak, replayed from the events of torch's profiler.
+
+The events come from kineto's tree (`profiler.kineto_results.experimental_event_tree()`), which is private to torch. It
+is the only source that has, in one order, allocations with addresses, the operators around them, and our own marks.
+`torch.profiler.profile` adds a schedule and post-processing that take longer than the forward. When torch changes,
+check the event's `tag`, `extra_fields` (`ptr`, `alloc_size`, `device`), `start_time_ns`, `end_time_ns`, `children`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +20,8 @@ from torch import nn
 from torch._C._profiler import _EventType, _RecordFunctionFast
 from torch.autograd.profiler import profile
 
-from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed
+from edge_opt.measuring.session import ready
 from edge_opt.records.costs import Trace
 from edge_opt.records.measurements import MeasuredMemory, ModuleMemory
 from edge_opt.trace.inputs import CallArguments, map_arguments
@@ -87,7 +93,8 @@ def record_events(forward: Callable[[], Any], device: torch.device) -> list[Even
         profiler.__enter__()  # type: ignore[no-untyped-call]
     try:
         result = forward()
-        # Dropped while recording: torch would otherwise keep its address in the allocator's books for ever.
+        # The result must die while recording. The profiler keeps a table of live addresses; an address that is freed
+        # after the recording stays in it, and the next tensor at that address would count as freed unseen.
         del result
     finally:
         with _muted():
@@ -100,11 +107,16 @@ def record_events(forward: Callable[[], Any], device: torch.device) -> list[Even
 
 
 def _collect(node: Any, device_type: str, operator: str, returns_ns: int | None, events: list[Event]) -> None:
-    """Add the events at and below a node; children come in order of time."""
+    """Add the events at and below a node; children come in order of time.
+
+    An allocation belongs to the operator that the trace has: the outermost one that torch dispatches to a kernel of its
+    own. CompositeImplicitAutograd operators, such as `linear`, only call others, and no dispatch mode sees them. So
+    they do not count as "operator", unless the trace keeps them whole.
+    """
     if node.tag == _EventType.Allocation:
-        taken = node.extra_fields
-        if taken.device.type == device_type:
-            events.append(Allocation(node.start_time_ns, taken.ptr, taken.alloc_size, operator, returns_ns))
+        fields = node.extra_fields
+        if fields.device.type == device_type:
+            events.append(Allocation(node.start_time_ns, fields.ptr, fields.alloc_size, operator, returns_ns))
         return
     is_mark = node.name.startswith(_MARK)
     if is_mark:
@@ -125,7 +137,10 @@ def _collect(node: Any, device_type: str, operator: str, returns_ns: int | None,
 
 @cache
 def _composite_share(name: str) -> float:
-    """How many of an operator's overloads are made of other operators; 1 also for what is no operator at all."""
+    """Return the share of an operator's overloads that are made of other operators; 1 for what is not an operator.
+
+    Kineto tells the name without the overload, so an operator with overloads of both sorts has a share in between.
+    """
     if "::" not in name:
         return 1.0
     schemas = [
@@ -143,7 +158,7 @@ def _composite_share(name: str) -> float:
 def _muted() -> Iterator[None]:
     """Keep the profiler's library from announcing its start and end on the error stream."""
     try:
-        kept = os.dup(2)
+        stderr = os.dup(2)
     except OSError:  # there is no error stream
         yield
         return
@@ -153,8 +168,8 @@ def _muted() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def measure_memory(
@@ -165,7 +180,7 @@ def measure_memory(
     device: str | torch.device = "cpu",
     training: bool = False,
 ) -> MeasuredMemory:
-    """What the allocator hands out during one forward without gradients, weights and inputs apart.
+    """Measure what the allocator hands out during one forward without gradients, weights and inputs apart.
 
     `trace` is the model's own, on inputs of the same shapes; rows of modules carry its numbers.
 
@@ -180,7 +195,18 @@ def measure_memory(
     # As in the trace, what is measured is the module behind `torch.compile`.
     model = getattr(model, "_orig_mod", model)
     stack = MarkedStack(module_paths(model))
-    with _ready(model, stack, args, kwargs, trace, training) as forward:
+    # Clones, so that a model that writes to its inputs leaves the caller's unchanged.
+    call = map_arguments(CallArguments(args, dict(kwargs)), torch.clone)
+
+    def forward() -> Any:
+        try:
+            return model(*call.args, **call.kwargs)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise MeasurementFailed(f"the model raised while its memory was measured: {what}") from error
+
+    with ready(model, trace, training, threads=None):
+        stack.watch(list(stack.paths))
         before_bytes = _start_statistics(device)
         events = record_events(forward, device)
         counted_bytes = _peak_of_statistics(device, before_bytes)
@@ -206,47 +232,8 @@ def measure_memory(
     )
 
 
-@contextmanager
-def _ready(
-    model: nn.Module, stack: MarkedStack, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace, training: bool
-) -> Iterator[Callable[[], Any]]:
-    """One forward, ready to be called; afterwards the model, its inputs and torch's switches are as they were."""
-    kept = list(model.buffers())
-    if _writes_its_own(trace):
-        kept += model.parameters()
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    call = map_arguments(CallArguments(args, dict(kwargs)), keep)
-    kept = [tensor for tensor in kept if tensor.layout is torch.strided]
-    copies = [tensor.detach().clone() for tensor in kept]
-
-    def forward() -> Any:
-        try:
-            return model(*call.args, **call.kwargs)
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise MeasurementFailed(f"the model raised while its memory was measured: {what}") from error
-
-    modules = list(stack.paths)
-    is_fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        with unchanged(modules, training), torch.no_grad():
-            # The guard switches it off for tracing; what is measured is what the caller would run.
-            torch.backends.mha.set_fastpath_enabled(is_fast_path)
-            stack.watch(modules)
-            yield forward
-    finally:
-        for tensor, copy in zip(kept, copies, strict=True):
-            # Expanded tensors and those of inference mode cannot be written to; forward could not either.
-            if not torch.equal(tensor, copy):
-                tensor.detach().copy_(copy)
-
-
 @dataclass(frozen=True, slots=True)
-class Span:
+class CallMemory:
     """Bytes alive when a module call began, how many more when it ended, and the most in between."""
 
     call: int
@@ -264,7 +251,7 @@ class Replay:
     tensor_peak_bytes: int
     peak_op: str
     peak_call: int | None
-    spans: tuple[Span, ...]
+    spans: tuple[CallMemory, ...]
 
 
 def replay(events: Sequence[Event]) -> Replay:
@@ -272,7 +259,7 @@ def replay(events: Sequence[Event]) -> Replay:
     scratch = _scratch(events)
     taken: dict[int, tuple[int, bool]] = {}
     running: list[list[int]] = []  # call, bytes before, peak
-    spans: list[Span] = []
+    spans: list[CallMemory] = []
     alive = tensors = tensor_peak = 0
     peak, peak_scratch, peak_op, peak_call = 0, 0, "", None
     for index, event in enumerate(events):
@@ -281,7 +268,7 @@ def replay(events: Sequence[Event]) -> Replay:
                 running.append([event.call, alive, alive])
                 continue
             call, before, most = running.pop()
-            spans.append(Span(call, before, alive - before, most))
+            spans.append(CallMemory(call, before, alive - before, most))
             if running:
                 running[-1][2] = max(running[-1][2], most)
             continue
@@ -305,8 +292,8 @@ def replay(events: Sequence[Event]) -> Replay:
 
 
 def _scratch(events: Sequence[Event]) -> set[int]:
-    """Positions of allocations that are given back before the operator which made them returns."""
-    found: set[int] = set()
+    """Return the positions of allocations that are given back before the operator which made them returns."""
+    scratch: set[int] = set()
     taken: dict[int, tuple[int, int | None]] = {}
     for index, event in enumerate(events):
         if isinstance(event, Boundary):
@@ -315,22 +302,12 @@ def _scratch(events: Sequence[Event]) -> set[int]:
         if event.nbytes > 0:
             taken[event.address] = index, event.returns_ns
         elif returns_ns is not None and event.time_ns <= returns_ns:
-            found.add(position)
-    return found
-
-
-def _writes_its_own(trace: Trace) -> bool:
-    """Whether an in-place operator wrote to a tensor of the model."""
-    return any(
-        trace.signatures[call.signature].op.endswith("_")
-        and bool(call.reads)
-        and trace.storages[call.reads[0]].role in ("parameter", "buffer")
-        for call in trace.ops
-    )
+            scratch.add(position)
+    return scratch
 
 
 def _start_statistics(device: torch.device) -> int:
-    """Bytes in use on a device whose allocator keeps statistics; its peak is counted from here."""
+    """Return the bytes in use on a device whose allocator keeps statistics; its peak is counted from here."""
     if device.type == "cpu":
         return 0
     torch.cuda.synchronize(device)
@@ -339,7 +316,7 @@ def _start_statistics(device: torch.device) -> int:
 
 
 def _peak_of_statistics(device: torch.device, before_bytes: int) -> int | None:
-    """The allocator's own peak above `before_bytes`; None on the CPU, whose allocator keeps none."""
+    """Return the allocator's own peak above `before_bytes`; None on the CPU, whose allocator keeps none."""
     if device.type == "cpu":
         return None
     torch.cuda.synchronize(device)

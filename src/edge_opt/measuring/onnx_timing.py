@@ -25,7 +25,7 @@ from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import ConversionFailed, EdgeOptError, InvalidInput, first_line
 from edge_opt.measuring.allocator import ResidentGrowth
-from edge_opt.measuring.latency import Runner, interleaved
+from edge_opt.measuring.latency import TimedCall, interleaved
 from edge_opt.measuring.machine import cpu_name, read_environment, usable_cores
 from edge_opt.records.measurements import Latency
 
@@ -208,7 +208,7 @@ def _shape(entry: Any, size: int) -> tuple[int, ...]:
     return tuple(declared)
 
 
-def _runner(name: str, session: Any, batch: Sequence[Array], rehearses: bool) -> Runner:
+def _runner(name: str, session: Any, batch: Sequence[Array], rehearses: bool) -> TimedCall:
     entries = session.get_inputs()
     if len(entries) != len(batch):
         raise InvalidInput(f"{len(batch)} inputs given; {name} takes {len(entries)}")
@@ -220,7 +220,7 @@ def _runner(name: str, session: Any, batch: Sequence[Array], rehearses: bool) ->
     def rehearse(_: int) -> None:
         run()
 
-    return Runner(run, rehearse if rehearses else None)
+    return TimedCall(run, rehearse if rehearses else None)
 
 
 def write_order(folder: Path, order: TimingOrder, files: Mapping[str, bytes], inputs: bytes = b"") -> None:

@@ -25,14 +25,14 @@ from edge_opt.errors import InvalidInput
 from edge_opt.measuring.backward_pass import measured_step
 from edge_opt.measuring.latency import (
     Progress,
-    Runner,
-    Tally,
+    RepeatCount,
+    TimedCall,
     check_repeats,
-    fresh_latency_s,
+    cold_memory_latency_s,
     interleaved,
     longest_time_s,
 )
-from edge_opt.measuring.layers import Recorder, clock_of, layer_latencies, recording_cost
+from edge_opt.measuring.layers import LayerRecorder, clock_of, layer_latencies, recording_cost
 from edge_opt.measuring.machine import CPU, Device, find_device, read_environment
 from edge_opt.measuring.statistics import compare_latencies, compare_placements
 from edge_opt.records.costs import LayerCost, Trace
@@ -47,53 +47,20 @@ from edge_opt.records.measurements import (
 )
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.trace import trace
-from edge_opt.trace.inputs import (
-    CallArguments,
-    FileModule,
-    InputSpec,
-    call_arguments,
-    default_dtype,
-    map_arguments,
-    real_tensor,
-)
+from edge_opt.trace.inputs import CallArguments, InputSpec, call_on, map_arguments, on_device
 from edge_opt.trace.module_calls import module_paths
 
 
-def on_device(model: nn.Module, device: Device) -> nn.Module:
-    """The model itself if all of it is there already, else a copy that is."""
-    if isinstance(model, FileModule):
-        raise InvalidInput(
-            f"{str(model.file)!r} was read for its costs, and this needs a model that runs; give its source"
-        )
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(tensor.is_meta for tensor in tensors):
-        raise InvalidInput("the model's weights are on the meta device and have no values; build it with real weights")
-    place = torch.device(device.torch_name)
-    if all(tensor.device.type == place.type and tensor.device.index in (None, place.index or 0) for tensor in tensors):
-        return model
-    return copy.deepcopy(model).to(place)
-
-
-def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device) -> CallArguments:
-    """The arguments of one call, with tensors of their own on the device; described ones are filled at random."""
-    dtype = default_dtype(model)
-    place = torch.device(device.torch_name)
-    # What torch.compile wraps keeps the signature that says which arguments have names.
-    original = model._modules.get("_orig_mod")
-    described = call_arguments(model if original is None else original, inputs, kwargs)
-    return map_arguments(described, lambda value: real_tensor(value, dtype, place))
-
-
 def first_dimension(arguments: CallArguments) -> int:
-    """The batch size, if the first tensor among the arguments has it in front; 1 where there is none."""
-    found: list[int] = []
+    """Return the batch size, if the first tensor among the arguments has it in front; 1 where there is none."""
+    sizes: list[int] = []
 
     def look(value: torch.Tensor | InputSpec) -> torch.Tensor | InputSpec:
-        found.append(value.shape[0] if len(value.shape) else 1)
+        sizes.append(value.shape[0] if len(value.shape) else 1)
         return value
 
     map_arguments(arguments, look)
-    return found[0] if found else 1
+    return sizes[0] if sizes else 1
 
 
 class Caller:
@@ -102,22 +69,22 @@ class Caller:
     def __init__(self, model: nn.Module, arguments: CallArguments) -> None:
         self.model = model
         self.arguments = arguments
-        self._tally = Tally()
+        self._tally = RepeatCount()
         self._fresh: deque[CallArguments] = deque()
 
-    def runner(self, recorder: Recorder | None = None) -> Runner:
-        """A runner of calls, which the recorder watches."""
+    def runner(self, recorder: LayerRecorder | None = None) -> TimedCall:
+        """Return a timed call of the model, which the recorder watches."""
         detach = None if recorder is None else recorder.detach
         values = (*self.arguments.args, *self.arguments.kwargs.values())
         if not any(_is_mutable(value) for value in values):
-            return Runner(self._call, None if recorder is None else recorder.attach, detach, self._tally)
+            return TimedCall(self._call, None if recorder is None else recorder.attach, detach, self._tally)
 
         def prepare(count: int) -> None:
             self._fresh = deque(map_arguments(self.arguments, lambda tensor: tensor) for _ in range(count))
             if recorder is not None:
                 recorder.attach(count)
 
-        return Runner(self._call_fresh, prepare, detach, self._tally)
+        return TimedCall(self._call_fresh, prepare, detach, self._tally)
 
     def _call(self) -> object:
         return self.model(*self.arguments.args, **self.arguments.kwargs)
@@ -128,7 +95,7 @@ class Caller:
 
 
 def _is_mutable(value: Any) -> bool:
-    """Whether forward could leave something behind in an argument: in a list, a dict, a cache. Tensors are let pass."""
+    """Return whether forward could change an argument: a list, a dict, a cache. Tensors do not count."""
     if isinstance(value, tuple):
         return any(_is_mutable(item) for item in value)
     plain = (torch.Tensor, bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, nn.Module)
@@ -139,13 +106,14 @@ def _is_mutable(value: Any) -> bool:
 def ready(model: nn.Module, trace: Trace, training: bool, threads: int | None) -> Iterator[None]:
     """Let the model run for inference in the given mode and number of threads; then restore what running changed."""
     modules = list(module_paths(model))
-    kept = [tensor for module in modules for tensor in module._buffers.values() if tensor is not None]
+    state = [tensor for module in modules for tensor in module._buffers.values() if tensor is not None]
     if writes_parameters(trace):
-        kept += list(model.parameters())
-    threads_found = torch.get_num_threads()
+        state += list(model.parameters())
+    state = [tensor for tensor in state if tensor.layout is torch.strided]
+    threads_before = torch.get_num_threads()
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with torch.no_grad():
-        copies = [tensor.clone() for tensor in kept]
+        copies = [tensor.clone() for tensor in state]
     try:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -156,14 +124,16 @@ def ready(model: nn.Module, trace: Trace, training: bool, threads: int | None) -
                 yield
     finally:
         if threads is not None:
-            torch.set_num_threads(threads_found)
+            torch.set_num_threads(threads_before)
         with torch.no_grad():
-            for tensor, before in zip(kept, copies, strict=True):
-                tensor.copy_(before)
+            for tensor, before in zip(state, copies, strict=True):
+                # Expanded tensors and those of inference mode cannot be written to; forward could not either.
+                if not torch.equal(tensor, before):
+                    tensor.copy_(before)
 
 
 def writes_parameters(trace: Trace) -> bool:
-    """Whether an operator of the trace writes to a parameter, so that running the model would change it."""
+    """Return whether an operator of the trace writes to a parameter, so that running the model would change it."""
     return any(
         trace.signatures[call.signature].op.endswith("_")
         and call.reads
@@ -194,7 +164,7 @@ def measure(
     repeats: int | None = None,
     warmup: int = 0,
 ) -> Measurement:
-    """What a model takes here: latency, each layer's share of it, memory and energy of one forward.
+    """Measure what a model takes here: latency, each layer's share of it, memory and energy of one forward.
 
     Args:
         model: The model; one that lives elsewhere than `device` is copied there.
@@ -227,13 +197,13 @@ def measure(
     place = find_device(device)
     traced, costs = _traced(model, inputs, kwargs, mode, profile)
     subject, runtime = subject_on(model, place, threads)
-    arguments = call_on(subject, inputs, kwargs, place)
+    arguments = call_on(subject, inputs, kwargs, place.torch_name)
     caller = Caller(subject, arguments)
     plain = caller.runner()
     with ready(subject, traced, mode == "train", threads):
         environment = read_environment(place.name)
         remarks = [*runtime, *_output_remarks(plain.once())]
-        recorder = Recorder(subject, traced.modules, clock_of(place)) if layers and not runtime else None
+        recorder = LayerRecorder(subject, traced.modules, clock_of(place)) if layers and not runtime else None
         latencies = interleaved(
             {"plain": plain} | ({} if recorder is None else {"recorded": caller.runner(recorder)}),
             batch_size=first_dimension(arguments) if batch_size is None else batch_size,
@@ -242,7 +212,7 @@ def measure(
         )  # fmt: skip
         latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
         is_asked = place.torch_name == "cpu" and repeats is None
-        fresh_s = fresh_latency_s(plain, min_time_s / 2) if is_asked else None
+        fresh_s = cold_memory_latency_s(plain, min_time_s / 2) if is_asked else None
         has_step = mode == "train" and recorder is not None and place.torch_name == "cpu"
         step = measured_step(subject, plain.once, min_time_s, limit_s, target_precision) if has_step else None
         joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)
@@ -255,12 +225,12 @@ def measure(
 
 
 def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
-    """What is run: the model on the device, or for a file its runtime, with a remark that says which."""
+    """Return what is run: the model on the device, or for a file its runtime, with a remark that says which."""
     from edge_opt.measuring.file_session import open_file_session
     from edge_opt.model_files.file_model import FileModel
 
     if not isinstance(model, FileModel):
-        return on_device(model, device), []
+        return on_device(model, device.torch_name), []
     if device.torch_name != "cpu":
         raise InvalidInput(f"a file is measured on the CPU, and the device is {device.torch_name!r}")
     session = open_file_session(model, threads)
@@ -277,7 +247,7 @@ def _check(mode: str, threads: int | None, repeats: int | None, warmup: int) -> 
 def _traced(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, mode: str, profile: ModelProfile | None
 ) -> tuple[Trace, Sequence[LayerCost]]:
-    """What the model calls and what that costs: from the profile, or found now."""
+    """Return what the model calls and what that costs: from the profile, or found now."""
     if profile is not None:
         if profile.mode != mode:
             raise InvalidInput(
@@ -289,14 +259,14 @@ def _traced(
 
 
 def _output_remarks(result: object) -> list[str]:
-    """A sentence when the model's output has NaN in it; its speed is then that of an accident."""
+    """Return a sentence when the model's output has NaN in it; its speed is then that of an accident."""
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     spoiled = sum(bool(torch.isnan(tensor).any()) for tensor in tensors)
     return [f"{spoiled} of {len(tensors)} output tensors have NaN; check the weights and inputs"] if spoiled else []
 
 
 def _layers(
-    costs: Sequence[LayerCost], plain: Latency, recorded: Latency, recorder: Recorder, device: Device
+    costs: Sequence[LayerCost], plain: Latency, recorded: Latency, recorder: LayerRecorder, device: Device
 ) -> LayerLatencies:
     blocks = recorder.blocks[-len(recorded.samples_s) :]
     return layer_latencies(costs, plain, recorded, blocks, recording_cost(clock_of(device)))
@@ -305,7 +275,7 @@ def _layers(
 def _memory(
     model: nn.Module, arguments: CallArguments, traced: Trace, device: Device, mode: str
 ) -> MeasuredMemory | None:
-    """Memory of one forward; not known on devices whose allocator cannot be asked."""
+    """Return the memory of one forward; not known on devices whose allocator cannot be asked."""
     if device.torch_name == "mps":
         return None
     from edge_opt.measuring.memory import measure_memory
@@ -314,7 +284,7 @@ def _memory(
 
 
 def _energy(
-    plain: Runner,
+    plain: TimedCall,
     latency: Latency,
     device: Device,
     profile: ModelProfile | None,
@@ -322,7 +292,7 @@ def _energy(
     power_watts: float | None,
     subtract_idle: bool,
 ) -> tuple[Energy | None, tuple[Refusal, ...]]:
-    """Joules of one forward, and the meters that could not say."""
+    """Return joules of one forward, and the meters that could not be used."""
     if energy is None:
         return None, ()
     from edge_opt.measuring.energy import measure_energy
@@ -355,7 +325,7 @@ def measure_pair(
     progress: Progress | None = None,
     limit: float | None = None,
 ) -> tuple[Measurement, Measurement, Comparison]:
-    """What both models take on the same inputs, a block of each in turn, and how they compare round by round.
+    """Measure both models on the same inputs, a block of each in turn, and compare them round by round.
 
     Args:
         baseline: The model to compare with.
@@ -370,12 +340,12 @@ def measure_pair(
         limit: The ratio that is asked about: while it lies inside the interval, both are timed again, up to four times
             in all, with copies at other places.
     """
-    asked = {_BASELINE: baseline, _MODEL: model}
-    subjects = {name: subject_on(one, CPU, threads)[0] for name, one in asked.items()}
-    arguments = {name: call_on(one, inputs, kwargs, CPU) for name, one in subjects.items()}
+    models = {_BASELINE: baseline, _MODEL: model}
+    subjects = {name: subject_on(module, CPU, threads)[0] for name, module in models.items()}
+    arguments = {name: call_on(module, inputs, kwargs, "cpu") for name, module in subjects.items()}
     with ExitStack() as states:
-        for one, profile in zip(subjects.values(), profiles, strict=True):
-            states.enter_context(ready(one, profile.trace, False, threads))
+        for module, profile in zip(subjects.values(), profiles, strict=True):
+            states.enter_context(ready(module, profile.trace, False, threads))
         environment = read_environment(CPU.name)
         batch = first_dimension(arguments[_MODEL])
         pairs: list[tuple[Latency, Latency]] = []
@@ -383,21 +353,24 @@ def measure_pair(
             placements = _placements(subjects, has_originals=not session)
             if not placements:
                 break
-            found = interleaved(
+            latencies = interleaved(
                 {
-                    f"{name} {number}": Caller(one, arguments[name]).runner()
+                    f"{name} {number}": Caller(module, arguments[name]).runner()
                     for number, pair in enumerate(placements)
-                    for name, one in pair.items()
+                    for name, module in pair.items()
                 },
                 batch_size=batch, min_time_s=_SHARE_OF_TIME * min_time_s,
                 max_time_s=None if max_time_s is None else _SHARE_OF_TIME * max_time_s,
                 environment=environment, progress=progress,
             )  # fmt: skip
-            pairs += [(found[f"{_BASELINE} {place}"], found[f"{_MODEL} {place}"]) for place in range(len(placements))]
+            pairs += [
+                (latencies[f"{_BASELINE} {number}"], latencies[f"{_MODEL} {number}"])
+                for number in range(len(placements))
+            ]
             verdict = compare_latencies(*pairs[0], paired=True) if len(pairs) == 1 else compare_placements(pairs)
             if limit is None or not verdict.ratio_interval.low <= limit <= verdict.ratio_interval.high:
                 break
-    before, after = (Measurement(one, None, None, None, (), environment) for one in pairs[0])
+    before, after = (Measurement(latency, None, None, None, (), environment) for latency in pairs[0])
     return before, after, verdict
 
 
@@ -409,14 +382,14 @@ _MOST_SESSIONS = 4
 
 
 def _placements(subjects: Mapping[str, nn.Module], has_originals: bool) -> list[Mapping[str, nn.Module]]:
-    """The models, and copies of them that lie elsewhere in memory; without copies where one cannot be copied.
+    """Return the models, and copies of them that lie elsewhere in memory; without copies where one cannot be copied.
 
     The same weights at another address take up to some per cent more or less time, as long as they lie there.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about what an exported program holds
-            copies = [{name: copy.deepcopy(one) for name, one in subjects.items()}
+            copies = [{name: copy.deepcopy(module) for name, module in subjects.items()}
                       for _ in range(_COPIES + (not has_originals))]  # fmt: skip
     except Exception:  # whatever a model's own code raises: it is compared as it is
         copies = []

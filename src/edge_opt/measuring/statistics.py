@@ -22,13 +22,18 @@ _MAD_TO_STD = 1.4826
 _NOISY_SCATTER = 0.10
 _CONTENDED_WAITING = 0.10
 CONTENDED_CORES = 0.10
-# By what factor the same work comes out different although its samples agree with each other. Rounds of one session see
-# the same machine. Two sessions on a quiet machine had medians up to 5 % apart. On a busy one even CPU times were up to
-# 1.6 x apart with one thread (the core's sibling works, or rests), and 6 x with two (one spins until the other runs).
+# Factors by which the same work comes out different although its samples agree with each other. An interval from
+# samples alone cannot contain them, so they are added to it. Each is from an experiment with a model against itself
+# (benchmarks/record_noise.py):
+# - Rounds of one session see the same machine, but not where memory happens to lie. With 2 %, the same model was
+#   "equal" in 100 of 100 sessions with one thread and in 96 with two, and a difference of a tenth was found in 99.
 _WITHIN_SESSION = 1.02
+# - Two sessions on a quiet machine had medians up to 5 % apart.
 _BETWEEN_QUIET_SESSIONS = 1.05
-# The same files in turns in three processes on a busy machine: 9.82, 10.28 and 9.66 times as fast.
+# - The same files in turns in three processes on a busy machine were 9.82, 10.28 and 9.66 times as fast.
 _BETWEEN_PROCESSES = 1.05
+# - On a busy machine even CPU times were up to 1.6 x apart with one thread (the core's sibling works, or rests), and
+#   6 x with two (one spins until the other runs).
 _BETWEEN_BUSY_SESSIONS = 6.0
 # The 97.5 % quantile of Student's t for 1 to 9 degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -36,14 +41,18 @@ _LARGEST_LOG = 700.0
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle sample, or the mean of the two."""
+    """Return the middle sample, or the mean of the two."""
     return float(np.median(samples))
 
 
 def resamples(count: int, draws: int, seed: int = 0) -> NDArray[np.int64]:
-    """Positions of `count` samples drawn again, one row a draw: seeded, and in runs of neighbours.
+    """Return positions of `count` samples drawn again, one row a draw, seeded: a circular block bootstrap.
 
-    Slow moments last longer than one sample; drawn one by one, neighbours would pass for independent.
+    Slow moments last longer than one sample. Drawn one by one, neighbours would pass for independent, and intervals
+    would come out too narrow. So runs of neighbours are drawn, which keep the dependence inside them. A run has the
+    cube root of the count: longer ones leave too few to draw from, shorter ones cut the dependence (Hall, Horowitz and
+    Jing, Biometrika 82, 1995: n^(1/3) for a variance). The samples form a circle, so that the first and the last are
+    drawn as often as the others.
     """
     length = max(1, round(count ** (1 / 3)))
     starts = np.random.default_rng(seed).integers(0, count, size=(draws, math.ceil(count / length), 1))
@@ -52,7 +61,7 @@ def resamples(count: int, draws: int, seed: int = 0) -> NDArray[np.int64]:
 
 
 def median_interval(samples: Sequence[float], seed: int = 0) -> Interval:
-    """A 95 % bootstrap interval of the median; the same samples give the same interval.
+    """Return a 95 % bootstrap interval of the median; the same samples give the same interval.
 
     >>> median_interval([1.0, 1.0, 1.0])
     Interval(low=1.0, high=1.0)
@@ -61,7 +70,7 @@ def median_interval(samples: Sequence[float], seed: int = 0) -> Interval:
 
 
 def relative_half_width(samples: Sequence[float]) -> float:
-    """How well the median is known: half the width of its interval, as a share of it."""
+    """Return how well the median is known: half the width of its interval, as a share of it."""
     interval, middle = median_interval(samples), median(samples)
     return (interval.high - interval.low) / 2 / middle if middle > 0 else math.inf
 
@@ -77,7 +86,7 @@ def latency_of(
     cores_of_others: float | None = None,
     remarks: Sequence[str] = (),
 ) -> Latency:
-    """The figures of these samples, and what is to be said of them.
+    """Return the figures of these samples, with remarks on noise and contention.
 
     `waits_for_device`: the CPU may idle while another device works, so that its time says nothing about contention.
     `cores_of_others` is how many cores other programs kept busy meanwhile.
@@ -132,7 +141,7 @@ def _noise_remarks(wall: Floats, interval: Interval, target_precision: float) ->
 
 
 def _drift_remarks(wall: Floats) -> list[str]:
-    """A sentence when the second half differs from the first: still warming up, or throttled by heat."""
+    """Return a sentence when the second half differs from the first: still warming up, or throttled by heat."""
     if len(wall) < 2 or wall.min() <= 0:
         return []
     (early, early_half_width), (late, late_half_width) = map(_batch_means, np.array_split(np.log(wall), 2))
@@ -143,7 +152,7 @@ def _drift_remarks(wall: Floats) -> list[str]:
 
 
 def waiting_share(wall: Sequence[float] | Floats, cpu: Sequence[float] | Floats) -> float:
-    """Share of the time in which the process was ready and got no core.
+    """Return the share of the time in which the process was ready and got no core.
 
     A run in several threads uses more CPU than wall time, how much more is seen where it ran fastest; a run that was
     never held up uses at least one core throughout.
@@ -164,7 +173,7 @@ def _waiting_remarks(wall: Floats, cpu: Floats) -> list[str]:
 
 
 def _others_remarks(environment: Environment | None, cores_of_others: float | None) -> list[str]:
-    """Sentences on other programs. One beside us slows us down even on another core, which may be half of our own."""
+    """Return sentences on other programs, which slow us down even on another core: it may be half of our own."""
     if environment is None:
         return []
     cores, load = environment.cores, environment.load_1min
@@ -184,7 +193,7 @@ def _governor_remarks(environment: Environment | None) -> list[str]:
 
 
 def compare_latencies(baseline: Latency, other: Latency, *, paired: bool = False) -> Comparison:
-    """Whether a latency is lower or higher than a baseline; `equal` means that no difference could be shown.
+    """Return whether a latency is lower or higher than a baseline; `equal` means that no difference could be shown.
 
     CPU time decides where one of them was contended.
 
@@ -198,7 +207,9 @@ def compare_latencies(baseline: Latency, other: Latency, *, paired: bool = False
     if min(old.min(), new.min()) <= 0:
         raise InvalidInput("a sample of zero seconds cannot be compared; measure for longer")
     if paired and len(old) != len(new):
-        raise InvalidInput(f"{len(old)} and {len(new)} samples are no pairs; measure both with `interleaved`")
+        raise InvalidInput(
+            f"{len(old)} and {len(new)} samples: sample counts differ, cannot pair; measure both with `interleaved`"
+        )
     if paired:
         middle, half_width = _batch_means(np.log(new / old))
         unseen = _WITHIN_SESSION
@@ -210,7 +221,7 @@ def compare_latencies(baseline: Latency, other: Latency, *, paired: bool = False
 
 
 def compare_placements(pairs: Sequence[tuple[Latency, Latency]]) -> Comparison:
-    """Whether a model is slower than a baseline, from copies of both that lie elsewhere in memory each time.
+    """Return whether a model is slower than a baseline, from copies of both that lie elsewhere in memory each time.
 
     All pairs come from one `interleaved` session. What its rounds cannot see, where a copy happens to lie, differs from
     pair to pair, and so is in the interval over pairs; nothing is added for it.
@@ -233,7 +244,7 @@ def _comparison(middle: float, half_width: float, is_contended: bool) -> Compari
 
 
 def _batch_means(samples: Floats) -> tuple[float, float]:
-    """Mean of the medians of consecutive batches, and half its 95 % interval by Student's t.
+    """Return the mean of the medians of consecutive batches, and half its 95 % interval by Student's t.
 
     Batches long enough to outlast a slow moment are independent, which neighbouring samples are not.
     """
@@ -241,8 +252,8 @@ def _batch_means(samples: Floats) -> tuple[float, float]:
     return mean_and_half_width([float(np.median(batch)) for batch in np.array_split(samples, count)])
 
 
-def quiet_logs(samples: Sequence[float]) -> tuple[float, ...]:
-    """Logarithms of the fastest of up to ten consecutive batches of samples; nothing where the clock stood still.
+def log_batch_minima(samples: Sequence[float]) -> tuple[float, ...]:
+    """Return logarithms of the fastest of up to ten consecutive batches; nothing where the clock stood still.
 
     What was timed in turn has batches of the same moments, so that differences of these are ratios free of drift. They
     add up along a chain, and the exponential of their mean is a time: ratios of such times are the ratios told. Other
@@ -255,7 +266,7 @@ def quiet_logs(samples: Sequence[float]) -> tuple[float, ...]:
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of independent values and half its 95 % interval by Student's t; one value has no bounds."""
+    """Return the mean of independent values and half its 95 % interval by Student's t; one value has no bounds."""
     count = len(values)
     if count == 1:
         return float(values[0]), math.inf
@@ -264,7 +275,7 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def paired_ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, Interval]:
-    """How many times as long `one` takes as `other`, both `quiet_logs` of one session, with its 95 % interval.
+    """Return how many times as long `one` takes as `other`, both from `log_batch_minima`, with its 95 % interval.
 
     The interval also holds what rounds of one session cannot see: where memory happens to lie in a process.
 
@@ -280,7 +291,7 @@ def paired_ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, I
 
 
 def _drawn_medians(samples: Floats, seed: int) -> Floats:
-    """Medians of the samples drawn again and again, a bounded number of them at once."""
+    """Return medians of the samples drawn again and again, a bounded number of them at once."""
     at_once = max(1, _DRAWN_AT_ONCE // len(samples))
     parts = [
         np.median(samples[resamples(len(samples), min(at_once, _DRAWS - done), seed + 1000 * done)], axis=1)
@@ -300,7 +311,7 @@ _Z95 = 1.959963984540054
 
 
 def wilson(correct: int, samples: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, which has a width also where all are right.
+    """Return Wilson's 95 % interval of a share, which has a width also where all are right.
 
     >>> [round(bound, 4) for bound in wilson(95, 100)]
     [0.8882, 0.9785]

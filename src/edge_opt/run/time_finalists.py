@@ -19,7 +19,7 @@ from edge_opt.errors import InvalidInput, UnreadableProfile, first_line
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.ssh_board import Board, BoardUnavailable, TimingOrder, pack_inputs
-from edge_opt.measuring.statistics import quiet_logs
+from edge_opt.measuring.statistics import log_batch_minima
 from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate, Finals, SweepResult
 from edge_opt.run.config import RunConfig
@@ -99,8 +99,8 @@ def session_parts(latencies: Mapping[str, Latency], lost: Sequence[str]) -> dict
     """Return the parts of a session as JSON values: latencies by candidate key, and who could not be timed."""
     disturbed = [latency for latency in latencies.values() if is_disturbed(latency)]
     return {
-        "wall": {key: quiet_logs(latency.samples_s) for key, latency in latencies.items()},
-        "cpu": {key: quiet_logs(latency.cpu_samples_s) for key, latency in latencies.items()},
+        "wall": {key: log_batch_minima(latency.samples_s) for key, latency in latencies.items()},
+        "cpu": {key: log_batch_minima(latency.cpu_samples_s) for key, latency in latencies.items()},
         "std_s": {key: float(np.std(latency.samples_s)) for key, latency in latencies.items()},
         "p95_s": {key: latency.p95_s for key, latency in latencies.items()},
         "is_contended": any(latency.is_contended for latency in latencies.values()),

@@ -19,9 +19,8 @@ from edge_opt._support.checks import check_whole
 from edge_opt._support.output_tensors import flat_tensors
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.machine import CPU
-from edge_opt.measuring.session import call_on, on_device
 from edge_opt.quantization.onnx_files import Tensors
+from edge_opt.trace.inputs import call_on, on_device
 from edge_opt.trace.module_calls import module_paths
 
 _TENSOR = object()
@@ -110,8 +109,8 @@ class Subject:
 
 def subject_of(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Subject:
     """The model on the CPU with example tensors: the caller's, or for shapes random ones."""
-    model = on_device(model, CPU)
-    arguments = call_on(model, inputs, kwargs, CPU)
+    model = on_device(model, "cpu")
+    arguments = call_on(model, inputs, kwargs, "cpu")
     found, spec = tree_flatten_with_path((arguments.args, arguments.kwargs))
     tensors = [(path, leaf) for path, leaf in found if isinstance(leaf, torch.Tensor)]
     if not tensors:

@@ -15,14 +15,13 @@ from edge_opt._support.files import own_folder
 from edge_opt._support.progress import quiet
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
 from edge_opt.measuring.file_session import open_file_session
-from edge_opt.measuring.machine import CPU
-from edge_opt.measuring.session import call_on
 from edge_opt.model_files.execution_plan import identifier
 from edge_opt.model_files.file_model import FileModel, OnnxModel
 from edge_opt.profiling import profile
 from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, require, size_of
 from edge_opt.records.conversions import Exported
 from edge_opt.runtimes.model_call import Subject, subject_of
+from edge_opt.trace.inputs import call_on
 
 # Per-channel scales and quantised operators that runtimes fuse came with this opset.
 _QUANTIZABLE_OPSET = 13
@@ -70,7 +69,7 @@ def file_subject(
         raise InvalidInput(f"{str(model.file)!r} is quantised already: it has {quantized}; give the float file")
     original = _Original(model)
     original.__class__ = type(identifier(model.file.stem), (_Original,), {})
-    given = call_on(original, inputs, kwargs, CPU)
+    given = call_on(original, inputs, kwargs, "cpu")
     tensors = model.plan.arguments(given.args, given.kwargs)
     subject = replace(subject_of(original, list(tensors.values())), names=tuple(model.plan.names))
     return subject, _labelled(model, own_folder())

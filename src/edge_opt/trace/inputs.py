@@ -235,6 +235,31 @@ def real_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.T
     return torch.randn(value.shape, generator=generator).to(device=device, dtype=wanted)
 
 
+def on_device(model: nn.Module, device: str) -> nn.Module:
+    """Return the model itself if all of it is on the device already, else a copy that is."""
+    if isinstance(model, FileModule):
+        raise InvalidInput(
+            f"{str(model.file)!r} was read for its costs, and this needs a model that runs; give its source"
+        )
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise InvalidInput("the model's weights are on the meta device and have no values; build it with real weights")
+    wanted = torch.device(device)
+    devices = {tensor.device for tensor in tensors}
+    if all(current.type == wanted.type and current.index in (None, wanted.index or 0) for current in devices):
+        return model
+    return copy.deepcopy(model).to(wanted)
+
+
+def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: str) -> CallArguments:
+    """Return the arguments of one call, with tensors of their own on the device; described ones are random."""
+    dtype = default_dtype(model)
+    # What torch.compile wraps keeps the signature that says which arguments have names.
+    original = model._modules.get("_orig_mod")
+    described = call_arguments(model if original is None else original, inputs, kwargs)
+    return map_arguments(described, lambda value: real_tensor(value, dtype, torch.device(device)))
+
+
 def _torch_dtype(spec: InputSpec, default: torch.dtype) -> torch.dtype:
     if spec.dtype is None:
         return default
