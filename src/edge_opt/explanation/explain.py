@@ -117,7 +117,7 @@ def _channels(kind: str, shape: tuple[int, ...]) -> int | None:
 
 
 def layer_changes(before: ModelVariant, after: ModelVariant) -> tuple[LayerChange, ...]:
-    """Every layer of either model, in the order of the first; paths are stable under pruning and conversion."""
+    """Return every layer of either model, in the order of the first; paths survive pruning and conversion."""
     old, new = _rows(before), _rows(after)
     old_s, new_s = before.seconds, after.seconds
     precisions = after.precisions
@@ -142,7 +142,7 @@ def layer_changes(before: ModelVariant, after: ModelVariant) -> tuple[LayerChang
 
 
 def _best_rates(*sides: tuple[Mapping[str, _LayerRow], Mapping[str, float]]) -> tuple[float, float]:
-    """FLOPs and bytes per second of the layers that did best at each."""
+    """Return FLOPs and bytes per second of the layers that did best at each."""
     timed = [(row, seconds[path]) for rows, seconds in sides for path, row in rows.items() if seconds.get(path)]
     return (
         max((row.flops / spent for row, spent in timed), default=0.0),
@@ -153,7 +153,7 @@ def _best_rates(*sides: tuple[Mapping[str, _LayerRow], Mapping[str, float]]) -> 
 def _bottlenecks(
     rows: Mapping[str, _LayerRow], seconds: Mapping[str, float], best: tuple[float, float]
 ) -> dict[str, Bottleneck]:
-    """What holds each timed layer: the cost of calling it, memory, or arithmetic."""
+    """Return what bounds each timed layer: the cost of calling it, memory, or arithmetic."""
     timed = {path: spent for path, spent in seconds.items() if spent and path in rows}
     floor = min((spent / rows[path].operators for path, spent in timed.items()), default=0.0)
     bottlenecks: dict[str, Bottleneck] = {}
@@ -275,7 +275,7 @@ def _precision_reasons(new: ModelVariant, changes: Sequence[LayerChange]) -> Ite
 
 
 def _added(new: ModelVariant) -> Iterable[Reason]:
-    """Kernels that compute nothing: quantise, dequantise, reorder."""
+    """Report kernels that compute nothing: quantize, dequantize, reorder."""
     known = new.kernels.kernels if new.kernels else new.converted.kernels if new.converted else ()
     added = [kernel for kernel in known if kernel.only_converts]
     if not added:
@@ -331,7 +331,7 @@ def _time_reasons(changes: Sequence[LayerChange], new: ModelVariant) -> Iterable
 
 
 def _faster(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Where the time was saved."""
+    """Report where time was saved."""
     won = sorted(((row.saved_s or 0.0, row) for row in changes if (row.saved_s or 0.0) > 0), key=lambda item: -item[0])
     if won:
         layers = [f"{row.path or 'the model itself'} {_times(row)}" for _, row in won]
@@ -345,7 +345,7 @@ def _faster(changes: Sequence[LayerChange]) -> Iterable[Reason]:
 
 
 def _slower(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Layers that take longer than before: kernels of the new precision that lose to the old ones."""
+    """Report layers that take longer than before: kernels of the new precision that lose to the old ones."""
     lost = [(-(row.saved_s or 0.0), row) for row in changes if row.seconds_before and (row.saved_s or 0.0) < 0]
     lost = [(seconds, row) for seconds, row in lost if seconds > 0.1 * (row.seconds_before or 0.0)]
     if lost:
@@ -361,7 +361,7 @@ def _slower(changes: Sequence[LayerChange]) -> Iterable[Reason]:
 
 
 def _shortfall(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Layers that lost MACs and not as much time."""
+    """Report layers that lost MACs and not as much time."""
     missing = []
     for row in changes:
         if row.macs_before and row.macs_after is not None and row.seconds_before and row.seconds_after is not None:
@@ -386,7 +386,7 @@ def _shortfall(changes: Sequence[LayerChange]) -> Iterable[Reason]:
 
 
 def _vector_width(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Accumulators have 32 bits in every precision, so that a register holds a quarter of its bytes."""
+    """Report channels beside a multiple of the vector. Accumulators have 32 bits in every precision."""
     lanes = vector_bytes() // 4
     odd = [
         (row.path, row.channels_after)

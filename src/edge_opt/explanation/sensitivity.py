@@ -44,13 +44,13 @@ def sensitivity(
     batches: int | None = None,
     importance: Importance = "auto",
 ) -> Sensitivity:
-    """What the model loses when one layer alone is pruned, or quantized: accuracy, and how far its outputs move.
+    """Return what the model loses when one layer alone is pruned, or quantized: accuracy, and output error.
 
     Pruning is real: the layer and those coupled with it lose their least important channels. Quantization is simulated
     in floating point: weights per channel, inputs per tensor between their smallest and largest value.
 
     Args:
-        model: The model; it is left as it was.
+        model: The model; it is not modified.
         loader: Batches of (inputs, labels); they are kept in memory.
         layers: Paths of the layers to change, with everything inside them; all unless given.
         prune: Shares of channels to remove.
@@ -90,8 +90,8 @@ def sensitivity(
         rows: list[LayerSensitivity] = []
         untouched: list[tuple[str, str]] = []
         cache: dict[bytes, _Outcome] = {}
-        for place, (path, layer) in enumerate(chosen.items(), start=1):
-            report_progress(f"sensitivity: layer {place} of {len(chosen)}, {path}")
+        for number, (path, layer) in enumerate(chosen.items(), start=1):
+            report_progress(f"sensitivity: layer {number} of {len(chosen)}, {path}")
             if plan is not None:
                 rows += _pruned_rows(trial, plan, path, prune, cache, untouched)
             rows += [_quantized_row(trial, path, layer, precision) for precision in precisions]

@@ -18,7 +18,7 @@ _SIDE = 256
 
 
 def diagnose(max_time_s: float = 5.0, clock: Clock | None = None, progress: Progress | None = None) -> Diagnosis:
-    """The machine, the packages, the devices and meters with why each is or is not usable, and the noise."""
+    """Return the machine, packages, devices and meters with why each is or is not usable, and the noise."""
     from edge_opt.measuring.energy import meters
 
     environment = read_environment()
@@ -38,13 +38,13 @@ def diagnose(max_time_s: float = 5.0, clock: Clock | None = None, progress: Prog
 def machine_noise(
     max_time_s: float, environment: Environment, clock: Clock | None = None, progress: Progress | None = None
 ) -> tuple[Latency, Comparison]:
-    """A fixed matrix product measured against itself, in `max_time_s` at most: its latency, and how well it repeats."""
+    """Measure a fixed matrix product against itself, in `max_time_s` at most: its latency, and how well it repeats."""
     if not max_time_s > 0:
         raise InvalidInput(f"the time to measure the noise is {max_time_s} s; it must be above 0, such as 5")
-    left = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
+    matrix = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
 
     def product() -> object:
-        return torch.mm(left, left)
+        return torch.mm(matrix, matrix)
 
     # Both sides warm up for a twentieth at most and are measured for two fifths at most.
     with torch.inference_mode():

@@ -167,10 +167,10 @@ def _owners(modules: Sequence[int], paths: Sequence[str], known: Mapping[tuple[s
             if number == 0 and len(stack) == 1:
                 calls = {}  # the model itself is entered: the next forward
             calls[number] = calls.get(number, 0) + 1
-            place = known.get((paths[number], calls[number]), caller)
+            owner = known.get((paths[number], calls[number]), caller)
             owners.children[caller] += 1
-            owners.calls[place] += 1
-            stack.append(place)
+            owners.calls[owner] += 1
+            stack.append(owner)
         intervals.append(stack[-1])
     owners.intervals = np.array(intervals[:-1], dtype=np.int64)
     return owners

@@ -104,7 +104,7 @@ def positive_seconds(seconds: float) -> float:
 
 
 def is_reached(request: PruneRequest, achieved: PruneResult) -> bool:
-    """Whether a target of MACs or latency is met, within a tenth; without one, False: each layer answers for itself."""
+    """Return whether a target of MACs or latency is met within a tenth; False where there is none."""
     wanted = request.macs_target or request.latency_target
     got = achieved.macs_ratio if request.macs_target else achieved.latency_ratio
     return wanted is not None and got is not None and abs(got - wanted) <= WITHIN * wanted

@@ -15,10 +15,11 @@ from edge_opt.pruning.recipe import apply_spec
 from edge_opt.records.compression import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments
 
-# The pruned model may differ from the silenced original by this share of what silencing changes: rounding stays far
-# below, and channels that are not the right ones differ by about as much as silencing changes.
+# The pruned model may differ from the silenced original by this share of what silencing changes. At half of the
+# channels of resnet18, mobilenet_v3_small, a U-Net, a vision transformer and SmallCNN, float32 rounding is 5e-8 to 4e-7
+# of it. Channels that are not the right ones differ by about as much as silencing changes.
 TOLERANCE = 1e-3
-# Rounding errors grow with the depth of a network; 300 eps of the output's norm is a bound for deep ones.
+# The same five have rounding errors of 0.5 to 6 eps of the output's norm; deeper networks get 50 times the largest.
 _ROUNDING_EPS = 300
 
 

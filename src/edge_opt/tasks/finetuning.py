@@ -217,7 +217,7 @@ def _restore_modes(model: nn.Module, trained: nn.Module) -> None:
 
 @contextmanager
 def _teaching(teacher: nn.Module | None) -> Iterator[None]:
-    """The teacher in eval mode while the model learns from it."""
+    """Put the teacher in eval mode while the model learns from it."""
     if teacher is None:
         yield
         return
@@ -227,7 +227,7 @@ def _teaching(teacher: nn.Module | None) -> Iterator[None]:
 
 @contextmanager
 def _at(precision: str | None, student: nn.Module) -> Iterator[None]:
-    """The student as it computes in a precision, or as it is."""
+    """Let the student compute in a precision; None: as it is."""
     if precision is None:
         yield
         return
@@ -237,7 +237,7 @@ def _at(precision: str | None, student: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _bar(is_wanted: bool, epochs: int) -> Iterator[Callable[[int, int, float], None]]:
-    """A progress bar on a terminal's stderr; nothing elsewhere."""
+    """Show a progress bar on a terminal's stderr; nothing elsewhere."""
     stream = sys.__stderr__
     if not is_wanted or stream is None or not stream.isatty():
         yield lambda epoch, step, loss: None
