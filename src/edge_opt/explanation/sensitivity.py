@@ -85,7 +85,11 @@ def sensitivity(
         report_progress("sensitivity: reading batches")
         data = list(task.batches(base, loader, batches))
         trial = _Trial.begin(base, data, task, own)
-        chosen = {path: layer for path, layer in trial.layers.items() if layers is None or _is_chosen(path, layers)}
+        chosen = {
+            path: layer
+            for path, layer in trial.layers.items()
+            if layers is None or any(path == name or path.startswith(f"{name}.") for name in layers)
+        }
         plan = _plan(model, data, task, importance) if prune else None
         rows: list[LayerSensitivity] = []
         untouched: list[tuple[str, str]] = []
@@ -94,7 +98,9 @@ def sensitivity(
             report_progress(f"sensitivity: layer {number} of {len(chosen)}, {path}")
             if plan is not None:
                 rows += _pruned_rows(trial, plan, path, prune, cache, untouched)
-            rows += [_quantized_row(trial, path, layer, precision) for precision in precisions]
+            for precision in precisions:
+                with at_precision(layer, precision, trial.bounds.get(path)):
+                    rows.append(trial.row(path, precision, trial.outcome(trial.base), None, "simulated"))
     return Sensitivity(
         metric=task.metric.name if own is None else getattr(own, "__name__", "metric"),
         baseline=trial.baseline,
@@ -103,10 +109,6 @@ def sensitivity(
         unchanged=tuple(dict.fromkeys(untouched)),
         direction=task.metric.direction,
     )
-
-
-def _is_chosen(path: str, layers: Sequence[str]) -> bool:
-    return any(path == each or path.startswith(f"{each}.") for each in layers)
 
 
 def _plan(model: nn.Module, data: list[Batch], task: Task, importance: Importance) -> PruningPlan:
@@ -200,11 +202,6 @@ def _pruned_rows(
         gone = float(removed[owner[owner != NONE]].sum()) / len(owner)
         note = f"together with {', '.join(coupled)}" if coupled else ""
         yield trial.row(path, f"{share:g}", cache[key], gone, note)
-
-
-def _quantized_row(trial: _Trial, path: str, layer: nn.Module, precision: str) -> LayerSensitivity:
-    with at_precision(layer, precision, trial.bounds.get(path)):
-        return trial.row(path, precision, trial.outcome(trial.base), None, "simulated")
 
 
 def _score(answers: list[Any], data: list[Batch], task: Task) -> float:

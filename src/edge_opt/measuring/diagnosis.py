@@ -28,7 +28,10 @@ def diagnose(max_time_s: float = 5.0, clock: Clock | None = None, progress: Prog
         interop_threads=torch.get_num_interop_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         versions=(("edge-opt", __version__), *((package, installed(package)) for package in _PACKAGES)),
-        devices=tuple(_device(kind, backend.count()) for kind, backend in BACKENDS.items()),
+        devices=tuple(
+            Facility(kind, None if backend.count() else f"torch {torch.__version__} finds none here")
+            for kind, backend in BACKENDS.items()
+        ),
         meters=tuple(Facility(meter.name, meter.refusal) for meter in meters()),
         noise=noise,
         repetition=repetition,
@@ -58,7 +61,3 @@ def machine_noise(
             progress=progress,
         )
     return sides["once"], compare_latencies(sides["once"], sides["again"], paired=True)
-
-
-def _device(kind: str, count: int) -> Facility:
-    return Facility(kind, None if count else f"torch {torch.__version__} finds none here")

@@ -66,7 +66,8 @@ def median_interval(samples: Sequence[float], seed: int = 0) -> Interval:
     >>> median_interval([1.0, 1.0, 1.0])
     Interval(low=1.0, high=1.0)
     """
-    return _interval(_drawn_medians(np.asarray(samples, dtype=float), seed))
+    low, high = np.percentile(_drawn_medians(np.asarray(samples, dtype=float), seed), _CONFIDENCE)
+    return Interval(float(low), float(high))
 
 
 def relative_half_width(samples: Sequence[float]) -> float:
@@ -299,11 +300,6 @@ def _drawn_medians(samples: Floats, seed: int) -> Floats:
     ]
     medians: Floats = np.concatenate(parts)
     return medians
-
-
-def _interval(values: Floats) -> Interval:
-    low, high = np.percentile(values, _CONFIDENCE)
-    return Interval(float(low), float(high))
 
 
 # The 97.5 % quantile of the normal distribution.

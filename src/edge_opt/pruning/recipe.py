@@ -179,7 +179,7 @@ def _cut(model: nn.Module, spec: PruneSpec) -> None:
     Tensors are compared by id, because equal values do not make a tensor shared. Python reuses the id of an object
     that was collected, so `names` keeps every old tensor alive until all are replaced.
     """
-    names = dict(_named_tensors(model))
+    names = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     dims_by_name: dict[str, list[KeptIndices]] = {}
     for kept in spec.kept:
         dims_by_name.setdefault(kept.tensor, []).append(kept)
@@ -199,10 +199,6 @@ def _cut(model: nn.Module, spec: PruneSpec) -> None:
         if isinstance(module, nn.RNNBase):
             # Recurrent layers keep a second list of their weights, which their kernels read instead of the parameters.
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
-
-
-def _named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 def _selected(tensor: torch.Tensor, dims: list[KeptIndices]) -> torch.Tensor:

@@ -102,7 +102,8 @@ def finetune(
             if latest is None or record is None or sign * latest > sign * record:
                 best, best_state = epoch, _state(student)
         student.load_state_dict(best_state)
-    _restore_modes(model, student)
+    for original, module in zip(model.modules(), student.modules(), strict=True):
+        module.training = original.training
     return FineTuned(student, tuple(history), best)
 
 
@@ -208,11 +209,6 @@ def _score(validate: Validate | Iterable[Any] | None, task: Task) -> Validate | 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def _restore_modes(model: nn.Module, trained: nn.Module) -> None:
-    for original, module in zip(model.modules(), trained.modules(), strict=True):
-        module.training = original.training
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class QualityMetric:
 
     def _gathered(self, outputs: Any, targets: Any, number: int) -> Table:
         assert self.gather is not None
-        if any(_is_odd(leaf) for leaf in flat_tensors(outputs)):
+        if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in flat_tensors(outputs)):
             raise MeasurementFailed(f"outputs of batch {number} are NaN; {self.name} has no meaning")
         return self.gather(outputs, targets)
 
@@ -117,8 +117,11 @@ class QualityMetric:
 
         def again(weights: Weights) -> float:
             chosen = torch.from_numpy(np.repeat(np.arange(samples), weights.astype(np.int64)))
-            pick = [map_tensors(lambda leaf: _picked(leaf, chosen, samples), each) for each in (outputs, targets)]
-            return float(_plain(whole(*pick)))
+
+            def picked(leaf: torch.Tensor) -> torch.Tensor:
+                return leaf[chosen] if leaf.dim() and len(leaf) == samples else leaf
+
+            return float(_plain(whole(map_tensors(picked, outputs), map_tensors(picked, targets))))
 
         return Score(self, self._finite(_plain(first)), samples, resampled(samples, resamples, again), None)
 
@@ -503,10 +506,6 @@ def _shapes(value: Any) -> str:
     return ", ".join(shapes) or type(value).__name__
 
 
-def _is_odd(leaf: torch.Tensor) -> bool:
-    return leaf.is_floating_point() and bool(leaf.isnan().any())
-
-
 def count_samples(targets: Any) -> int:
     """Return how many samples there are."""
     for leaf in tree_leaves(targets):
@@ -528,10 +527,6 @@ def _joined(parts: list[Any], name: str) -> Any:
 
 def _end_to_end(*column: torch.Tensor) -> torch.Tensor:
     return torch.cat([leaf.detach().cpu() if leaf.dim() else leaf[None].detach().cpu() for leaf in column])
-
-
-def _picked(leaf: torch.Tensor, chosen: torch.Tensor, samples: int) -> torch.Tensor:
-    return leaf[chosen] if leaf.dim() and len(leaf) == samples else leaf
 
 
 def _plain(value: Any) -> Any:
