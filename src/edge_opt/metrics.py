@@ -17,13 +17,12 @@ import edge_opt as eo
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
-from edge_opt.measuring.latency import Clock, Runner, Stopwatch
+from edge_opt.measuring.latency import Clock, Stopwatch, TimedCall
 from edge_opt.measuring.machine import BACKENDS, CPU, Device, find_device
-from edge_opt.measuring.session import on_device
 from edge_opt.records.display import Record
 from edge_opt.records.sweeps import LABELS
 from edge_opt.tasks.batches import Batch, task_of
-from edge_opt.trace.inputs import CallArguments, accepts_keywords, map_arguments
+from edge_opt.trace.inputs import CallArguments, accepts_keywords, map_arguments, on_device
 from edge_opt.units import MIB
 
 # A quantized model takes whatever type its first layer takes, so int8 has no type of input.
@@ -115,10 +114,10 @@ def collect_metrics(
     check_whole("benchmark_warmup", benchmark_warmup, least=0)
     place = _available_device(device)
     dtype = _input_dtype(model, precision)
-    subject = on_device(model, place)
+    subject = on_device(model, place.torch_name)
     with _restored(subject, place), torch.no_grad():
         accuracy, samples, first = _evaluate(subject, loader, dtype)
-        runner = Runner(lambda: first.answer(subject))
+        runner = TimedCall(lambda: first.answer(subject))
         runner.times(benchmark_warmup)
         stopwatch = Stopwatch(Clock(wall=clock), place)
         trials_s = [stopwatch.block(runner, benchmark_repeats)[0] for _ in range(benchmark_trials)]

@@ -136,21 +136,6 @@ def task_of(
     )
 
 
-@dataclass(frozen=True)
-class TaskSettings:
-    """A task as a configuration says it: names, references as `file.py:f`, or functions that can be imported."""
-
-    metric: Any = "accuracy"
-    metric_direction: MetricDirection | None = None
-    loss: Any = None
-    forward: Any = None
-    collate: Any = None
-
-    def build(self) -> Task:
-        """The task itself, in whatever process."""
-        return task_of(self.metric, self.loss, self.forward, self.collate, self.metric_direction)
-
-
 def split_batch(raw: Any) -> tuple[Any, Any]:
     """Return inputs and labels of a batch as the loader gave it; labels are None where it has none."""
     if isinstance(raw, (tuple, list)) and len(raw) > 1:
