@@ -1,4 +1,4 @@
-"""What can go wrong: one tree of exceptions, each message with its cause and its cure."""
+"""All exceptions of edge_opt; each message names the cause and what to do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class TraceFailed(EdgeOptError):
 
 
 class UnreadableProfile(EdgeOptError):
-    """A file that is not a profile of ours, or of a schema this version does not read."""
+    """A file that is not an edge_opt profile, or has a format that this version does not read."""
 
 
 class UnreadableSweep(EdgeOptError):
-    """A file that is not a sweep of ours, or of a schema this version does not read."""
+    """A file that is not an edge_opt sweep, or has a format that this version does not read."""
 
 
 class RuleError(EdgeOptError):
@@ -38,7 +38,7 @@ class MissingExtra(EdgeOptError):
 
 
 class MeasurementFailed(EdgeOptError):
-    """A run that could not be measured, or whose results are no results."""
+    """A run that could not be measured, or whose results are not usable."""
 
 
 class MeterFailed(MeasurementFailed):
@@ -46,7 +46,7 @@ class MeterFailed(MeasurementFailed):
 
 
 class UnknownDevice(EdgeOptError):
-    """A device that no catalogue file and no file of the user's describes; names the closest ones."""
+    """A device that neither the catalog nor a file of the user describes; names the closest ones."""
 
 
 class InvalidDevice(EdgeOptError):
@@ -58,21 +58,21 @@ class InvalidConfig(EdgeOptError):
 
 
 class DataNotFound(EdgeOptError):
-    """Data that is not where it was looked for, is damaged, or is something else; names the file and the cure."""
+    """Data that is missing, damaged or of another kind; names the file and what to do."""
 
 
 _LONGEST_LINE = 500
 
 
 def message_of(error: BaseException) -> str:
-    """The first line of an error's message; its type where there is none."""
-    found = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return the first line of an error's message, or its type if it has no message."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     # torch lists a million sizes where a file asks for them.
-    return found if len(found) <= _LONGEST_LINE else f"{found[:_LONGEST_LINE]}..."
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 
 
 def first_line(error: BaseException) -> str:
-    """What was raised, in one line: the type and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     kind, message = type(error).__name__, message_of(error)
     return kind if message == kind else f"{kind}: {message}"
 
@@ -111,7 +111,7 @@ class SweepInterrupted(EdgeOptError):
 
 
 class PruningFailed(EdgeOptError):
-    """A model that could not be pruned, or whose pruned copy does not hold up; names the layer."""
+    """A model that could not be pruned, or whose pruned copy failed the proof; names the layer."""
 
 
 class TrainingFailed(EdgeOptError):
@@ -119,7 +119,7 @@ class TrainingFailed(EdgeOptError):
 
 
 class UnreadableModel(EdgeOptError):
-    """A file that is not a model or weights of ours, is cut off, or is of a schema this version does not read."""
+    """A file that is not an edge_opt model or weights, is cut off, or has a format that this version does not read."""
 
 
 class NotSaved(EdgeOptError, OSError):
@@ -127,7 +127,7 @@ class NotSaved(EdgeOptError, OSError):
 
 
 class ConversionFailed(EdgeOptError):
-    """A conversion that failed, changed nothing, or whose outputs are no results; nothing passes for what was asked."""
+    """A conversion that failed, changed nothing, or whose outputs are not usable; nothing else is returned instead."""
 
 
 class Disagrees(ConversionFailed):
@@ -135,12 +135,12 @@ class Disagrees(ConversionFailed):
 
 
 class ExportFailed(ConversionFailed):
-    """A model that cannot be exported; names the place or the operator, and the way round."""
+    """A model that cannot be exported; names the line or the operator, and a way around it."""
 
 
 class CalibrationMissing(EdgeOptError):
-    """A prediction from measurements was asked for, and none were taken there; says how to take them."""
+    """A prediction needs a calibration that does not exist; says how to make it."""
 
 
 class InvalidCalibration(EdgeOptError):
-    """A file that is not a calibration, is cut off, or is of a version that is not read here."""
+    """A file that is not a calibration, is cut off, or has a version that is not read here."""

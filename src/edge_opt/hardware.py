@@ -1,4 +1,4 @@
-"""Layer-wise estimates of a model, and what they say about the hardware: thin over `edge_opt.profile`."""
+"""Layer-wise estimates of a model, and bandwidth and compute that it achieves: thin over `edge_opt.profile`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edge_opt as eo
+from edge_opt._support.checks import check_whole
 from edge_opt._support.files import write_whole
-from edge_opt.errors import InvalidInput
 from edge_opt.records.display import Record
 from edge_opt.text import spreadsheet
 
@@ -53,13 +53,13 @@ def estimate_layerwise_stats(
     input_shape: tuple[int, ...] = (1, 28, 28),
     activation_bytes_per_value: int | None = None,
 ) -> pd.DataFrame:
-    """One row per layer that multiplies and accumulates, for any model, in order of execution.
+    """Return a table with one row per layer that multiplies and accumulates, in order of execution.
 
     Functional products stand under the module that calls them; a layer that is called twice has two rows, its
     parameters in the first.
 
     Args:
-        model: Any model; it is left as it was.
+        model: Any model; it is not modified.
         batch_size: Samples in one forward, at least 1.
         input_shape: Shape of one sample, without the batch; the default is SmallCNN's.
         activation_bytes_per_value: Bytes of one number of an output, such as 1 for int8; None, the default, takes the
@@ -71,15 +71,14 @@ def estimate_layerwise_stats(
     """
     import pandas as pd
 
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    check_whole("batch_size", batch_size)
     profile = eo.profile(model, (batch_size, *input_shape))
     rows = [asdict(estimate) for estimate in layer_estimates(profile, activation_bytes_per_value)]
     return pd.DataFrame(rows, columns=[field.name for field in fields(LayerEstimate)])
 
 
 def layer_estimates(profile: eo.ModelProfile, bytes_per_value: int | None = None) -> list[LayerEstimate]:
-    """The layers of a profile that multiply and accumulate, in order of execution.
+    """Return the layers of a profile that multiply and accumulate, in order of execution.
 
     Args:
         profile: The model and its inputs.
@@ -118,7 +117,7 @@ def summarize_hardware(
     peak_compute_gmacs: float | None = None,
     machine_bandwidth_gbps: float | None = None,
 ) -> dict[str, Any]:
-    """Bandwidth and compute that a model achieves at a measured latency, and their share of what the device offers.
+    """Return the bandwidth and compute that a model achieves at a latency, and their share of what the device offers.
 
     Args:
         layerwise_df: What `estimate_layerwise_stats` returned.
@@ -206,7 +205,7 @@ def explain_utilization(bandwidth_utilization: float) -> str:
 
 
 def precision_tradeoff_table(sweep_df: pd.DataFrame) -> pd.DataFrame:
-    """Means of a sweep by precision, fastest first, with the share of accepted configurations.
+    """Return the means of a sweep by precision, fastest first, with the share of accepted configurations.
 
     Args:
         sweep_df: One row per variant, such as `sweep_results.csv`, with the columns `precision`, `accuracy`,

@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture `model_budget`, by which a test fails when a model costs more than it may."""
+"""A pytest plugin: the fixture `model_budget` fails a test when a model exceeds its budgets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def model_budget() -> Callable[..., CheckResult]:
-    """A function that fails the test when a model costs more than it may.
+    """Return a function that fails the test when a model exceeds its budgets.
 
     Call it as `model_budget(model, shape, macs="<= 600M", peak_memory_mb="<= 64")`. It returns the `CheckResult`.
 
@@ -40,17 +40,17 @@ def _check(
     on_undecided: Literal["pass", "fail"] = "pass",
     **limits: str,
 ) -> CheckResult:
-    # Nothing of edge_opt or torch is loaded before a test asks for it.
+    # pytest loads this plugin in every project that has edge_opt installed: torch must not be imported before its use.
     from edge_opt.budgets.check import check
     from edge_opt.errors import BudgetError
     from edge_opt.report.checks import render
 
     __tracebackhide__ = True
-    wanted = [*budgets, *(f"{metric} {limit}" for metric, limit in limits.items())]
+    all_budgets = [*budgets, *(f"{metric} {limit}" for metric, limit in limits.items())]
     try:
         result = check(
             model,
-            *wanted,
+            *all_budgets,
             inputs=inputs,
             kwargs=kwargs,
             baseline=baseline,

@@ -1,4 +1,4 @@
-"""The operator profile of a feature stream: what each step of tabular inference costs, and what to do about it."""
+"""The operator profile of a feature stream: costs of each step of tabular inference, with advice."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from edge_opt._support.checks import check_positive, check_whole, is_number
+from edge_opt._support.checks import check_positive, check_whole, is_number, is_whole
 from edge_opt.errors import InvalidInput
+from edge_opt.units import MIB
 
 if TYPE_CHECKING:
     from torch import nn
 
-# Invented by the earlier tool, not measured anywhere: kept so that its tables can be had again, and labelled so.
+# The earlier tool invented these figures. They are kept, and labelled so, to reproduce its published tables.
 FALLBACK_MS_PER_ROW = {
     "input_normalization": 0.01,
     "linear_projection": 0.03,
@@ -30,7 +32,6 @@ FALLBACK_SOURCE = "published: invented constants of the earlier tool, not measur
 _BYTES_PER_FEATURE = {"input_normalization": 8, "linear_projection": 12, "activation": 4}
 _HEAD_BYTES_PER_ROW = 8
 _KIB = 1024
-_MIB = 1024 * 1024
 # Above this batch a row's weights are used often enough per load for a cache to pay.
 _SMALL_BATCH = 4
 
@@ -40,7 +41,7 @@ StreamPrecision = Literal["fp32", "fp16", "int8"]
 # Not frozen and without slots: the published one can be changed, and taken apart with vars().
 @dataclass
 class HardwareProfile:
-    """What a device grants a stream.
+    """The memory and compute that a stream may use.
 
     Attributes:
         memory_limit_mb: Most memory that a batch may take, in MiB; above zero.
@@ -74,10 +75,10 @@ def build_hardware_profile_table(
     latency_ms_per_row: Mapping[str, float] | Literal["published"] | None = None,
     latency_source: str | None = None,
 ) -> dict[str, Any]:
-    """Latency and memory of each operator of a batch, their totals, and what they say about precision and cache.
+    """Return latency and memory of each operator of a batch, their totals, and hints about precision and cache.
 
-    KiB and MiB are meant by kb and mb. `estimate_source` in the result says where the latencies are from, and
-    `remarks` what was changed of the arguments.
+    kb and mb mean KiB and MiB. `estimate_source` in the result says where the latencies come from, and `remarks`
+    which arguments were changed.
 
     Args:
         feature_count: Features of a row; 0 is taken as 1, as it was published, with a remark.
@@ -157,7 +158,7 @@ def write_hardware_profile_artifacts(profile: Mapping[str, Any], output_dir: str
 
 
 def estimate_batch_memory_mb(batch_size: int, feature_count: int, bytes_per_feature: int = 8) -> float:
-    """MiB of a batch of features.
+    """Return the MiB of a batch of features.
 
     Args:
         batch_size: Rows of the batch, at least 1.
@@ -170,11 +171,11 @@ def estimate_batch_memory_mb(batch_size: int, feature_count: int, bytes_per_feat
     check_whole("batch_size", batch_size)
     check_whole("feature_count", feature_count)
     check_whole("bytes_per_feature", bytes_per_feature)
-    return batch_size * feature_count * bytes_per_feature / _MIB
+    return batch_size * feature_count * bytes_per_feature / MIB
 
 
 def auto_adjust_batch_size(initial_batch: int, feature_count: int, profile: HardwareProfile) -> int:
-    """The batch, halved until its memory fits the limit; never below 1, also where one row does not fit.
+    """Halve the batch until its memory fits the limit; never below 1, even if one row does not fit.
 
     Args:
         initial_batch: Rows of the batch to begin with, at least 1.
@@ -192,7 +193,7 @@ def auto_adjust_batch_size(initial_batch: int, feature_count: int, profile: Hard
 
 
 def compute_utilization(operations: float, profile: HardwareProfile) -> float:
-    """Share of the compute budget that the operations take, at most 1.0.
+    """Return the share of the compute budget that the operations take, at most 1.0.
 
     Args:
         operations: Operations of one interval, zero or more.
@@ -208,7 +209,7 @@ def compute_utilization(operations: float, profile: HardwareProfile) -> float:
 
 
 def find_bottleneck(profile: Mapping[str, Any]) -> str:
-    """What limits the stream: the second step of the workflow, after profiling the baseline.
+    """Return what limits the stream: the second step of the workflow, after profiling the baseline.
 
     Args:
         profile: What `build_hardware_profile_table` returned.
@@ -217,7 +218,7 @@ def find_bottleneck(profile: Mapping[str, Any]) -> str:
 
 
 def recommend_precision(profile: Mapping[str, Any], memory_limit_kb: float) -> PrecisionAdvice:
-    """The widest precision whose memory fits, with the reason; `precision` is None where not even int8 does.
+    """Return the widest precision whose memory fits, with the reason; None if not even int8 fits.
 
     Args:
         profile: What `build_hardware_profile_table` returned.
@@ -246,7 +247,7 @@ def recommend_precision(profile: Mapping[str, Any], memory_limit_kb: float) -> P
 
 
 def utilization_advice(utilization: float) -> str:
-    """What a utilisation of the interval or of the compute budget calls for: the last step of the workflow.
+    """Return advice for a utilization of the interval or of the compute budget: the last step of the workflow.
 
     Args:
         utilization: The share in use, zero or more; 1.0 is all of it. Below 0.2 is over-provisioned, above 0.8 close
@@ -269,7 +270,7 @@ def utilization_advice(utilization: float) -> str:
 
 
 def stream_advice(profile: Mapping[str, Any]) -> tuple[str, ...]:
-    """The advice for edge devices, each with the figure of this profile that it follows from.
+    """Return advice for edge devices, each with the figure of this profile that it follows from.
 
     Args:
         profile: What `build_hardware_profile_table` returned.
@@ -288,7 +289,7 @@ def stream_advice(profile: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _calibrated(feature_count: int, batch_size: int) -> tuple[dict[str, float], str] | None:
-    """Milliseconds per row of each operator as this host's calibration has them; None where there is none."""
+    """Return milliseconds per row of each operator, predicted from this host's calibration; None without one."""
     import edge_opt as eo
     from edge_opt.errors import CalibrationMissing
 
@@ -297,14 +298,14 @@ def _calibrated(feature_count: int, batch_size: int) -> tuple[dict[str, float], 
     except CalibrationMissing:
         return None
     layers = _layers(feature_count)
-    found = eo.predict(eo.profile(layers, (batch_size, feature_count)), calibration)
-    seconds = {layer.path: layer.seconds for layer in found.layers if layer.seconds is not None}
+    prediction = eo.predict(eo.profile(layers, (batch_size, feature_count)), calibration)
+    seconds = {layer.path: layer.seconds for layer in prediction.layers if layer.seconds is not None}
     source = f"predicted from the calibration of {calibration.name} on {calibration.created[:10]}"
     return {name: 1000 * seconds[name] / batch_size for name in FALLBACK_MS_PER_ROW}, source
 
 
 def _layers(feature_count: int) -> nn.Sequential:
-    """The four operators as layers, by name."""
+    """Return the four operators as named layers."""
     from torch import nn
 
     return nn.Sequential(
@@ -323,20 +324,20 @@ _TIMED_S = 2e-3
 
 
 def _timed(feature_count: int, batch_size: int) -> tuple[dict[str, float], str]:
-    """Milliseconds per row of each operator, timed here and now: the median of some calls after two untimed ones."""
+    """Return milliseconds per row of each operator: the median of some calls here, after two untimed ones."""
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         value = torch.zeros(batch_size, feature_count)
-        found: dict[str, float] = {}
+        ms_per_row: dict[str, float] = {}
         for name, layer in _layers(feature_count).named_children():
             for _ in range(2):
                 result = layer(value)
-            found[name] = 1000 * _median_s(lambda layer=layer, given=value: layer(given)) / batch_size  # type: ignore[misc]
+            ms_per_row[name] = 1000 * _median_s(partial(layer, value)) / batch_size
             value = result
     threads = torch.get_num_threads()
     source = f"timed here: the median of up to {_CALLS} calls of each operator in torch, {threads} threads"
-    return found, source
+    return ms_per_row, source
 
 
 def _median_s(call: Callable[[], Any]) -> float:
@@ -352,7 +353,7 @@ def _median_s(call: Callable[[], Any]) -> float:
 def _latencies(
     given: Mapping[str, float] | str | None, source: str | None, feature_count: int, batch_size: int
 ) -> tuple[dict[str, float], str]:
-    """Milliseconds per row of each operator, and where they are from."""
+    """Return milliseconds per row of each operator, and where they come from."""
     if given is None:
         return _calibrated(feature_count, batch_size) or _timed(feature_count, batch_size)
     if given == PUBLISHED:
@@ -369,8 +370,8 @@ def _latencies(
 
 
 def _at_least_one(name: str, value: Any, remarks: list[str]) -> int:
-    """The value, or 1 with a remark where it is zero."""
-    if value == 0 and isinstance(value, int) and not isinstance(value, bool):
+    """Return the value, or 1 with a remark if it is zero."""
+    if is_whole(value, least=0) and value == 0:
         remarks.append(f"{name} is 0 and was taken as 1, as in the earlier tool")
         return 1
     check_whole(name, value)

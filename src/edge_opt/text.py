@@ -1,13 +1,12 @@
-"""Text from a model's author, made safe for the place where it is shown."""
+"""Text from models and files, escaped for the format in which it is shown."""
 
 from __future__ import annotations
 
 import html as html_format
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-# The wide forms are formulas, too, to a spreadsheet that is set to East Asian text.
+# A spreadsheet that is set to East Asian text takes the wide forms for formulas as well.
 _FORMULAS = tuple(
     "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
@@ -15,7 +14,7 @@ _MARKDOWN = re.compile(r"[\\`*\[\]<>|&~$#]|(?<!\w)_|_(?!\w)")
 
 
 def printable(text: str) -> str:
-    r"""The text on one line, with what a terminal or a reading direction would act on written out.
+    r"""Return the text on one line, with control characters and changes of direction written out.
 
     >>> printable("layer\n\x1b[31m0"), printable("\u202eabc")
     ('layer\\n\\x1b[31m0', '\\u202eabc')
@@ -26,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def spreadsheet(text: str) -> str:
-    """The text as a cell of a CSV file, on one line, that no spreadsheet takes for a formula.
+    """Return the text as a cell of a CSV file, on one line, that no spreadsheet takes for a formula.
 
     >>> spreadsheet("=1+1"), spreadsheet("conv1")
     ("'=1+1", 'conv1')
@@ -36,16 +35,16 @@ def spreadsheet(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    r"""The text as a cell of a Markdown table that shows it literally.
+    r"""Return the text as a cell of a Markdown table that shows it literally.
 
     >>> markdown("a|b <i>"), markdown("layer_norm")
     ('a\\|b \\<i\\>', 'layer_norm')
     """
-    return _MARKDOWN.sub(lambda found: "\\" + found[0], printable(text))
+    return _MARKDOWN.sub(lambda match: "\\" + match[0], printable(text))
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table; cells show their text literally.
+    """Return the lines of a Markdown table whose cells show their text literally.
 
     >>> markdown_table(["Layer", "MACs"], [["a|b", "12"]])
     ['| Layer | MACs |', '|---|---|', '| a\\\\|b | 12 |']
@@ -56,7 +55,7 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
 
 
 def html(text: str) -> str:
-    """The text as part of an HTML page, in an attribute or between tags, that shows it literally.
+    """Return the text escaped for HTML, in an attribute or between tags.
 
     >>> html("</script>")
     '&lt;/script&gt;'
@@ -65,7 +64,7 @@ def html(text: str) -> str:
 
 
 def xml(text: str) -> str:
-    r"""The text for an XML file: lines stay, characters that XML cannot hold are written out; escaping is still to do.
+    r"""Return the text with characters that XML cannot hold written out; lines stay, and escaping is left to do.
 
     >>> xml("a\x00b\nc")
     'a\\x00b\nc'
@@ -73,18 +72,19 @@ def xml(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def edit_distance(one: list[Any], other: list[Any]) -> int:
-    """How many tokens must be inserted, deleted or replaced to turn one row of tokens into another.
+def edit_distance(tokens: Sequence[object], reference: Sequence[object]) -> int:
+    """Return how many tokens must be inserted, deleted or replaced to turn one sequence into the other.
 
     >>> edit_distance("a cat sat here".split(), "the cat sat".split())
     2
     """
-    costs = list(range(len(other) + 1))
-    for row, token in enumerate(one, 1):
-        before, costs[0] = costs[0], row
-        for column, wanted in enumerate(other, 1):
-            before, costs[column] = (
+    # One row of the Levenshtein table at a time: costs[c] is the distance of the tokens so far to reference[:c].
+    costs = list(range(len(reference) + 1))
+    for row, token in enumerate(tokens, 1):
+        diagonal, costs[0] = costs[0], row
+        for column, wanted in enumerate(reference, 1):
+            diagonal, costs[column] = (
                 costs[column],
-                min(costs[column] + 1, costs[column - 1] + 1, before + (token != wanted)),
+                min(costs[column] + 1, costs[column - 1] + 1, diagonal + (token != wanted)),
             )
     return costs[-1]

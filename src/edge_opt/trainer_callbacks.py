@@ -1,4 +1,4 @@
-"""What a model costs, noted and checked when its training starts: a callback for Lightning, one for Hugging Face."""
+"""Callbacks for Lightning and Hugging Face that log and check a model's costs when its training starts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 from edge_opt.budgets.check import check
 from edge_opt.errors import MissingExtra, TrainingFailed
 from edge_opt.profiling import profile
-from edge_opt.records.profiles import ModelProfile
 from edge_opt.report.save import figures
 
 
 def lightning_callback(
     inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None, budgets: Sequence[str] = ()
 ) -> Any:
-    """A callback for Lightning's Trainer: the figures go to its loggers, and training does not start over budget.
+    """Return a callback for Lightning's Trainer that logs costs and refuses to train a model over budget.
 
     Args:
         inputs: As in `profile`; the shape of one call.
@@ -26,9 +25,9 @@ def lightning_callback(
 
     class CostCallback(_base(("lightning.pytorch", "pytorch_lightning"), "Callback", "lightning")):  # type: ignore[misc]
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            found = _checked(pl_module, inputs, kwargs, budgets)
+            costs = _checked(pl_module, inputs, kwargs, budgets)
             for logger in trainer.loggers:
-                logger.log_metrics({f"cost/{name}": value for name, value in figures(found)}, step=0)
+                logger.log_metrics(costs, step=0)
 
     return CostCallback()
 
@@ -36,7 +35,7 @@ def lightning_callback(
 def trainer_callback(
     inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None, budgets: Sequence[str] = ()
 ) -> Any:
-    """A callback for Hugging Face's Trainer: the figures go to its history, and training does not start over budget.
+    """Return a callback for Hugging Face's Trainer that logs costs and refuses to train a model over budget.
 
     Args:
         inputs: As in `profile`; the shape of one call.
@@ -45,15 +44,14 @@ def trainer_callback(
     """
 
     class CostCallback(_base(("transformers",), "TrainerCallback", "transformers")):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            found = _checked(given["model"], inputs, kwargs, budgets)
-            state.log_history.append({"step": 0, **{f"cost/{name}": value for name, value in figures(found)}})
+        def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            state.log_history.append({"step": 0, **_checked(others["model"], inputs, kwargs, budgets)})
 
     return CostCallback()
 
 
 def _base(modules: Sequence[str], name: str, package: str) -> Any:
-    """The class to inherit from, of the first of these modules that is there."""
+    """Return the class to inherit from, of the first module that is installed."""
     for module in modules:
         try:
             return getattr(import_module(module), name)
@@ -62,13 +60,14 @@ def _base(modules: Sequence[str], name: str, package: str) -> Any:
     raise MissingExtra(f"this callback needs {package}, which is not installed; run `pip install {package}`")
 
 
-def _checked(model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, budgets: Sequence[str]) -> ModelProfile:
-    found = profile(model, inputs, kwargs=kwargs)
+def _checked(model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, budgets: Sequence[str]) -> dict[str, float]:
+    """Return the costs by their names in a log; raise TrainingFailed if a budget is exceeded."""
+    costs = profile(model, inputs, kwargs=kwargs)
     if budgets:
-        result = check(found, *budgets)
+        result = check(costs, *budgets)
         if not result.passed:
             raise TrainingFailed(
                 "training does not start, because a budget is not kept: "
-                + "; ".join(f"{one.budget.metric} is {one.value}" for one in result.failures)
+                + "; ".join(f"{failure.budget.metric} is {failure.value}" for failure in result.failures)
             )
-    return found
+    return {f"cost/{name}": value for name, value in figures(costs)}

@@ -1,4 +1,4 @@
-"""Scaling and rounding for people: the only place where bytes become MB and seconds become ms."""
+"""Numbers as text with units: the only place where bytes become MB and seconds become ms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _scaled(value: float, divisor: float, suffix: str) -> str:
 
 
 def count(value: float) -> str:
-    """A count with a decimal prefix.
+    """Return a count with a decimal prefix.
 
     >>> count(4089184256), count(999), count(0)
     ('4.09 G', '999', '0')
@@ -34,7 +34,7 @@ def count(value: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes with a binary prefix.
+    """Return bytes with a binary prefix.
 
     >>> size(102228128), size(512)
     ('97.5 MiB', '512 B')
@@ -46,7 +46,7 @@ def size(nbytes: float) -> str:
 
 
 def sizes(several: Sequence[float], last: str = " or ") -> str:
-    """Sizes to choose from, the unit said once where they share it.
+    """Return sizes as a list, with one unit where they share it.
 
     >>> sizes([2**30, 2**31, 2**33]), sizes([2**29, 2**30]), sizes([2**34, 2**35], DASH)
     ('1, 2 or 8 GiB', '512 MiB or 1 GiB', '16–32 GiB')
@@ -56,8 +56,8 @@ def sizes(several: Sequence[float], last: str = " or ") -> str:
     suffixes = [suffix for _, _, suffix in texts]
     is_shared = len(set(suffixes)) == 1
     named = [
-        number if is_shared and place < len(numbers) - 1 else f"{number} {suffix}"
-        for place, (number, suffix) in enumerate(zip(numbers, suffixes, strict=True))
+        number if is_shared and index < len(numbers) - 1 else f"{number} {suffix}"
+        for index, (number, suffix) in enumerate(zip(numbers, suffixes, strict=True))
     ]
     return last.join([part for part in (", ".join(named[:-1]), *named[-1:]) if part])
 
@@ -66,7 +66,7 @@ _TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def duration(seconds: float) -> str:
-    """Seconds with a unit that fits.
+    """Return seconds with the unit that fits.
 
     >>> duration(0.0123), duration(2.5e-6), duration(0)
     ('12.3 ms', '2.50 µs', '0 s')
@@ -82,7 +82,7 @@ _UNSCALED = {"count": (1.0, ""), "bytes": (1.0, "B"), "time": (1.0, "s")}
 
 
 def axis(largest: float, kind: Literal["count", "bytes", "time"]) -> tuple[float, str]:
-    """What to divide by, and the unit, so that an axis up to `largest` has short numbers.
+    """Return the divisor and the unit with which an axis up to `largest` has short numbers.
 
     >>> axis(5_000_000, "count"), axis(3 * 2**20, "bytes"), axis(0.004, "time")
     ((1000000.0, 'M'), (1048576, 'MiB'), (0.001, 'ms'))
@@ -94,7 +94,7 @@ _ENERGY_STEPS = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"), (1e-9, "nJ"))
 
 
 def energy(joules: float) -> str:
-    """Joules with a unit that fits.
+    """Return joules with the unit that fits.
 
     >>> energy(0.0123), energy(2.5), energy(0)
     ('12.3 mJ', '2.50 J', '0 J')
@@ -106,12 +106,12 @@ def energy(joules: float) -> str:
 
 
 def megabytes(nbytes: float) -> float:
-    """Bytes as MiB."""
+    """Convert bytes to MiB."""
     return nbytes / MIB
 
 
 def percent(share: float) -> str:
-    """A share of one as a percentage; never rounded to none or to all.
+    """Return a share as a percentage, never rounded to 0 % or 100 %.
 
     >>> percent(0.1234), percent(0.0001), percent(0), percent(0.9999), percent(1)
     ('12.3%', '<0.1%', '0.0%', '>99.9%', '100.0%')
@@ -122,7 +122,7 @@ def percent(share: float) -> str:
 
 
 def change(share: float | None) -> str:
-    """A difference as a signed percentage; never rounded to none, a dash where it is not defined.
+    """Return a relative difference as a signed percentage, never rounded to 0 %; a dash if it is not defined.
 
     >>> change(-0.5), change(0.00001), change(0), change(None)
     ('−50.0%', '+<0.1%', '±0%', '–')
@@ -133,7 +133,7 @@ def change(share: float | None) -> str:
 
 
 def percent_of(size: float) -> str:
-    """A size relative to another, which may be more than all of it.
+    """Return one size relative to another as a percentage, which may exceed 100 %.
 
     >>> percent_of(0.9999), percent_of(12.5), percent_of(0.0002)
     ('100.0%', '1250%', '<0.1%')
@@ -144,14 +144,14 @@ def percent_of(size: float) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """A ratio of two costs, or a dash where it is not defined."""
+    """Return a ratio of two costs, or a dash if it is not defined."""
     if value is None or math.isnan(value):
         return DASH
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def per_call(seconds: float, batch_size: int) -> str:
-    """The time of a call and what a call is.
+    """Return the time of a call, per sample or per batch.
 
     >>> per_call(3.1e-4, 1), per_call(0.004, 32)
     ('310 µs per sample', '4.00 ms per batch of 32')
@@ -160,7 +160,7 @@ def per_call(seconds: float, batch_size: int) -> str:
 
 
 def shape(dims: Sequence[int], times: str = TIMES) -> str:
-    """A shape as people write it; `times="x"` is what files hold and the command line reads.
+    """Return a shape as text; `times="x"` is the form of files and of the command line.
 
     >>> shape((1, 3, 224, 224)), shape(()), shape((1, 128), times="x")
     ('1×3×224×224', 'scalar', '1x128')

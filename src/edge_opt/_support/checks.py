@@ -1,4 +1,4 @@
-"""Arguments held against what they must be: one sentence for each mistake, the same everywhere."""
+"""Checks of arguments: one message for each kind of mistake, the same everywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_opt.errors import InvalidInput
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite real number; True and False are none.
+    """Return whether a value is a finite real number; True and False are not.
 
     >>> is_number(0.5), is_number(float("inf")), is_number(True), is_number("1")
     (True, False, False, False)
@@ -19,7 +19,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def is_whole(value: Any, least: int = 1) -> TypeGuard[int]:
-    """Whether a value is an integer of at least `least`; True and False are none.
+    """Return whether a value is an integer of at least `least`; True and False are not.
 
     >>> is_whole(3), is_whole(0), is_whole(0, least=0), is_whole(True)
     (True, False, True, False)
@@ -28,19 +28,22 @@ def is_whole(value: Any, least: int = 1) -> TypeGuard[int]:
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """Refuse what is not a whole number of at least `least`."""
+    """Raise InvalidInput unless the value is an integer of at least `least`."""
     if not is_whole(value, least):
         raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
 
 def check_positive(name: str, value: Any, of: str = "a number", bound: str = "above 0") -> None:
-    """Refuse what is not a finite number above zero; `of` and `bound` are its words, such as "a number of MiB"."""
+    """Raise InvalidInput unless the value is a finite number above zero.
+
+    `of` and `bound` describe it in the message, such as "a number of MiB".
+    """
     if not is_number(value) or value <= 0:
         raise InvalidInput(f"{name} is {value!r}; it must be {of} {bound}")
 
 
 def check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Refuse what is none of the allowed words.
+    """Raise InvalidInput unless the value is one of the allowed words.
 
     >>> check_one_of("mode", "evil", ("eval", "train"))
     Traceback (most recent call last):

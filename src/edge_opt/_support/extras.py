@@ -1,4 +1,4 @@
-"""Packages: which are here, and for one that is not, a sentence with the command that installs it."""
+"""Optional packages: importing them, and the command that installs a missing one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_opt.errors import MissingExtra, first_line
 
 
 def missing_extra(what: str, package: str, extra: str, why: str = "") -> MissingExtra:
-    """The error for an optional package that is absent or broken.
+    """Return the error for an optional package that is absent or broken.
 
     Args:
         what: Who needs it, with the verb: "charts need", "the dataset 'digits' needs".
@@ -28,7 +28,7 @@ def missing_extra(what: str, package: str, extra: str, why: str = "") -> Missing
 
 
 def import_optional(module: str, what: str, extra: str, package: str | None = None) -> Any:
-    """The module, imported; where it is absent or broken, one sentence says so.
+    """Import a module; where it is absent or broken, raise MissingExtra with the command that installs it.
 
     Args:
         module: Its dotted name.
@@ -49,7 +49,7 @@ def import_optional(module: str, what: str, extra: str, package: str | None = No
 
 
 def installed(package: str) -> str | None:
-    """The version that is installed, without importing it; None where the package is not here.
+    """Return the installed version of a package without importing it; None if it is not installed.
 
     >>> installed("no such package") is None
     True
@@ -61,7 +61,7 @@ def installed(package: str) -> str | None:
 
 
 def written_with() -> dict[str, str]:
-    """With what, on which system and when a page is being written; whoever measured is another matter.
+    """Return the versions, system and time with which a page is written; measurements name their own machine.
 
     >>> sorted(written_with())
     ['Python', 'edge-opt', 'system', 'torch', 'written']

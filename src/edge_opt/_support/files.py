@@ -1,4 +1,4 @@
-"""Files that appear whole, or not at all; and files looked into without being read."""
+"""Writing files completely or not at all, and reading large ones without loading them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,18 @@ from edge_opt.errors import ConversionFailed, EdgeOptError, InvalidInput
 Writer = TypeVar("Writer")
 
 
-def by_suffix(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Writer:
-    """What writes a file of that name; an ending that nobody writes is refused."""
-    found = writers.get(Path(path).suffix.lower())
-    if found is None:
-        raise InvalidInput(f"cannot write {str(path)!r}; the name must end in {', '.join(writers)}")
-    return found
-
-
 def writer_for(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Writer:
-    """The writer that the suffix chooses, a double one such as `.trace.json` first."""
+    """Return the writer for the path's suffix; a double suffix such as `.trace.json` is looked up first."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    suffix = next((one for one in ("".join(suffixes[-2:]), *suffixes[-1:]) if one in writers), "".join(suffixes[-1:]))
-    if suffix not in writers:
-        what = f"the suffix {suffix!r}" if suffix else "no suffix"
-        raise InvalidInput(f"cannot write {str(path)!r}: it has {what}; use one of {', '.join(sorted(writers))}")
-    return writers[suffix]
+    for suffix in ("".join(suffixes[-2:]), *suffixes[-1:]):
+        if suffix in writers:
+            return writers[suffix]
+    problem = f"the suffix {suffixes[-1]!r}" if suffixes else "no suffix"
+    raise InvalidInput(f"cannot write {str(path)!r}: it has {problem}; use one of {', '.join(sorted(writers))}")
 
 
 def write_named(path: str | os.PathLike[str], content: str, refusal: type[EdgeOptError] = InvalidInput) -> Path:
-    """`write_whole` for a file that a user named: where it cannot be written, one sentence says why."""
+    """Write a file that a user named, completely or not at all; raise `refusal` where it cannot be written."""
     try:
         return write_whole(path, content)
     except OSError as error:
@@ -47,7 +39,11 @@ def write_named(path: str | os.PathLike[str], content: str, refusal: type[EdgeOp
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Put a file in place, folders included; after an error the old file, if any, is as it was."""
+    """Write a file and its folders; after an error the old file, if any, is unchanged.
+
+    The new content replaces the old file in one rename, which survives `kill -9`. It is not forced to the disk before
+    (no fsync), so a power failure may lose it: results can be computed again, and syncing each file costs seconds.
+    """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
@@ -58,14 +54,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        if isinstance(error, OSError):  # of the file that was asked for, not of the draft; a full disk names none
+        if isinstance(error, OSError):
+            # The error names the file that the caller asked for, not the draft; of a full disk it names none.
             error.filename, error.filename2 = str(path), None
         raise
     return Path(path)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that cannot be written, before work that takes long; nothing is left there."""
+    """Refuse a path that cannot be written, before work that takes long; leave nothing there."""
     try:
         folder = Path(os.path.realpath(path)).parent
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,20 +73,20 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file, which are read from the disk where somebody looks at them; ValueError for an empty one.
+    """Return the bytes of a file, read from the disk only where they are used; raise ValueError if it is empty.
 
-    A pipe or a device is refused before it is opened: opening it could wait for ever.
+    A pipe or a device is refused before it is opened, because opening it could wait forever.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("it is a folder, a pipe or a device, and no file")
+        raise OSError("it is a folder, a pipe or a device, not a file")
     with path.open("rb") as handle:
-        # The map goes when the last slice of it goes.
+        # The mapping is closed when its last slice is freed.
         return memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 @contextlib.contextmanager
 def staging(folder: str | os.PathLike[str], failure: type[EdgeOptError] = ConversionFailed) -> Iterator[Path]:
-    """A folder beside the target, on the same disk, that is gone afterwards, whatever happened."""
+    """Yield a folder inside the target, on the same disk, and delete it afterwards."""
     target = Path(folder)
     is_new = not target.exists()
     try:
@@ -107,13 +104,8 @@ def staging(folder: str | os.PathLike[str], failure: type[EdgeOptError] = Conver
 
 
 def publish(files: list[Path], folder: str | os.PathLike[str]) -> list[Path]:
-    """Move finished files into place; the last one is the one that names the others."""
-    placed = []
-    for file in files:
-        target = Path(folder) / file.name
-        file.replace(target)
-        placed.append(target)
-    return placed
+    """Move finished files into the folder in this order, so that a file that names others comes last."""
+    return [file.replace(Path(folder) / file.name) for file in files]
 
 
 def config_folder() -> Path:
@@ -128,7 +120,7 @@ def config_folder() -> Path:
 
 
 def own_folder() -> Path:
-    """A folder for files that nobody asked to keep; it goes when the process ends."""
+    """Return a new folder for temporary files; it is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="edge-opt-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from edge_opt import units
-from edge_opt._support.files import by_suffix, write_whole
+from edge_opt._support.files import write_whole, writer_for
 from edge_opt._support.json import to_plain
 from edge_opt.records.serving import SERVING_FORMAT, ServingReport
 from edge_opt.report.comparison import cell, page, table
@@ -301,7 +301,7 @@ _WRITERS: dict[str, Callable[[Reports], str]] = {
 
 def serving_writer(path: str | os.PathLike[str]) -> Callable[[Reports], str]:
     """What writes a file of that name; an ending that nobody writes is refused."""
-    return by_suffix(path, _WRITERS)
+    return writer_for(path, _WRITERS)
 
 
 def save_serving(reports: Reports, path: str | os.PathLike[str]) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from edge_opt import units
-from edge_opt._support.files import by_suffix, write_whole
+from edge_opt._support.files import write_whole, writer_for
 from edge_opt._support.json import to_plain
 from edge_opt.records.training_steps import MemoryPoint, TrainingLayer, TrainingStep
 from edge_opt.report.comparison import cell, page, table
@@ -231,7 +231,7 @@ _WRITERS: dict[str, Callable[[TrainingStep], str]] = {
 
 def training_writer(path: str | os.PathLike[str]) -> Callable[[TrainingStep], str]:
     """What writes a file of that name; an ending that nobody writes is refused."""
-    return by_suffix(path, _WRITERS)
+    return writer_for(path, _WRITERS)
 
 
 def save_training_step(step: TrainingStep, path: str | os.PathLike[str]) -> Path:
