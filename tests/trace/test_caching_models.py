@@ -77,7 +77,7 @@ def test_a_model_that_keeps_things_is_unchanged_and_no_tensor_of_the_trace_survi
     if warm:
         outputs_of(model, x, 1)
     on_meta = len(meta_tensors())
-    before, outside = keepers.fingerprint(model), set(tensor_ids(keepers.globals_now()))
+    before, outside = keepers.fingerprint(model), list(tensors_in(keepers.globals_now()))
     keepers.Stop.error = error
     with contextlib.suppress(KeyboardInterrupt) if error is KeyboardInterrupt else contextlib.nullcontext():
         profile_or_refuse(model, x, error)
@@ -85,7 +85,9 @@ def test_a_model_that_keeps_things_is_unchanged_and_no_tensor_of_the_trace_survi
     assert keepers.fingerprint(model) == before
     assert len(meta_tensors()) == on_meta
     is_refused = type(model) in keepers.REFUSED
-    assert is_refused or set(tensor_ids(keepers.globals_now())) <= outside
+    new = [tensor for tensor in tensors_in(keepers.globals_now()) if not any(tensor is old for old in outside)]
+    # A real trace computes the mask, which no input reaches, as an eager run does: it may stay.
+    assert is_refused or all(error and torch.equal(tensor, keepers.cached_mask(keepers.WIDE)) for tensor in new)
     if not is_refused:
         again = outputs_of(model, x)
         assert all(torch.equal(a, b) for a, b in zip(again, expected[-2:], strict=True))
@@ -101,19 +103,23 @@ def profile_or_refuse(model: nn.Module, x: torch.Tensor, error: type[BaseExcepti
         assert error is None and profile.totals.macs
 
 
-def tensor_ids(value: object) -> Iterator[int]:
-    """Ids of the tensors in nested containers and attributes."""
+def tensors_in(value: object, depth: int = 6) -> Iterator[torch.Tensor]:
+    """Return the tensors in nested containers and attributes."""
     if isinstance(value, torch.Tensor):
-        yield id(value)
+        yield value
+    elif depth == 0:  # a list may hold itself
+        return
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from tensor_ids(key)
-            yield from tensor_ids(item)
+            yield from tensors_in(key, depth - 1)
+            yield from tensors_in(item, depth - 1)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensor_ids(item)
+            yield from tensors_in(item, depth - 1)
     elif type(value).__module__ == "keepers":
-        yield from tensor_ids([getattr(value, name, None) for name in (*getattr(value, "__dict__", ()), "value")])
+        yield from tensors_in(
+            [getattr(value, name, None) for name in (*getattr(value, "__dict__", ()), "value")], depth - 1
+        )
 
 
 def test_a_hook_that_removes_itself_is_still_registered() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 import copy
 import gc
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 
 import edge_opt as eo
 from awkward import Awkward, same, state
+from edge_opt._support.unchanged import preserve_rng
 from edge_opt.errors import TraceFailed
 
 
@@ -209,3 +212,41 @@ def test_memory_is_the_same_the_first_time_and_later(model: nn.Module) -> None:
     eo.clear_caches()
     first, later = (eo.profile(model, (4, 8)).trace for _ in range(2))
     assert first == later
+
+
+_FIRST_AND_SECOND = """
+import torch, edge_opt as eo
+from torch import nn
+class Attention(nn.Module):
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+print(*(eo.profile(Attention(), (4, 2, 8)).peak.live_bytes for _ in range(2)))
+"""
+
+
+def test_the_first_profile_of_a_process_equals_the_second() -> None:
+    """Attention on three dimensions is taken apart, by kernels that a process imports when it first needs them."""
+    done = subprocess.run([sys.executable, "-c", _FIRST_AND_SECOND], capture_output=True, text=True, check=True)
+    first, second = done.stdout.split()
+    assert first == second
+
+
+def test_a_batched_product_of_four_dimensions_is_refused_as_torch_does() -> None:
+    class Batched(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.bmm(x, x)
+
+    assert eo.profile(Batched(), (2, 4, 4)).totals.macs == 2 * 4 * 4 * 4
+    with pytest.raises(TraceFailed, match="3D tensor"):
+        eo.profile(Batched(), (2, 2, 4, 4))
+
+
+def test_random_numbers_of_gpus_are_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    restored: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["state of the GPU"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", restored.extend)
+    with preserve_rng():
+        assert not restored
+    assert restored == ["state of the GPU"]
