@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edge_opt.cost.conventions.rasp import RELEASES, Release
 from edge_opt.errors import InvalidInput
 
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting: its default, which values it takes, and those values in words."""
-
-    default: Any
-    allows: Callable[[Any], bool]
-    expected: str
-
-
-def _whole(default: int, least: int) -> Setting:
-    def allows(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    return Setting(default, allows, f"an integer of at least {least}")
-
-
-def _switch() -> Setting:
-    return Setting(False, lambda value: isinstance(value, bool), "True or False")
-
-
-def _only(default: str) -> Setting:
-    return Setting(default, lambda value: value == default, f"{default!r}, the only one there is")
-
-
-def _options() -> Setting:
-    return Setting((), lambda value: isinstance(value, (Mapping, list, tuple)), "a list or a mapping")
-
-
-# The settings of the published tool. Those that say so are accepted and change nothing here.
-SECTIONS: Mapping[str, Mapping[str, Setting]] = {
+# The settings of the published tool with their defaults, which also say what kind of value each takes: a text is the
+# only one that is allowed. Those that say so are accepted and change nothing here.
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "frontend": {
-        "type": _only("pytorch"),
-        "args": _options(),  # without effect
-        "stat_mem": _switch(),  # as memory=True in every call
-        "mark_updated": _switch(),  # without effect
-        "reset_max_mem": _switch(),  # without effect: a row's peak is always its own
+        "type": "pytorch",
+        "args": (),  # without effect
+        "stat_mem": False,  # as memory=True in every call
+        "mark_updated": False,  # without effect
+        "reset_max_mem": False,  # without effect: a row's peak is always its own
     },
     "profile": {
-        "batch_size": _whole(1, 1),
-        "num_batches": _whole(100, 1),
-        "warmup_batches": _whole(10, 0),
-        "timing_max_depth": _whole(-1, -1),
-        "compute_max_depth": _whole(-1, -1),
-        "verbose": _switch(),
+        "batch_size": 1,
+        "num_batches": 100,
+        "warmup_batches": 10,
+        "timing_max_depth": -1,
+        "compute_max_depth": -1,
+        "verbose": False,
     },
-    "device": {"type": _only("frontend"), "args": _options()},  # without effect
-    "analysis": {"regress_model": _only("linear")},  # without effect
+    "device": {"type": "frontend", "args": ()},  # without effect
+    "analysis": {"regress_model": "linear"},  # without effect
 }
+_MINIMUM = {"batch_size": 1, "num_batches": 1, "warmup_batches": 0, "timing_max_depth": -1, "compute_max_depth": -1}
+
+
+def _check(section: str, key: str, value: Any) -> None:
+    """Refuse a setting that does not exist, or a value that it does not take."""
+    settings = SECTIONS[section]
+    if key not in settings:
+        raise InvalidInput(f"rasp.CFG.{section} has no setting {key!r}; it has {', '.join(settings)}")
+    default = settings[key]
+    if isinstance(default, bool):
+        is_allowed, expected = isinstance(value, bool), "True or False"
+    elif isinstance(default, int):
+        is_allowed = isinstance(value, int) and not isinstance(value, bool) and value >= _MINIMUM[key]
+        expected = f"an integer of at least {_MINIMUM[key]}"
+    elif isinstance(default, str):
+        is_allowed, expected = value == default, f"{default!r}, the only one there is"
+    else:
+        is_allowed, expected = isinstance(value, (Mapping, list, tuple)), "a list or a mapping"
+    if not is_allowed:
+        raise InvalidInput(f"rasp.CFG.{section}.{key} is {value!r}; it must be {expected}")
 
 
 class Section:
-    """Some settings under one name. A wrong name or value is refused when it is set."""
+    """The settings under one name. A wrong name or value is refused when it is set."""
 
     __slots__ = ("_name", "_values")
     _name: str
@@ -69,7 +60,7 @@ class Section:
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_values", {key: setting.default for key, setting in SECTIONS[name].items()})
+        object.__setattr__(self, "_values", dict(SECTIONS[name]))
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("_") or key not in self._values:
@@ -77,11 +68,7 @@ class Section:
         return self._values[key]
 
     def __setattr__(self, key: str, value: Any) -> None:
-        setting = SECTIONS[self._name].get(key)
-        if setting is None:
-            raise InvalidInput(f"rasp.CFG.{self._name} has no setting {key!r}; it has {', '.join(self._values)}")
-        if not setting.allows(value):
-            raise InvalidInput(f"rasp.CFG.{self._name}.{key} is {value!r}; it must be {setting.expected}")
+        _check(self._name, key, value)
         self._values[key] = value
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -131,7 +118,7 @@ CFG = Config()
 
 
 def get_config() -> Config:
-    """The settings in force: `rasp.CFG` itself, so that setting one of them sets it there.
+    """Return the settings in force: `rasp.CFG` itself, so that setting one of them sets it there.
 
     >>> get_config().profile.batch_size
     1
@@ -150,22 +137,17 @@ def set_config(config: Config | Mapping[str, Any]) -> None:
     """
     if isinstance(config, Config):
         config = {"counting": config.counting, **{name: dict(getattr(config, name)) for name in SECTIONS}}
-    given = {name: values for name, values in config.items() if name != "counting"} if _is_mapping(config) else None
-    if given is None or not all(map(_is_mapping, given.values())):
+    sections = {key: value for key, value in config.items() if key != "counting"} if isinstance(config, Mapping) else {}
+    if not isinstance(config, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
         raise InvalidInput(f"the settings are {config!r}; write sections, as in {{'profile': {{'num_batches': 20}}}}")
     counting = config.get("counting", CFG.counting)
     Config().counting = counting
-    for name, values in given.items():
+    for name, values in sections.items():
         if name not in SECTIONS:
             raise InvalidInput(f"rasp.CFG has no section {name!r}; it has {', '.join(SECTIONS)}")
-        trial = Section(name)
         for key, value in values.items():
-            setattr(trial, key, value)
+            _check(name, key, value)
     CFG.counting = counting
-    for name, values in given.items():
+    for name, values in sections.items():
         for key, value in values.items():
             setattr(getattr(CFG, name), key, value)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)

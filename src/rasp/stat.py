@@ -1,4 +1,4 @@
-"""stat(): the whole."""
+"""stat(): trace, count and measure a model, and report it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stat(
     Figures are of inference, whatever the model's mode. `rasp.table.build_report` explains the rows.
 
     Args:
-        model: Any module; it is as found afterwards.
+        model: Any module; it is not modified.
         input_shape: The shape of its input; of at most three numbers it is one sample, and `CFG.profile.batch_size`
             is put in front.
         inputs: Your own instead of a shape: a tensor, a list with one entry per argument, or a mapping by name.
@@ -90,13 +90,14 @@ def stat(
     columns = choose_columns(on, report_fields, includes, excludes)
     if save_path is not None:
         check_save_path(save_path)
-    wants_cuda, place = _usable_device(device, is_warned=timing or not memory)
+    wants_cuda, run_on = _usable_device(device, is_warned=timing or not memory)
 
-    given = _model_inputs(input_shape, inputs)
-    profile = edge_opt.profile(model, given)
-    found = measured(model, given, profile, place, timing, memory, simulated=wants_cuda and place.type != "cuda")
-    tree = build_tree(profile, found)
-    report = build_report(profile, tree, report_type, include_root, found)
+    model_inputs = _model_inputs(input_shape, inputs)
+    profile = edge_opt.profile(model, model_inputs)
+    is_simulated = wants_cuda and run_on.type != "cuda"
+    figures = measured(model, model_inputs, profile, run_on, timing, memory, is_simulated)
+    tree = build_tree(profile, figures)
+    report = build_report(profile, tree, report_type, include_root, figures)
 
     if save_path is not None:
         save(report, columns, save_path)
@@ -113,7 +114,7 @@ def stat(
 
 
 def _wanted_results(returns: str | Iterable[str] | None, report_type: str | None, is_saved: bool) -> tuple[str, ...]:
-    """The names in `returns`, after making sure that the report type is known and has what they need."""
+    """Return the names in `returns`; refuse an unknown report type, or one that lacks what they need."""
     wanted = _allowed("returns", split_names(returns), _RESULTS)
     if report_type is not None:
         _allowed("report_type", (report_type,), REPORT_TYPES, " or None")
@@ -142,7 +143,7 @@ def _model_inputs(input_shape: Sequence[int] | None, inputs: Any) -> Any:
 
 
 def _usable_device(device: str | torch.device | None, is_warned: bool) -> tuple[bool, torch.device]:
-    """Whether CUDA was asked for, and where to run: the CPU where it is absent.
+    """Return whether CUDA was requested, and where to run: the CPU where CUDA is absent.
 
     `is_warned`: what runs there is more than memory, which is simulated and says so itself.
     """

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt._support.files import write_whole
+from edge_opt.cost.conventions.rasp import Count
 from edge_opt.errors import InvalidInput
 from edge_opt.records.display import Record
 from edge_opt.text import markdown, printable, spreadsheet
@@ -48,24 +49,21 @@ _columns: dict[str, Column] = {}
 
 
 def add_column(column: Column) -> None:
-    """Make a column known. The same one again, as when its module is reloaded, takes its own place."""
-    known = _columns.get(column.name)
-    if known is not None and _origin(known) != _origin(column):
-        raise InvalidInput(f"column {column.name!r} is defined twice: {_origin(known)} and {_origin(column)}")
+    """Register a column. The same one again, as when its module is reloaded, takes its own place."""
+    known = _columns.get(column.name, column)
+    origins = [f"{item.value.__module__}.{item.value.__qualname__}" for item in (known, column)]
+    if origins[0] != origins[1]:
+        raise InvalidInput(f"column {column.name!r} is defined twice: {origins[0]} and {origins[1]}")
     _columns[column.name] = column
 
 
 def columns() -> Mapping[str, Column]:
-    """Every known column by name; read-only."""
+    """Return every known column by name; read-only."""
     return MappingProxyType(_columns)
 
 
-def _origin(column: Column) -> str:
-    return f"{column.value.__module__}.{column.value.__qualname__}"
-
-
 def split_names(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Names as the caller wrote them: a sequence, or one comma-separated string.
+    """Return names as the caller wrote them: a sequence, or one comma-separated string.
 
     >>> split_names("data, sum"), split_names(["macc"]), split_names(None)
     (('data', 'sum'), ('macc',), ())
@@ -84,7 +82,7 @@ def choose_columns(
     includes: str | Iterable[str] | None = None,
     excludes: str | Iterable[str] | None = None,
 ) -> tuple[Column, ...]:
-    """The columns of one report: `report_fields` and then `includes`, without `excludes`.
+    """Return the columns of one report: `report_fields` and then `includes`, without `excludes`.
 
     Without `report_fields` they are the defaults, and `includes` stand among them where the published table has them.
     """
@@ -96,80 +94,23 @@ def choose_columns(
             raise InvalidInput(f"column {name!r} needs {column.needs}=True; turn it on, or leave the column out")
     if report_fields is None:
         defaults = [c.name for c in _columns.values() if c.is_default and (c.needs is None or c.needs in on)]
-        ranked = sorted((*defaults, *asked), key=lambda name: _rank(_columns[name]))
-        asked = dict.fromkeys(ranked)
+        published = {name: rank for rank, name in enumerate(_ORDER)}
+        asked = dict.fromkeys(sorted((*defaults, *asked), key=lambda name: published.get(name, len(published))))
     chosen = tuple(_columns[name] for name in asked if name not in unwanted)
     if not chosen:
         raise InvalidInput("no column is left: report_fields and includes name none that excludes keeps")
     return chosen
 
 
-def _rank(column: Column) -> int:
-    return _ORDER.index(column.name) if column.name in _ORDER else len(_ORDER)
-
-
 def _known(name: str, argument: str) -> Column:
     if name in _columns:
         return _columns[name]
-    cure = "; `import rasp.addons.energy` adds it" if name == "energy" else ""
-    raise InvalidInput(f"{argument} has the unknown column {name!r}{cure}; known are {', '.join(_columns)}")
+    hint = "; `import rasp.addons.energy` adds it" if name == "energy" else ""
+    raise InvalidInput(f"{argument} has the unknown column {name!r}{hint}; known are {', '.join(_columns)}")
 
 
-def _params(row: Row) -> int:
-    return sum(node.params for node in row.parts)
-
-
-def _flops(row: Row) -> int:
-    return sum(node.own.flops for node in row.parts)
-
-
-def _macc(row: Row) -> int:
-    return sum(node.own.macc for node in row.parts)
-
-
-def _bytes_read(row: Row) -> int:
-    return sum(node.own.bytes_read for node in row.parts)
-
-
-def _bytes_written(row: Row) -> int:
-    return sum(node.own.bytes_written for node in row.parts)
-
-
-def _bytes_moved(row: Row) -> int:
-    return _bytes_read(row) + _bytes_written(row)
-
-
-def _milliseconds(row: Row) -> float:
-    return row.seconds * 1e3
-
-
-def _net_milliseconds(row: Row) -> float:
-    return row.net_s * 1e3
-
-
-def _end_milliseconds(row: Row) -> float:
-    return row.end_s * 1e3
-
-
-def _percent(row: Row) -> float:
-    return row.share * 100
-
-
-def _flops_per_s(row: Row) -> float:
-    """Work over time of the calls themselves: children have time and work of their own."""
-    return sum(node.own.flops for node in row.heads) / row.net_s if row.net_s else math.nan
-
-
-def _bytes_before(row: Row) -> int | None:
-    return row.memory.before_bytes if row.memory is not None else None
-
-
-def _bytes_allocated(row: Row) -> int | None:
-    return row.memory.allocated_bytes if row.memory is not None else None
-
-
-def _bytes_peak(row: Row) -> int | None:
-    return row.memory.peak_bytes if row.memory is not None else None
+def _memory_column(name: str, field: str) -> Column:
+    return Column(name, lambda row: None if row.memory is None else getattr(row.memory, field), "memory")
 
 
 for _column in (
@@ -177,20 +118,25 @@ for _column in (
     Column("type", lambda row: row.type, is_label=True),
     Column("in_shape", lambda row: row.in_shape, is_label=True),
     Column("out_shape", lambda row: row.out_shape, is_label=True),
-    Column("params", _params),
-    Column("lat", _milliseconds, "timing"),
-    Column("net_lat", _net_milliseconds, "timing"),
-    Column("lat[%]", _percent, "timing"),
-    Column("end_lat", _end_milliseconds, "timing", is_default=False),
-    Column("FLOPS", _flops_per_s, "timing"),
-    Column("net_dev_mem", _bytes_before, "memory"),
-    Column("dev_mem_alloc", _bytes_allocated, "memory"),
-    Column("dev_max_mem_alloc", _bytes_peak, "memory"),
-    Column("flops", _flops, "compute"),
-    Column("mem_r", _bytes_read, "compute"),
-    Column("mem_w", _bytes_written, "compute"),
-    Column("mem_rw", _bytes_moved, "compute"),
-    Column("macc", _macc, "compute", is_default=False),
+    Column("params", lambda row: sum(node.params for node in row.parts)),
+    Column("lat", lambda row: row.seconds * 1e3, "timing"),
+    Column("net_lat", lambda row: row.net_s * 1e3, "timing"),
+    Column("lat[%]", lambda row: row.share * 100, "timing"),
+    Column("end_lat", lambda row: row.end_s * 1e3, "timing", is_default=False),
+    # Work over time of the calls themselves: children have time and work of their own.
+    Column(
+        "FLOPS",
+        lambda row: sum(node.own.flops for node in row.heads) / row.net_s if row.net_s else math.nan,
+        "timing",
+    ),
+    _memory_column("net_dev_mem", "before_bytes"),
+    _memory_column("dev_mem_alloc", "allocated_bytes"),
+    _memory_column("dev_max_mem_alloc", "peak_bytes"),
+    Column("flops", lambda row: row.work.flops, "compute"),
+    Column("mem_r", lambda row: row.work.bytes_read, "compute"),
+    Column("mem_w", lambda row: row.work.bytes_written, "compute"),
+    Column("mem_rw", lambda row: row.work.bytes_read + row.work.bytes_written, "compute"),
+    Column("macc", lambda row: row.work.macc, "compute", is_default=False),
 ):
     add_column(_column)
 
@@ -218,6 +164,11 @@ class Row(Record):
     share: float = math.nan
     memory: ModuleMemory | None = None
 
+    @property
+    def work(self) -> Count:
+        """The work of all parts."""
+        return sum((node.own for node in self.parts), Count())
+
 
 @dataclass(frozen=True, slots=True)
 class Report(Record):
@@ -234,7 +185,7 @@ class Report(Record):
 def build_report(
     profile: ModelProfile, root: Node, report_type: str | None, include_root: bool, found: Measured = NOTHING
 ) -> Report:
-    """The rows of a report type, with what was measured.
+    """Return the rows of a report type, with what was measured.
 
     `tape`: calls of leaf modules in order of execution. A module with children has a line here only for what it does
     itself outside of them, where that is MACs (a functional matmul, attention) or parameters of its own; it stands
@@ -249,9 +200,9 @@ def build_report(
     """
     rows = _rows(root, report_type)
     if include_root and report_type not in (None, "root", "node") and root.children:
-        rows = (_row(root, root.walk()), *rows)
+        rows = (_row([root], with_children=True), *rows)
     is_by_leaves = report_type in ("tape", "leaves")
-    parts = tuple(_shown(root)) if is_by_leaves else tuple(root.walk())
+    parts = tuple(_tape(root)) if is_by_leaves else tuple(root.walk())
     net_s = _seconds(parts)
     rows = tuple(_measured(row, root, found.whole_s, net_s) for row in rows)
     total = Row("total", "", None, None, parts, parts, found.whole_s, net_s, found.whole_s, 1.0, root.memory)
@@ -260,7 +211,10 @@ def build_report(
 
 
 def _measured(row: Row, root: Node, whole_s: float, all_net_s: float) -> Row:
-    """The row with its time and memory. The whole model takes what its forward takes, not the sum of its modules."""
+    """Return the row with its time and memory.
+
+    The whole model takes the time of its forward, not the sum of its modules.
+    """
     is_whole = row.parts[0] is root and len(row.parts) == sum(1 for _ in root.walk())
     net_s = _seconds(row.heads)
     return replace(
@@ -274,13 +228,13 @@ def _measured(row: Row, root: Node, whole_s: float, all_net_s: float) -> Row:
 
 
 def _seconds(nodes: Iterable[Node]) -> float:
-    """Their own seconds in all; calls too deep to be timed are part of one above. Unknown where none was timed."""
+    """Return their own seconds in all; NaN where none was timed. Calls too deep to be timed are part of one above."""
     known = [node.own_s for node in {node.index: node for node in nodes}.values() if not math.isnan(node.own_s)]
     return math.fsum(known) if known else math.nan
 
 
 def _memory(parts: tuple[Node, ...]) -> ModuleMemory | None:
-    """Memory around the calls of a row; what a call shows includes its children, so only the outermost ones count."""
+    """Return the memory around the calls of a row; a call's includes its children's, so only the outermost count."""
     inside = {child.index for node in parts for child in node.children}
     known = [node.memory for node in parts if node.memory is not None and node.index not in inside]
     if not known:
@@ -293,22 +247,21 @@ def _memory(parts: tuple[Node, ...]) -> ModuleMemory | None:
 
 
 def _rows(root: Node, report_type: str | None) -> tuple[Row, ...]:
+    if report_type is None:
+        return ()
     if report_type == "tape":
-        return tuple(_row(node, [node]) for node in _shown(root))
+        return tuple(_row([node], with_children=False) for node in _tape(root))
     if report_type == "leaves":
-        return tuple(_row(calls[0], calls, calls) for calls in _by_module(_shown(root)))
+        return tuple(_row(calls, with_children=False) for calls in _by_module(_tape(root)))
     if report_type in ("root", "node"):
-        return (_row(root, root.walk()),)
+        return (_row([root], with_children=True),)
     modules = _by_module(node for child in root.children for node in child.walk())
-    if report_type == "all":
-        return tuple(_subtree_row(calls) for calls in modules)
-    if report_type == "nodes":
-        return tuple(_subtree_row(calls) for calls in modules if any(call.children for call in calls))
-    return ()
+    is_all = report_type == "all"
+    return tuple(_row(calls, True) for calls in modules if is_all or any(call.children for call in calls))
 
 
-def _shown(root: Node) -> list[Node]:
-    """The calls that have a line in a tape."""
+def _tape(root: Node) -> list[Node]:
+    """Return the calls that have a line in a tape."""
     return [node for node in root.walk() if node.is_leaf or node.own.macc or node.params]
 
 
@@ -319,14 +272,13 @@ def _by_module(nodes: Iterable[Node]) -> list[list[Node]]:
     return list(modules.values())
 
 
-def _row(first: Node, parts: Iterable[Node], heads: Sequence[Node] | None = None) -> Row:
-    return Row(first.name, first.type, first.in_shape, first.out_shape, tuple(parts), tuple(heads or (first,)))
-
-
-def _subtree_row(calls: list[Node]) -> Row:
+def _row(calls: Sequence[Node], with_children: bool) -> Row:
+    """Return the row of a module's calls, by themselves or with everything beneath them."""
     # By index: a module that calls itself must not count the inner call twice.
-    parts = {node.index: node for call in calls for node in call.walk()}
-    return _row(calls[0], parts.values(), calls)
+    beneath = {node.index: node for call in calls for node in call.walk()}
+    first = calls[0]
+    parts = tuple(beneath.values()) if with_children else tuple(calls)
+    return Row(first.name, first.type, first.in_shape, first.out_shape, parts, tuple(calls))
 
 
 def _notes(profile: ModelProfile, root: Node, total: Row) -> tuple[str, ...]:
@@ -353,7 +305,7 @@ SUFFIXES = (".csv", ".json", ".md", ".txt")
 
 
 def dataframe(report: Report, columns: Sequence[Column]) -> pd.DataFrame:
-    """One line per row, and the last one, labelled `total`; `.attrs` has the notes and where device memory is from."""
+    """Return one line per row and a last one, labelled `total`; `.attrs` has the notes and the source of memory."""
     import pandas as pd
 
     rows = (*report.rows, report.total)
@@ -365,7 +317,7 @@ def dataframe(report: Report, columns: Sequence[Column]) -> pd.DataFrame:
 
 
 def total_values(report: Report, columns: Sequence[Column]) -> dict[str, Any]:
-    """The figures of the total, by column."""
+    """Return the figures of the total, by column."""
     return {column.name: column.value(report.total) for column in columns if not column.is_label}
 
 
@@ -374,7 +326,7 @@ _NOT_A_SUM = ("lat[%]", "end_lat", "net_dev_mem")
 
 
 def round_value(value: float, binary: bool = False, prec: int = 2) -> str:
-    """A number with the prefix K, M, G or T.
+    """Return a number with the prefix K, M, G or T.
 
     Args:
         value: The number.
@@ -392,7 +344,7 @@ def round_value(value: float, binary: bool = False, prec: int = 2) -> str:
 
 
 def total_lines(report: Report, columns: Sequence[Column]) -> list[str]:
-    """The figures of the total in words: "Total params: 3.5M"."""
+    """Return the figures of the total in words: "Total params: 3.5M"."""
     lines = []
     for column in columns:
         value = None if column.is_label or column.name in _NOT_A_SUM else column.value(report.total)
@@ -404,12 +356,12 @@ def total_lines(report: Report, columns: Sequence[Column]) -> list[str]:
 
 
 def render_text(report: Report, columns: Sequence[Column]) -> str:
-    """The table in aligned columns, the totals in words beneath it, and the notes."""
+    """Return the table in aligned columns, the totals in words beneath it, and the notes."""
     notes = [f"note: {printable(note)}" for note in report.notes]
     if report.report_type is None:
         return "\n".join([*total_lines(report, columns), *notes])
     header, *lines = ([printable(cell) for cell in line] for line in _cells(report, columns))
-    widths = [max(len(line[place]) for line in (header, *lines)) for place in range(len(header))]
+    widths = [max(map(len, cells)) for cells in zip(header, *lines, strict=True)]
     is_left = [False, *(column.is_label for column in columns)]
     aligned = [
         "  ".join(
@@ -423,7 +375,7 @@ def render_text(report: Report, columns: Sequence[Column]) -> str:
 
 
 def render_markdown(report: Report, columns: Sequence[Column]) -> str:
-    """The table as Markdown, with its notes beneath."""
+    """Return the table as Markdown, with its notes beneath."""
     header, *lines = _cells(report, columns)
     cells = (" | ".join(map(markdown, line)) for line in lines)
     table = [" | ".join(header), "|".join(["---"] * len(header)), *cells]
@@ -431,7 +383,7 @@ def render_markdown(report: Report, columns: Sequence[Column]) -> str:
 
 
 def render_json(report: Report, columns: Sequence[Column]) -> str:
-    """The table with names; a figure that is not known is null."""
+    """Return the table as JSON; a figure that is not known is null."""
 
     def plain(row: Row) -> dict[str, Any]:
         values = {column.name: column.value(row) for column in columns}
@@ -449,7 +401,7 @@ def render_json(report: Report, columns: Sequence[Column]) -> str:
 
 
 def check_save_path(save_path: str | os.PathLike[str]) -> Path:
-    """The path, or a refusal where no format follows from its suffix."""
+    """Return the path; refuse one whose suffix names no format."""
     path = Path(save_path)
     if path.suffix and path.suffix.lower() not in SUFFIXES and not path.is_dir():
         raise InvalidInput(
@@ -491,7 +443,7 @@ def save_report(report: pd.DataFrame, save_path: str | os.PathLike[str]) -> Path
 
 
 def load_report(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """A saved table; shapes are text in it, as in the file.
+    """Read a saved table; shapes are text in it, as in the file.
 
     Args:
         path: A .csv or .json file that `stat(save_path=)` or `save_report` wrote.
@@ -505,15 +457,14 @@ def load_report(path: str | os.PathLike[str]) -> pd.DataFrame:
             table = pd.DataFrame([*content["rows"], content["total"]])
             table.index = pd.Index([*range(len(content["rows"])), "total"], dtype=object, name="index")
             return table
-        converters: dict[str, Callable[[str], Any]] = {"name": str, "index": _index_of}
+        converters: dict[str, Callable[[str], Any]] = {
+            "name": str,
+            "index": lambda text: int(text) if text.isdigit() else text,
+        }
         table = pd.read_csv(file, converters=converters)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{str(path)!r} is not a report of rasp: {error}") from error
     return table.set_index("index") if "index" in table.columns else table
-
-
-def _index_of(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
 
 
 def _cells(report: Report, columns: Sequence[Column]) -> list[list[str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,15 +62,15 @@ def measured(
         memory: Whether the memory around them is wanted.
         simulated: CUDA's memory is meant and CUDA is not there: it follows from the trace instead of a run.
     """
-    found = NOTHING
+    figures = NOTHING
     if timing or (memory and not simulated):
-        found = _run(model, inputs, profile, device, timing, memory and not simulated)
+        figures = _run(model, inputs, profile, device, timing, memory and not simulated)
     if not (memory and simulated):
-        return found
+        return figures
     on_cuda = profile.device_memory("cuda")
     by_call = {row.module: row for row in on_cuda.modules}
     notes = (f"device memory is {on_cuda.source}", *on_cuda.notes)
-    return replace(found, memory=by_call, memory_source=on_cuda.source, notes=notes)
+    return replace(figures, memory=by_call, memory_source=on_cuda.source, notes=notes)
 
 
 def _run(
@@ -78,7 +79,7 @@ def _run(
     if CFG.profile.verbose:
         runs = f"{CFG.profile.warmup_batches} + {CFG.profile.num_batches} batches" if timing else "one batch"
         print(f"rasp: {runs} on {device}", file=sys.stderr)
-    found = edge_opt.measure(
+    measurement = edge_opt.measure(
         model,
         inputs,
         device=device,
@@ -89,50 +90,44 @@ def _run(
         repeats=CFG.profile.num_batches if timing else 1,
         warmup=CFG.profile.warmup_batches if timing else 0,
     )
-    by_module = {row.module: row.seconds for row in found.layers.layers} if found.layers is not None else {}
-    own_s = {call.index: by_module.get(call.index, 0.0) for call in profile.trace.modules} if timing else {}
+    whole_s = measurement.latency.median_s
+    own_s: dict[int, float] = {}
     if timing:
-        # What lies between the modules is the model's own: without it the times would not add up to the whole.
-        own_s[0] += max(0.0, found.latency.median_s - math.fsum(own_s.values()))
+        rows = measurement.layers.layers if measurement.layers is not None else ()
+        own_s = dict.fromkeys(range(len(profile.trace.modules)), 0.0) | {row.module: row.seconds for row in rows}
+        # Time between the modules is the model's own: without it the times would not add up to the whole.
+        own_s[0] += max(0.0, whole_s - math.fsum(own_s.values()))
         own_s = _down_to(profile.trace, own_s, CFG.profile.timing_max_depth)
-    rows = found.memory.modules if found.memory is not None else ()
-    source = found.memory.source if found.memory is not None else ""
-    return Measured(
-        own_s,
-        _ends(profile, own_s) if timing else {},
-        found.latency.median_s,
-        {row.module: row for row in rows},
-        f"measured: {source}" if source else "",
-    )
+    usage = measurement.memory
+    by_call = {} if usage is None else {row.module: row for row in usage.modules}
+    source = "" if usage is None or not usage.source else f"measured: {usage.source}"
+    return Measured(own_s, _ends(profile.trace, own_s) if timing else {}, whole_s, by_call, source)
 
 
-def _down_to(trace: Trace, own_s: dict[int, float], most: int) -> dict[int, float]:
-    """Times with those of modules below a depth given to the module at that depth; -1: every depth is timed."""
-    if most < 0:
+def _down_to(trace: Trace, own_s: dict[int, float], max_depth: int) -> dict[int, float]:
+    """Give the times of modules below a depth to the module at that depth; -1: every depth is timed."""
+    if max_depth < 0:
         return own_s
     depth: dict[int, int] = {}
     kept: dict[int, float] = {}
     holder: dict[int, int] = {}
     for call in trace.modules:
         depth[call.index] = 0 if call.parent is None else depth[call.parent] + 1
-        is_kept = call.parent is None or depth[call.index] <= most
+        is_kept = call.parent is None or depth[call.index] <= max_depth
         holder[call.index] = call.index if is_kept else holder[call.parent or 0]
         kept[call.index] = 0.0 if is_kept else math.nan
         kept[holder[call.index]] += own_s[call.index]
     return kept
 
 
-def _ends(profile: ModelProfile, own_s: dict[int, float]) -> dict[int, float]:
-    """When each call ended, from the start of the forward: the time of all calls that began before it was over."""
-    last = {call.index: call.index for call in profile.trace.modules}
-    for call in reversed(profile.trace.modules):
+def _ends(trace: Trace, own_s: dict[int, float]) -> dict[int, float]:
+    """Return when each call ended since the start of the forward: the time of all calls that began before its end."""
+    last = {call.index: call.index for call in trace.modules}
+    for call in reversed(trace.modules):
         if call.parent is not None:
             last[call.parent] = max(last[call.parent], last[call.index])
-    sums: list[float] = []
-    total = 0.0
-    for call in profile.trace.modules:
-        total += 0.0 if math.isnan(own_s[call.index]) else own_s[call.index]
-        sums.append(total)
+    times = (own_s[call.index] for call in trace.modules)
+    sums = list(accumulate(0.0 if math.isnan(time) else time for time in times))
     return {index: sums[end] for index, end in last.items()}
 
 
@@ -174,30 +169,29 @@ class Node(Record):
         return sum((node.own for node in self.walk()), Count())
 
     def walk(self) -> Iterator[Node]:
-        """This node and all beneath it, in the order in which the calls began."""
+        """Yield this node and all beneath it, in the order in which the calls began."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def build_tree(profile: ModelProfile, measured: Measured = NOTHING) -> Node:
-    """The module calls of a profile, counted and measured; the root is the model itself."""
-    root = _Builder(profile, measured).node(0)[0]
-    return _folded(root, CFG.profile.compute_max_depth)
+    """Return the module calls of a profile, counted and measured; the root is the model itself."""
+    return _folded(_Builder(profile, measured).node(0)[0], CFG.profile.compute_max_depth)
 
 
 def _folded(node: Node, depth: int) -> Node:
-    """The tree without what lies deeper, whose work the node at that depth takes over; -1: nothing is folded."""
+    """Return the tree down to a depth; the nodes there take over the work beneath them; -1: nothing is folded."""
     if depth < 0 or not node.children:
         return node
     if depth:
         return replace(node, children=tuple(_folded(child, depth - 1) for child in node.children))
-    times = [found.own_s for found in node.walk() if not math.isnan(found.own_s)]
+    times = [part.own_s for part in node.walk() if not math.isnan(part.own_s)]
     return replace(
         node,
         children=(),
         own=node.total,
-        params=sum(found.params for found in node.walk()),
+        params=sum(part.params for part in node.walk()),
         own_s=math.fsum(times) if times else math.nan,
     )
 
@@ -218,13 +212,19 @@ class _Builder:
                 self.children[call.parent].append(call.index)
 
     def node(self, index: int) -> tuple[Node, dict[int, int]]:
-        """The node of one call, and the parameters read in it: elements by storage."""
-        call = self.profile.trace.modules[index]
+        """Return the node of one call, and the parameters read in it: elements by storage."""
+        trace = self.profile.trace
+        call = trace.modules[index]
         below = [self.node(child) for child in self.children[index]]
         children = tuple(child for child, _ in below)
-        reads = _parameters_read(self.profile.trace, self.ops[index])
-        for _, more in below:
-            reads.update(more)
+        reads = {
+            storage: tensor.elements
+            for op in self.ops[index]
+            for storage, tensor in zip(op.reads, trace.signatures[op.signature].inputs, strict=True)
+            if trace.storages[storage].role == "parameter"
+        }
+        for _, child_reads in below:
+            reads.update(child_reads)
         own, dtype = self.counts[index]
         return Node(
             index,
@@ -247,17 +247,8 @@ def _joined(shapes: tuple[tuple[int, ...], ...]) -> Shapes:
     return shapes[0] if len(shapes) == 1 else shapes
 
 
-def _parameters_read(trace: Trace, ops: Sequence[OpCall]) -> dict[int, int]:
-    return {
-        storage: tensor.elements
-        for op in ops
-        for storage, tensor in zip(op.reads, trace.signatures[op.signature].inputs, strict=True)
-        if trace.storages[storage].role == "parameter"
-    }
-
-
 def _params(call: ModuleCall, children: tuple[Node, ...], reads: dict[int, int]) -> int:
-    """The parameters that stand with this call and are read.
+    """Return how many parameters belong to this call and are read.
 
     edge_opt gives a call its own parameters and those of children that never ran; reads tell the two apart.
     """
