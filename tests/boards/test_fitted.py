@@ -19,8 +19,9 @@ from edge_opt.boards.platform_file import (
     FOLDER,
     PRIORS,
     Platform,
+    family_names,
     fitted_platforms,
-    platform_families,
+    platform_family,
     platform_from,
     platform_text,
     tomllib,
@@ -68,7 +69,7 @@ def test_every_file_has_a_source_its_rows_and_a_name_of_its_own() -> None:
         assert platform.source
         assert platform.rows >= 2 or platform.origin == "core"
         assert platform.day
-        assert platform.kind in platform_families()
+        assert platform.kind in family_names()
         assert np.all(np.isfinite(platform.costs.mean))
         assert np.all(np.diag(platform.costs.covariance) > 0)
 
@@ -92,7 +93,7 @@ def test_a_file_reads_back_as_it_was(platform: Platform) -> None:
 
 
 def test_the_priors_know_every_class() -> None:
-    for kind in platform_families().values():
+    for kind in map(platform_family, family_names()):
         assert len(kind.prior.mean) == len(CLASSES)
         assert kind.spread.noise > 0
     assert (FOLDER / PRIORS).exists()

@@ -276,8 +276,11 @@ def device(name: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
         raise UnknownDevice(f"a device is a name, a file or a DeviceSpec; got {name!r}")
     if not isinstance(name, str) or Path(name).suffix.lower() in SUFFIXES:
         return load_device(name)
-    found = _by_name(devices())
     wanted = normalized(name)
+    own = tuple(_own())
+    if not own and wanted in _bundled_names():
+        return _bundled_device(wanted)  # an alias needs all files, a name its own alone
+    found = _by_name((*_bundled(), *own))
     if wanted not in found:
         raise unknown_device(name)
     return found[wanted]
@@ -338,7 +341,7 @@ def is_platform_table(table: Mapping[str, Any]) -> bool:
 
 def is_shipped(spec: DeviceSpec) -> bool:
     """Whether a device is as the catalogue has it; one that was changed, or is a user's own, is not."""
-    return any(spec == known for known in _bundled() if known.name == spec.name)
+    return spec.name in _bundled_names() and spec == _bundled_device(spec.name)
 
 
 def user_folder() -> Path:
@@ -346,14 +349,21 @@ def user_folder() -> Path:
     return config_folder() / "devices"
 
 
-@cache
 def _bundled() -> tuple[DeviceSpec, ...]:
+    return tuple(map(_bundled_device, _bundled_names()))
+
+
+@cache
+def _bundled_names() -> tuple[str, ...]:
+    """Return the names of the catalogue's devices: each file is named after its device."""
     files = (resources.files("edge_opt.boards") / "data").iterdir()
-    return tuple(
-        spec_from(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
-        for file in files
-        if file.name.endswith(".toml")
-    )
+    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+
+
+@cache
+def _bundled_device(name: str) -> DeviceSpec:
+    file = resources.files("edge_opt.boards") / "data" / f"{name}.toml"
+    return spec_from(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
 
 
 def _own() -> Iterator[DeviceSpec]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_opt.boards.class_costs import CLASSES, ModelWork, Vector
 from edge_opt.boards.class_fit import OUTSIDE_SHARE
-from edge_opt.boards.platform_file import Platform, platform_families
+from edge_opt.boards.platform_file import Platform, platform_family
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Bound, Precision
 from edge_opt.records.predictions import LayerPrediction, Prediction
@@ -69,7 +69,7 @@ def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
     """
     if not work.works:
         raise InvalidInput(f"{work.name} has no layer that computes; there is nothing to estimate")
-    quantities = work.layer_quantities(platform_families()[platform.kind].conventions)
+    quantities = work.layer_quantities(platform_family(platform.kind).conventions)
     by_layer: Vector = quantities * np.exp(platform.costs.mean) / 1000
     width, outside = _interval(work, platform, quantities, by_layer)
     rows: dict[int, Vector] = {}
@@ -113,7 +113,7 @@ def _interval(
     work: ModelWork, platform: Platform, quantities: Vector, by_layer: Vector
 ) -> tuple[float, tuple[str, ...]]:
     """Return half of the 90 % interval, as a logarithm, and the classes and operators that lie outside the fit."""
-    family = platform_families()[platform.kind]
+    family = platform_family(platform.kind)
     row = quantities.sum(axis=0)
     spread = family.spread if platform.origin == "fitted" else family.typed_spread
     width = spread.width(platform.costs.variance(row), platform.noise_ratio)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from edge_opt.boards.class_costs import LayerWork, ModelWork, as_linear
 from edge_opt.errors import InvalidInput
@@ -55,7 +55,7 @@ def passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPass, ...
     Floating tensors take the precision's size. Integers keep theirs: indices, token ids and masks are what they are,
     and arithmetic on them is counted as movement.
     """
-    by_signature = _signature_passes(profile, _input_widths(profile, precision), precision)
+    by_signature = _signature_passes(profile, precision)[0]
     return tuple(
         replace(found, module=call.module)
         for call in profile.trace.ops
@@ -69,8 +69,7 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPas
     That is a batch norm with running statistics and an activation. Norms that need statistics of their own input
     cannot start before it is complete, so they stay apart. A result that anybody else reads is still written.
     """
-    widths = _input_widths(profile, precision)
-    by_signature = _signature_passes(profile, widths, precision)
+    by_signature, widths = _signature_passes(profile, precision)
     calls = [call for call in profile.trace.ops if by_signature[call.signature] is not None]
     readers: dict[int, list[int]] = {}
     for call in calls:
@@ -78,7 +77,8 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPas
             readers.setdefault(storage, []).append(call.index)
     fused: list[MemoryPass] = []
     tail: OpCall | None = None  # the last operator of a pass that may still grow
-    for call, single in zip(calls, passes(profile, precision), strict=True):
+    for call in calls:
+        single = replace(cast(MemoryPass, by_signature[call.signature]), module=call.module)
         result = None if tail is None else _result(tail)
         if tail is not None and result is not None and _continues(profile, tail, call, result, readers.get(result, [])):
             inputs = profile.trace.signatures[call.signature].inputs
@@ -95,19 +95,21 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPas
     return tuple(fused)
 
 
-def _signature_passes(
-    profile: ModelProfile, widths: Sequence[Sequence[float]], precision: Precision
-) -> list[MemoryPass | None]:
-    """Return the pass of each distinct operator, still without its module; None where it is free.
+def _signature_passes(profile: ModelProfile, precision: Precision) -> tuple[list[MemoryPass | None], list[list[float]]]:
+    """Return the pass of each distinct operator, still without its module, and the bytes per value of its inputs.
 
-    Models repeat their layers, so that this is done once for many calls.
+    An operator that is free has no pass. Models repeat their layers, so that this is done once for many calls.
     """
+    all_inputs = [signature.inputs for signature in profile.trace.signatures]
+    widths = _input_widths(profile, all_inputs, precision)
     found: list[MemoryPass | None] = []
-    for signature, price, width in zip(profile.trace.signatures, profile.prices, widths, strict=True):
+    for signature, price, inputs, width in zip(
+        profile.trace.signatures, profile.prices, all_inputs, widths, strict=True
+    ):
         if price.status == "free":
             found.append(None)
             continue
-        inputs, outputs, cost = signature.inputs, signature.outputs, price.cost
+        outputs, cost = signature.outputs, price.cost
         if any(floating_itemsize(tensor.dtype) for tensor in (*inputs, *outputs)):
             arithmetic: Arithmetic = "asked"
         else:
@@ -126,7 +128,7 @@ def _signature_passes(
                 steps=_steps(inputs, cost.macs) if price.kind == "recurrent" else 1,
             )
         )
-    return found
+    return found, widths
 
 
 def _steps(inputs: Sequence[TensorInfo], macs: int) -> int:
@@ -190,15 +192,17 @@ def _has_running_statistics(signature: OpSignature) -> bool:
     return not is_training and isinstance(signature.argument("running_mean"), TensorInfo)
 
 
-def _input_widths(profile: ModelProfile, precision: Precision) -> list[list[float]]:
+def _input_widths(
+    profile: ModelProfile, inputs: Sequence[Sequence[TensorInfo]], precision: Precision
+) -> list[list[float]]:
     """Return the bytes per value of each input of each signature; matrices of weights may be narrower than the rest."""
-    signatures, storages = profile.trace.signatures, profile.trace.storages
-    widths: list[list[float]] = [[ITEMSIZE[precision]] * len(signature.inputs) for signature in signatures]
+    storages = profile.trace.storages
+    widths: list[list[float]] = [[ITEMSIZE[precision]] * len(tensors) for tensors in inputs]
     narrow = WEIGHT_ITEMSIZE.get(precision)
     if narrow is None:
         return widths
     for call in profile.trace.ops:
-        for position, (number, tensor) in enumerate(zip(call.reads, signatures[call.signature].inputs, strict=True)):
+        for position, (number, tensor) in enumerate(zip(call.reads, inputs[call.signature], strict=True)):
             if storages[number].role == "parameter" and len(tensor.shape) > 1:
                 widths[call.signature][position] = narrow
     return widths
@@ -286,7 +290,7 @@ class _WorkReader:
         elif price.status == "free":
             if op in _SPLITS and _copies_channels(signature):
                 self.works.append(_moved(call.module, signature))
-        elif op.startswith("dropout") or not signature.inputs:
+        elif op.startswith("dropout") or not call.reads:
             pass  # a constant, which an export folds, or nothing at all in inference
         elif call.reads and call.reads[0] in self._open and (op.endswith("batch_norm") or op in _FUSED):
             self._open.update(call.creates)

@@ -19,7 +19,7 @@ from edge_opt._support.checks import check_one_of, check_whole
 from edge_opt.boards.class_costs import CLASSES, LayerWork, ModelWork, Vector
 from edge_opt.boards.class_fit import Costs, fit_costs
 from edge_opt.boards.fused_layers import model_work
-from edge_opt.boards.platform_file import Platform, PlatformFamily, platform_families
+from edge_opt.boards.platform_file import Platform, PlatformFamily, platform_family
 from edge_opt.boards.targets import named_target, platforms_of, select_platform
 from edge_opt.errors import InvalidInput
 from edge_opt.records.display import Record
@@ -86,7 +86,7 @@ def fit_platform(
     if not works and like is None:
         raise InvalidInput("no time is given; type in at least one, or say which device the board is like=")
     base = None if like is None else _platform_like(like, precision, threads)
-    kind = platform_families()[base.kind if base is not None else _DEFAULT_KINDS.get(precision, "ncnn-cpu")]
+    kind = platform_family(base.kind if base is not None else _DEFAULT_KINDS.get(precision, "ncnn-cpu"))
     prior = kind.prior if base is None else _alike(base, kind)
     rows, times_ms = _rows(works, kind)
     costs = fit_costs(rows, times_ms, prior)
@@ -202,7 +202,7 @@ def suggest_next(platform: Platform, candidates: Sequence[ModelProfile | ModelWo
     """
     if not candidates:
         raise InvalidInput("there are no candidates; give profiles of nets that could be timed")
-    kind = platform_families()[platform.kind]
+    kind = platform_family(platform.kind)
     works = [work_of(candidate) for candidate in candidates]
     shares = np.array([platform.costs.shares(work.quantities(kind.conventions)) for work in works])
     now = _mean_width(shares, platform.costs.covariance, kind)
