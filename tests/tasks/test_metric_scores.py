@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from edge_opt.errors import InvalidInput, MeasurementFailed
 from edge_opt.tasks.metrics import METRICS, QualityMetric, metric_named, metric_of
+from edge_opt.tasks.paired_scores import paired_difference
 from edge_opt.text import edit_distance
 
 # Classes 0, 0, 1, 2; guesses 0, 1, 1, 2.
@@ -162,3 +164,11 @@ def test_what_a_function_raises_is_one_sentence() -> None:
 def test_edits_are_counted_as_the_fewest() -> None:
     # k → s, e → i, and g at the end
     assert edit_distance(list("kitten"), list("sitting")) == 3
+
+
+def test_scores_without_answers_or_resamples_are_not_paired() -> None:
+    assert paired_difference(0.1, (None, None), ((), ())) is None
+    right = np.array([True, False, True, True])
+    # the second model is right where the first is not, and wrong once: 3 of 4 and 3 of 4
+    same = paired_difference(0.0, (right, right[::-1]), ((), ()))
+    assert same is not None and (same.value, same.samples) == (0.0, 4) and same.low < 0 < same.high
