@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ import edge_opt as eo
 from edge_opt import units
 from edge_opt.cli import app
 from edge_opt.data import load_splits
-from edge_opt.errors import InvalidInput, OtherSettings, UnknownDevice
+from edge_opt.errors import FolderInUse, InvalidInput, MeasurementFailed, OtherSettings, UnknownDevice
 from edge_opt.model import SmallCNN
 from edge_opt.records.sweeps import Candidate, Trial, TrialMetrics
 from edge_opt.report.sweep_files import read_sweep
@@ -29,6 +30,7 @@ from edge_opt.run.config_file import read_config
 from edge_opt.run.pipeline import RunResult, run
 from edge_opt.run.seeds import run_seeds
 from edge_opt.search.builders import Event, TrialFinished
+from edge_opt.search.sweep_progress import status
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_fork_server")]
 
@@ -394,3 +396,72 @@ def test_a_model_that_no_other_process_can_import_is_refused(tmp_path: Path) -> 
     batch = torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long)
     with pytest.raises(InvalidInput, match=r"the model is a .*Local, which other processes cannot import"):
         eo.sweep(Local(), {"train": [batch], "validation": [batch]}, folder=tmp_path)
+
+
+QUICK = ["epochs=2", "fine_tune_epochs=1", "train_subset=128", "val_subset=64", "min_time_s=0.01", "constraints=[]"]
+
+
+@pytest.fixture(scope="module")
+def searched(one_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """A run with the default search of the pruning ratio."""
+    config = read_config(settings=[*QUICK, "precisions=[fp32]", "runtimes=[onnxruntime]"])
+    return run(config, tmp_path_factory.mktemp("auto"))
+
+
+def test_the_default_search_trains_one_ratio_and_is_not_repeated(searched: RunResult) -> None:
+    screening = json.loads((searched.folder / "screening.json").read_text(encoding="utf-8"))
+    trained = [level["share"] for level in screening["levels"] if level["verdict"] == "trained"]
+    assert len(screening["levels"]) == 2 * 13 and len(trained) <= 1
+    assert {trial.candidate.pruning for trial in searched.result.trials} == {0.0, *trained}
+    config = read_config(settings=[*QUICK, "precisions=[fp32]", "runtimes=[onnxruntime]"])
+    before = (searched.folder / "screening.json").stat().st_mtime_ns
+    events: list[Event] = []
+    again = run(config, searched.folder, on_event=events.append)
+    assert (searched.folder / "screening.json").stat().st_mtime_ns == before
+    assert not [event for event in events if isinstance(event, TrialFinished)]
+    assert [same(trial) for trial in again.result.trials] == [same(trial) for trial in searched.result.trials]
+
+
+def test_a_fresh_run_keeps_the_earlier_table_aside(searched: RunResult) -> None:
+    config = read_config(settings=[*QUICK, "precisions=[fp32]", "runtimes=[onnxruntime]", "pruning_levels=[0.0]"])
+    again = run(config, searched.folder, fresh=True)
+    assert len(list(searched.folder.glob("sweep.2*.sqlite"))) == 1
+    assert {trial.candidate.pruning for trial in again.result.trials} == {0.0}
+
+
+def test_a_sweep_of_the_command_line_comes_to_its_end_with_the_default_search(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(RESIDUAL)
+    words = ["sweep", f"{tmp_path}/net.py:Net", "--data", f"{tmp_path}/net.py:loaders", "-o", str(tmp_path / "out"),
+             "--precision", "fp32", "--runtime", "onnxruntime", "--fine-tune-epochs", "1",
+             "--set", "min_time_s=0.01", "--set", "constraints=[]", "--json"]  # fmt: skip
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    plain = json.loads(done.stdout)
+    assert (tmp_path / "out" / "screening.json").is_file() and (tmp_path / "out" / "best" / "model.onnx").is_file()
+    assert plain["best"] is not None
+
+
+def test_training_within_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
+    config = read_config(settings=[*QUICK, "memory_limit_mb=64"])
+    with pytest.raises(MeasurementFailed, match="out of memory: train used more memory than the limit of 64"):
+        run(config, tmp_path)
+
+
+def test_a_run_that_trains_holds_its_folder_and_says_what_it_does(tmp_path: Path) -> None:
+    settings = ["epochs=500", "pruning_levels=[0.0]", "min_time_s=0.01"]
+    words = [sys.executable, "-m", "edge_opt.cli", "run", "-o", str(tmp_path), *(f"--set={each}" for each in settings)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert "training SmallCNN" in process.stderr.readline()
+        told = status(tmp_path)
+        assert (told.pid, told.stage, told.is_running) == (process.pid, "training", True)
+        with pytest.raises(FolderInUse, match=f"process {process.pid}"):
+            run(read_config(settings=settings), tmp_path, fresh=True)
+        children = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
+    # Killed while it trains, it leaves no process, and the folder is free.
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    assert not status(tmp_path).is_running and not (tmp_path / "baseline" / "training.json").exists()

@@ -5,6 +5,8 @@ The module that `model_files` reads from a file computes nothing; what is measur
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +14,35 @@ from torch import nn
 
 from edge_opt._support.extras import import_optional
 from edge_opt.errors import ConversionFailed, MeasurementFailed, first_line
-from edge_opt.measuring.onnx_timing import onnxruntime, open_session
 from edge_opt.model_files.file_model import FileModel, OnnxModel
+
+
+def open_session(path: Path, threads: int, profile_prefix: str | None = None) -> Any:
+    """Open an ONNX file on the CPU; with a prefix, the session writes a profile."""
+    runtime = onnxruntime()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Fatal only: an error is raised as well, and warnings are about its own optimisations.
+    options.log_severity_level = 4
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own classes, one per status code, with no common base of theirs
+        raise ConversionFailed(f"ONNX Runtime cannot load {path.name}: {reason(error)}") from error
+
+
+def onnxruntime() -> Any:
+    """Import ONNX Runtime, or say how to install it."""
+    return import_optional("onnxruntime", "ONNX files need", "onnx")
+
+
+def reason(error: BaseException) -> str:
+    """Return the last line of an error, without status codes and folder names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", lines[-1]) if lines else ""
 
 
 class FileSession(nn.Module):

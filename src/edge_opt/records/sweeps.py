@@ -352,6 +352,7 @@ class SweepStatus(Shown):
     unfinished: tuple[str, ...] = field("Labels of candidates that were begun and have no result.")
     best: str | None = field("Key of the best candidate so far; None where none was accepted.")
     recommendation: str = field("Why that one, in a sentence.")
+    stage: str = field("What the run does before its first candidate: training or screening.", default="")
 
     @property
     def left(self) -> int | None:

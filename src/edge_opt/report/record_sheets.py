@@ -232,7 +232,8 @@ def status_lines(found: SweepStatus) -> Iterator[str]:
     left = "" if found.left is None else f", {found.left} left"
     yield f"{found.name}: {found.done} done ({found.accepted} accepted), {found.failed} failed{left}"
     if found.is_running:
-        yield f"running as process {found.pid} on {found.host}: {', '.join(found.unfinished) or 'nothing just now'}"
+        doing = ", ".join(found.unfinished) or found.stage or "between two candidates"
+        yield f"running as process {found.pid} on {found.host}: {doing}"
     elif found.left:
         was = f"; {', '.join(found.unfinished)} was cut short" if found.unfinished else ""
         yield f"not running{was}; run the same again to go on"

@@ -44,6 +44,7 @@ from edge_opt.run.model_and_data import ModelAndData, load_call, load_inputs, sa
 from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.runners import BY_ONNX_FILE, IN_TORCH, PACKAGES
+from edge_opt.search.fork_server import PROGRESS_FILE
 from edge_opt.tasks.batches import (
     RunnerAsModule,
     example_inputs,
@@ -214,6 +215,12 @@ class PipelineJob:
     def train(self, folder: Path) -> Mapping[str, Any]:
         """Train the baseline; write its weights to the folder, and return its score on validation."""
         config, splits = self.config, self.source.splits()
+
+        def show(epoch: int, step: int, loss: float) -> None:
+            if step == 1:
+                text = f"training: epoch {epoch} of {config.epochs}, loss {loss:.4f}"
+                write_whole(folder / PROGRESS_FILE, text)
+
         with torch_threads(config.used_build_threads), seeded(config.seed):
             tuned = finetune(
                 self.source.build().to(config.device),
@@ -221,11 +228,12 @@ class PipelineJob:
                 epochs=config.epochs,
                 learning_rate=config.learning_rate,
                 seed=config.seed,
-                progress=False,
+                progress=show,
                 **config.task,
             )
             model = tuned.model.cpu().eval()
             score = figure_of(self.source.task().score(model, splits.validation))
+        (folder / PROGRESS_FILE).unlink(missing_ok=True)
         write_whole(folder / WEIGHTS, weights_of(model))
         return {"score": asdict(score)}
 

@@ -126,6 +126,7 @@ def run(
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
     with _opened(root, settings, sources, chosen, board, on_event) as store:
+        store.keep_fact("stage", "training")
         trained, score = _train(source.holding(untrained), root / "baseline", sources, on_event)
         model = trained.build()
         job = _job(trained, score, profile(model, trained.example(splits, model)), root, settings, sources)
@@ -356,6 +357,7 @@ class _Run:
         """
         config = self.job.config
         profiled = profile(model, self.job.source.example(self.splits, model), name=type(model).__name__)
+        self.store.keep_fact("stage", "screening")
         modules = preload(config.runtimes, prunes=True)
         space, job = choose_space(self.job, self.root, modules, lambda text: self.on_event(Notice(text)))
         result = self._swept(space, job, profiled.name)

@@ -17,10 +17,10 @@ from typing_extensions import Self
 from edge_opt._support.checks import check_whole
 from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+from edge_opt.measuring.file_session import open_session, reason
 from edge_opt.measuring.latency import TimedCall as Repeats
 from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import cpu_flags, crash_of, read_environment
-from edge_opt.measuring.onnx_timing import open_session, reason
 from edge_opt.quantization.onnx_files import require
 from edge_opt.records.conversions import Converted
 from edge_opt.records.measurements import Latency

@@ -189,6 +189,8 @@ def _outcome(payload: bytes) -> dict[str, Any]:
         return {"raised": text, "is_memory": isinstance(error, MemoryError) or "t allocate memory" in text}
 
 
+# A phase may write what it does just now into this file of its folder; the sweep shows it.
+PROGRESS_FILE = ".progress"
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 

@@ -21,9 +21,10 @@ from typing import IO, Any, Literal, Protocol, cast
 
 from edge_opt import units
 from edge_opt._support.extras import import_optional
+from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
 from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
-from edge_opt.search.fork_server import end_group, frame
+from edge_opt.search.fork_server import PROGRESS_FILE, end_group, frame
 
 # train, evaluate, screen and probe concern the baseline; the others a candidate, or several in "compare".
 Phase = Literal["train", "evaluate", "screen", "build", "measure", "compare", "score", "probe"]
@@ -240,7 +241,7 @@ class Isolation:
         log.unlink(missing_ok=True)
         begun = time.monotonic()
         payload = pickle.dumps((job, phase, arguments))
-        ending = self._watch(pickle.dumps((str(result), str(log), payload)), phase, limits)
+        ending = self._watch(pickle.dumps((str(result), str(log), payload)), phase, limits, folder / PROGRESS_FILE)
         if ending is None:
             ending = _read_result(result, phase)
         result.unlink(missing_ok=True)
@@ -251,7 +252,7 @@ class Isolation:
             reason = f"{reason}; see {log.name}"
         return Outcome(ending.value, ending.failure, reason, time.monotonic() - begun, ending.was_killed)
 
-    def _watch(self, request: bytes, phase: Phase, limits: Limits) -> Outcome | None:
+    def _watch(self, request: bytes, phase: Phase, limits: Limits, progress: Path) -> Outcome | None:
         """Wait for the child; return how it failed, or None where it ended by itself with exit code 0."""
         server = self._started()
         begun = time.monotonic()
@@ -262,6 +263,8 @@ class Isolation:
             ending: Outcome | None = None
             poll_s = _POLL_EVERY_S.get(phase, _POLL_BUILDS_EVERY_S)
             while not select.select([cast("IO[bytes]", server.process.stdout)], [], [], poll_s)[0]:
+                with contextlib.suppress(OSError):
+                    report_progress(progress.read_text(encoding="utf-8"))
                 if ending is None:
                     ending = _beyond(limits, phase, pid, time.monotonic() - begun)
                     if ending is not None:

@@ -185,6 +185,7 @@ class Sweep:
         reference = _reference(self._space, baseline)
         store.keep_fact("plan", self._plan())
         store.keep_fact("verdict", None)
+        store.keep_fact("stage", "")
         if isinstance(baseline, Trial):
             self._take(baseline)
         with Isolation(self._spec.preload) as isolation:

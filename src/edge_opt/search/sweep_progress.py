@@ -129,7 +129,7 @@ def status(folder: str | Path) -> SweepStatus:
             trial if trial.metrics is None else replace(trial, violations=violations(trial.metrics, budgets))
             for trial in known[: plan["total"]]
         ]
-        verdict = store.fact("verdict")
+        verdict, stage = store.fact("verdict"), store.fact("stage") or ""
     trials = held_to_parents(judged)
     best, sentence = recommend(trials) if verdict is None else (verdict["best"], verdict["recommendation"])
     accepted = {trial.candidate.key for trial in trials if trial.is_accepted}
@@ -148,6 +148,7 @@ def status(folder: str | Path) -> SweepStatus:
         unfinished=unfinished,
         best=best,
         recommendation=sentence,
+        stage=stage,
     )
 
 

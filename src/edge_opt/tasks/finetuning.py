@@ -45,7 +45,7 @@ def finetune(
     forward: Any = None,
     collate: Any = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | Callable[[int, int, float], None] = True,
     precision: str | None = None,
 ) -> FineTuned:
     """Train a copy of the model with AdamW and a cosine schedule, and return its best epoch. Frozen parameters stay.
@@ -69,7 +69,7 @@ def finetune(
         forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.
         collate: A function that makes a batch of what the loader yields, such as a list of samples.
         seed: Decides the random numbers drawn in training.
-        progress: Whether to show a bar on a terminal.
+        progress: Whether to show a bar on a terminal; or a function that gets epoch, step and loss after each step.
         precision: "int8" trains for static int8: layers round weights and inputs as it does, while they learn and while
             they are scored. The trained copy is in float, for `convert`. None trains in float.
 
@@ -232,10 +232,15 @@ def _at(precision: str | None, student: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(is_wanted: bool, epochs: int) -> Iterator[Callable[[int, int, float], None]]:
-    """Show a progress bar on a terminal's stderr; nothing elsewhere."""
+def _bar(
+    progress: bool | Callable[[int, int, float], None], epochs: int
+) -> Iterator[Callable[[int, int, float], None]]:
+    """Show a progress bar on a terminal's stderr, and nothing elsewhere; or call the given function."""
+    if callable(progress):
+        yield progress
+        return
     stream = sys.__stderr__
-    if not is_wanted or stream is None or not stream.isatty():
+    if not progress or stream is None or not stream.isatty():
         yield lambda epoch, step, loss: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
