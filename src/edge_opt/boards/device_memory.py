@@ -43,7 +43,7 @@ def device_memory(profile: ModelProfile, device: str = "cuda", settings: str | A
         raise InvalidInput(f"no allocator is known for the device {device!r}; 'cuda' can be simulated")
     chosen = parse_settings(settings) if isinstance(settings, str) else settings
     trace = profile.trace
-    run = _Run(trace, CachingAllocator(chosen))
+    run = _AllocatorReplay(trace, CachingAllocator(chosen))
     moments = run.play()
     peak = max(moments, key=lambda moment: moment.allocated, default=run.start)
     call = trace.ops[peak.op] if moments else None
@@ -85,7 +85,7 @@ class _Moment:
     reserved: int
 
 
-class _Run:
+class _AllocatorReplay:
     """One forward on an allocator; weights and inputs are there when it is made."""
 
     def __init__(self, trace: Trace, allocator: CachingAllocator) -> None:

@@ -83,7 +83,7 @@ class Runnable:
     def __init__(self, signature: OpSignature, is_warm: Sequence[bool]) -> None:
         self.signature = signature
         self.function = overload(signature)
-        made = _Operands(signature, is_warm)
+        made = _OperandMaker(signature, is_warm)
         self.args = tuple(made.value(argument) for argument in signature.args)
         self.kwargs = {name: made.value(argument) for name, argument in signature.kwargs}
         self.nbytes = sum(base.numel() * base.itemsize for base, _ in made.bases)
@@ -103,7 +103,7 @@ class Runnable:
         return self.function(*self.args, **self.kwargs)
 
 
-class _Operands:
+class _OperandMaker:
     """Makes the tensors of one call, in the order of `OpSignature.inputs`."""
 
     def __init__(self, signature: OpSignature, is_warm: Sequence[bool]) -> None:

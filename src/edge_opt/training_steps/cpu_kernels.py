@@ -27,7 +27,12 @@ _active = threading.local()
 
 @contextmanager
 def as_on_cpu(autocast: torch.dtype | None = None) -> Iterator[None]:
-    """Let these operators on meta tensors call what they would call on the CPU, in this thread."""
+    """Let these operators on meta tensors call what they would call on the CPU, in this thread.
+
+    A kernel that is registered for AutogradMeta holds for the whole process. Other threads may use meta tensors
+    meanwhile, so that each kernel asks a thread-local switch and otherwise takes torch's own way. A dispatch mode
+    cannot do this: it sees operators below autograd, where the composite ones have been taken apart already.
+    """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")  # type: ignore[no-untyped-call]
     library.impl("lstm.input", _lstm, "AutogradMeta")  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from edge_opt.records.predictions import Calibration, Prediction, ReferenceRun
 from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
 from edge_opt.training_steps.step_tape import Phase, StepOp
-from edge_opt.training_steps.step_trace import Segment, StepTrace
+from edge_opt.training_steps.step_trace import StepSegment, TracedStep
 
 _NOTHING = OpCost()
 _PHASES = {
@@ -38,7 +38,7 @@ _MOST_POINTS = 600
 class StepCosts:
     """Sums over the operators of a traced step, `batches` of which go into one step of the optimizer."""
 
-    def __init__(self, trace: StepTrace, batches: int) -> None:
+    def __init__(self, trace: TracedStep, batches: int) -> None:
         self.trace, self.batches = trace, batches
         self._to_weights = _weight_gradients(trace)
         self.unpriced: Counter[str] = Counter()
@@ -58,7 +58,7 @@ class StepCosts:
         if verdict.status == "unpriced":
             self.unpriced[op.signature.op] += 1
         cost = verdict.cost
-        path = LOSS if op.place is None else self.trace.modules[op.place].path
+        path = LOSS if op.module_call is None else self.trace.modules[op.module_call].path
         phase = op.phase
         column = _COLUMNS.get(phase)
         if column is None:
@@ -131,7 +131,7 @@ def _split(cost: OpCost, share: float) -> tuple[OpCost, OpCost]:
     return OpCost(*first), OpCost(*(part - taken for part, taken in zip(parts, first, strict=True)))
 
 
-def _weight_gradients(trace: StepTrace) -> set[int]:
+def _weight_gradients(trace: TracedStep) -> set[int]:
     """Operators of the backward whose results end in gradients of their own layer's parameters, and nowhere else.
 
     Followed from the end: a storage goes to weights where it is a gradient, or is only summed or shaped to one by the
@@ -139,7 +139,7 @@ def _weight_gradients(trace: StepTrace) -> set[int]:
     """
     found: set[int] = set()
     goes: dict[int, bool] = {}
-    makers = {number: op.place for op in trace.ops for number in op.creates}
+    makers = {number: op.module_call for op in trace.ops for number in op.creates}
     for segment in trace.segments:
         if not segment.name.endswith("backward"):
             continue
@@ -153,12 +153,12 @@ def _weight_gradients(trace: StepTrace) -> set[int]:
                 found.add(index)
             is_passed_on = verdict and not price(op.signature).cost.macs
             for number in op.reads:
-                is_its_own = is_passed_on and _belongs(trace, op.place, makers.get(number))
+                is_its_own = is_passed_on and _belongs(trace, op.module_call, makers.get(number))
                 goes[number] = goes.get(number, True) and is_its_own
     return found
 
 
-def _belongs(trace: StepTrace, place: int | None, maker: int | None) -> bool:
+def _belongs(trace: TracedStep, place: int | None, maker: int | None) -> bool:
     """Whether a call is the maker's own, or computes the maker's weights as a parametrization does."""
     if place == maker or place is None or maker is None:
         return place == maker
@@ -166,17 +166,17 @@ def _belongs(trace: StepTrace, place: int | None, maker: int | None) -> bool:
     return path == owner or path.startswith(f"{owner}.parametrizations." if owner else "parametrizations.")
 
 
-def kept_by_layer(trace: StepTrace) -> dict[str, int]:
+def kept_by_layer(trace: TracedStep) -> dict[str, int]:
     """Bytes of activations that outlive the forward, by the module whose backward needs them last."""
     keeper: dict[int, int | None] = {}
     forward, backward = trace.segments[0], trace.segments[1]
     for op in trace.ops[forward.first : forward.last]:
         for number in op.creates:
-            keeper[number] = op.place
+            keeper[number] = op.module_call
     for op in trace.ops[backward.first : backward.last]:
         for number in op.reads:
             if number in keeper and op.phase is Phase.BACKWARD:
-                keeper[number] = op.place
+                keeper[number] = op.module_call
     kept: dict[str, int] = {}
     for number, place in keeper.items():
         storage = trace.storages[number]
@@ -186,7 +186,7 @@ def kept_by_layer(trace: StepTrace) -> dict[str, int]:
     return kept
 
 
-def _by_owner(trace: StepTrace, numbers: Mapping[int, str]) -> dict[str, int]:
+def _by_owner(trace: TracedStep, numbers: Mapping[int, str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for number, path in numbers.items():
         found[path] = found.get(path, 0) + trace.storages[number].nbytes
@@ -199,7 +199,7 @@ _KINDS = ("gradients", "optimizer_state", "activations", "temporaries")
 class StepMemory:
     """Bytes alive along a traced step, by kind."""
 
-    def __init__(self, trace: StepTrace, batches: int = 1, set_to_none: bool = True) -> None:
+    def __init__(self, trace: TracedStep, batches: int = 1, set_to_none: bool = True) -> None:
         self.trace = trace
         self._fixed = (trace.param_bytes, trace.buffer_bytes, trace.input_bytes)
         self._lines = {kind: list(accumulate(changes)) for kind, changes in self._changes().items()}
@@ -262,7 +262,7 @@ class StepMemory:
             if not segment.name.endswith("forward"):
                 continue
             for op in trace.ops[segment.first : segment.last]:
-                block = None if op.place is None else blocks[op.place]
+                block = None if op.module_call is None else blocks[op.module_call]
                 if block is not None:
                     held[block] += sum(self._nbytes_at(number, peak) for number in op.creates)
         return held
@@ -281,10 +281,10 @@ class StepMemory:
         places = range(len(indices)) if width == 1 else highest
         return tuple(self._point(indices[place], place, True) for place in places)
 
-    def _indices(self, segments: Sequence[Segment]) -> list[int]:
+    def _indices(self, segments: Sequence[StepSegment]) -> list[int]:
         return [index for segment in segments for index in range(segment.first, segment.last)]
 
-    def _highest(self, segments: Sequence[Segment], has_states: bool) -> MemoryPoint:
+    def _highest(self, segments: Sequence[StepSegment], has_states: bool) -> MemoryPoint:
         indices, totals = self._indices(segments), self._totals[has_states]
         along = [totals[index] for index in indices]
         position = along.index(max(along))
@@ -299,7 +299,7 @@ class StepMemory:
             *self._fixed, gradients, self._state_bytes if has_states else states, activations,
             op.live_bytes - gradients - states - activations,
         )  # fmt: skip
-        layer = "" if op.place is None else self.trace.modules[op.place].path
+        layer = "" if op.module_call is None else self.trace.modules[op.module_call].path
         return MemoryPoint(position, _PHASES[op.phase], layer, memory)
 
 

@@ -19,7 +19,7 @@ from edge_opt.trace.inputs import CallArguments, call_arguments
 from edge_opt.trace.tracer import one_at_a_time, unwrap_compiled
 from edge_opt.training_steps.optimizers import find_optimizer, groups_of
 from edge_opt.training_steps.step_costs import StepCosts, StepMemory, step_times
-from edge_opt.training_steps.step_trace import StepPlan, StepTrace, trace_step
+from edge_opt.training_steps.step_trace import StepPlan, TracedStep, trace_step
 
 if TYPE_CHECKING:
     from edge_opt.boards.targets import Target
@@ -129,13 +129,13 @@ def plan_of(
     )
 
 
-def _traced(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> StepTrace:
+def _traced(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> TracedStep:
     with one_at_a_time():
         return trace_step(model, arguments, plan)
 
 
 def _report(
-    trace: StepTrace, name: str, optimizer: str, accumulate: int, set_to_none: bool, model: nn.Module
+    trace: TracedStep, name: str, optimizer: str, accumulate: int, set_to_none: bool, model: nn.Module
 ) -> TrainingStep:
     costs, memory = StepCosts(trace, accumulate), StepMemory(trace, accumulate, set_to_none)
     work = costs.by_phase
@@ -238,7 +238,7 @@ def _checkpoints(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
     return paths
 
 
-def _check_recomputed(paths: tuple[str, ...], trace: StepTrace) -> None:
+def _check_recomputed(paths: tuple[str, ...], trace: TracedStep) -> None:
     called_paths = {call.path for call in trace.modules} if paths else set()
     never = [path for path in paths if path not in called_paths]
     if never:

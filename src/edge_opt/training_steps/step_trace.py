@@ -46,7 +46,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class StepSegment:
     """A stretch of a traced step: [first, last) of its operators."""
 
     name: str
@@ -55,13 +55,13 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTrace:
+class TracedStep:
     """What happened in a traced step. Numbers of storages are places in `storages`."""
 
     modules: tuple[ModuleCall, ...]
     ops: tuple[StepOp, ...]
     storages: tuple[StorageInfo, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[StepSegment, ...]
     gradients: Mapping[int, str]  # storage of a gradient -> path of the parameter's module
     states: Mapping[int, str]  # storage of optimizer state -> the same
     inputs: frozenset[int]
@@ -73,7 +73,7 @@ class StepTrace:
     notes: tuple[str, ...] = ()
 
 
-def trace_step(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> StepTrace:
+def trace_step(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> TracedStep:
     """One step, first on meta tensors; on real copies of the parameters where the model looks at values."""
     floats_on_meta = False
     for _ in range(2):
@@ -128,7 +128,7 @@ class _Twins:
 def _run(
     model: nn.Module, arguments: CallArguments, plan: StepPlan, is_real: bool, floats_on_meta: bool,
     note: str | None = None,
-) -> StepTrace:  # fmt: skip
+) -> TracedStep:  # fmt: skip
     """Run one step with twins in the place of the parameters; then nothing of it is left."""
     paths = module_paths(model)
     modules = list(paths)
@@ -216,7 +216,7 @@ class _Step:
         self._groups = [
             {**settings, "params": [twins[found] for found in ids if found in twins]} for ids, settings in plan.groups
         ]
-        self.segments: list[Segment] = []
+        self.segments: list[StepSegment] = []
         self.optimizer: torch.optim.Optimizer | None = None
         self.loss: torch.Tensor | None = None
         self._gradients: dict[int, torch.Tensor] = {}
@@ -350,11 +350,11 @@ class _Step:
         writes = (op.reads[0] for op in self.tape.steps[segment.first : born] if op.signature.op.endswith("_"))
         if any(roles[number] == "parameter" for number in writes):
             return False
-        self.segments.append(Segment("optimizer step", born, segment.last))
+        self.segments.append(StepSegment("optimizer step", born, segment.last))
         return True
 
     def _segment(self, name: str, first: int) -> None:
-        self.segments.append(Segment(name, first, len(self.tape.steps)))
+        self.segments.append(StepSegment(name, first, len(self.tape.steps)))
 
     def _gradient_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [(p.grad, p) for p in self.parameters if p.grad is not None]
@@ -377,13 +377,13 @@ class _Step:
     def result(
         self, calls: tuple[ModuleCall, ...], storages: tuple[StorageInfo, ...], names: dict[int, str], is_real: bool,
         notes: tuple[str, ...],
-    ) -> StepTrace:  # fmt: skip
+    ) -> TracedStep:  # fmt: skip
         trained: dict[str, int] = {}
         for parameter in self._gradients.values():
             path = names.get(id(parameter), "")
             trained[path] = trained.get(path, 0) + parameter.numel()
         buffers = {id(b): nbytes_of(b) for module in self.modules for b in module._buffers.values() if b is not None}
-        return StepTrace(
+        return TracedStep(
             calls,
             tuple(self.tape.steps),
             storages,
