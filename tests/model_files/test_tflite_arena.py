@@ -11,7 +11,7 @@ import pytest
 from ai_edge_litert import interpreter
 
 import edge_opt as eo
-from edge_opt.model_files.file_model import TfliteModel, load_tflite
+from edge_opt.model_files.file_model import load_tflite
 from tflite_graphs import Graph, Op, conv, write
 
 
@@ -24,12 +24,6 @@ def places(path: str, names: Mapping[str, int]) -> dict[str, int]:
     found = {name: loaded.tensor(numbers[name])().__array_interface__["data"][0] for name in names}
     first = min(found.values())
     return {name: address - first for name, address in found.items()}
-
-
-def profiled(path: str, shape: tuple[int, ...]) -> TfliteModel:
-    model = load_tflite(path)
-    eo.profile(model, shape)
-    return model
 
 
 def f32(*shape: int) -> Any:
@@ -56,12 +50,12 @@ def branches(tmp_path: Path) -> str:
 
 def test_tensors_lie_where_the_interpreter_puts_them(tmp_path: Path) -> None:
     path = branches(tmp_path)
-    arena = profiled(path, (1, 12, 12, 3)).arena()
+    arena = load_tflite(path).arena((1, 12, 12, 3))
     assert arena.offsets == places(path, arena.offsets)
 
 
 def test_the_largest_pair_that_lives_at_once_decides(tmp_path: Path) -> None:
-    arena = profiled(branches(tmp_path), (1, 12, 12, 3)).arena()
+    arena = load_tflite(branches(tmp_path)).arena((1, 12, 12, 3))
     # The input, to the end; a, b and c at once, each from a multiple of 64 bytes; the result, 40 bytes, fits a gap.
     assert arena.nbytes >= 12 * 12 * 3 * 4 + 12 * 12 * 8 * 4 + 6 * 6 * 4 * 4 + 6 * 6 * 8 * 4
     assert max(arena.offsets.values()) < arena.nbytes
@@ -77,7 +71,7 @@ def test_sums_are_written_over_an_input_that_nobody_else_reads(tmp_path: Path, k
     ]
     tensors = dict.fromkeys("xabcy", f32(1, 100))
     path = write(tmp_path / "m.tflite", Graph(ops, tensors, "x", "y"))
-    arena = profiled(path, (1, 100)).arena()
+    arena = load_tflite(path).arena((1, 100))
     assert arena.offsets == places(path, arena.offsets)
     assert arena.offsets["c"] == arena.offsets["a"]
 
@@ -93,5 +87,5 @@ def test_the_arena_follows_the_batch(tmp_path: Path) -> None:
     graph = Graph([Op("EXP", "x", "a"), Op("EXP", "a", "y")], tensors, "x", "y")
     path = write(tmp_path / "m.tflite", graph, opening=dict.fromkeys("xay", (-1, 64)))
     # input and result to the end, and one in between
-    assert profiled(path, (1, 64)).arena().nbytes == 3 * 256
-    assert profiled(path, (5, 64)).arena().nbytes == 5 * 3 * 256
+    assert load_tflite(path).arena((1, 64)).nbytes == 3 * 256
+    assert load_tflite(path).arena((5, 64)).nbytes == 5 * 3 * 256

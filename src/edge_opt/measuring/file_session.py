@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -84,6 +85,11 @@ class OnnxSession(FileSession):
         return list(self.runtime.run(None, arrays))
 
 
+# Beside the sessions, because LiteRT's interpreter refuses to run while anybody else refers to its parts, and what can
+# be reached from a module is recorded while it is measured.
+_interpreters: WeakKeyDictionary[TfliteSession, Any] = WeakKeyDictionary()
+
+
 class TfliteSession(FileSession):
     """A file that LiteRT's interpreter has loaded."""
 
@@ -97,12 +103,12 @@ class TfliteSession(FileSession):
             interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise MeasurementFailed(f"LiteRT cannot load {str(model.file)!r}: {first_line(error)}") from error
-        self._holder = _Holder(interpreter)
+        _interpreters[self] = interpreter
         self._inputs = interpreter.get_input_details()
         self._shapes = [tuple(details["shape"]) for details in self._inputs]
 
     def arrays(self, arrays: dict[str, Any]) -> list[Any]:
-        interpreter = self._holder.interpreter
+        interpreter = _interpreters[self]
         # The interpreter and the file list the inputs in one order.
         values = list(arrays.values())
         if [array.shape for array in values] != self._shapes:
@@ -114,15 +120,6 @@ class TfliteSession(FileSession):
             interpreter.set_tensor(details["index"], array)
         interpreter.invoke()
         return [interpreter.get_tensor(details["index"]) for details in interpreter.get_output_details()]
-
-
-class _Holder:
-    """Holds the interpreter: it runs only while nobody else refers to its parts, so a copy of a session must not."""
-
-    __slots__ = ("interpreter",)
-
-    def __init__(self, interpreter: Any) -> None:
-        self.interpreter = interpreter
 
 
 def open_file_session(model: FileModel, threads: int | None = None) -> FileSession:

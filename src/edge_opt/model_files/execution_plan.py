@@ -80,8 +80,6 @@ class ExecutionPlan:
         self.indices = {
             name: index for index, node in enumerate(self.nodes) for name in (*node.outputs, node.name) if name
         }
-        # Of the last reading: bytes of each value, for the arena.
-        self.value_bytes: dict[str, int] = {}
         self.roles = _roles(self.nodes, constants, file.graph.values)
         self.constant_values = {
             name: value for name, one in constants.items() if (value := real_values(one)) is not None

@@ -19,13 +19,16 @@ from edge_opt import units
 from edge_opt.errors import InvalidInput, UnreadableModel
 from edge_opt.model_files.execution_plan import ExecutionPlan, identifier
 from edge_opt.model_files.file_graph import ModelFile
-from edge_opt.model_files.graph_interpreter import GraphInterpreter, NodeSpans
+from edge_opt.model_files.graph_interpreter import GraphInterpreter, Reading
 from edge_opt.model_files.module_scopes import Span, root_kind
 from edge_opt.model_files.node_call import MOST_ELEMENTS, torch_dtype
 from edge_opt.model_files.onnx_reader import read_onnx
 from edge_opt.model_files.tflite_arena import Arena, plan_arena
 from edge_opt.model_files.tflite_reader import read_tflite
-from edge_opt.trace.inputs import FileModule
+from edge_opt.records.costs import Trace
+from edge_opt.trace.inputs import ShapeOnlyModule
+from edge_opt.trace.tape import current_tape
+from edge_opt.trace.tracer import trace
 
 _MOST_FUSED = 4
 
@@ -37,7 +40,7 @@ class ScopeModule(nn.Module):
         return run.inside(span)
 
 
-class FileModel(FileModule):
+class FileModel(ShapeOnlyModule):
     """A model read from a file: its weights have shapes and no values, and a call of it is a reading.
 
     Attributes:
@@ -62,13 +65,31 @@ class FileModel(FileModule):
         if kind:
             _show_class(self, kind)
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        return self.read(given, named)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs, reading = self.interpret(args, kwargs)
+        tape = current_tape()
+        if tape is not None:
+            tape.notes += self.notes(reading)
+        return outputs
 
-    def read(self, given: tuple[Any, ...], named: Mapping[str, Any], spans: NodeSpans | None = None) -> Any:
-        """Read the graph with these inputs; `spans` gets which operators of the trace each node became."""
-        inputs = self.plan.arguments(given, named)
-        return GraphInterpreter(self.plan, dict(self.named_modules()), inputs, spans).whole()
+    def interpret(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Reading]:
+        """Read the graph with these tensors: return its outputs, and what was noted on the way."""
+        interpreter = GraphInterpreter(self.plan, dict(self.named_modules()), self.plan.arguments(args, kwargs))
+        return interpreter.whole(), interpreter.reading
+
+    def read(self, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> tuple[Trace, Reading]:
+        """Trace the file, and return what was noted of its nodes and values as well.
+
+        Args:
+            inputs: As in `profile`; the shape of one call.
+            kwargs: Arguments of the model by name.
+        """
+        readings: list[Reading] = []
+        return trace(_TracedReading(self), inputs, kwargs, results=readings), readings[0]
+
+    def notes(self, reading: Reading) -> list[str]:
+        """Return what readers of a profile should know beside its figures."""
+        return []
 
     def module_of(self, name: str, op: str = "") -> str | None:
         """Path of the module behind a kernel of a runtime; None where no node has that name.
@@ -113,6 +134,24 @@ class FileModel(FileModule):
                 return None
             found.append(torch.empty(sizes, dtype=torch_dtype(value.dtype), device="meta"))
         return tuple(found), {}
+
+
+class _TracedReading(ShapeOnlyModule):
+    """Reads a file under a trace, and returns what was noted in the place of the file's outputs.
+
+    A trace restores every object that it can reach, so notes on the model or its plan would be lost with it.
+    """
+
+    def __init__(self, model: FileModel) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        return self.model.input_dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Reading:
+        return self.model.interpret(args, kwargs)[1]
 
 
 def _free_key(name: str, owner: nn.Module) -> str:
@@ -166,28 +205,39 @@ def load_onnx(path: str | Path) -> OnnxModel:
 class TfliteModel(FileModel):
     """A model read from a `.tflite` file."""
 
-    def arena(self) -> Arena:
-        """Where the interpreter's planner places the tensors of the run that was profiled last, without a delegate."""
-        plan = self.plan
-        if not plan.value_bytes:
-            raise InvalidInput("the file was not profiled yet, so its shapes are not known; profile it first")
+    def arena(self, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Arena:
+        """Return where the interpreter's planner places the tensors, without a delegate.
+
+        Args:
+            inputs: As in `profile`; None for the shapes that the file gives.
+            kwargs: Arguments of the model by name.
+        """
+        if inputs is None and not kwargs:
+            example = self.example()
+            if example is None:
+                raise InvalidInput("the file leaves the shapes of its inputs open; pass them, such as arena((1, 64))")
+            inputs = list(example[0])
+        return self._arena(self.read(inputs, kwargs)[1])
+
+    def _arena(self, reading: Reading) -> Arena:
+        plan, nbytes = self.plan, reading.value_bytes
         run = [node for index, node in enumerate(plan.nodes) if index not in plan.folded]
-        kept = {node.outputs[0] for index, node in enumerate(plan.nodes)
-                if index in plan.folded and node.op == "DEQUANTIZE"}  # fmt: skip
-        made = {*plan.names, *(name for node in run for name in node.outputs)}
-        ordered = [name for name in plan.file.graph.values if name in plan.value_bytes]
+        widened = {node.outputs[0] for index, node in enumerate(plan.nodes)
+                   if index in plan.folded and node.op == "DEQUANTIZE"}  # fmt: skip
+        in_arena = {*plan.names, *(name for node in run for name in node.outputs)}
+        ordered = [name for name in plan.file.graph.values if name in nbytes]
         outputs = [value.name for value in plan.file.graph.outputs]
         return plan_arena(
-            run, plan.names, outputs, {name: plan.value_bytes[name] for name in ordered if name in made},
-            {name: plan.value_bytes[name] for name in ordered if name in kept},
+            run, plan.names, outputs, {name: nbytes[name] for name in ordered if name in in_arena},
+            {name: nbytes[name] for name in ordered if name in widened},
         )  # fmt: skip
 
-    def trace_notes(self) -> tuple[str, ...]:
-        """What a reader of a profile should know beside its figures: the arena."""
-        found = self.arena()
-        kept = f", and {units.size(found.persistent_bytes)} for weights widened once" if found.persistent_bytes else ""
-        return (f"TFLite's planner places the tensors in an arena of {units.size(found.nbytes)}{kept}, without a "
-                "delegate; scratch of kernels comes on top",)  # fmt: skip
+    def notes(self, reading: Reading) -> list[str]:
+        """Return the size of the arena, as a sentence."""
+        arena = self._arena(reading)
+        kept = f", and {units.size(arena.persistent_bytes)} for weights widened once" if arena.persistent_bytes else ""
+        return [f"TFLite's planner places the tensors in an arena of {units.size(arena.nbytes)}{kept}, without a "
+                "delegate; scratch of kernels comes on top"]  # fmt: skip
 
 
 def load_tflite(path: str | Path) -> TfliteModel:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from edge_opt.cost.rules import price
 from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
 from edge_opt.model_files import (
     onnx_arithmetic,
@@ -28,9 +27,9 @@ from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeRef
 from edge_opt.model_files.module_scopes import Span, names_from_outside, names_read
 from edge_opt.model_files.node_call import NodeCall, handler_of, has_exact_values, numbers, real_values, torch_dtype
 from edge_opt.model_files.shared_operators import define
-from edge_opt.records.costs import OpCost, Trace
 from edge_opt.trace.lifetimes import nbytes_of
 from edge_opt.trace.shapes import output_specs
+from edge_opt.trace.tape import current_tape
 
 # Importing them fills the table of operators.
 _TABLES = (onnxruntime_operators, onnx_movement, onnx_arithmetic, onnx_quantized, tflite_movement, tflite_arithmetic)
@@ -56,32 +55,21 @@ def _unrecorded() -> Iterator[None]:
 
 
 def recorded_operators() -> int:
-    """Return how many operators the trace has so far; 0 where nobody records.
-
-    The tape is the innermost dispatch mode while a file is read, and its list `ops` grows by one with each operator.
-    Under another mode, such as `_ByRule`, nothing is recorded, so its missing list counts as empty. When the tape
-    changes, check that node costs still add up to the totals (tests/model_files/test_node_costs.py).
-    """
-    return len(getattr(_get_current_dispatch_mode(), "ops", ()))
+    """Return how many operators the trace has so far; 0 where nothing is recorded."""
+    tape = current_tape()
+    return 0 if tape is None else len(tape.ops)
 
 
-class NodeSpans:
-    """Which operators of a trace each node became: the first, and one past the last, by the node's index or name.
+class Reading(NamedTuple):
+    """What one reading of a file noted.
 
-    It is not a tensor or a module, so a trace passes the same object to the model that it runs.
+    Attributes:
+        spans: Which operators of the trace each node became, by the node's index: the first, and one past the last.
+        value_bytes: Bytes of each value, by its name.
     """
 
-    def __init__(self) -> None:
-        self.by_node: dict[Any, tuple[int, int]] = {}
-
-    def costs(self, traced: Trace) -> dict[Any, OpCost]:
-        """Return what each node costs by the trace in which the spans were noted; nodes without work are left out."""
-        prices = [price(signature).cost for signature in traced.signatures]
-        return {
-            node: sum((prices[call.signature] for call in traced.ops[first:end]), OpCost())
-            for node, (first, end) in self.by_node.items()
-            if end > first
-        }
+    spans: dict[int, tuple[int, int]]
+    value_bytes: dict[str, int]
 
 
 class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,12 +95,9 @@ class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class GraphInterpreter:
     """One reading of the graph with inputs of one shape."""
 
-    def __init__(
-        self, plan: ExecutionPlan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor],
-        spans: NodeSpans | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: ExecutionPlan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor]) -> None:
         self.plan = plan
-        self.spans = spans
+        self.reading = Reading({}, {})
         self.modules = modules
         self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
         self.constant_values: dict[str, torch.Tensor] = dict(plan.constant_values)
@@ -132,7 +117,6 @@ class GraphInterpreter:
 
     def whole(self) -> Any:
         """Read every node, and return what the file returns."""
-        self.plan.value_bytes = {}
         self._note(self.plan.names)
         self.inside(self.plan.tree)
         results = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
@@ -161,17 +145,16 @@ class GraphInterpreter:
         return self.stand_ins[shape]
 
     def node(self, index: int) -> None:
-        """Read one node, and note which operators of the trace it became where somebody asks."""
+        """Read one node, and note which operators of the trace it became."""
         before = recorded_operators()
         self._node(index)
-        if self.spans is not None:
-            self.spans.by_node[index] = (before, recorded_operators())
+        self.reading.spans[index] = (before, recorded_operators())
 
     def _note(self, names: Sequence[str]) -> None:
         for name in names:
             value = self.values.get(name)
             if isinstance(value, torch.Tensor):
-                self.plan.value_bytes[name] = nbytes_of(value)
+                self.reading.value_bytes[name] = nbytes_of(value)
 
     def _node(self, index: int) -> None:
         node = self.plan.nodes[index]

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,34 +14,18 @@ from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
+from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput
 from edge_opt.model_files.file_graph import FileNode
 from edge_opt.model_files.file_model import FileModel
-from edge_opt.model_files.graph_interpreter import NodeSpans, recorded_operators
-from edge_opt.records.costs import OpCost
+from edge_opt.model_files.graph_interpreter import recorded_operators
+from edge_opt.records.costs import OpCost, Trace
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.trace.inputs import FileModule
 from edge_opt.trace.tracer import trace
 
+Node = TypeVar("Node", int, str)
 # From light to dark, as Model Explorer mixes them.
 _GRADIENT = [{"stop": 0, "bgColor": "white"}, {"stop": 1, "bgColor": "#d9480f"}]
-
-
-class _FileReading(FileModule):
-    """Reads a file under a trace, and notes which operators each node became."""
-
-    def __init__(self, model: FileModel) -> None:
-        super().__init__()
-        self.file = model.file
-        self.model = model
-        self.spans = NodeSpans()
-
-    @property
-    def input_dtype(self) -> torch.dtype | None:
-        return self.model.input_dtype
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        return self.model.read(given, named, self.spans)
 
 
 def node_costs(
@@ -54,9 +38,18 @@ def node_costs(
         inputs: As in `profile`; the shape of one call.
         kwargs: Arguments of the model by name.
     """
-    reading = _FileReading(model)
-    costs = reading.spans.costs(trace(reading, inputs, kwargs))
-    return [(index, model.plan.nodes[index], cost) for index, cost in costs.items()]
+    recorded, reading = model.read(inputs, kwargs)
+    return [(index, model.plan.nodes[index], cost) for index, cost in _span_costs(recorded, reading.spans).items()]
+
+
+def _span_costs(recorded: Trace, spans: Mapping[Node, tuple[int, int]]) -> dict[Node, OpCost]:
+    """Return what each node costs by the operators that it became; nodes without work are left out."""
+    prices = [price(signature).cost for signature in recorded.signatures]
+    return {
+        node: sum((prices[call.signature] for call in recorded.ops[first:end]), OpCost())
+        for node, (first, end) in spans.items()
+        if end > first
+    }
 
 
 def save_view(
@@ -132,26 +125,28 @@ def _add(entries: Any, figures: dict[str, int]) -> None:
 class _ProgramInterpreter(torch.fx.Interpreter):
     """Runs the nodes one by one, and notes which operators of the trace each became."""
 
-    def __init__(self, graph: Any, spans: NodeSpans) -> None:
+    def __init__(self, graph: Any) -> None:
         super().__init__(graph)
-        self.spans = spans
+        self.spans: dict[str, tuple[int, int]] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         before = recorded_operators()
         result = super().run_node(n)
-        self.spans.by_node[n.name] = (before, recorded_operators())
+        self.spans[n.name] = (before, recorded_operators())
         return result
 
 
 class _Program(nn.Module):
+    """Runs an exported program under a trace, and returns which operators each node became."""
+
     def __init__(self, graph: nn.Module) -> None:
         super().__init__()
         self.graph = graph
-        self.spans = NodeSpans()
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        interpreter = _ProgramInterpreter(self.graph, self.spans)
-        return interpreter.run(*tree_leaves((given, named)), enable_io_processing=False)
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, tuple[int, int]]:
+        interpreter = _ProgramInterpreter(self.graph)
+        interpreter.run(*tree_leaves((args, kwargs)), enable_io_processing=False)
+        return interpreter.spans
 
 
 def program_costs(program: Any, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, OpCost]:
@@ -162,5 +157,6 @@ def program_costs(program: Any, inputs: Any, kwargs: Mapping[str, Any] | None = 
         inputs: As in `profile`; the shape of one call.
         kwargs: Arguments of the model by name.
     """
-    model = _Program(program.module())
-    return model.spans.costs(trace(model, inputs, kwargs))
+    spans: list[dict[str, tuple[int, int]]] = []
+    recorded = trace(_Program(program.module()), inputs, kwargs, results=spans)
+    return _span_costs(recorded, spans[0])

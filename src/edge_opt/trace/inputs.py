@@ -40,30 +40,21 @@ class InputSpec:
             raise InvalidInput(f"unknown dtype {self.dtype!r}; use a torch name such as float32, float16 or int64")
 
 
-class FileModule(nn.Module):
-    """Base of modules that were read from a file: a call reads its graph, looks at shapes, and computes nothing.
+class ShapeOnlyModule(nn.Module):
+    """Base of modules whose forward looks at shapes, never at values, and which may say what type their inputs have.
 
-    Only these are asked: a user's model may have attributes of the same names, which mean something else.
-
-    Attributes:
-        file: The file that it was read from.
+    Only these are asked: a user's model may have an attribute `input_dtype` that means something else.
     """
-
-    file: Any
 
     @property
     def input_dtype(self) -> torch.dtype | None:
-        """The type of an input that is given by its shape alone; None where the file does not say."""
+        """The type of an input that is given by its shape alone; None where the module does not say."""
         return None
-
-    def trace_notes(self) -> tuple[str, ...]:
-        """What a reader of a profile should know beside its figures."""
-        return ()
 
 
 def default_dtype(model: nn.Module) -> torch.dtype:
-    """The type of an input that is given by its shape alone: that of the weights, or as a file says it."""
-    if isinstance(model, FileModule) and model.input_dtype is not None:
+    """The type of an input that is given by its shape alone: that of the weights, or what the module says."""
+    if isinstance(model, ShapeOnlyModule) and model.input_dtype is not None:
         return model.input_dtype
     floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return next(floating, torch.get_default_dtype())
@@ -209,7 +200,7 @@ SMALL = 1 << 22
 def meta_tensor(value: Any, dtype: torch.dtype, keeps_small: bool = True) -> torch.Tensor:
     """An input of the caller's shape, apart from the caller's own: without data, unless it is small and of integers.
 
-    Those keep their values, which a model may look at; `keeps_small` is False for a file, which never does.
+    Those keep their values, which a model may look at; `keeps_small` is False for a `ShapeOnlyModule`.
     """
     if isinstance(value, InputSpec):
         wanted = _torch_dtype(value, dtype)
@@ -237,10 +228,8 @@ def real_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.T
 
 def on_device(model: nn.Module, device: str) -> nn.Module:
     """Return the model itself if all of it is on the device already, else a copy that is."""
-    if isinstance(model, FileModule):
-        raise InvalidInput(
-            f"{str(model.file)!r} was read for its costs, and this needs a model that runs; give its source"
-        )
+    if isinstance(model, ShapeOnlyModule):
+        raise InvalidInput("the model was read from a file for its costs; this needs one that runs: give its source")
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise InvalidInput("the model's weights are on the meta device and have no values; build it with real weights")

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
 from edge_opt.records.costs import OpCall, OpSignature, Role
@@ -83,6 +83,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ops: list[OpCall] = []
         self.signatures: list[OpSignature] = []
         self.has_read_values = False
+        self.notes: list[str] = []  # what forward adds for readers of the profile
         self.outside = OutsideWork(is_real)
         self.constants: Collection[int] = ()  # ids of tensors that the model holds beside its own
         self.shape_error: BaseException | None = None
@@ -216,10 +217,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operands.has_meta = True
         if number is None:
             # No operator made it: it was there before the trace, or it was computed elsewhere.
-            if id(value) not in self._roles and id(value) not in self.constants:
+            is_unknown = id(value) not in self._roles and id(value) not in self.constants
+            if is_unknown:
                 self.outside.meet_unknown(value, self.stack.current)
             number = self.lifetimes.register(value, self._roles.get(id(value), "buffer"))
-            if is_meta and self._is_on_cpu:
+            if is_meta and is_unknown and self._is_on_cpu:
                 self.lifetimes.note_stand_in(value.untyped_storage(), number)
             if not is_meta:
                 self._own[id(value)] = (number, value)
@@ -423,6 +425,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self.lifetimes.roles[number] != "activation" and number not in self._written:
                     self._written.add(number)
                     self.saved.append((value, value.detach().clone()))
+
+
+def current_tape() -> Tape | None:
+    """Return the tape that records now; None where nothing is traced, or another mode runs inside the tape.
+
+    Torch has no public function for the innermost dispatch mode. If this private one disappears, files lose the costs
+    of their nodes, and tests/model_files/test_node_costs.py fails.
+    """
+    mode = _get_current_dispatch_mode()
+    return mode if isinstance(mode, Tape) else None
 
 
 def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Tensor]) -> tuple[View, ...] | None:

@@ -23,8 +23,8 @@ from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.records.costs import Role, StorageInfo, Trace
 from edge_opt.trace.inputs import (
     CallArguments,
-    FileModule,
     InputSpec,
+    ShapeOnlyModule,
     call_arguments,
     copied_with,
     default_dtype,
@@ -238,7 +238,7 @@ def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str
         used_real_tensors=is_real,
         notes=(
             *(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
-            *(traced.model.trace_notes() if isinstance(traced.model, FileModule) else ()),
+            *tape.notes,
         ),
         resident=_moved_bytes(traced.model, sizes),
     )
@@ -333,7 +333,7 @@ def _build_inputs(
     invented: list[InputSpec] = []
     device = next((tensor.device for tensor, _ in traced.tensors), torch.device("cpu"))
     dtype = default_dtype(traced.model)
-    keeps_small = not isinstance(traced.model, FileModule)
+    keeps_small = not isinstance(traced.model, ShapeOnlyModule)
 
     def make(value: Any) -> torch.Tensor:
         tensors.append(real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype, keeps_small))
