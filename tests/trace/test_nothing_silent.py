@@ -274,3 +274,17 @@ def test_the_tensors_of_a_hugging_face_cache_are_inputs() -> None:
     profile = eo.profile(model, kwargs={"input_ids": torch.zeros(1, 1, dtype=torch.int64), "past_key_values": static})
     assert profile.totals.input_bytes >= sizes == 2 * 2 * 2 * 64 * 8 * 4
     assert not any(layer.keys.is_meta or layer.keys.any() for layer in static.layers)
+
+
+def test_a_number_made_in_forward_is_not_taken_for_the_work_of_a_busy_thread() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return x * torch.tensor(0.5, device=x.device)
+
+    is_done = threading.Event()
+    worker = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(is_done.is_set, True)])
+    worker.start()
+    profile = eo.profile(Scaled(), (2, 8))
+    is_done.set()
+    worker.join()
+    assert not profile.totals.is_lower_bound

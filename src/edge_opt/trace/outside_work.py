@@ -26,7 +26,7 @@ _FEW_VALUES = 8
 # A tensor that Python code makes from a list of numbers is not larger, or rarely so.
 _MOST_NUMBERS = 1024
 # CPU time of other threads that is not a thread waking up to look at a clock.
-_BUSY_S = 20e-6
+_BUSY_S = 50e-6
 _forks = [0]
 
 
@@ -99,9 +99,10 @@ class OutsideWork:
         if not self._is_real and candidates:
             # On the meta device `torch.tensor([1, 2], device=x.device)` makes a tensor that no mode sees. It looks like
             # the result of another thread, so there has to be more to it: a thread that worked, or a size that nobody
-            # writes down in Python.
+            # writes down in Python. A single number is not suspicious: models make one for each mask.
             is_busy = _seconds_of_other_threads() - self._others_s > _BUSY_S or self._has_left()
-            candidates = [pair for pair in candidates if is_busy or pair[0].numel() > _MOST_NUMBERS]
+            least = 1 if is_busy else _MOST_NUMBERS
+            candidates = [pair for pair in candidates if pair[0].numel() > least]
         if not candidates:
             return []
         older = (value for generation in (1, 2) for value in gc.get_objects(generation))
