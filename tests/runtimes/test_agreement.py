@@ -14,8 +14,7 @@ from edge_opt import compress
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.quantization.static_int8 import sample_remarks
-from edge_opt.records.conversions import Agreement, BatchAgreement
-from edge_opt.runtimes.agreement import agreement, bound_of, is_suspicious, strange_kernels, trouble_of
+from edge_opt.runtimes.agreement import agreement, bound_of, trouble_of
 from edge_opt.runtimes.model_call import subject_of
 from edge_opt.runtimes.runners import TorchRunner
 
@@ -158,17 +157,3 @@ def test_of_two_classes_a_near_tie_is_no_clear_answer_either() -> None:
     assert found.top1 == 16 / 20 and found.by_batch[0].flips == 0.0
     far = agreement(subject, TorchRunner(Swapped(), 1), [(10 * scores[4:],)], "a test", fixed_batch=16)
     assert far.by_batch[0].flips == 4 / 16
-
-
-def found_by(runtime_differences: dict[int, float]) -> Agreement:
-    sizes = tuple(BatchAgreement(samples, share, 0, None) for samples, share in runtime_differences.items())
-    return Agreement(0.1, 0.1, 1.0, None, 2, 1, "a test", by_batch=sizes)
-
-
-def test_what_another_runtime_computes_much_closer_is_the_fault_of_kernels() -> None:
-    # the same file: 3.2 % in one runtime, 20 % in the other; 2 x 0.032 + 0.03 would pass
-    strange = strange_kernels(found_by({1: 0.05, 512: 0.2}), found_by({1: 0.031, 512: 0.032}), "onnxruntime")
-    assert strange is not None and strange[0].samples == 512 and strange[2] == pytest.approx(2 * 0.032 + 0.03)
-    assert "by 20.0% of their mean, and by 3.2% where onnxruntime runs the same file" in strange[1]
-    assert strange_kernels(found_by({1: 0.25}), found_by({1: 0.2}), "onnxruntime") is None
-    assert is_suspicious(found_by({1: 0.04})) and not is_suspicious(found_by({1: 0.02}))

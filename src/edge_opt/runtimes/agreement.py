@@ -443,35 +443,6 @@ def _problem(entry: BatchAgreement | UnseenAgreement, bound: float, single: floa
     return None
 
 
-# Differences up to this need no second opinion; from twice the other's and this much on, kernels are not the same.
-SUSPICIOUS = 0.03
-
-
-def is_suspicious(found: Agreement) -> bool:
-    """Whether outputs differ so much that it matters who computed them."""
-    return any((entry.difference or 0.0) > SUSPICIOUS for entry in found.by_batch)
-
-
-def strange_kernels(found: Agreement, second: Agreement, other: str) -> tuple[BatchAgreement, str, float] | None:
-    """The batch size at which another runtime runs the same file much closer to the original, in words, and the bound.
-
-    What quantisation costs is in the file; what comes on top of it is the fault of kernels.
-    """
-    closer = {entry.samples: entry.difference for entry in second.by_batch}
-    for entry in found.by_batch:
-        theirs = closer.get(entry.samples)
-        if entry.difference is None or theirs is None:
-            continue
-        bound = 2 * theirs + SUSPICIOUS
-        if entry.difference > bound:
-            problem = (
-                f"at batch {entry.samples} outputs differ by {units.percent(entry.difference)} of their mean, and by "
-                f"{units.percent(theirs)} where {other} runs the same file: its kernels compute something else"
-            )
-            return entry, problem, bound
-    return None
-
-
 # For what differs on the batches given, and for what differs on unseen inputs only.
 _CURES = (
     "Keep layers in float (spare='auto' finds them), calibrate on more data, choose another runtime or scheme, or take",

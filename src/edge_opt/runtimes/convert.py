@@ -41,9 +41,7 @@ from edge_opt.runtimes.agreement import (
     bound_of,
     disagreement,
     first_difference,
-    is_suspicious,
     sized,
-    strange_kernels,
     trouble_of,
 )
 from edge_opt.runtimes.export import export
@@ -188,8 +186,6 @@ def _converted(job: Job, maker: Maker, precision: str, runtime: str, held: _Veri
         if held.must_run:
             _check_effective(layers, precision, runtime, job.spare)
         _check_agreement(found, unseen, held, made, precision, runtime)
-        if (precision, runtime) == ("int8", "openvino") and is_suspicious(found) and not math.isinf(held.bound):
-            _check_kernels(found, original, made, held)
         files = publish(with_data(made.path), place)
     return Converted(
         precision=cast(Precision, precision),
@@ -346,21 +342,6 @@ def _check_agreement(
             made.reference, file, lambda path: _open(path, runtime, precision), PATH_KEY, batch, held.bound
         )
     raise disagreement(f"{precision} on {runtime}", found, problem, begins)
-
-
-def _check_kernels(found: Agreement, original: Original, made: Made, held: _Verification) -> None:
-    """Refuse what OpenVINO makes of a file that ONNX Runtime runs much closer to the original."""
-    with _open(made.path, "onnxruntime", "int8") as runner:
-        second = agreement(original, runner, held.checks, "a second opinion", held.answers, made.batch)
-    strange = strange_kernels(found, second, "onnxruntime")
-    if strange is None:
-        return
-    entry, problem, bound = strange
-    begins = None
-    if made.reference is not None:
-        batch, reopen = sized(held.checks, entry.samples), partial(_open, runtime="openvino", precision="int8")
-        begins = first_difference(made.reference, made.path, reopen, PATH_KEY, batch, bound)
-    raise disagreement("int8 on openvino", found, problem, begins)
 
 
 def _refusals(found: Agreement, runtime: str) -> list[str]:
