@@ -36,7 +36,7 @@ from edge_opt.errors import Disagrees, EdgeOptError, message_of
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import Exported
 from edge_opt.runtimes.agreement import BOUNDS, difference_share
-from edge_opt.runtimes.model_call import Subject, subject_of
+from edge_opt.runtimes.model_call import ModelCall, model_call
 
 RATIO = 0.5
 # Batches of two samples each.
@@ -56,9 +56,9 @@ def row(name: str, net: ZooNet, stack: ExitStack) -> dict[str, Any]:
     torch.manual_seed(0)
     model, start = net.build(), time.process_time()
     inputs, kwargs = net.inputs()
-    subject = subject_of(model, inputs, kwargs)
+    subject = model_call(model, inputs, kwargs)
     before = subject.outputs(subject.tensors)
-    calls = [subject_of(model, *net.inputs()).tensors for _ in range(CALIBRATION + FRESH)]
+    calls = [model_call(model, *net.inputs()).tensors for _ in range(CALIBRATION + FRESH)]
     calibration, fresh = calls[:CALIBRATION], calls[CALIBRATION:]
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     export, file = _exported(model, inputs, kwargs, folder)
@@ -113,7 +113,7 @@ def _exported(
 
 
 def _trained(
-    subject: Subject, inputs: Any, kwargs: Mapping[str, Any], calibration: list[Tensors], fresh: list[Tensors]
+    subject: ModelCall, inputs: Any, kwargs: Mapping[str, Any], calibration: list[Tensors], fresh: list[Tensors]
 ) -> dict[str, Any]:
     """Two steps of training for int8, and the trained copy in int8."""
 
@@ -130,12 +130,12 @@ def _trained(
     except EdgeOptError as error:
         return {"verified": False, "disagrees": False, "reason": message_of(error)}
     call = (tuned.model, inputs, kwargs, None)
-    copy = subject_of(tuned.model, inputs, kwargs)
+    copy = model_call(tuned.model, inputs, kwargs)
     return _verified(copy, call, "int8", "onnxruntime", "auto", calibration, fresh)
 
 
 def _verified(
-    subject: Subject,
+    subject: ModelCall,
     call: tuple[Any, ...],
     precision: str,
     runtime: str,

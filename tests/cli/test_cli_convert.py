@@ -36,10 +36,10 @@ def invoke(*arguments: str) -> Result:
 
 def test_quantize_prints_the_verification(data: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = invoke("quantize", MODEL, "-i", "1x1x28x28", "-c", f"{data}:loader", "--spare", "conv1", "-o", str(out))
+    done = invoke("quantize", MODEL, "-i", "1x1x28x28", "-c", f"{data}:loader", "--keep-float", "conv1", "-o", str(out))
     assert done.exit_code == 0, done.stderr
     assert "int8 on onnxruntime: runs in int8+fp32, 2 of 3 layers as asked" in done.stdout
-    assert "conv1  Conv      fp32     spared, as asked" in done.stdout
+    assert "conv1  Conv      fp32     kept in float, as asked" in done.stdout
     assert "Agreement    on 32 samples of calibration batches" in done.stdout
     assert [path.name for path in out.iterdir()] == ["SmallCNN.int8.onnx"]
     assert f"saved to {out / 'SmallCNN.int8.onnx'}" in done.stderr
@@ -95,7 +95,7 @@ def test_export_in_fp16_says_what_it_runs_in_here(tmp_path: Path) -> None:
         (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:none"], "has no 'none'"),
         (["quantize", MODEL, "-i", "1x1x28x28", "-c", "loader"], "names no batches"),
         (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:loader", "--random-calibration"], "exclude each other"),
-        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:loader", "--method", "mse"], "unknown calibration method"),
+        (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:loader", "--scheme", "mse"], "unknown scheme"),
         (["quantize", MODEL, "-i", "1x1x28x28", "-c", "DATA:loader", "--runtime", "torch"], "runtime='onnxruntime'"),
     ],
 )

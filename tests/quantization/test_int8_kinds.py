@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from convertible import Recurrent, Residual, Tokens
+from convertible import Recurrent, Tokens
 from edge_opt import compress
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.quantization.activation_ranges import _entropy, _histograms, _percentile
 from edge_opt.quantization.mixed_precision import keep_float_until_it_agrees, ranked_layers
+from edge_opt.quantization.onnx_files import FloatFile, module_path
 from edge_opt.records.conversions import KeptFloatTrial
 
 
@@ -60,39 +60,6 @@ def test_int4_is_of_weights_only() -> None:
         compress.convert(Wide(), (1, 256), "int8", scheme="best")
     with pytest.raises(InvalidInput, match="group_size is 7"):
         compress.convert(Wide(), (1, 256), "int4", group_size=7)
-
-
-def test_methods_of_calibration_find_other_ranges() -> None:
-    torch.manual_seed(0)
-    model, batches = Residual(), [torch.randn(128, 3, 12, 12) ** 3]
-    scales = {}
-    for method in ("minmax", "percentile", "entropy"):
-        done = compress.convert(model, (1, 3, 12, 12), "int8", calibration=batches, method=method, allow=True)
-        found = {item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(done.path).graph.initializer}
-        scales[method] = found["x_scale"]
-    # cubes of normal numbers have rare large values; of 128 * 3 * 144 values 5.5 may go, 2 at each end
-    assert scales["percentile"] < scales["minmax"] and scales["entropy"] < scales["minmax"]
-
-
-def test_a_percentile_cuts_the_rarest_values_off_and_entropy_keeps_an_even_range() -> None:
-    counts = np.full(2048, 1000)
-    # 2 048 000 values: a ten-thousandth of them, 204.8, is less than one bin of 1000 on each side
-    assert _percentile(counts, -1.0, 1.0) == pytest.approx((-1.0, 1.0))
-    assert _entropy(counts, 0.0, 1.0) == pytest.approx((0.0, 1.0))
-    # behind a ReLU many values are zero, which every range holds exactly: they change nothing
-    counts[0] = 10_000_000
-    assert _entropy(counts, 0.0, 1.0) == pytest.approx((0.0, 1.0))
-    rare = np.zeros(2048, dtype=int)
-    rare[:1024], rare[-1] = 1000, 1
-    assert _percentile(rare, 0.0, 2.0)[1] == pytest.approx(1.0, abs=2 / 2048 * 1.5)
-
-
-def test_a_tensor_that_hardly_changes_has_a_histogram() -> None:
-    # neighbours in 32 bits: 2048 bins between them have edges in 64 bits only
-    array = np.array([1.0, np.nextafter(np.float32(1), np.float32(2))] * 4, dtype=np.float32)
-    counts = _histograms([("x", array)], {"x": (float(array[0]), float(array[1]))})["x"]
-    assert (counts[0], counts[-1], counts.sum()) == (4, 4, 8)
-    assert _entropy(counts, *map(float, array[:2])) == _percentile(counts, *map(float, array[:2])) == (1, array[1])
 
 
 def needing(count: int) -> Callable[[tuple[str, ...]], tuple[KeptFloatTrial, str | None]]:
@@ -169,7 +136,7 @@ def test_the_layer_that_hurts_is_found_and_spared() -> None:
     torch.manual_seed(0)
     model, batch = Uneven().eval(), torch.randn(16, 8)
     assert ranked_layers(model, lambda: [model(batch)])[0] == "coarse"
-    done = compress.convert(model, (1, 8), "int8", calibration=[batch], spare="auto")
+    done = compress.convert(model, (1, 8), "int8", calibration=[batch], keep_float="auto")
     assert [layer.path for layer in done.kept_layers] == ["coarse"]
     assert [point.spared for point in done.curve] == [(), ("coarse",)]
     assert done.curve[0].difference > 0.1 > done.curve[1].difference
@@ -178,13 +145,34 @@ def test_the_layer_that_hurts_is_found_and_spared() -> None:
 def test_shapes_that_are_inferred_otherwise_do_not_stop_dynamic_int8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def prepare(source: Path, prepared: Path, is_big: bool) -> None:
+    def prepare(source: Path, prepared: Path) -> FloatFile:
         # as symbolic inference leaves some files: a tensor with another rank than it has
         model = onnx.load(str(source))
         wrong = onnx.helper.make_tensor_value_info(model.graph.node[0].output[0], onnx.TensorProto.FLOAT, [1, 2, 3])
         model.graph.value_info.extend([wrong])
         prepared.write_bytes(model.SerializeToString())
+        return FloatFile(prepared, model, {node.name: module_path(node) for node in model.graph.node}, is_big=False)
 
-    monkeypatch.setattr("edge_opt.quantization.dynamic_int8.prepare", prepare)
+    monkeypatch.setattr("edge_opt.runtimes.onnx_builds.prepare", prepare)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     assert compress.convert(model, (2, 16), "int8", scheme="dynamic", folder=tmp_path).effective_precision == "int8"
+
+
+def test_layers_are_chosen_on_the_kind_of_file_that_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edge_opt.runtimes import onnx_builds
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a dynamic file was tried")
+
+    monkeypatch.setattr(onnx_builds, "quantize_dynamic", refuse)
+    torch.manual_seed(0)
+    model, batch = Uneven().eval(), torch.randn(16, 8)
+    done = compress.convert(model, (1, 8), "int8", scheme="weights", keep_float="auto", verify_on=[batch])
+    assert done.curve and done.effective_precision.startswith("int8")
+
+
+def test_ranges_take_no_infinities() -> None:
+    from edge_opt.quantization.static_int8 import _min_max
+
+    values = [("x", np.array([-np.inf, -2.0, 3.0])), ("x", np.array([np.nan, 1.0])), ("y", np.array([-np.inf]))]
+    assert _min_max(values) == {"x": (-2.0, 3.0), "y": (0.0, 0.0)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from edge_opt.pruning.plan import make_plan
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
 from edge_opt.run.config import RunConfig
-from edge_opt.run.export_best import program
 from edge_opt.run.job import Baseline, PipelineJob, variant_of
 from edge_opt.run.model_and_data import ModelAndData, torch_threads
 from edge_opt.run.scores import figure_of
 from edge_opt.run.screening import Place, bisect_last, choose_ratio, screen
-from edge_opt.runtimes.runners import PACKAGES, SUFFIXES
 
 
 @pytest.mark.parametrize(
@@ -142,10 +139,3 @@ def test_training_for_int8_leaves_float_candidates_alone(tmp_path: Path) -> None
     assert all(torch.equal(tensor, before[name]) for name, tensor in float_one.model.state_dict().items())
     assert not torch.equal(rounded.model.conv1.weight, before["conv1.weight"])
     assert rounded.model.conv1.weight.shape == before["conv1.weight"].shape
-
-
-@pytest.mark.parametrize("runtime", SUFFIXES)
-def test_every_runtime_has_a_package_and_a_program(runtime: str) -> None:
-    compile(program(runtime, "fp32"), "run_best.py", "exec")
-    if runtime not in ("litert", "executorch"):  # extras, and slow to import
-        importlib.import_module(PACKAGES[runtime])

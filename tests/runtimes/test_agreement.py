@@ -14,9 +14,9 @@ from edge_opt import compress
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
 from edge_opt.quantization.static_int8 import sample_remarks
-from edge_opt.runtimes.agreement import agreement, bound_of, trouble_of
-from edge_opt.runtimes.model_call import subject_of
-from edge_opt.runtimes.runners import TorchRunner
+from edge_opt.runtimes.agreement import agreement, bound_of, first_violation
+from edge_opt.runtimes.model_call import model_call
+from edge_opt.runtimes.torch_runtime import TorchRunner
 
 SHAPE = (1, 1, 28, 28)
 PICTURES = [torch.randn(16, 1, 28, 28)]
@@ -31,10 +31,10 @@ def test_ranges_of_the_wrong_data_raise_with_the_layer_where_it_begins(tmp_path:
 
 
 def test_allow_takes_it_as_it_is_and_the_record_says_how_bad_it_is() -> None:
-    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, verify_on=PICTURES, allow=True)
+    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, verify_on=PICTURES, max_difference=True)
     assert max(entry.difference or 0.0 for entry in done.agreement.by_batch) > bound_of("int8", None)
-    with pytest.raises(InvalidInput, match="allow is -1; it is a share"):
-        compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, allow=-1)
+    with pytest.raises(InvalidInput, match="max_difference is -1; it is a share"):
+        compress.convert(SmallCNN(), SHAPE, "int8", calibration=FAINT, max_difference=-1)
     assert math.isinf(bound_of("int8", True))
 
 
@@ -56,7 +56,7 @@ def test_small_calls_are_judged_together() -> None:
     x[0] = 0.01
     model = nn.Identity()
     batches = [(x[place : place + 1],) for place in range(16)]
-    found = agreement(subject_of(model, (1, 4)), TorchRunner(Off(), 1), batches, "a test", fixed_batch=1)
+    found = agreement(model_call(model, (1, 4)), TorchRunner(Off(), 1), batches, "a test", fixed_batch=1)
     # 0.005 over a mean of (15 + 0.01) / 16; of the first sample alone it would be 0.5
     assert [entry.samples for entry in found.by_batch] == [1]
     assert found.by_batch[0].difference == pytest.approx(0.005 / (15.01 / 16), rel=1e-3)
@@ -69,9 +69,9 @@ class TenthMore(nn.Module):
 
 def test_outputs_are_their_own_scale_however_small_they_are() -> None:
     x = 1e-8 * torch.ones(16, 4)
-    found = agreement(subject_of(nn.Identity(), (1, 4)), TorchRunner(TenthMore(), 1), [(x,)], "a test", fixed_batch=16)
+    found = agreement(model_call(nn.Identity(), (1, 4)), TorchRunner(TenthMore(), 1), [(x,)], "a test", fixed_batch=16)
     assert found.relative_difference == pytest.approx(0.12, rel=1e-3)
-    assert trouble_of(found, 0.1) is not None and trouble_of(found, 0.13) is None
+    assert first_violation(found, 0.1) is not None and first_violation(found, 0.13) is None
 
 
 class FirstOff(nn.Module):
@@ -86,7 +86,7 @@ class FirstOff(nn.Module):
 def test_the_batch_that_differs_most_is_not_hidden_by_one_with_more_other_answers() -> None:
     scores = torch.tensor([[1.0, 3.0]] * 20)
     batches = [(scores,), (-scores,)]
-    found = agreement(subject_of(nn.Identity(), (1, 2)), TorchRunner(FirstOff(), 1), batches, "a test", fixed_batch=20)
+    found = agreement(model_call(nn.Identity(), (1, 2)), TorchRunner(FirstOff(), 1), batches, "a test", fixed_batch=20)
     # doubled: off by its own mean. One of twenty flipped: off by (2 + 2) / (20 * 4)
     assert [(entry.samples, entry.difference, entry.flips) for entry in found.by_batch] == [(20, 1.0, 0.05)]
 
@@ -112,10 +112,10 @@ class WrongBeyond(nn.Module):
 
 def test_a_large_batch_that_goes_wrong_is_found() -> None:
     model = Residual().eval()
-    subject = subject_of(model, (1, 3, 12, 12))
+    subject = model_call(model, (1, 3, 12, 12))
     found = agreement(subject, TorchRunner(WrongBeyond(model), 1), [(torch.randn(8, 3, 12, 12),)], "a test")
-    trouble = trouble_of(found, 0.1)
-    assert trouble is not None and trouble[0] is not None and trouble[0].samples == 512
+    trouble = first_violation(found, 0.1)
+    assert trouble is not None and trouble.entry is not None and trouble.entry.samples == 512
     assert [entry.difference for entry in found.by_batch[:2]] == [0.0, 0.0]
 
 
@@ -138,10 +138,10 @@ def test_near_ties_that_rounding_decides_anew_are_not_clear_answers() -> None:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:  # type: ignore[override]
             return (super().forward(x)[:, [1, 0, 2]],)
 
-    subject = subject_of(Ties(), (4, 2))
+    subject = model_call(Ties(), (4, 2))
     found = agreement(subject, TorchRunner(OtherTies(), 1), [subject.tensors], "a test")
     assert found.top1 == 0.0 and found.by_batch[-1].flips is None
-    assert trouble_of(found, 0.01) is None
+    assert first_violation(found, 0.01) is None
 
 
 def test_of_two_classes_a_near_tie_is_no_clear_answer_either() -> None:
@@ -152,8 +152,57 @@ def test_of_two_classes_a_near_tie_is_no_clear_answer_either() -> None:
     # Four of twenty are ahead by 0.1, the others by 1. The spread of two scores is half of what is between them, so
     # that every one is ahead by half of its own; half of the mean spread is (4 x 0.05 + 16 x 0.5) / 20 / 2 = 0.205.
     scores = torch.tensor([[0.0, 0.1]] * 4 + [[0.0, 1.0]] * 16)
-    subject = subject_of(nn.Identity(), (1, 2))
+    subject = model_call(nn.Identity(), (1, 2))
     found = agreement(subject, TorchRunner(Swapped(), 1), [(scores,)], "a test", fixed_batch=20)
     assert found.top1 == 16 / 20 and found.by_batch[0].flips == 0.0
     far = agreement(subject, TorchRunner(Swapped(), 1), [(10 * scores[4:],)], "a test", fixed_batch=16)
     assert far.by_batch[0].flips == 4 / 16
+
+
+class Flipping(nn.Module):
+    """The scores as they are; every fourth call swaps the two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        self.calls += 1
+        return (x.flip(1) if self.calls % 4 == 0 else x,)
+
+
+def test_changed_answers_are_judged_over_all_calls_of_a_small_batch() -> None:
+    # forty calls of one sample, ten of which get the other class: a quarter, and a tenth is allowed
+    batches = [(torch.tensor([[0.0, 1.0]]),) for _ in range(40)]
+    compared = agreement(
+        model_call(nn.Identity(), (1, 2)), TorchRunner(Flipping(), 1), batches, "a test", fixed_batch=1
+    )
+    [entry] = compared.by_batch
+    assert (entry.samples, entry.compared, entry.flips) == (1, 40, 0.25)
+    violation = first_violation(compared, 2.0, 10.0)
+    assert violation is not None and violation.entry is entry
+    assert violation.text.startswith("at batch 1 25.0% of the samples with a clear answer get another one")
+
+
+class OfOne(nn.Module):
+    """A classifier that takes one sample at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) != 1:
+            raise ValueError("one sample at a time")
+        return self.layer(x)
+
+
+def test_labels_stay_with_their_samples_where_the_batch_of_a_file_is_fixed() -> None:
+    torch.manual_seed(0)
+    model, x = OfOne().eval(), torch.randn(6, 4)
+    labels = model.layer(x).argmax(1)
+    labels[0] = (labels[0] + 1) % 3
+    done = compress.convert(model, (1, 4), "fp32", verify_on=[(x, labels)])
+    # one of six labels is another class
+    assert done.agreement.accuracy_before == done.agreement.accuracy == pytest.approx(5 / 6)
+    assert (done.agreement.batches, done.agreement.samples) == (6, 6)

@@ -13,7 +13,7 @@ from torch import nn
 
 from convertible import Pair, Recurrent, Residual, Tokens
 from edge_opt import compress
-from edge_opt.errors import ConversionFailed
+from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import cpu_flags, is_fast, needs_reduced_range, vector_bytes
 from edge_opt.model import SmallCNN
 
@@ -74,12 +74,12 @@ def test_weights_have_eight_bits_per_channel_unless_the_cpu_would_saturate(tmp_p
 
 
 def test_spared_layers_stay_in_float() -> None:
-    done = compress.convert(Residual(), (1, 3, 12, 12), "int8", calibration=pictures(2, 3, 12, 12), spare=["conv"])
+    done = compress.convert(Residual(), (1, 3, 12, 12), "int8", calibration=pictures(2, 3, 12, 12), keep_float=["conv"])
     assert done.effective_precision == "int8+fp32"
     # What is spared reads its input unrounded, so the layer before it runs in float, too.
     assert [(layer.path, layer.precision) for layer in done.kept_layers] == [("stem", "fp32"), ("conv", "fp32")]
-    assert done.kept_layers[0].reason.startswith("a spared layer reads its output unrounded")
-    assert done.kept_layers[1].reason == "spared, as asked"
+    assert done.kept_layers[0].reason.startswith("a layer in float reads its output unrounded")
+    assert done.kept_layers[1].reason == "kept in float, as asked"
 
 
 def test_a_spared_layer_reads_what_the_activation_before_it_left() -> None:
@@ -89,7 +89,7 @@ def test_a_spared_layer_reads_what_the_activation_before_it_left() -> None:
         nn.init.ones_(net[number].weight)
         nn.init.constant_(net[number].bias, bias)
     x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
-    done = compress.convert(net, x, "int8", calibration=[x], spare=["3"])
+    done = compress.convert(net, x, "int8", calibration=[x], keep_float=["3"])
     with compress.open_runner(done) as runner:
         [found] = runner(x)
     assert torch.allclose(found, torch.tensor([[0.0], [0.0], [1.0], [2.0]]), atol=0.05)
@@ -99,7 +99,7 @@ def test_an_lstm_stays_in_float_and_says_why() -> None:
     batches = [torch.randn(8, 5, 8)]
     done = compress.convert(Recurrent(), (1, 5, 8), "int8", calibration=batches, scheme="static")
     assert [(layer.path, layer.precision) for layer in done.layers] == [("rnn", "fp32"), ("head", "int8")]
-    assert done.kept_layers[0].reason == "static quantisation has no rule for LSTM"
+    assert done.kept_layers[0].reason == "static quantization has no rule for LSTM"
     with pytest.raises(ConversionFailed, match="did not take: all 1 layers run in fp32: .* no rule for LSTM"):
         compress.convert(nn.LSTM(8, 16, batch_first=True), (1, 5, 8), "int8", calibration=batches, scheme="static")
 
@@ -129,7 +129,7 @@ def test_fp16_that_onnxruntime_computes_in_fp32_raises() -> None:
 
 
 def test_fp16_may_be_stored_for_another_machine() -> None:
-    done = compress.convert(SmallCNN(), SHAPE, "fp16", must_run=False)
+    done = compress.convert(SmallCNN(), SHAPE, "fp16", require_precision=False)
     assert done.precision == "fp16" and done.size_bytes < 0.6 * done.original_bytes
     assert done.effective_precision != "fp16" or is_fast("fp16")
     assert done.agreement.max_difference < 0.01
@@ -162,7 +162,7 @@ def test_torch_runs_in_the_type_of_the_weights(precision: str, dtype: torch.dtyp
 
 
 def test_int8_in_torch_is_refused_with_the_way_round() -> None:
-    with pytest.raises(ConversionFailed, match="use runtime='onnxruntime'"):
+    with pytest.raises(InvalidInput, match="int8 is not supported on torch: .*use runtime='onnxruntime'"):
         compress.convert(SmallCNN(), SHAPE, "int8", "torch")
 
 
@@ -173,10 +173,9 @@ def test_values_beyond_half_precision_raise() -> None:
         compress.convert(model, [torch.full((1, 2), 1000.0)], "fp16", "torch")
 
 
-@pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
-def test_each_way_of_calibrating_serves_uneven_batches(method: str) -> None:
+def test_batches_of_different_sizes_calibrate() -> None:
     batches = [torch.randn(16, 1, 28, 28), torch.randn(16, 1, 28, 28), torch.randn(5, 1, 28, 28)]
-    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=batches, method=method)
+    done = compress.convert(SmallCNN(), SHAPE, "int8", calibration=batches)
     assert done.effective_precision == "int8"
     assert done.agreement.samples == 16 + 16 + 5
     assert not any("left out" in remark for remark in done.remarks)
@@ -201,18 +200,6 @@ def test_one_export_serves_several_conversions(tmp_path: Path) -> None:
     assert quantized.effective_precision, plain.effective_precision == ("int8", "fp32")
     assert Path(exported.path).read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["SmallCNN.int8.onnx", "small.onnx"]
-
-
-def test_registering_a_precision_twice_names_both() -> None:
-    from edge_opt.runtimes.protocol import precision, precisions
-
-    assert {name for name, _ in precisions} == {"fp32", "fp16", "bf16", "int8", "int4"}
-    assert {runtime for _, runtime in precisions} >= {"torch", "onnxruntime", "openvino"}
-    with pytest.raises(ConversionFailed, match="int8 on onnxruntime is made by .*_int8 already; .*other cannot"):
-
-        @precision("int8", "onnxruntime")
-        def other(job: Any) -> Any:
-            raise AssertionError
 
 
 def test_what_a_cpu_does_fast_is_read_from_its_flags(tmp_path: Path) -> None:

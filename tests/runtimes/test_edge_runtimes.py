@@ -81,5 +81,5 @@ def test_executorch_runs_static_int8(tmp_path: Path) -> None:
 
 
 def test_layers_are_not_spared_where_nobody_asks_the_quantiser_to() -> None:
-    with pytest.raises(InvalidInput, match="spare layers"):
-        compress.convert(Residual(), SHAPE, "int8", "litert", calibration=PICTURES, spare=["conv"])
+    with pytest.raises(InvalidInput, match="cannot keep single layers in float; use onnxruntime and openvino"):
+        compress.convert(Residual(), SHAPE, "int8", "litert", calibration=PICTURES, keep_float=["conv"])

@@ -48,7 +48,7 @@ def test_static_int8_of_a_file(tmp_path: Path, opset: int) -> None:
 
 
 def test_a_layer_of_a_file_is_spared_by_its_path(tmp_path: Path) -> None:
-    done = compress.convert(net(tmp_path / "net.onnx"), (1, 3, 8, 8), calibration=BATCHES, spare=["Conv_2"])
+    done = compress.convert(net(tmp_path / "net.onnx"), (1, 3, 8, 8), calibration=BATCHES, keep_float=["Conv_2"])
     assert {layer.path: layer.precision for layer in done.layers}["Conv_2"] == "fp32"
 
 

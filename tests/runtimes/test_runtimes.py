@@ -15,7 +15,7 @@ from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import crash_of
 from edge_opt.model import SmallCNN
 from edge_opt.records.conversions import Converted
-from edge_opt.runtimes import runners
+from edge_opt.runtimes import openvino, torch_runtime
 
 SHAPE = (1, 1, 28, 28)
 
@@ -144,11 +144,12 @@ def test_instructions_that_a_machine_announces_and_refuses_end_in_a_sentence(
     dying.write_text("#!/bin/sh\nkill -ILL $$\n", encoding="utf-8")
     dying.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(dying))
-    monkeypatch.setattr(runners, "crash_of", crash_of.__wrapped__)
-    monkeypatch.setattr(runners, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
+    monkeypatch.setattr(torch_runtime, "crash_of", crash_of.__wrapped__)
+    monkeypatch.setattr(openvino, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
     for precision, runtime in (("int8", "openvino"), ("bf16", "openvino"), ("bf16", "torch")):
         with pytest.raises(ConversionFailed, match=rf"{runtime} computes {precision} here .*\(SIGILL\); start Python"):
-            runners.check_instructions(precision, runtime)
-    runners.check_instructions("fp32", "openvino")
-    monkeypatch.setattr(runners, "cpu_flags", lambda: frozenset({"avx512f"}))
-    runners.check_instructions("int8", "openvino")
+            compress.convert(nn.Linear(2, 2), (1, 2), precision, runtime, calibration=[torch.randn(8, 2)])
+    assert compress.convert(nn.Linear(2, 2), (1, 2), "fp32", "openvino").effective_precision == "fp32"
+    monkeypatch.setattr(openvino, "cpu_flags", lambda: frozenset({"avx512f"}))
+    options = {"calibration": [torch.randn(8, 2)], "max_difference": True, "require_precision": False}
+    compress.convert(nn.Linear(2, 2), (1, 2), "int8", "openvino", **options)

@@ -15,12 +15,13 @@ from convertible import Tokens
 from edge_opt import compress
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import ConversionFailed, Disagrees
-from edge_opt.quantization.activation_ranges import collect_ranges
+from edge_opt.quantization.onnx_files import FloatFile
+from edge_opt.quantization.static_int8 import collect_ranges
 from edge_opt.records.conversions import Agreement, UnseenAgreement
 from edge_opt.report.results import agreement_text
-from edge_opt.runtimes.agreement import Original, agreement, trouble_of, unseen_agreement
-from edge_opt.runtimes.model_call import subject_of
-from edge_opt.runtimes.runners import TorchRunner
+from edge_opt.runtimes.agreement import ReferenceModel, agreement, first_violation, unseen_agreement
+from edge_opt.runtimes.model_call import model_call
+from edge_opt.runtimes.torch_runtime import TorchRunner
 from edge_opt.runtimes.unseen_inputs import rolled, split
 from needed import needed
 from zoo import torchvision_models
@@ -56,7 +57,10 @@ def test_a_token_that_calibration_had_in_other_places_ruins_no_accepted_model() 
     message = str(raised.value)
     assert "rolled so that other tokens come first, a sample differs by" in message
     assert "50.0% is allowed for a single one (at batch 1, 2, 512 by at most" in message
-    assert all(cure in message for cure in ("more data", "scheme='dynamic'", "spare='auto'", "verify_on=", "allow="))
+    assert all(
+        cure in message
+        for cure in ("more data", "scheme='dynamic'", "keep_float='auto'", "verify_on=", "max_difference=")
+    )
 
 
 def test_a_model_that_reads_all_places_alike_passes_with_its_sequences_rolled() -> None:
@@ -90,7 +94,7 @@ def test_ranges_that_change_from_batch_to_batch_are_refused(tmp_path: Path) -> N
 
 def test_batches_of_the_caller_s_and_allow_true_are_compared_alone() -> None:
     model, batches = nn.Linear(16, 8), [torch.randn(32, 16)]
-    for options in ({"verify_on": batches}, {"allow": True}):
+    for options in ({"verify_on": batches}, {"max_difference": True}):
         done = compress.convert(model, (1, 16), "int8", calibration=batches, **options)
         assert done.agreement.unseen == ()
     assert compress.convert(model, (1, 16), "int8", scheme="dynamic", calibration=batches).agreement.unseen == ()
@@ -103,7 +107,7 @@ def test_layers_are_spared_until_unseen_samples_agree_too() -> None:
     batches.append(5 * batches[0])
     # The ranges of the input are what is missing, and they are the first layer's, whichever other one is spared.
     with pytest.raises(ConversionFailed, match="while any layer is in int8: on 32 calibration samples, with ranges of"):
-        compress.convert(model, (1, 16), "int8", calibration=batches, spare="auto")
+        compress.convert(model, (1, 16), "int8", calibration=batches, keep_float="auto")
 
 
 def test_one_of_four_batches_is_held_out_up_to_64_samples() -> None:
@@ -163,15 +167,12 @@ def test_ranges_without_what_was_held_out_are_found_in_the_same_runs(
             return super().run(*args)
 
     monkeypatch.setattr("onnxruntime.InferenceSession", Counting)
-    found = collect_ranges(file, ["Relu"], ("x",), [near], "minmax", [far])
+    source = FloatFile(file, onnx.load(str(file)), {}, is_big=False)
+    found = collect_ranges(source, ("x",), [near], [far])
     assert found.ranges == {"x": (-3.0, 8.0), "y": (0.0, 8.0)}
-    assert found.fewer == {"x": (-1.0, 2.0), "y": (0.0, 2.0)}
+    assert found.ranges_without_held_out == {"x": (-1.0, 2.0), "y": (0.0, 2.0)}
     assert len(runs) == 2
-    for method in ("percentile", "entropy"):
-        found = collect_ranges(file, ["Relu"], ("x",), [near], method, [far])
-        assert found.fewer is not None and found.fewer["x"][0] >= -1.0 and found.fewer["x"][1] <= 2.0
-        assert found.ranges["x"][1] > 2.0
-    assert collect_ranges(file, ["Relu"], ("x",), [near], "minmax").fewer is None
+    assert collect_ranges(source, ("x",), [near]).ranges_without_held_out is None
 
 
 class OneOff(nn.Module):
@@ -184,15 +185,15 @@ class OneOff(nn.Module):
 def test_one_sample_that_is_far_off_is_not_hidden_by_the_others() -> None:
     x = torch.ones(20, 4)
     x[-1] = 2.0
-    found = agreement(subject_of(nn.Identity(), (1, 4)), TorchRunner(OneOff(), 1), [(x,)], "a test", fixed_batch=20)
+    found = agreement(model_call(nn.Identity(), (1, 4)), TorchRunner(OneOff(), 1), [(x,)], "a test", fixed_batch=20)
     [entry] = found.by_batch
     # 0.6 x 2 in one of twenty, over a mean of 21 / 20; of that sample, over its own mean, which is more
     assert entry.difference == pytest.approx(1.2 / 21) and entry.worst_sample == pytest.approx(0.6)
-    trouble = trouble_of(found, 0.2)
-    assert trouble is not None and trouble[1] == (
+    trouble = first_violation(found, 0.2)
+    assert trouble is not None and trouble.text == (
         "at batch 20 a sample differs by 60.0% of the mean output, 50.0% is allowed for a single one"
     )
-    assert trouble_of(found, 0.25) is None and trouble_of(found, 0.2, 0.7) is None
+    assert first_violation(found, 0.25) is None and first_violation(found, 0.2, 0.7) is None
 
 
 class Shifted(nn.Module):
@@ -201,7 +202,11 @@ class Shifted(nn.Module):
 
 
 def test_a_few_unseen_samples_that_are_small_by_chance_are_judged_by_the_scale_of_all() -> None:
-    original, small, usual = Original(subject_of(nn.Identity(), (1, 4))), torch.full((2, 4), 0.1), torch.ones(8, 4)
+    original, small, usual = (
+        ReferenceModel(model_call(nn.Identity(), (1, 4))),
+        torch.full((2, 4), 0.1),
+        torch.ones(8, 4),
+    )
     found = unseen_agreement(original, TorchRunner(Shifted(), 1), [(small,)], "rolled", "a test", [(usual,)])
     # 0.1 over 1, the mean of the others; over their own it would be all of it
     assert found is not None and found[0].difference == pytest.approx(0.1)
@@ -215,13 +220,13 @@ def on_unseen(kind: Any, difference: float, error: float, worst_sample: float) -
 
 def test_what_was_held_out_is_judged_beyond_chance_and_rolled_sequences_one_by_one_too() -> None:
     # 0.25 is 0.04 more than 0.2 and the error; a share of flips may be 0.1 and a quarter, 1 over the root of 16
-    trouble = trouble_of(on_unseen("held out", 0.25, 0.01, 0.9), 0.2)
+    trouble = first_violation(on_unseen("held out", 0.25, 0.01, 0.9), 0.2)
     assert (
-        trouble is not None and trouble[1] == "on 16 samples, outputs differ by 25.0% of their mean, 21.0% is allowed"
+        trouble is not None and trouble.text == "on 16 samples, outputs differ by 25.0% of their mean, 21.0% is allowed"
     )
-    assert trouble_of(on_unseen("held out", 0.25, 0.06, 0.9), 0.2) is None
-    trouble = trouble_of(on_unseen("rolled", 0.25, 0.06, 0.9), 0.2)
-    assert trouble is not None and "a sample differs by 90.0% of the mean output, 50.0% is allowed" in trouble[1]
+    assert first_violation(on_unseen("held out", 0.25, 0.06, 0.9), 0.2) is None
+    trouble = first_violation(on_unseen("rolled", 0.25, 0.06, 0.9), 0.2)
+    assert trouble is not None and "a sample differs by 90.0% of the mean output, 50.0% is allowed" in trouble.text
 
 
 def test_agreements_that_were_saved_before_can_be_read() -> None:

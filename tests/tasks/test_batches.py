@@ -13,7 +13,7 @@ from torch import nn
 from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.compress import finetune, sensitivity
 from edge_opt.errors import InvalidInput
-from edge_opt.runtimes.runners import TorchRunner
+from edge_opt.runtimes.torch_runtime import TorchRunner
 from edge_opt.tasks.batches import RunnerAsModule, task_of
 
 

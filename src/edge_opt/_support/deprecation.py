@@ -67,6 +67,12 @@ FORMER_NAMES: tuple[FormerName, ...] = (
     FormerName(
         "module", "edge_opt.boards.calibration_file", "edge_opt.calibration.calibration_file", "0.3", removed_in="0.4"
     ),
+    FormerName("parameter", "convert(spare)", "convert(keep_float)", since="0.3", removed_in="0.4"),
+    FormerName("parameter", "convert(allow)", "convert(max_difference)", since="0.3", removed_in="0.4"),
+    FormerName("parameter", "convert(must_run)", "convert(require_precision)", since="0.3", removed_in="0.4"),
+    FormerName("option", "quantize --spare", "quantize --keep-float", since="0.3", removed_in="0.4"),
+    FormerName("option", "quantize --allow", "quantize --max-difference", since="0.3", removed_in="0.4"),
+    FormerName("option", "export --allow", "export --max-difference", since="0.3", removed_in="0.4"),
     FormerName("parameter", "sweep(pruning)", "sweep(pruning_levels)", since="0.2", removed_in="0.4"),
     FormerName("parameter", "sweep(use_ci)", "sweep(pareto_use_ci)", since="0.2", removed_in="0.4"),
     FormerName("configuration key", "benchmark_repeats", None, "0.2", None, instead="min_time_s"),

@@ -25,6 +25,7 @@ from edge_opt.cli.arguments import (
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES, load_model
+from edge_opt.runtimes.registry import runtime_names
 from edge_opt.units import percent
 
 if TYPE_CHECKING:
@@ -204,8 +205,9 @@ def _unreadable(text: str) -> tuple[str, float]:
     raise InvalidInput(f"--layer {text!r} cannot be read; write NAME=RATIO, such as layer1.0.conv1=0.3")
 
 
-Allow = Annotated[
-    float | None, typer.Option("--allow", metavar="SHARE", help="Largest difference taken, over the mean output.")
+MaxDifference = Annotated[
+    float | None,
+    typer.Option("--max-difference", metavar="SHARE", help="Largest difference accepted, over the mean output."),
 ]
 MinAgreement = Annotated[
     float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
@@ -223,21 +225,14 @@ def quantize(
         bool, typer.Option("--random-calibration", help="Noise instead of real inputs: accuracy then means nothing.")
     ] = False,
     batches: Annotated[int, typer.Option("--batches", help="Calibration batches to use at most.")] = 32,
-    method: Annotated[str, typer.Option("--method", help="minmax, entropy or percentile.")] = "minmax",
-    runtime: Annotated[str, typer.Option("--runtime", help="Or openvino, litert, executorch.")] = "onnxruntime",
+    runtime: Annotated[str, typer.Option("--runtime", help=f"One of {', '.join(runtime_names())}.")] = "onnxruntime",
     scheme: Annotated[str, typer.Option("--scheme", help="auto, static, dynamic or weights.")] = "auto",
-    balance: Annotated[
-        float, typer.Option("--balance", metavar="SHARE", help="Even out channels before static int8; 0.5 is usual.")
-    ] = 0.0,
-    correct_bias: Annotated[
-        bool, typer.Option("--correct-bias", help="Take out what rounded weights shift, in static int8.")
-    ] = False,
-    spare: Annotated[
+    keep_float: Annotated[
         list[str] | None,
-        typer.Option("--spare", metavar="LAYER", help="Keep a layer in float; auto finds them."),
+        typer.Option("--keep-float", metavar="LAYER", help="Keep a layer in float; auto finds them."),
     ] = None,
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
-    allow: Allow = None,
+    max_difference: MaxDifference = None,
     min_agreement: MinAgreement = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -248,7 +243,7 @@ def quantize(
 
     \b
     edge-opt quantize net.py:Net -i 1x1x28x28 --calibration data.py:loader -o out/
-    edge-opt quantize torchvision:resnet18 -i 1x3x224x224 --random-calibration --spare conv1
+    edge-opt quantize torchvision:resnet18 -i 1x3x224x224 --random-calibration --keep-float conv1
     edge-opt quantize model.onnx --calibration data.py:loader -o out/
     """
     check_share(min_agreement)
@@ -269,8 +264,8 @@ def quantize(
         talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
     done = converted(
         model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
-        method=method, spare="auto" if spare == ["auto"] else spare or (), folder=output, allow=allow, scheme=scheme,
-        balance=balance, correct_bias=correct_bias,
+        keep_float="auto" if keep_float == ["auto"] else keep_float or (), folder=output,
+        max_difference=max_difference, scheme=scheme,
     )  # fmt: skip
     show(done, json, min_agreement)
 
@@ -284,7 +279,7 @@ def export(
         str, typer.Option("--precision", help="fp32 or fp16; `edge-opt quantize` is for int8.")
     ] = "fp32",
     verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help=f"Compare on: {FORM}.")] = None,
-    allow: Allow = None,
+    max_difference: MaxDifference = None,
     min_agreement: MinAgreement = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     trust: Trust = False,
@@ -297,14 +292,16 @@ def export(
     edge-opt export torchvision:resnet18 -i 1x3x224x224 -o resnet18.onnx --precision fp16
     """
     check_share(min_agreement)
-    endings = {".onnx": "onnxruntime", ".tflite": "litert", ".pte": "executorch"}
+    from edge_opt.runtimes.registry import runtimes_by_ending
+
+    endings = runtimes_by_ending()
     if output.suffix not in endings:
-        raise InvalidInput(f"{str(output)!r} must end in .onnx, .tflite or .pte")
+        raise InvalidInput(f"{str(output)!r} must end in one of {', '.join(endings)}")
     if precision == "int8":
         raise InvalidInput("int8 needs calibration; use `edge-opt quantize`")
     # The file may be for another machine; what it runs in on this one is said, not demanded.
     done = converted(
         model, inputs, kwarg, precision, endings[output.suffix], verify=verify, folder=output.parent,
-        filename=output.name, must_run=False, allow=allow,
+        filename=output.name, require_precision=False, max_difference=max_difference,
     )  # fmt: skip
     show(done, json, min_agreement)

@@ -20,6 +20,7 @@ from edge_opt.cli.profile_commands import profile_of_file
 from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, MODEL_FILES
+from edge_opt.runtimes.registry import runtime_names
 
 if TYPE_CHECKING:
     from edge_opt.records.sweeps import SweepResult
@@ -190,7 +191,7 @@ Runtimes = Annotated[
     typer.Option(
         "--runtime",
         metavar="A,B",
-        help="torch, onnxruntime, openvino, litert, executorch; torch,onnxruntime unless given.",
+        help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given.",
     ),
 ]
 

@@ -10,8 +10,9 @@ from edge_opt.records.compression import FineTuned
 from edge_opt.runtimes.convert import convert
 from edge_opt.runtimes.export import export_onnx
 from edge_opt.runtimes.kernels import profile_runner
-from edge_opt.runtimes.protocol import precision, precisions
-from edge_opt.runtimes.runners import Runner, measure_runner, measure_runners, open_runner
+from edge_opt.runtimes.protocol import Runner, Runtime
+from edge_opt.runtimes.registry import register_runtime
+from edge_opt.runtimes.runners import measure_runner, measure_runners, open_runner
 from edge_opt.tasks.finetuning import accuracy, finetune
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ModelVariant",
     "PrunedAttention",
     "Runner",
+    "Runtime",
     "accuracy",
     "apply_spec",
     "convert",
@@ -30,10 +32,9 @@ __all__ = [
     "measure_runner",
     "measure_runners",
     "open_runner",
-    "precision",
-    "precisions",
     "profile_runner",
     "prune",
+    "register_runtime",
     "save_pruned",
     "sensitivity",
 ]

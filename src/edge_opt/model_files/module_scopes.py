@@ -81,7 +81,7 @@ _OWNED = re.compile(r"(?P<kind>(?:\w+\.)*?_*[A-Z][^_./]*|(?:\w+\.)*[^_./]+)_(?P<
 _QUALIFIED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _WEIGHTED = frozenset("CONV_2D DEPTHWISE_CONV_2D TRANSPOSE_CONV CONV_3D FULLY_CONNECTED BATCH_MATMUL".split())
 # Ours, and where it was defined up to version 0.2, whose files are still read.
-_OWN_ADAPTERS = ("edge_opt.runtimes.model_call.Flat", "edge_opt.runtimes.export.Flat")
+_OWN_ADAPTERS = ("edge_opt.runtimes.model_call.FlatModel", "edge_opt.compress.export.Flat")
 
 
 def _converted_scopes(node: FileNode, index: int) -> tuple[Scope, ...]:

@@ -150,7 +150,7 @@ def watching(layers: dict[str, nn.Module], bounds: dict[str, _RANGE]) -> Iterato
         def look(module: nn.Module, args: tuple[Any, ...]) -> None:
             for value in args:
                 if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-                    low, high = (float(each) for each in value.aminmax())
+                    low, high = (float(each) for each in value.detach().aminmax())
                     known = bounds.get(path, (low, high))
                     bounds[path] = min(known[0], low), max(known[1], high)
 

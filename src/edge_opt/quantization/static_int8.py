@@ -1,180 +1,193 @@
-"""Precisions, and static int8 calibrated on batches."""
+"""Static int8 of ONNX files: ranges of activations on calibration batches, and the file with quantized nodes."""
 
 from __future__ import annotations
 
-import re
+import copy
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from edge_opt._support.progress import quiet
-from edge_opt.errors import ConversionFailed, InvalidInput, first_line
+import numpy as np
+
+from edge_opt._support.progress import quiet, report_progress
+from edge_opt._support.translated import translated
+from edge_opt.errors import InvalidInput
 from edge_opt.measuring.machine import needs_reduced_range
-from edge_opt.quantization.activation_ranges import ENDLESS, METHODS, Calibrated, Ranges, collect_ranges
-from edge_opt.quantization.balancing import balance, correct_biases
-from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, SPARED_KEY, Tensors, require, size_of
+from edge_opt.quantization.onnx_files import FloatFile, Tensors, require, write_labelled
 
-"""Every (precision, runtime) with its maker."""
+# Masks add this, or more, to scores that must not count; what is rounded to a 256th of it is gone.
+_UNBOUNDED = 1e4
+# With fewer samples than this, ranges are those of the samples rather than of the model's inputs.
+_ENOUGH_SAMPLES = 32
 
-
-def check_method(method: str) -> None:
-    """Refuse a way of calibrating that there is not."""
-    if method not in METHODS:
-        raise InvalidInput(f"unknown calibration method {method!r}; it is one of {', '.join(METHODS)}")
+Ranges = dict[str, tuple[float, float]]
 
 
-def is_below(path: str, tops: Iterable[str]) -> bool:
-    """Whether a module is one of these, or inside one of them."""
-    return any(path == top or path.startswith(f"{top}.") for top in tops)
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Ranges of all batches, and of those that were not held out: None where none were."""
+
+    ranges: Ranges
+    ranges_without_held_out: Ranges | None = None
+
+    @property
+    def unbounded_tensors(self) -> set[str]:
+        """Tensors with values that 256 levels cannot hold beside any others."""
+        return {name for name, (low, high) in self.ranges.items() if max(-low, high) >= _UNBOUNDED}
+
+    @property
+    def twin(self) -> Calibrated:
+        """The ranges of a file that never saw the batches that were held out."""
+        return Calibrated(self.ranges_without_held_out or {})
 
 
-def quantize(
-    source: Path,
-    prepared: Path,
-    target: Path,
-    names: tuple[str, ...],
-    batches: list[Tensors],
-    *,
-    method: str,
-    spare: tuple[str, ...],
-    reduce_range: bool | None,
-    held_out: Sequence[Tensors] = (),
-    known: Calibrated | None = None,
-    strength: float = 0.0,
-    correct_bias: bool = False,
+def collect_ranges(
+    source: FloatFile, names: tuple[str, ...], batches: Sequence[Tensors], held_out: Sequence[Tensors] = ()
 ) -> Calibrated:
-    """Write an exported file in static int8; returns the ranges, so that another one like it need not find them.
+    """Return the smallest and largest value of every float tensor around an operator that int8 has kernels for.
 
-    `prepared` is the float file that it is made of; it is there where ranges are `known`. `held_out` are batches whose
-    share in the ranges can be told apart. `strength` is that of balancing, and `correct_bias` takes out what rounded
-    weights shift; see `balancing`. Both go by all batches.
+    ONNX Runtime's own `MinMaxCalibrater` takes -inf, which masks hold, for the low end of a range. Here only finite
+    values count, and batches that are held out are told apart in one run.
     """
-    onnx = require("onnx")
+    observed = _observed_tensors(source.model.graph, frozenset(_quantizable_operators()))
+    values = _Observer(source, observed, names)
+    seen = _min_max(values.of(batches))
+    if not held_out:
+        return Calibrated(seen)
+    unseen = _min_max(values.of(held_out, len(batches)))
+    united = {
+        name: (min(low, unseen.get(name, (low, high))[0]), max(high, unseen.get(name, (low, high))[1]))
+        for name, (low, high) in seen.items()
+    }
+    return Calibrated(united, seen)
+
+
+def _quantizable_operators() -> list[str]:
     registry = require("onnxruntime.quantization.registry")
-    ops = list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
-    is_big = size_of(source) > EXTERNAL_DATA_BYTES
-    every = [*batches, *held_out]
-    with quiet():
-        if known is None:
-            prepare(source, prepared, is_big)
-            if strength:
-                balance(prepared, names, every, strength, is_big)
-        paths = {node.name: _path(node) for node in onnx.load(str(source), load_external_data=False).graph.node}
-        graph = onnx.load(str(prepared), load_external_data=False).graph
-        nodes = graph.node
-        spared = [node.name for node in nodes if is_below(paths.get(node.name, _path(node)), spare)]
-        if spare and not spared:
-            raise InvalidInput(f"no operator of the exported model belongs to {', '.join(spare)}; nothing to spare")
-        whole = [*spared, *_activations_before(nodes, set(spared))]
-        try:
-            found = known or collect_ranges(prepared, ops, names, batches, method, held_out)
-            reduced, left = is_reduced(reduce_range), [*whole, *_masked(onnx, graph, found.endless)]
-            write = partial(_write_static, ranges=found.ranges, ops=ops, spared=left, reduced=reduced, is_big=is_big)
-            write(prepared, target)
-            if correct_bias:
-                corrected = target.with_name(f"corrected-{target.name}")
-                correct_biases(prepared, target, corrected, names, every, is_big)
-                write(corrected, target)
-        except OSError:
-            raise
-        except Exception as error:  # the quantiser raises whatever its parts do
-            raise ConversionFailed(f"ONNX Runtime could not quantise the model: {first_line(error)}") from error
-        _label(onnx, target, paths, spared, whole)
-    return found
+    return list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
+
+
+class _Observer:
+    """Tensors of a float graph, as it computes them."""
+
+    def __init__(self, source: FloatFile, observed: list[str], names: tuple[str, ...]) -> None:
+        self._observed, self._names = observed, names
+        self._inner = [name for name in observed if name not in names]
+        onnx, runtime = require("onnx"), require("onnxruntime")
+        model = onnx.load(str(source.path), load_external_data=False) if source.is_big else copy.deepcopy(source.model)
+        known = [value.name for value in model.graph.output]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._inner if name not in known)
+        options = runtime.SessionOptions()
+        options.log_severity_level = 4
+        # Idle threads of a pool spin, and calibration often runs beside other work.
+        options.intra_op_num_threads = 1
+        # Optimized graphs do not have all of these tensors.
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        probe: Any = model.SerializeToString()
+        if source.is_big:
+            # Weights are found beside a file, and not beside bytes.
+            probe = source.path.with_name(f"observed-{source.path.name}")
+            probe.write_bytes(model.SerializeToString())
+        self._session = runtime.InferenceSession(probe, options, providers=["CPUExecutionProvider"])
+        if source.is_big:
+            probe.unlink()
+
+    def of(self, batches: Iterable[Tensors], before: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yield each tensor by name with its values, batch by batch; so many batches came before these."""
+        for number, batch in enumerate(batches, start=before + 1):
+            report_progress(f"quantizing: ranges of calibration batch {number}")
+            feeds = {name: tensor.numpy() for name, tensor in zip(self._names, batch, strict=True)}
+            # Without a name the session would return every output.
+            yield from zip(self._inner, self._session.run(self._inner, feeds) if self._inner else [], strict=True)
+            yield from ((name, array) for name, array in feeds.items() if name in self._observed)
+
+
+def _observed_tensors(graph: Any, operators: frozenset[str]) -> list[str]:
+    floats = {
+        value.name
+        for value in chain(graph.value_info, graph.input, graph.output)
+        if value.type.tensor_type.elem_type == require("onnx").TensorProto.FLOAT
+    } - {tensor.name for tensor in graph.initializer}
+    used = (name for node in graph.node if node.op_type in operators for name in chain(node.input, node.output))
+    return [name for name in dict.fromkeys(used) if name in floats]
+
+
+def _min_max(values: Iterable[tuple[str, Any]]) -> Ranges:
+    ranges: Ranges = {}
+    for name, array in values:
+        low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        if not (np.isfinite(low) and np.isfinite(high)):
+            finite = array[np.isfinite(array)]
+            low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+        known = ranges.get(name, (low, high))
+        ranges[name] = min(low, known[0]), max(high, known[1])
+    return ranges
+
+
+def quantize_static(
+    source: FloatFile, target: Path, calibrated: Calibrated, keep_float: tuple[str, ...], reduce_range: bool | None
+) -> None:
+    """Write a file in static int8: 8-bit activations and weights, quantize and dequantize nodes between operators."""
+    kept = source.nodes_of(keep_float)
+    if keep_float and not kept:
+        raise InvalidInput(f"no operator of the exported model belongs to {', '.join(keep_float)}; nothing to keep")
+    graph = source.model.graph
+    in_float = [*kept, *_activations_before(graph.node, set(kept))]
+    excluded = [*in_float, *_masked(graph, calibrated.unbounded_tensors)]
+    with quiet(), translated("ONNX Runtime could not quantize the model"):
+        model = _with_quantized_nodes(source, calibrated.ranges, excluded, is_reduced(reduce_range))
+        _leave_float(model.graph, set(in_float))
+        write_labelled(model, target, source, kept)
+
+
+def _with_quantized_nodes(source: FloatFile, ranges: Ranges, excluded: list[str], reduced: bool) -> Any:
+    calibrate = require("onnxruntime.quantization.calibrate")
+    utilities = require("onnxruntime.quantization.quant_utils")
+    tensors = {
+        name: calibrate.TensorData(lowest=np.float32(low), highest=np.float32(high))
+        for name, (low, high) in ranges.items()
+    }
+    model = copy.deepcopy(source.model)
+    # Says that shapes are inferred already; else the quantizer writes the model to a file and infers them again.
+    utilities.add_infer_metadata(model)
+    quantizer = require("onnxruntime.quantization.qdq_quantizer").QDQQuantizer(
+        model,
+        True,
+        reduced,
+        utilities.QuantType.QInt8,
+        utilities.QuantType.QUInt8,
+        calibrate.TensorsData(calibrate.CalibrationMethod.MinMax, tensors),
+        [],
+        excluded,
+        _quantizable_operators(),
+        {},
+    )
+    quantizer.quantize_model()
+    return quantizer.model.model
 
 
 def is_reduced(reduce_range: bool | None) -> bool:
-    """Whether weights get 7 bits: as asked, or where this CPU would saturate."""
+    """Return whether weights get 7 bits: as asked, or where this CPU would saturate."""
     return needs_reduced_range() if reduce_range is None else reduce_range
 
 
 def range_remarks(reduce_range: bool | None) -> tuple[str, ...]:
-    """Why weights have 7 bits, where they do."""
+    """Return why weights have 7 bits, where they do."""
     if not is_reduced(reduce_range):
         return ()
     why = "this CPU has no VNNI, and 8 would saturate" if reduce_range is None else "as asked"
     return (f"weights have 7 bits: {why}",)
 
 
-# With fewer samples than this, ranges are those of the samples rather than of the model's inputs.
-ENOUGH_SAMPLES = 32
-
-
 def sample_remarks(calibration: Sequence[Tensors]) -> tuple[str, ...]:
-    """That ranges come from few samples, where they do."""
+    """Return that ranges come from few samples, where they do."""
     count = sum(len(batch[0]) if batch[0].dim() else 1 for batch in calibration)
-    if count >= ENOUGH_SAMPLES:
+    if count >= _ENOUGH_SAMPLES:
         return ()
-    return (f"ranges come from {count} samples: others may leave them; calibrate on {ENOUGH_SAMPLES} or more",)
-
-
-def _write_static(
-    prepared: Path, target: Path, ranges: Ranges, ops: list[str], spared: list[str], reduced: bool, is_big: bool
-) -> None:
-    """Quantise and dequantise nodes around every operator that has an int8 kernel, with the ranges given."""
-    np = require("numpy")
-    calibrate = require("onnxruntime.quantization.calibrate")
-    kinds = require("onnxruntime.quantization.quant_utils")
-    found = {
-        name: calibrate.TensorData(lowest=np.float32(low), highest=np.float32(high))
-        for name, (low, high) in ranges.items()
-    }
-    quantizer = require("onnxruntime.quantization.qdq_quantizer").QDQQuantizer(
-        kinds.load_model_with_shape_infer(prepared),
-        True,
-        reduced,
-        kinds.QuantType.QInt8,
-        kinds.QuantType.QUInt8,
-        calibrate.TensorsData(calibrate.CalibrationMethod.MinMax, found),
-        [],
-        spared,
-        ops,
-        {},
-    )
-    quantizer.quantize_model()
-    quantizer.model.save_model_to_file(str(target), is_big)
-
-
-def prepare(source: Path, prepared: Path, is_big: bool) -> None:
-    """Infer shapes and fold constants and batch norms, without which the quantiser leaves layers in float."""
-    process = require("onnxruntime.quantization.shape_inference").quant_pre_process
-    try:
-        process(str(source), str(prepared), save_as_external_data=is_big)
-    except OSError:
-        raise
-    except Exception:  # symbolic shapes of unusual operators; plain inference still serves the common ones
-        process(str(source), str(prepared), save_as_external_data=is_big, skip_symbolic_shape=True)
-
-
-def label_nodes(target: Path, paths: dict[str, str], spared: list[str], added: re.Pattern[str]) -> None:
-    """Bring back module paths that a quantiser dropped with the names it gave; mark spared nodes."""
-    model = require("onnx").load(str(target), load_external_data=False)
-    for node in model.graph.node:
-        name = node.name
-        while name not in paths and added.search(name):
-            name = added.sub("", name)
-        del node.metadata_props[:]
-        if paths.get(name):
-            node.metadata_props.add(key=PATH_KEY, value=paths[name])
-        if name in spared:
-            node.metadata_props.add(key=SPARED_KEY, value="1")
-    target.write_bytes(model.SerializeToString())
-
-
-def _label(onnx: Any, target: Path, paths: dict[str, str], spared: list[str], whole: list[str]) -> None:
-    """Bring back module paths that the preparation dropped, and mark spared nodes; `whole` are all left in float."""
-    model = onnx.load(str(target), load_external_data=False)
-    _leave_float(model.graph, set(whole))
-    for node in model.graph.node:
-        path = paths.get(node.name, _path(node))
-        del node.metadata_props[:]
-        if path:
-            node.metadata_props.add(key=PATH_KEY, value=path)
-        if node.name in spared:
-            node.metadata_props.add(key=SPARED_KEY, value="1")
-    target.write_bytes(model.SerializeToString())
+    return (f"ranges come from {count} samples: others may leave them; calibrate on {_ENOUGH_SAMPLES} or more",)
 
 
 # What hands a mask on, and scores that one was added to.
@@ -182,41 +195,49 @@ _CARRYING = frozenset("Where Add Sub Mul Expand Unsqueeze Squeeze Reshape Slice 
 _MASKING = ("Where", "Add", "Sub", "Mul")
 
 
-def _masked(onnx: Any, graph: Any, endless: set[str]) -> list[str]:
-    """Nodes that make a mask, add it to scores, or read such scores, up to the softmax: rounded, it hides nothing.
+def _masked(graph: Any, unbounded: set[str]) -> list[str]:
+    """Return nodes that make a mask, add it to scores, or read such scores, up to the softmax.
 
-    Beside values near minus infinity, 256 levels hold no others. Calibration may have no sample with anything hidden,
-    so it is not only tensors that were seen to be endless, but what is made with such a constant.
+    Why: one range of 256 levels that holds -1e4 has steps of 40, so that all scores beside it become equal and a
+    rounded mask hides nothing. Ranges alone do not tell masks: calibration may have no sample with anything hidden.
+    So constants that are large count as well as tensors that were seen to be.
     """
+    onnx = require("onnx")
     read = {name for node in graph.node if node.op_type in _MASKING for name in node.input}
     constants = {
         item.name
         for item in graph.initializer
         if item.name in read and item.data_type == onnx.TensorProto.FLOAT and not item.external_data
-        if not (abs(onnx.numpy_helper.to_array(item)) < ENDLESS).all()
+        if not (abs(onnx.numpy_helper.to_array(item)) < _UNBOUNDED).all()
     }
-    reached, found = set(endless), list[str]()
+    reached, names = set(unbounded), list[str]()
     for node in graph.node:
         if reached.intersection(node.input) or (node.op_type in _MASKING and constants.intersection(node.input)):
-            found.append(node.name)
+            names.append(node.name)
             reached |= set(node.output) if node.op_type in _CARRYING else set()
-    return found
+    return names
 
 
-def _activations_before(nodes: Any, spared: set[str]) -> list[str]:
-    """ReLUs and clips whose outputs spared nodes read.
+def _activations_before(nodes: Any, kept: set[str]) -> list[str]:
+    """Return ReLUs and clips whose outputs are read by nodes that are kept in float.
 
-    The quantiser drops them where rounding to unsigned numbers clips, too; what is read unrounded would miss them.
+    Why: the quantizer drops a ReLU before rounding to unsigned numbers, because that clips as well. A node in float
+    reads what was not rounded, and would get negative values.
     """
-    read = {name for node in nodes if node.name in spared for name in node.input}
+    read = {name for node in nodes if node.name in kept for name in node.input}
     return [node.name for node in nodes if node.op_type in ("Relu", "Clip") and read.intersection(node.output)]
 
 
-def _leave_float(graph: Any, spared: set[str]) -> None:
-    """Take out what quantises the inputs and outputs of spared nodes.
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 
-    An input that was rounded before it arrives would spoil what is spared. Between a dequantised input and a quantised
-    output ONNX Runtime quantises a float layer's weights by itself.
+
+def _leave_float(graph: Any, kept: set[str]) -> None:
+    """Take out what quantizes the inputs and outputs of nodes that are kept in float.
+
+    Why: `nodes_to_exclude` of the quantizer excludes the node and leaves the pairs around it. An input that was rounded
+    before it arrives would spoil what is kept. Between a dequantized input and a quantized output ONNX Runtime
+    quantizes a float layer's weights by itself, so that it runs in int8 after all. To check when ONNX Runtime changes:
+    that layers in `keep_float` run in fp32 by its own profile, which `convert` demands.
     """
     readers: dict[str, list[Any]] = defaultdict(list)
     for node in graph.node:
@@ -224,47 +245,39 @@ def _leave_float(graph: Any, spared: set[str]) -> None:
             readers[name].append(node)
     ends = {value.name for value in graph.output}
     dropped: set[str] = set()
-    for node in [node for node in graph.node if node.name in spared]:
-        for place, name in enumerate(node.output):
+    for node in [node for node in graph.node if node.name in kept]:
+        for position, name in enumerate(node.output):
             pairs = [
                 (quantizer, dequantizer)
                 for quantizer in readers[name]
                 if quantizer.op_type == "QuantizeLinear"
                 for dequantizer in readers[quantizer.output[0]]
             ]
-            # A dequantiser at the end of the graph gives its name to the output.
+            # A dequantizer at the end of the graph gives its name to the output.
             final = next((back.output[0] for _, back in pairs if back.output[0] in ends), name)
-            node.output[place] = final
+            node.output[position] = final
+            replaced = {name, *(back.output[0] for _, back in pairs)}
             for reader in [*readers[name], *(reader for _, back in pairs for reader in readers[back.output[0]])]:
-                replaced = {name, *(back.output[0] for _, back in pairs)}
-                for position, value in enumerate(reader.input):
+                for index, value in enumerate(reader.input):
                     if value in replaced:
-                        reader.input[position] = final
+                        reader.input[index] = final
             dropped |= {part.name for pair in pairs for part in pair}
-    _read_unrounded(graph, spared)
-    kept = [node for node in graph.node if node.name not in dropped]
+    _read_unrounded(graph, kept)
+    nodes = [node for node in graph.node if node.name not in dropped]
     for _ in range(2):
-        # Without a reader a dequantiser goes, and then the quantiser before it.
-        read = {name for node in kept for name in node.input} | ends
-        pairs_of_none = [n for n in kept if n.op_type in _ROUNDING and not read.intersection(n.output)]
-        kept = [node for node in kept if node not in pairs_of_none]
+        # Without a reader a dequantizer goes, and then the quantizer before it.
+        read = {name for node in nodes for name in node.input} | ends
+        nodes = [node for node in nodes if node.op_type not in _ROUNDING or read.intersection(node.output)]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(nodes)
 
 
-_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
-
-
-def _read_unrounded(graph: Any, spared: set[str]) -> None:
-    """Let spared nodes read their inputs as they were before quantising and dequantising."""
+def _read_unrounded(graph: Any, kept: set[str]) -> None:
+    """Let nodes in float read their inputs as they were before quantizing and dequantizing."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
-        for position, name in enumerate(node.input if node.name in spared else ()):
+        for position, name in enumerate(node.input if node.name in kept else ()):
             back = makers.get(name)
             there = makers.get(back.input[0]) if back is not None and back.op_type == "DequantizeLinear" else None
             if there is not None and there.op_type == "QuantizeLinear":
                 node.input[position] = there.input[0]
-
-
-def _path(node: Any) -> str:
-    return next((item.value for item in node.metadata_props if item.key == PATH_KEY), "")

@@ -10,7 +10,6 @@ from edge_opt.records.display import Record, Shown
 from edge_opt.records.fields import field, record
 
 UnseenKind = Literal["held out", "rolled"]
-Runtime = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]
 
 
 @record
@@ -81,6 +80,7 @@ class BatchAgreement(Record):
         "that is larger; None where outputs are not one for each sample.",
         default=None,
     )
+    compared: int = field("Samples that were compared at this batch size, in all calls together.", default=0)
 
 
 @record
@@ -130,7 +130,7 @@ class Agreement(Shown):
     )
     unseen: tuple[UnseenAgreement, ...] = field(
         "Of static int8 that was compared on its calibration: what was found on inputs that the ranges never "
-        "saw. Empty for all else, with `verify_on=` and with `allow=True`.",
+        "saw. Empty for all else, with `verify_on=` and with `max_difference=True`.",
         default=(),
     )
 
@@ -161,7 +161,7 @@ class Converted(Shown):
     """A model in another precision or runtime, verified."""
 
     precision: Precision = field("What was asked for.")
-    runtime: Runtime = field("The runtime it is for.")
+    runtime: str = field("The runtime it is for.")
     effective_precision: str = field(
         'What its layers with weights run in: "int8", or "int8+fp32" where some stayed in float.'
     )
@@ -176,7 +176,7 @@ class Converted(Shown):
     remarks: tuple[str, ...] = field("What a reader should know before using it.")
     model: Any = field("The torch module itself; None for the other runtimes.", default=None, compare=False)
     curve: tuple[KeptFloatTrial, ...] = field(
-        'With `spare="auto"`, what each number of layers in float gave; else empty.',
+        'With `keep_float="auto"`, what each number of layers in float gave; else empty.',
         default=(),
     )
 
@@ -197,7 +197,7 @@ class Converted(Shown):
 class RunnerProfile(Shown):
     """Seconds of each kernel by the runtime's own profiler, which slows the run down: read shares, not a latency."""
 
-    runtime: Runtime = field("The runtime.")
+    runtime: str = field("The runtime.")
     kernels: tuple[Kernel, ...] = field("Its kernels with their seconds per run.")
     repeats: int = field("Runs that were profiled.")
 

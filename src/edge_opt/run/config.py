@@ -13,10 +13,12 @@ from edge_opt.errors import BudgetError, EdgeOptError
 from edge_opt.loading import absolute_reference
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.records.sweeps import SHARES
+from edge_opt.runtimes.registry import check_name, runtime_names
 
 try:
     import yaml
     from pydantic import (
+        AfterValidator,
         BaseModel,
         ConfigDict,
         Field,
@@ -29,7 +31,7 @@ except ModuleNotFoundError as error:
     raise missing_extra("this needs", error.name or "pydantic", "run") from error
 
 Precisions = Literal["fp32", "fp16", "bf16", "int8"]
-Runtimes = Literal["torch", "onnxruntime", "openvino", "torch-compile", "litert", "executorch"]
+Runtimes = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": [*runtime_names()]})]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -193,7 +195,7 @@ class RunConfig(BaseModel):
     runtimes: Annotated[list[Runtimes], Field(min_length=1)] = setting(
         ["torch", "onnxruntime"],
         "search",
-        "torch, onnxruntime, openvino, torch-compile, litert, executorch.",
+        f"{', '.join(runtime_names())}.",
         sweep=True,
     )
 

@@ -23,7 +23,7 @@ from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, speedup_data
 from edge_opt.run.job import INPUTS, PRUNED, PipelineJob
 from edge_opt.run.model_and_data import load_inputs, weights_of
-from edge_opt.runtimes.runners import HINTS, IN_TORCH, SUFFIXES
+from edge_opt.runtimes.registry import all_runtimes, find_runtime
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
 
@@ -43,69 +43,6 @@ FOLDER = Path(__file__).parent
 samples = np.load(FOLDER / "samples.npz")
 inputs = [samples[f"input_{{index}}"] for index in range(sum(name.startswith("input_") for name in samples.files))]
 '''
-_TORCH = """
-model = {model}
-with torch.inference_mode():
-    found = model(*(torch.from_numpy(value) for value in inputs))
-scores = (found[0] if isinstance(found, (tuple, list)) else found).float().numpy()
-"""
-_LOADED = 'torch.export.load(FOLDER / "model.pt2").module()'
-# What a program installs, imports, and does.
-_RUN = {
-    "onnxruntime": ("onnxruntime", "import onnxruntime", """
-session = onnxruntime.InferenceSession(str(FOLDER / "model.onnx"), providers=["CPUExecutionProvider"])
-names = [entry.name for entry in session.get_inputs()]
-scores = session.run(None, dict(zip(names, inputs)))[0]
-"""),
-    "openvino": ("openvino", "import openvino", """
-core = openvino.Core()
-hints = {{"INFERENCE_PRECISION_HINT": "{hint}"}}
-compiled = core.compile_model(core.read_model(str(FOLDER / "model.onnx")), "CPU", hints)
-scores = compiled(dict(enumerate(inputs)))[0]
-"""),
-    "litert": ("ai-edge-litert", "from ai_edge_litert.interpreter import Interpreter", """
-interpreter = Interpreter(model_path=str(FOLDER / "model.tflite"))
-
-
-def ordered(found):
-    return [found[name] for name in sorted(found, key=lambda name: int(name.rpartition("_")[2]))]
-
-
-# The runner of the signature is not kept: nothing is allocated while somebody holds it.
-ports = ordered(interpreter.get_signature_runner().get_input_details())
-first = ordered(interpreter.get_signature_runner().get_output_details())[0]
-# A file that takes one batch only is called for one after the other.
-size = max(int(ports[0]["shape_signature"][0]), 0) or len(inputs[0])
-for port, value in zip(ports, inputs):
-    interpreter.resize_tensor_input(port["index"], value[:size].shape)
-interpreter.allocate_tensors()
-found = []
-for start in range(0, len(inputs[0]) - size + 1, size):
-    batch = [value[start : start + size] for value in inputs]
-    for port, value in zip(ports, batch):
-        scale, zero = port["quantization"]
-        limits = np.iinfo(port["dtype"]) if scale else None
-        rounded = np.clip(np.round(value / scale) + zero, limits.min, limits.max) if scale else value
-        interpreter.set_tensor(port["index"], rounded.astype(port["dtype"]))
-    interpreter.invoke()
-    scale, zero = first["quantization"]
-    answer = interpreter.get_tensor(first["index"]).copy()
-    found.append((answer.astype(np.float32) - zero) * scale if scale else answer)
-scores = np.concatenate(found)
-"""),
-    "executorch": ("executorch", "import torch\nfrom executorch.runtime import Runtime", """
-method = Runtime.get().load_program(FOLDER / "model.pte").load_method("forward")
-# A file that takes one batch only is called for one after the other.
-size = min(method.metadata.input_tensor_meta(0).sizes()[0], len(inputs[0]))
-found = []
-for start in range(0, len(inputs[0]) - size + 1, size):
-    batch = [torch.from_numpy(value[start : start + size]) for value in inputs]
-    found.append(method.execute(batch)[0].float().numpy().copy())
-scores = np.concatenate(found)
-"""),
-    "torch": ("torch", "import torch", _TORCH.format(model=_LOADED)),
-    "torch-compile": ("torch", "import torch", _TORCH.format(model=f"torch.compile({_LOADED})")),
-}  # fmt: skip
 _TAIL = """
 labels = samples["labels"]
 if scores.ndim == 2 and scores.shape[1] > 1 and labels.ndim == 1 and labels.dtype.kind in "iu":
@@ -134,9 +71,8 @@ def program(runtime: str, precision: str) -> str:
     >>> "import onnxruntime" in program("onnxruntime", "int8"), "bf16" in program("openvino", "bf16")
     (True, True)
     """
-    package, imports, body = _RUN[runtime]
-    head = _HEAD.format(package=package, imports=imports)
-    return head + (body.format(hint=HINTS[precision]) if runtime == "openvino" else body) + _TAIL
+    part = find_runtime(runtime).program(precision)
+    return _HEAD.format(package=part.package, imports=part.imports) + part.body + _TAIL
 
 
 def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Splits, root: Path) -> list[Path]:
@@ -165,7 +101,8 @@ def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Spl
 
 def shipped_file(folder: Path) -> Path:
     """The model's file in a folder that `ship` filled."""
-    return next(path for ending in dict.fromkeys(SUFFIXES.values()) if (path := folder / f"model.{ending}").exists())
+    files = [folder / f"model.{runtime.suffix}" for runtime in all_runtimes()]
+    return next(file for file in files if file.exists())
 
 
 def _fill(
@@ -177,14 +114,14 @@ def _fill(
     if not measured.is_file():
         raise InvalidInput(f"{measured} is gone since it was measured; start afresh")
     text = program(candidate.runtime, candidate.precision)
-    if candidate.runtime in IN_TORCH:
+    if find_runtime(candidate.runtime).runs_modules:
         shutil.copyfile(measured, draft / "model.pt")
         lost = _exported(draft / "model.pt2", job, trial, origin)
         text = text if lost is None else _NO_PROGRAM.format(reason=lost)
     else:
         for file in with_data(measured):
             # Weights beside the file keep the name that the file knows them by.
-            name = f"model.{SUFFIXES[candidate.runtime]}" if file == measured else file.name
+            name = f"model.{find_runtime(candidate.runtime).suffix}" if file == measured else file.name
             shutil.copyfile(file, draft / name)
     write_whole(draft / "model.safetensors", weights_of(job.model(candidate, origin)))
     recipe = origin / PRUNED

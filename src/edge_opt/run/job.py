@@ -43,7 +43,7 @@ from edge_opt.run.config import GRID, RunConfig
 from edge_opt.run.model_and_data import ModelAndData, load_call, load_inputs, save_call, torch_threads, weights_of
 from edge_opt.run.scores import Figure, figure_of, paired_drop
 from edge_opt.runtimes.agreement import sized
-from edge_opt.runtimes.runners import BY_ONNX_FILE, IN_TORCH, PACKAGES
+from edge_opt.runtimes.registry import find_runtime
 from edge_opt.search.fork_server import PROGRESS_FILE
 from edge_opt.tasks.batches import (
     RunnerAsModule,
@@ -320,7 +320,7 @@ class PipelineJob:
 
     def _exported(self, candidate: Candidate, model: nn.Module, inputs: Any) -> Exported | None:
         """Return the float ONNX file of a pruning level, exported once for all candidates that start from it."""
-        if candidate.runtime not in BY_ONNX_FILE or candidate.precision not in ("fp32", "int8"):
+        if not find_runtime(candidate.runtime).runs_onnx or candidate.precision not in ("fp32", "int8"):
             return None
         folder = self.cache / f"{variant_key(candidate, self.config)}-onnx"
         facts = folder / FACTS
@@ -337,15 +337,15 @@ class PipelineJob:
     def conversion_inputs(self, candidate: Candidate, call: CallArguments) -> Any:
         """Return the inputs that a candidate is converted for."""
         # Files of edge runtimes may have one batch size only; then it is that of the deployment.
-        is_edge = candidate.runtime in ("litert", "executorch")
-        return example_inputs(sized_call(call, self.config.deploy_batch) if is_edge else call)
+        may_fix_batch = find_runtime(candidate.runtime).may_fix_batch
+        return example_inputs(sized_call(call, self.config.deploy_batch) if may_fix_batch else call)
 
     def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
         """Time what was built, in batches, in the deployed batch and in single samples; measure its memory."""
         config, inputs = self.config, load_inputs(folder / INPUTS)
         batch_size = len(inputs[0])
         # Imported before the memory baseline is taken: the memory of the model counts, not that of its runtime.
-        importlib.import_module(PACKAGES.get(candidate.runtime, candidate.runtime))
+        importlib.import_module(find_runtime(candidate.runtime).package)
         growth = ResidentGrowth()
         with self.runner(candidate, folder, built) as runner:
             memory_bytes = growth.peak_while(lambda: runner(*inputs))
@@ -463,7 +463,7 @@ class PipelineJob:
     def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
         """Open what was built."""
         threads = self.config.used_threads
-        if candidate.runtime in IN_TORCH:
+        if find_runtime(candidate.runtime).runs_modules:
             with open_runner(self.eager(candidate, folder), threads=threads) as runner:
                 yield runner
             return

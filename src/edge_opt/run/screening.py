@@ -37,11 +37,12 @@ from edge_opt.run.job import PipelineJob, variant_of
 from edge_opt.run.model_and_data import torch_threads
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.export import export_quickly
-from edge_opt.runtimes.model_call import subject_of
-from edge_opt.runtimes.runners import BY_ONNX_FILE, measure_runners
+from edge_opt.runtimes.model_call import model_call
+from edge_opt.runtimes.registry import find_runtime, unsupported_pairs
+from edge_opt.runtimes.runners import measure_runners
 from edge_opt.search.isolation import Isolation, Limits, pickle_job
 from edge_opt.search.locks import build_lock, measurement_lock
-from edge_opt.search.space import IMPOSSIBLE, Exclusion, Pair, Space
+from edge_opt.search.space import Exclusion, Pair, Space
 from edge_opt.units import MIB
 
 FILE = "screening.json"
@@ -183,14 +184,14 @@ def choose_space(
         write_whole(root / FILE, json.dumps({"key": key, **asdict(screening)}, indent=1))
     tell(str(screening))
     slow: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in screening.left_out}
-    space = Space(screening.chosen, config.precisions, runtimes, config.layer_pruning, {**IMPOSSIBLE, **slow})
+    space = Space(screening.chosen, config.precisions, runtimes, config.layer_pruning, {**unsupported_pairs(), **slow})
     return space, screening.job(job)
 
 
 def _pairs(config: RunConfig) -> list[Pair]:
     """Return the pairs in which ratios may be timed: every precision that a runtime of the configuration runs."""
     wanted: list[Pair] = [(precision, runtime) for precision in config.precisions for runtime in config.runtimes]
-    return [pair for pair in wanted if pair not in IMPOSSIBLE] or [("fp32", "torch")]
+    return [pair for pair in wanted if pair not in unsupported_pairs()] or [("fp32", "torch")]
 
 
 def _screening_from(plain: Mapping[str, Any]) -> Screening:
@@ -453,9 +454,9 @@ class _Opened:
         self._exported: Exported | None = None
 
     def runner(self, precision: Precision, runtime: str) -> AbstractContextManager[Runner]:
-        job, by_file = self._job, runtime in BY_ONNX_FILE and precision in ("fp32", "int8")
+        job, by_file = self._job, find_runtime(runtime).runs_onnx and precision in ("fp32", "int8")
         if by_file and self._exported is None:
-            self._exported = export_quickly(subject_of(self._model, self._inputs), self._folder / "quick.onnx")
+            self._exported = export_quickly(model_call(self._model, self._inputs), self._folder / "quick.onnx")
         threads = job.config.used_threads
         if self._exported is not None and by_file and precision == "fp32":
             return open_runner(self._exported.path, runtime, threads=threads, precision=precision)
@@ -470,6 +471,6 @@ class _Opened:
             reduce_range=job.config.reduce_range,
             exported=self._exported if by_file else None,
             folder=self._folder / f"{precision}-{runtime}",
-            allow=True,
+            max_difference=True,
         )
         return open_runner(made, threads=threads)

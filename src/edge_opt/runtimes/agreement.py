@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge_opt import units
 from edge_opt._support.checks import is_number
 from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidInput, first_line
-from edge_opt.quantization.onnx_files import Tensors, require
+from edge_opt.quantization.onnx_files import Tensors, module_path, require
 from edge_opt.records.conversions import Agreement, BatchAgreement, UnseenAgreement, UnseenKind
-from edge_opt.runtimes.model_call import Subject
-from edge_opt.runtimes.runners import Runner
+from edge_opt.runtimes.model_call import ModelCall
+from edge_opt.runtimes.protocol import Runner
 
 # The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
 # works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration
@@ -38,15 +38,17 @@ _LARGE_FLOPS = 3e10
 _KEPT_BYTES = 1 << 24
 
 
-def bound_of(precision: str, allow: float | None) -> float:
-    """The bound on differences: the caller's, or that of the precision."""
-    if allow is None:
+def bound_of(precision: str, max_difference: float | None) -> float:
+    """Return the bound on differences: the caller's, or that of the precision."""
+    if max_difference is None:
         return BOUNDS.get(precision, BOUNDS["int8"])
-    if allow is True or allow == math.inf:
+    if max_difference is True or max_difference == math.inf:
         return math.inf
-    if not is_number(allow) or allow < 0:
-        raise InvalidInput(f"allow is {allow!r}; it is a share of the mean output such as 0.3, or True for anything")
-    return float(allow)
+    if not is_number(max_difference) or max_difference < 0:
+        raise InvalidInput(
+            f"max_difference is {max_difference!r}; it is a share of the mean output such as 0.3, or True for anything"
+        )
+    return float(max_difference)
 
 
 @dataclass(slots=True)
@@ -81,11 +83,11 @@ class _Sums:
                 self.labelled += len(labels)
 
 
-class Original:
-    """A model that is asked once for each batch, for several files are held against its answers."""
+class ReferenceModel:
+    """The original, asked once for each batch: several files are compared with its outputs."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, call: ModelCall) -> None:
+        self.call = call
         self._known: dict[int, tuple[Tensors, Tensors]] = {}
         self._sizes: dict[int, list[Tensors]] = {}
         self._flops: tuple[float | None] | None = None
@@ -94,7 +96,7 @@ class Original:
         """What the original returns."""
         if id(batch) in self._known:
             return self._known[id(batch)][1]
-        found = self.subject.outputs(batch)
+        found = self.call.outputs(batch)
         if sum(tensor.nbytes for tensor in found) <= _KEPT_BYTES:
             # With the batch, whose number no other may get meanwhile.
             self._known[id(batch)] = batch, found
@@ -103,7 +105,7 @@ class Original:
     def affordable(self, batches: Sequence[Tensors]) -> int | None:
         """How many samples may be asked at once; None where it is not known what one costs."""
         if self._flops is None:
-            self._flops = (_flops(self.subject, batches[0]),)
+            self._flops = (_flops(self.call, batches[0]),)
         [flops] = self._flops
         return None if flops is None else int(_LARGE_FLOPS / max(flops / max(1, _count(batches[0])), 1.0))
 
@@ -116,7 +118,7 @@ class Original:
 
 
 def agreement(
-    subject: Subject | Original,
+    call: ModelCall | ReferenceModel,
     runner: Runner,
     batches: Sequence[Tensors],
     source: str,
@@ -127,7 +129,7 @@ def agreement(
 
     Beside the batches as they come, one sample and a large batch are compared, unless the batch is fixed.
     """
-    original = subject if isinstance(subject, Original) else Original(subject)
+    original = call if isinstance(call, ReferenceModel) else ReferenceModel(call)
     sums = _Sums()
     sizes: list[BatchAgreement] = []
     small: dict[int, list[tuple[Tensors, Tensors]]] = {}
@@ -206,7 +208,7 @@ def _batch_agreement(
     flips = _clear_flips(expected[0], found[0]) if _is_scores(expected[0]) else None
     by_sample = _by_sample(samples, expected, found, scales)
     single = None if by_sample is None else float(by_sample.max())
-    return BatchAgreement(count, shares[worst], worst, flips, worst_sample=single)
+    return BatchAgreement(count, shares[worst], worst, flips, worst_sample=single, compared=samples)
 
 
 def _by_sample(samples: int, expected: Tensors, found: Tensors, scales: Sequence[float]) -> torch.Tensor | None:
@@ -226,7 +228,7 @@ def _by_sample(samples: int, expected: Tensors, found: Tensors, scales: Sequence
 
 
 def unseen_agreement(
-    original: Original,
+    original: ReferenceModel,
     runner: Runner,
     batches: Sequence[Tensors],
     kind: UnseenKind,
@@ -295,7 +297,7 @@ def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
     return float((scores.argmax(1) != others.argmax(1))[is_clear].double().mean())
 
 
-def _other_sizes(original: Original, batches: Sequence[Tensors]) -> Iterator[Tensors]:
+def _other_sizes(original: ReferenceModel, batches: Sequence[Tensors]) -> Iterator[Tensors]:
     """Samples one by one, and as many at once as are affordable up to 512."""
     first, count = batches[0], _count(batches[0])
     seen = {_count(batch) for batch in batches}
@@ -337,21 +339,21 @@ def singles(batches: Sequence[Tensors], most: int) -> list[Tensors]:
     ]
 
 
-def _flops(subject: Subject, batch: Tensors) -> float | None:
-    known = getattr(subject.model, "flops", None)  # a file knows, and its runtime cannot be asked
+def _flops(call: ModelCall, batch: Tensors) -> float | None:
+    known = getattr(call.model, "flops", None)  # a file knows, and its runtime cannot be asked
     if callable(known):
         return float(known(batch))
     counter = FlopCounterMode(display=False)
     try:
         with counter:
-            subject.outputs(batch)
+            call.outputs(batch)
     except Exception:  # a mode that the model's own code does not bear
         return None
     return float(counter.get_total_flops())
 
 
 def _at_another_size(
-    original: Original, runner: Runner, batch: Tensors
+    original: ReferenceModel, runner: Runner, batch: Tensors
 ) -> tuple[Tensors, Tensors] | BatchAgreement | None:
     """What both return; None where the original refuses this many. A refusal of the runtime is no wrong output."""
     try:
@@ -376,7 +378,13 @@ def _merged(found: list[BatchAgreement]) -> Iterator[BatchAgreement]:
         refused = next((entry.refused for entry in entries if entry.refused), "")
         singles = [entry.worst_sample for entry in entries if entry.worst_sample is not None]
         worst = max(entries, key=lambda entry: -1.0 if entry.difference is None else entry.difference)
-        yield replace(worst, flips=max(flips, default=None), refused=refused, worst_sample=max(singles, default=None))
+        yield replace(
+            worst,
+            flips=max(flips, default=None),
+            refused=refused,
+            worst_sample=max(singles, default=None),
+            compared=sum(entry.compared for entry in entries),
+        )
 
 
 def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
@@ -387,50 +395,63 @@ def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
         if other.is_floating_point() and not bool(torch.isfinite(other).all()) and bool(torch.isfinite(ours).all()):
             raise ConversionFailed(
                 f"output {number} of the converted model has NaN or infinity where the original has numbers; "
-                "values left the range of the precision: use bf16 or fp32, or spare the layers that overflow"
+                "values left the range of the precision: use bf16 or fp32, or keep the layers that overflow in float"
             )
 
 
-def trouble_of(
-    found: Agreement, bound: float, single: float | None = None
-) -> tuple[BatchAgreement | UnseenAgreement | None, str] | None:
-    """The batch size or the unseen inputs that differ too much, and what is wrong there; None where nothing is.
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What differs too much: the batch size or the unseen inputs, None for the accuracy over all, and the problem."""
+
+    entry: BatchAgreement | UnseenAgreement | None
+    problem: str
+
+    @property
+    def text(self) -> str:
+        """The place and the problem."""
+        if isinstance(self.entry, UnseenAgreement):
+            return f"on {self.entry.source}, {self.problem}"
+        return self.problem if self.entry is None else f"at batch {self.entry.samples} {self.problem}"
+
+
+def first_violation(agreement: Agreement, bound: float, single: float | None = None) -> Violation | None:
+    """Return the first batch size or unseen inputs that differ too much; None where nothing does.
 
     A single sample may differ by `single`: two and a half times the bound unless given.
     """
     if math.isinf(bound):
         return None
-    most = SINGLE_ALLOWED * bound if single is None else single
-    entries: tuple[BatchAgreement | UnseenAgreement, ...] = (*found.by_batch, *found.unseen)
+    single = SINGLE_ALLOWED * bound if single is None else single
+    entries: tuple[BatchAgreement | UnseenAgreement, ...] = (*agreement.by_batch, *agreement.unseen)
     for entry in entries:
-        problem = _problem(entry, bound, most)
+        problem = _problem(entry, bound, single)
         if problem is not None:
-            return entry, f"{_where(entry)} {problem}"
-    if found.accuracy is not None and found.accuracy_before is not None:
-        drop = found.accuracy_before - found.accuracy
+            return Violation(entry, problem)
+    if agreement.accuracy is not None and agreement.accuracy_before is not None:
+        drop = agreement.accuracy_before - agreement.accuracy
         # Twice the standard error of a share, at most: a few samples prove little.
-        if drop > DROP_ALLOWED + 1 / math.sqrt(max(1, found.samples)):
-            return None, (
-                f"accuracy falls from {units.percent(found.accuracy_before)} to {units.percent(found.accuracy)} on "
-                f"{found.samples} samples"
+        if drop > DROP_ALLOWED + 1 / math.sqrt(max(1, agreement.samples)):
+            return Violation(
+                None,
+                f"accuracy falls from {units.percent(agreement.accuracy_before)} to "
+                f"{units.percent(agreement.accuracy)} on {agreement.samples} samples",
             )
     return None
 
 
-def _where(entry: BatchAgreement | UnseenAgreement) -> str:
-    return f"on {entry.source}," if isinstance(entry, UnseenAgreement) else f"at batch {entry.samples}"
-
-
 def _problem(entry: BatchAgreement | UnseenAgreement, bound: float, single: float) -> str | None:
-    flips_allowed = FLIPS_ALLOWED
-    if isinstance(entry, UnseenAgreement):
+    flips_allowed, samples = FLIPS_ALLOWED, entry.samples
+    if isinstance(entry, BatchAgreement):
+        # Calls of a small batch are judged together, and their changed answers with them.
+        samples = max(entry.compared, entry.samples)
+    else:
         # Beyond chance: they are few, and those held out have ranges of fewer samples than the file has.
         bound, flips_allowed = bound + entry.error, FLIPS_ALLOWED + 1 / math.sqrt(entry.samples)
         # A sample of a kind of its own has no share in the ranges of the twin, and in those of the file it has.
         single = math.inf if entry.kind == "held out" else single
     if entry.difference is not None and entry.difference > bound:
         return f"outputs differ by {units.percent(entry.difference)} of their mean, {units.percent(bound)} is allowed"
-    if entry.flips is not None and entry.flips > flips_allowed and entry.samples * FLIPS_ALLOWED >= 1:
+    if entry.flips is not None and entry.flips > flips_allowed and samples * FLIPS_ALLOWED >= 1:
         return (
             f"{units.percent(entry.flips)} of the samples with a clear answer get another one, "
             f"{units.percent(flips_allowed)} is allowed"
@@ -444,26 +465,26 @@ def _problem(entry: BatchAgreement | UnseenAgreement, bound: float, single: floa
 
 
 # For what differs on the batches given, and for what differs on unseen inputs only.
-_CURES = (
-    "Keep layers in float (spare='auto' finds them), calibrate on more data, choose another runtime or scheme, or take",
+_REMEDIES = (
+    "Keep layers in float (keep_float='auto' finds them), calibrate on more data, choose another runtime or scheme, or "
+    "take",
     "Its ranges fit the calibration alone: calibrate on more data, use scheme='dynamic' in onnxruntime, keep layers in "
-    "float (spare='auto' finds them), compare on data of your own with verify_on=, or take",
+    "float (keep_float='auto' finds them), compare on data of your own with verify_on=, or take",
 )
 
 
-def disagreement(what: str, found: Agreement, problem: str, begins: str | None) -> Disagrees:
-    """The error of a ruined conversion: where, how far, where it begins, and what to do."""
-    fine = [str(e.samples) for e in found.by_batch if e.difference is not None and f"batch {e.samples} " not in problem]
-    others = f" (at batch {', '.join(fine)} by at most {_most(found, problem)})" if fine else ""
+def disagreement(what: str, agreement: Agreement, violation: Violation, begins: str | None) -> Disagrees:
+    """Return the error of a ruined conversion: where, how far, where it begins, and what to do."""
+    others = [entry for entry in agreement.by_batch if entry is not violation.entry and entry.difference is not None]
+    fine = ""
+    if others:
+        largest = max(entry.difference or 0.0 for entry in others)
+        fine = f" (at batch {', '.join(str(entry.samples) for entry in others)} by at most {units.percent(largest)})"
     place = f"; it begins at {begins}" if begins else ""
-    is_unseen = any(problem.startswith(f"{_where(entry)} ") for entry in found.unseen)
-    cure = _CURES[is_unseen]
-    return Disagrees(f"{what} disagrees with the original: {problem}{others}{place}. {cure} it as it is with allow=")
-
-
-def _most(found: Agreement, problem: str) -> str:
-    rest = [e.difference for e in found.by_batch if e.difference is not None and f"batch {e.samples} " not in problem]
-    return units.percent(max(rest))
+    remedy = _REMEDIES[isinstance(violation.entry, UnseenAgreement)]
+    return Disagrees(
+        f"{what} disagrees with the original: {violation.text}{fine}{place}. {remedy} it as it is with max_difference="
+    )
 
 
 # What only computes shapes and positions.
@@ -473,7 +494,7 @@ _WITHOUT_FLOATS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SharedLayer:
     """A layer that both files hold, with the tensor it makes in each."""
 
     path: str
@@ -482,57 +503,47 @@ class _Place:
     after: str
 
 
-def first_difference(
-    reference: Path,
-    converted: Path,
-    reopen: Callable[[Path], Runner],
-    path_key: str,
-    batch: Tensors,
-    bound: float,
-) -> str | None:
-    """The first layer whose output differs by more than the bound, found by bisection; None where files tell nothing.
+Opener = Callable[[Path], Runner]
 
-    Each step adds one output to both files and runs them on the batch; the rest of the graph stays, so that the runtime
-    fuses as it did.
+
+def first_difference(
+    reference: tuple[Path, Opener], converted: tuple[Path, Opener], batch: Tensors, bound: float
+) -> str | None:
+    """Return the first layer whose output differs by more than the bound, by bisection; None where files tell nothing.
+
+    Both are files with what opens them. Each step adds one output to both and runs them on the batch; the rest of the
+    graph stays, so that the runtime fuses as it did.
     """
     onnx = require("onnx")
-    from edge_opt.runtimes.runners import OnnxRuntimeRunner
+    before, after = (onnx.load(str(path), load_external_data=False).graph for path, _ in (reference, converted))
+    nodes = {node.name: node for node in after.node}
+    layers = [
+        _SharedLayer(module_path(node) or node.name, node.op_type, node.output[0], nodes[node.name].output[0])
+        for node in before.node
+        if node.name in nodes and node.op_type not in _WITHOUT_FLOATS
+    ]
 
-    graphs = [onnx.load(str(path), load_external_data=False).graph for path in (reference, converted)]
-    after = {node.name: node for node in graphs[1].node}
-    places = [
-        _Place(
-            next((item.value for item in node.metadata_props if item.key == path_key), "") or node.name,
-            node.op_type, node.output[0], after[node.name].output[0],
-        )
-        for node in graphs[0].node
-        if node.name in after and node.op_type not in _WITHOUT_FLOATS
-    ]  # fmt: skip
-
-    def difference(place: _Place) -> float:
+    def difference(layer: _SharedLayer) -> float:
         values = []
-        opened: tuple[tuple[Path, str, Callable[[Path], Any]], ...] = (
-            (reference, place.before, lambda path: OnnxRuntimeRunner(path, 1)),
-            (converted, place.after, reopen),
-        )
-        for path, tensor, opener in opened:
+        for (path, opener), tensor in ((reference, layer.before), (converted, layer.after)):
             probe, position = _with_output(onnx, path, tensor)
             with opener(probe) as runner:
                 values.append(runner(*batch)[position])
             probe.unlink()
-        return difference_share(*values)
+        expected, converted_values = values
+        return difference_share(expected, converted_values)
 
     try:
-        low, high = 0, len(places)
+        low, high = 0, len(layers)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if difference(places[middle]) > bound else (middle + 1, high)
+            low, high = (low, middle) if difference(layers[middle]) > bound else (middle + 1, high)
     except (EdgeOptError, ValueError):  # a tensor that this runtime does not give away
         return None
-    if not places:
+    if not layers:
         return None
-    found = places[min(low, len(places) - 1)]
-    return f"{found.path!r} ({found.op})" if low < len(places) else f"the end, behind {found.path!r} ({found.op})"
+    layer = layers[min(low, len(layers) - 1)]
+    return f"{layer.path!r} ({layer.op})" if low < len(layers) else f"the end, behind {layer.path!r} ({layer.op})"
 
 
 def _with_output(onnx: Any, path: Path, tensor: str) -> tuple[Path, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_leaves, t
 from edge_opt import units
 from edge_opt._support.checks import check_whole
 from edge_opt._support.output_tensors import flat_tensors
-from edge_opt._support.unchanged import unchanged
+from edge_opt._support.unchanged import preserve_rng, unchanged, without_fast_path
 from edge_opt.errors import InvalidInput
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.trace.inputs import call_on, on_device
@@ -26,7 +27,7 @@ from edge_opt.trace.module_calls import module_paths
 _TENSOR = object()
 
 
-class Flat(nn.Module):
+class FlatModel(nn.Module):
     """A model that takes its tensors one after the other and returns a tuple of tensors, whatever its own structures.
 
     With a `dtype` floating inputs are cast to it and outputs back to float32, so that all precisions look alike.
@@ -50,42 +51,65 @@ class Flat(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model with the arguments of one call, taken apart into tensors with names."""
+class ModelCall:
+    """A model with the arguments of one call, taken apart into tensors with names.
+
+    `model` is a copy of the caller's in eval mode, so that a conversion runs it freely. A model that cannot be copied
+    is the caller's own, and every run restores it: `is_copy` says which.
+    """
 
     model: nn.Module
     names: tuple[str, ...]
     tensors: Tensors
     spec: TreeSpec
     leaves: tuple[Any, ...]
+    is_copy: bool = True
 
     @property
     def name(self) -> str:
         return type(self.model).__name__
 
-    def flat(self, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> Flat:
-        """The model, or a copy of it, behind flat tensors."""
-        return Flat(self.model if model is None else model, self.spec, list(self.leaves), dtype)
+    def flat(self, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> FlatModel:
+        """Return the model, or a copy of it, behind flat tensors."""
+        return FlatModel(self.model if model is None else model, self.spec, list(self.leaves), dtype)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the model inside, without gradients; the caller's random numbers and own model are unchanged after."""
+        with torch.no_grad(), without_fast_path(), preserve_rng():
+            if self.is_copy:
+                yield
+                return
+            with _values_unchanged(self.model), unchanged(list(module_paths(self.model)), training=False):
+                yield
+
+    def outputs(self, tensors: Tensors) -> Tensors:
+        """Return what the original returns, as flat tensors."""
+        with self.running():
+            outputs = tuple(tensor.detach().cpu().clone() for tensor in self.flat()(*(t.clone() for t in tensors)))
+        if not outputs:
+            raise InvalidInput(f"{self.name} answers with no tensor; return tensors, or structures that hold some")
+        return outputs
 
     def read(self, batch: Any, what: str = "the batch") -> Tensors:
-        """The model's tensors from one batch of a loader: a tensor, a mapping, or a tuple with labels behind."""
+        """Return the model's tensors from one batch of a loader: a tensor, a mapping, or a tuple with labels behind."""
         if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Mapping):
             batch = batch[0]
         if isinstance(batch, Mapping):
             missing = [name for name in self.names if name not in batch]
             if missing:
                 raise InvalidInput(f"{what} has no {missing[0]!r}; it has {', '.join(map(str, batch))}")
-            found = [batch[name] for name in self.names]
+            values = [batch[name] for name in self.names]
         else:
-            found = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
-        if len(found) < len(self.names):
+            values = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+        if len(values) < len(self.names):
             raise InvalidInput(
-                f"{what} has {len(found)} tensors; the model takes {len(self.names)}: {', '.join(self.names)}"
+                f"{what} has {len(values)} tensors; the model takes {len(self.names)}: {', '.join(self.names)}"
             )
         # What stands behind the inputs are labels.
         return tuple(
             self._fitting(torch.as_tensor(value), name, example, what)
-            for value, name, example in zip(found, self.names, self.tensors, strict=False)
+            for value, name, example in zip(values, self.names, self.tensors, strict=False)
         )
 
     def _fitting(self, value: torch.Tensor, name: str, example: torch.Tensor, what: str) -> torch.Tensor:
@@ -98,30 +122,62 @@ class Subject:
             )
         return value.detach().to("cpu", example.dtype)
 
-    def outputs(self, tensors: Tensors) -> Tensors:
-        """What the original returns, as flat tensors."""
-        with undisturbed(self.model):
-            found = tuple(tensor.detach().cpu().clone() for tensor in self.flat()(*(t.clone() for t in tensors)))
-        if not found:
-            raise InvalidInput(f"{self.name} answers with no tensor; return tensors, or structures that hold some")
-        return found
 
-
-def subject_of(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Subject:
-    """The model on the CPU with example tensors: the caller's, or for shapes random ones."""
-    model = on_device(model, "cpu")
+def model_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> ModelCall:
+    """Return the call of a copy of the model on the CPU; tensors are the caller's, or random ones for shapes."""
     arguments = call_on(model, inputs, kwargs, "cpu")
-    found, spec = tree_flatten_with_path((arguments.args, arguments.kwargs))
-    tensors = [(path, leaf) for path, leaf in found if isinstance(leaf, torch.Tensor)]
+    leaves, spec = tree_flatten_with_path((arguments.args, arguments.kwargs))
+    tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise InvalidInput("the example inputs hold no tensor; pass a shape such as (1, 3, 224, 224), or tensors")
-    leaves = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for _, leaf in found)
-    names = _names(model, [path for path, _ in tensors])
-    return Subject(model, names, tuple(tensor for _, tensor in tensors), spec, leaves)
+    copied, is_copy = _eval_copy(model)
+    return ModelCall(
+        copied,
+        _names(model, [path for path, _ in tensors]),
+        tuple(tensor for _, tensor in tensors),
+        spec,
+        tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves),
+        is_copy,
+    )
+
+
+def flat_call(model: nn.Module, tensors: Tensors, names: tuple[str, ...]) -> ModelCall:
+    """Return the call of a module of ours that takes tensors one after the other and has no state."""
+    leaves, spec = tree_flatten_with_path((tensors, {}))
+    return ModelCall(model, names, tensors, spec, (_TENSOR,) * len(leaves))
+
+
+def _eval_copy(model: nn.Module) -> tuple[nn.Module, bool]:
+    """Return a copy of the model in eval mode; the model itself where it cannot be copied, and whether it is a copy.
+
+    Modes are set on each module: a model's own `train()` may fuse or merge weights.
+    """
+    on_cpu = on_device(model, "cpu")
+    if on_cpu is model:
+        try:
+            with preserve_rng():
+                on_cpu = copy.deepcopy(model)
+        except Exception:  # tensors with a history, locks, open files
+            return model, False
+    for module in on_cpu.modules():
+        module.training = False
+    return on_cpu, True
+
+
+@contextmanager
+def _values_unchanged(model: nn.Module) -> Iterator[None]:
+    tensors = [*model.parameters(), *model.buffers()]
+    copies = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, before in zip(tensors, copies, strict=True):
+            if not torch.equal(tensor, before):
+                tensor.copy_(before)
 
 
 def _names(model: nn.Module, paths: list[Any]) -> tuple[str, ...]:
-    """Input names as forward calls them; inside a structure the key is appended."""
+    """Return input names as forward calls them; inside a structure the key is appended."""
     try:
         parameters = list(signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -141,39 +197,57 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run the model in eval without gradients; then it is as it was, weights and statistics included."""
-    kept = [*model.parameters(), *model.buffers()]
-    with torch.no_grad():
-        copies = [tensor.detach().clone() for tensor in kept]
-        try:
-            with unchanged(list(module_paths(model)), training=False):
-                yield
-        finally:
-            for tensor, before in zip(kept, copies, strict=True):
-                if not torch.equal(tensor, before):
-                    tensor.copy_(before)
+def output_names(count: int) -> tuple[str, ...]:
+    """Return the names that outputs get in every file."""
+    return ("output",) if count == 1 else tuple(f"output_{number}" for number in range(count))
 
 
-def read_batches(subject: Subject, batches: Iterable[Any], most: int | None, what: str) -> list[Tensors]:
-    """The first `most` batches, checked against the model's inputs."""
+@dataclass(frozen=True, slots=True)
+class BatchAttempt:
+    """Tensors to export a model with, which of them have a free batch, and the fixed batch; None where it is free."""
+
+    tensors: Tensors
+    is_free: tuple[bool, ...]
+    batch: int | None
+
+    def dynamic_shapes(self, dim: Any) -> Any:
+        """Return the shapes as torch.export takes them, with `dim` for the batch; None where all are fixed."""
+        return (tuple({0: dim} if free else None for free in self.is_free),) if self.batch is None else None
+
+
+def batch_attempts(call: ModelCall) -> tuple[BatchAttempt, BatchAttempt]:
+    """Return how to export a model: for any batch, and for the example's own where that fails.
+
+    torch.export takes a batch of one for a constant, so that the first attempt has at least two samples.
+    """
+    count = call.tensors[0].shape[0] if call.tensors[0].dim() else 1
+    is_batched = tuple(tensor.dim() > 0 and tensor.shape[0] == count for tensor in call.tensors)
+    doubled = tuple(
+        torch.cat([tensor, tensor]) if batched and count == 1 else tensor
+        for tensor, batched in zip(call.tensors, is_batched, strict=True)
+    )
+    fixed = BatchAttempt(call.tensors, (False,) * len(call.tensors), count)
+    return BatchAttempt(doubled, is_batched, None), fixed
+
+
+def read_batches(call: ModelCall, batches: Iterable[Any], max_batches: int | None, what: str) -> list[Tensors]:
+    """Return the first batches, checked against the model's inputs."""
     if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
         batches = [batches]
-    if most is not None:
-        check_whole("calibration_batches", most)
-    read: list[Tensors] = []
+    if max_batches is not None:
+        check_whole("calibration_batches", max_batches)
+    tensors: list[Tensors] = []
     for number, batch in enumerate(batches):
-        if most is not None and number >= most:
+        if max_batches is not None and number >= max_batches:
             break
-        read.append(subject.read(batch, f"{what} batch {number + 1}"))
-    if not read:
+        tensors.append(call.read(batch, f"{what} batch {number + 1}"))
+    if not tensors:
         raise InvalidInput(f"the {what} loader is empty; give at least one batch of inputs")
-    return read
+    return tensors
 
 
 def in_batches_of(batches: list[Tensors], size: int | None) -> list[Tensors]:
-    """The same samples in batches of the only size that a file takes; as they are where it takes any."""
+    """Return the same samples in batches of the only size that a file takes; as they are where it takes any."""
     if size is None:
         return batches
     pieces = [
@@ -184,25 +258,17 @@ def in_batches_of(batches: list[Tensors], size: int | None) -> list[Tensors]:
     return pieces or batches
 
 
-def labels_of(subject: Subject, batches: Iterable[Any], labels: list[torch.Tensor | None]) -> Iterable[Any]:
-    """The batches as they are; what stands behind their inputs, if it is one class per sample, is put into `labels`."""
+def collect_labels(call: ModelCall, batches: Iterable[Any], labels: list[torch.Tensor | None]) -> Iterable[Any]:
+    """Yield the batches as they are; what stands behind their inputs goes to `labels` if it is a class per sample."""
     if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
         batches = [batches]
     for batch in batches:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
-        behind = [torch.as_tensor(leaf) for leaf in leaves[len(subject.names) :]]
-        one = behind[0] if isinstance(batch, (tuple, list)) and len(behind) == 1 else None
-        is_class = one is not None and one.dim() == 1 and not one.is_floating_point() and len(leaves[0]) == len(one)
-        labels.append(one.detach().cpu() if one is not None and is_class else None)
+        behind = [torch.as_tensor(leaf) for leaf in leaves[len(call.names) :]]
+        classes = behind[0] if isinstance(batch, (tuple, list)) and len(behind) == 1 else None
+        if classes is not None and (
+            classes.dim() != 1 or classes.is_floating_point() or len(leaves[0]) != len(classes)
+        ):
+            classes = None
+        labels.append(None if classes is None else classes.detach().cpu())
         yield batch
-
-
-def example_batches(subject: Subject) -> tuple[Tensors, list[bool], int]:
-    """The example with a batch of at least two, for one of one is taken for a constant; which inputs have a batch."""
-    count = subject.tensors[0].shape[0] if subject.tensors[0].dim() else 1
-    batched = [tensor.dim() > 0 and tensor.shape[0] == count for tensor in subject.tensors]
-    doubled = tuple(
-        torch.cat([tensor, tensor]) if is_batched and count == 1 else tensor
-        for tensor, is_batched in zip(subject.tensors, batched, strict=True)
-    )
-    return doubled, batched, count

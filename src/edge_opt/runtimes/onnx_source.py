@@ -1,9 +1,8 @@
-"""An `.onnx` file to be quantised: run as it is by ONNX Runtime, and copied with the paths of its modules."""
+"""An `.onnx` file to be quantized: run as it is by ONNX Runtime, and copied with the paths of its modules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from edge_opt.model_files.file_model import FileModel, OnnxModel
 from edge_opt.profiling import profile
 from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, require, size_of
 from edge_opt.records.conversions import Exported
-from edge_opt.runtimes.model_call import Subject, subject_of
+from edge_opt.runtimes.model_call import ModelCall, flat_call
+from edge_opt.runtimes.protocol import Runtime
+from edge_opt.runtimes.registry import all_runtimes
 from edge_opt.trace.inputs import call_on
 
 # Per-channel scales and quantised operators that runtimes fuse came with this opset.
@@ -33,8 +34,8 @@ _RECURRENT = frozenset(("LSTM", "GRU", "RNN"))
 _ATTENTION = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention"))
 
 
-class _Original(nn.Module):
-    """The file as ONNX Runtime runs it, with its inputs one after the other: what a quantised one is compared with."""
+class _SourceFile(nn.Module):
+    """The file as ONNX Runtime runs it, with its inputs one after the other: what a quantized one is compared with."""
 
     def __init__(self, model: OnnxModel) -> None:
         super().__init__()
@@ -53,30 +54,32 @@ def is_file(model: nn.Module) -> bool:
     return isinstance(model, FileModel)
 
 
-def file_subject(
-    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, precision: str, runtime: str
-) -> tuple[Subject, Exported]:
-    """What a conversion of a file goes by: the file as it runs, and a copy that quantisers can work on."""
+def file_call(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, precision: str, runtime: Runtime
+) -> tuple[ModelCall, Exported]:
+    """Return the call of a file as ONNX Runtime runs it, and a copy of the file that quantizers can work on."""
     if not isinstance(model, OnnxModel):
-        raise InvalidInput("only .onnx files are quantised; give the model that the other file was made of")
-    if precision not in ("int8", "int4") or runtime not in ("onnxruntime", "openvino"):
+        raise InvalidInput("only .onnx files are quantized; give the model that the other file was made of")
+    if precision not in ("int8", "int4") or not runtime.runs_onnx:
+        names = " or ".join(other.name for other in all_runtimes() if other.runs_onnx)
         raise InvalidInput(
-            f"an .onnx file becomes int8 or int4 for onnxruntime or openvino, not {precision} for {runtime}; "
+            f"an .onnx file becomes int8 or int4 for {names}, not {precision} for {runtime.name}; "
             "give the model's source for others"
         )
     quantized = next((node.op for node in model.plan.nodes if node.op in _QUANTIZED), None)
     if quantized is not None:
-        raise InvalidInput(f"{str(model.file)!r} is quantised already: it has {quantized}; give the float file")
-    original = _Original(model)
-    original.__class__ = type(identifier(model.file.stem), (_Original,), {})
-    given = call_on(original, inputs, kwargs, "cpu")
-    tensors = model.plan.arguments(given.args, given.kwargs)
-    subject = replace(subject_of(original, list(tensors.values())), names=tuple(model.plan.names))
-    return subject, _labelled(model, own_folder())
+        raise InvalidInput(f"{str(model.file)!r} is quantized already: it has {quantized}; give the float file")
+    original = _SourceFile(model)
+    original.__class__ = type(identifier(model.file.stem), (_SourceFile,), {})
+    arguments = call_on(original, inputs, kwargs, "cpu")
+    tensors = tuple(model.plan.arguments(arguments.args, arguments.kwargs).values())
+    # It has no state to copy, and a session cannot be copied.
+    call = flat_call(original, tensors, tuple(model.plan.names))
+    return call, _labelled(model, own_folder())
 
 
-def file_scheme(model: OnnxModel) -> str:
-    """How a file is quantised unless told: as values come where it is recurrent or mostly attention, else static."""
+def _file_scheme(model: OnnxModel) -> str:
+    """Return how a file is quantized unless asked: dynamic where it is recurrent or mostly attention, else static."""
     nodes = model.plan.nodes
     if any(node.op in _RECURRENT for node in nodes):
         return "dynamic"
@@ -90,7 +93,7 @@ def file_scheme(model: OnnxModel) -> str:
 
 
 def _labelled(model: OnnxModel, folder: Path) -> Exported:
-    """A copy of the file in which each node has a name and says whose it is."""
+    """Write a copy of the file in which each node has a name and says whose it is."""
     onnx = require("onnx")
     graph = model.plan.file.graph
     target = folder / f"source-{model.file.name}"
@@ -122,11 +125,11 @@ SCHEMES = ("auto", "static", "dynamic", "weights")
 _RECURRENT_LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
-def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -> str:
-    """How weights and activations become integers; "auto" goes by what the model is made of.
+def chosen_scheme(model: nn.Module, precision: str, runtime: Runtime, scheme: str) -> str:
+    """Return how weights and activations become integers; "auto" goes by what the model is made of.
 
     Static needs ranges and pays off in convolutions. Recurrent layers have no static kernels, and activations of
-    transformers have outliers that one range for all inputs serves badly: both are quantised as values come.
+    transformers have outliers that one range for all inputs serves badly: both are quantized as values come.
     """
     if scheme not in SCHEMES:
         raise InvalidInput(f"unknown scheme {scheme!r}; it is one of {', '.join(SCHEMES)}")
@@ -134,12 +137,11 @@ def chosen_scheme(model: nn.Module, precision: str, runtime: str, scheme: str) -
         if scheme in ("static", "dynamic"):
             raise InvalidInput("int4 is of weights only; leave scheme out, or use int8")
         return "weights"
+    scheme = runtime.int8_scheme if scheme == "auto" else scheme
     if scheme != "auto":
         return scheme
-    if runtime == "openvino":
-        return "static"
     if isinstance(model, OnnxModel):
-        return file_scheme(model)
+        return _file_scheme(model)
     if any(isinstance(module, _RECURRENT_LAYERS) for module in model.modules()):
         return "dynamic"
     has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())

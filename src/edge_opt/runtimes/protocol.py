@@ -1,115 +1,258 @@
-"""What a conversion goes by, what it makes, and who makes which precision for which runtime."""
+"""The Runtime protocol: what a conversion is asked for, what a runtime builds, and what runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
+from typing_extensions import Self
 
-from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt._support.translated import translated
+from edge_opt.errors import InvalidInput
 from edge_opt.quantization.onnx_files import Tensors
-from edge_opt.records.conversions import Exported, LayerPrecision
-from edge_opt.runtimes.model_call import Subject
-from edge_opt.runtimes.runners import SUFFIXES
+from edge_opt.records.conversions import Exported, Kernel, LayerPrecision
+from edge_opt.runtimes.model_call import ModelCall
+
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What a conversion has to go by; it writes into `folder` only, where nobody looks yet.
+class ConversionRequest:
+    """One conversion, as `convert` was asked for it.
 
-    `hold_out` asks static int8 for a twin, too, whose ranges leave out a part of the calibration.
+    Attributes:
+        call: The model with the arguments of one call.
+        precision: Type of the numbers.
+        folder: Where files are written; nobody reads them there yet.
+        filename: Name of the file.
+        calibration: Batches to find ranges on; None where none were given.
+        keep_float: Paths of layers that stay in float.
+        reduce_range: Whether weights get 7 bits; None where the CPU decides.
+        exported: An ONNX file of the model that is there already.
+        scheme: How int8 is made: "static", "dynamic" or "weights".
+        group_size: Weights that share a scale where only weights are quantized.
+        holds_out: Whether static int8 is also compared on samples that its ranges were found without.
     """
 
-    subject: Subject
+    call: ModelCall
+    precision: str
     folder: Path
-    calibration: list[Tensors] | None
-    method: str
-    spare: tuple[str, ...]
-    reduce_range: bool | None
-    exported: Exported | None
     filename: str
+    calibration: list[Tensors] | None = None
+    keep_float: tuple[str, ...] = ()
+    reduce_range: bool | None = None
+    exported: Exported | None = None
     scheme: str = "static"
     group_size: int = 32
-    balance: float = 0.0
-    correct_bias: bool = False
-    hold_out: bool = False
+    holds_out: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.filename
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A file, for torch with the module that it holds the weights of.
+class BuiltModel:
+    """What a runtime built.
 
-    `reference` is the float file beside it whose nodes have the same names, and `batch` the only batch it takes, if so.
-    `layers` is what the maker knows of them, where no kernels can be asked. `twin` writes a file like it whose ranges
-    were found without the batches `held_out`.
+    Attributes:
+        path: The file; for torch it holds the weights of `model`.
+        outputs: Names of the outputs; None for those that `output_names` gives.
+        remarks: What a reader should know.
+        model: The module to run, in torch.
+        reference: The float file beside it whose nodes have the same names.
+        batch: The only batch size that it takes; None where it takes any.
+        layers: What its layers run in, where the builder knows that better than the file.
+        held_out: Batches that the ranges of `twin` were found without.
+        twin: Writes a file like this one with ranges of the other batches.
     """
 
     path: Path
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...] | None = None
     remarks: tuple[str, ...] = ()
     model: nn.Module | None = None
     reference: Path | None = None
     batch: int | None = None
-    layers: tuple[LayerPrecision, ...] | None = None
+    layers: tuple[LayerPrecision, ...] = ()
     held_out: tuple[Tensors, ...] = ()
     twin: Callable[[], Path] | None = None
 
 
-Maker = Callable[[Job], Made]
-_MAKERS: dict[tuple[str, str], Maker] = {}
-precisions: Mapping[tuple[str, str], Maker] = MappingProxyType(_MAKERS)
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What ran: the kernels, where the runtime tells them, and the precision of each layer."""
+
+    kernels: tuple[Kernel, ...]
+    layers: tuple[LayerPrecision, ...]
 
 
-def precision(name: str, *runtimes: str) -> Callable[[Maker], Maker]:
-    """Register a maker of models in a precision for some runtimes; registering twice is an error.
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The part of a program to ship that depends on the runtime.
 
-    Args:
-        name: The precision, such as "int8".
-        runtimes: The runtimes that it makes files for.
-
-    >>> from edge_opt import compress
-    >>> compress.precision("fp32", "torch")(compress.precisions["fp32", "torch"])
-    Traceback (most recent call last):
-    edge_opt.errors.ConversionFailed: fp32 on torch is made by ...
+    Attributes:
+        package: What pip installs.
+        imports: Its import lines.
+        body: Reads the model in FOLDER and sets `scores` from the list `inputs`.
     """
 
-    def register(maker: Maker) -> Maker:
-        for runtime in runtimes:
-            known = _MAKERS.get((name, runtime))
-            if known is not None:
-                raise ConversionFailed(
-                    f"{name} on {runtime} is made by {known.__module__}.{known.__qualname__} already; "
-                    f"{maker.__module__}.{maker.__qualname__} cannot take its place"
-                )
-            _MAKERS[name, runtime] = maker
-        return maker
-
-    return register
+    package: str
+    imports: str
+    body: str
 
 
-def maker_of(name: str, runtime: str) -> Maker:
-    """Who makes this; an unknown precision or runtime is refused with those there are."""
-    names, found = (list(dict.fromkeys(key[place] for key in _MAKERS)) for place in (0, 1))
-    runtimes = list(dict.fromkeys([*(name for name in SUFFIXES if name in found), *found]))
-    if name not in names:
-        raise InvalidInput(f"unknown precision {name!r}; it is one of {', '.join(names)}")
-    if runtime not in runtimes:
-        raise InvalidInput(f"unknown runtime {runtime!r}; it is one of {', '.join(runtimes)}")
-    if (name, runtime) not in _MAKERS:
-        raise InvalidInput(f"nobody makes {name} for {runtime}; see compress.precisions")
-    return _MAKERS[name, runtime]
+@runtime_checkable
+class Runner(Protocol):
+    """A loaded model: call it with tensors or arrays in the model's order, get a tuple of tensors in its order.
+
+    Attributes:
+        runtime: Who runs it, such as torch or onnxruntime.
+        threads: Threads that it uses.
+        effective_precision: What it runs in; None where nobody has verified it: a runner of a bare file or module.
+    """
+
+    runtime: str
+    threads: int
+    effective_precision: str | None
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]: ...
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        """A call with these inputs in the runtime's own form: what is timed.
+
+        Args:
+            inputs: Tensors or arrays in the model's order.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
-def check_spared(model: nn.Module, spare: Iterable[str]) -> tuple[str, ...]:
-    """The layers to keep in float; every one must be a module of the model."""
-    wanted = (spare,) if isinstance(spare, str) else tuple(spare)
-    paths = [path for path, _ in model.named_modules() if path]
-    for path in wanted:
-        if path not in paths:
-            close = get_close_matches(path, paths, n=3, cutoff=0.4) or paths[:3]
-            raise InvalidInput(f"there is no layer {path!r} to spare; closest: {', '.join(close)}")
-    return wanted
+class Runtime(Protocol):
+    """A runtime: how it builds a file from a model, and how it runs one. See CONTRIBUTING.md for adding one.
+
+    Attributes:
+        name: As users write it.
+        suffix: Ending of its files.
+        package: The module that Python imports to run them.
+        extra: The extra of edge-opt that installs it; "" where nothing more is needed.
+        precisions: Each precision with "" where it is supported, else the reason why it is not.
+        runs_onnx: Whether its files are ONNX files, so that one export serves several runtimes.
+        runs_modules: Whether it runs torch modules, and its files hold weights only.
+        may_fix_batch: Whether its files may take one batch size only, which should then be the deployed one.
+        keeps_float: Whether single layers can be kept in float.
+        int8_scheme: How int8 is made unless asked; "auto" goes by what the model is made of.
+    """
+
+    name: str
+    suffix: str
+    package: str
+    extra: str = ""
+    precisions: Mapping[str, str]
+    runs_onnx: bool = False
+    runs_modules: bool = False
+    may_fix_batch: bool = False
+    keeps_float: bool = False
+    int8_scheme: str = "auto"
+
+    def build(self, request: ConversionRequest) -> BuiltModel:
+        """Write the model in the precision that is asked for."""
+        ...
+
+    def open(
+        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
+    ) -> Runner:
+        """Load a file, or a module where it runs modules."""
+        ...
+
+    def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
+        """Return what really runs: kernels by one run on the batch where the runtime tells them, and layers."""
+        ...
+
+    def program(self, precision: str) -> Program:
+        """Return what a shipped program installs, imports and does."""
+        ...
+
+
+class ClosingRunner:
+    """Runners close themselves at the end of a `with`."""
+
+    def close(self) -> None:
+        """Give back what the runtime holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PiecewiseRunner(ClosingRunner):
+    """A runner of a file that may take one batch size only: several times as many samples take several calls."""
+
+    title: str
+
+    def input_shapes(self) -> Sequence[Sequence[int]]:
+        """Return the shapes that the file takes, with less than 1 for a free batch."""
+        raise NotImplementedError
+
+    def bind_piece(self, inputs: tuple[Any, ...]) -> Callable[[], Any]:
+        """Return a call with inputs of a size that the file takes."""
+        raise NotImplementedError
+
+    def outputs_of(self, result: Any) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of the last call, which returned `result`, as tensors of their own."""
+        raise NotImplementedError
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        calls = self._calls(inputs)
+        with translated(f"{self.title} refused the inputs", InvalidInput):
+            outputs = [self.outputs_of(call()) for call in calls]
+        return outputs[0] if len(outputs) == 1 else tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        calls = self._calls(inputs)
+        return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+
+    def _calls(self, inputs: tuple[Any, ...]) -> list[Callable[[], Any]]:
+        pieces = in_pieces(inputs, self.input_shapes())
+        with translated(f"{self.title} refused the inputs", InvalidInput):
+            return [self.bind_piece(piece) for piece in pieces]
+
+
+def in_pieces(inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[tuple[Any, ...]]:
+    """Return the inputs in batches of the only size that a file takes; as they are where it takes any, or none fits.
+
+    >>> [[tuple(value.shape) for value in piece] for piece in in_pieces([torch.zeros(4, 3)], [(2, 3)])]
+    [[(2, 3)], [(2, 3)]]
+    """
+    tensors = [torch.as_tensor(value) for value in inputs]
+    sizes = {int(shape[0]) for shape in shapes if len(shape)}
+    counts = {len(tensor) for tensor in tensors if tensor.dim()}
+    if len(sizes) != 1 or len(counts) != 1 or min(sizes) < 1 or len(tensors) != len(shapes):
+        return [tuple(inputs)]
+    size, count = min(sizes), min(counts)
+    if count <= size or count % size:
+        return [tuple(inputs)]
+    return [tuple(tensor[start : start + size] for tensor in tensors) for start in range(0, count, size)]
+
+
+def closed() -> InvalidInput:
+    """Return the error of a runner that was closed."""
+    return InvalidInput("this runner is closed; open it again")
+
+
+def as_arrays(inputs: Sequence[Any], count: int) -> list[Any]:
+    """Return the inputs as numpy arrays, of which there must be so many."""
+    arrays = [torch.as_tensor(value).detach().cpu().contiguous().numpy() for value in inputs]
+    if len(arrays) != count:
+        raise InvalidInput(f"{len(arrays)} inputs given; the model takes {count}")
+    return arrays

@@ -15,10 +15,9 @@ import torch
 
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import UnseenAgreement
-from edge_opt.runtimes.agreement import Original, singles, unseen_agreement
+from edge_opt.runtimes.agreement import ReferenceModel, singles, unseen_agreement
 from edge_opt.runtimes.model_call import in_batches_of
-from edge_opt.runtimes.protocol import Made
-from edge_opt.runtimes.runners import Runner
+from edge_opt.runtimes.protocol import BuiltModel, Runner
 
 # A quarter is held out: the ranges of the rest are then nearly those of all. Of fewer samples, a quarter says nothing.
 _PARTS = 4
@@ -31,42 +30,42 @@ _FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What was found on unseen inputs, the file that ran on them, and the sample that differs most."""
+    """The agreement on unseen inputs, the file that ran on them, and the sample that differs most."""
 
-    found: UnseenAgreement
+    agreement: UnseenAgreement
     file: Path
     worst: Tensors
 
 
 def compare_unseen(
-    original: Original,
-    made: Made,
+    original: ReferenceModel,
+    built: BuiltModel,
     runner: Runner,
     reopen: Callable[[Path], Runner],
     calibration: Sequence[Tensors],
     checks: Sequence[Tensors],
 ) -> Iterator[Unseen]:
-    """The twin on samples that it was made without, and the file itself, which `runner` runs, on rolled sequences.
+    """Compare the twin on samples that it was made without, and the file in `runner` on rolled sequences.
 
     `checks` are the batches that the file was compared on before.
     """
-    if made.twin is not None:
-        twin, held_out = made.twin(), made.held_out
+    if built.twin is not None:
+        twin, held_out = built.twin(), built.held_out
         source = f"{sum(map(_count, held_out))} calibration samples, with ranges of the others"
         with reopen(twin) as other:
-            found = unseen_agreement(original, other, held_out, "held out", source, checks)
-        if found is not None:
-            yield Unseen(found[0], twin, singles(held_out, found[1] + 1)[-1])
+            compared = unseen_agreement(original, other, held_out, "held out", source, checks)
+        if compared is not None:
+            yield Unseen(compared[0], twin, singles(held_out, compared[1] + 1)[-1])
     if not all(map(_are_sequences, calibration)):
         return
     most = min(_MOST_ROLLED, max(_FEW, original.affordable(calibration) or 0))
-    sequences = rolled(original.subject.names, calibration, most)
-    if sequences is not None and _count(sequences) >= (made.batch or 1):
-        batches = in_batches_of([sequences], made.batch)
+    sequences = rolled(original.call.names, calibration, most)
+    if sequences is not None and _count(sequences) >= (built.batch or 1):
+        batches = in_batches_of([sequences], built.batch)
         source = f"{sum(map(_count, batches))} calibration sequences, rolled so that other tokens come first"
-        found = unseen_agreement(original, runner, batches, "rolled", source, checks)
-        if found is not None:
-            yield Unseen(found[0], made.path, singles(batches, found[1] + 1)[-1])
+        compared = unseen_agreement(original, runner, batches, "rolled", source, checks)
+        if compared is not None:
+            yield Unseen(compared[0], built.path, singles(batches, compared[1] + 1)[-1])
 
 
 def split(batches: Sequence[Tensors], fixed_batch: int | None) -> tuple[list[Tensors], list[Tensors]]:

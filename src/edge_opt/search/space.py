@@ -7,29 +7,17 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from types import MappingProxyType
 from typing import Any, Literal
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Precision
 from edge_opt.records.display import Record
 from edge_opt.records.sweeps import Candidate
+from edge_opt.runtimes.registry import unsupported_pairs
 
 Pair = tuple[Precision, str]
 # What models can be converted to; int4 is of weights on paper, and no runtime here takes it.
 CONVERTIBLE: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
-
-IMPOSSIBLE: Mapping[Pair, str] = MappingProxyType(
-    {
-        ("int8", "torch"): "eager torch runs no int8 network; int8 needs onnxruntime or openvino",
-        ("int8", "torch-compile"): "torch.compile runs no int8 network; int8 needs onnxruntime or openvino",
-        **{
-            (precision, runtime): f"{runtime} is given fp32 and int8 only"
-            for precision in ("fp16", "bf16")
-            for runtime in ("litert", "executorch")
-        },
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +36,20 @@ class Space(Record):
     Attributes:
         pruning_levels: Shares of the channels to remove, from 0 to below 1.
         precisions: Types of the numbers: fp32, fp16, bf16, int8.
-        runtimes: Who runs a candidate: torch, onnxruntime, openvino, torch-compile, litert, executorch.
+        runtimes: Who runs a candidate; `edge_opt.runtimes.registry.runtime_names()` lists them.
         layer_pruning: Shares to try for single layers, by path; there they stand in for `pruning_levels`.
         impossible: Pairs of precision and runtime to leave out, each with the reason; int8 in eager torch by default.
 
     >>> space = Space((0.0, 0.5), ("fp32", "int8"), ("torch", "onnxruntime"))
-    >>> space.size, space[0].label, [item.reason for item in space.excluded]
-    (6, 'prune 0 fp32 torch', ['eager torch runs no int8 network; int8 needs onnxruntime or openvino'])
+    >>> space.size, space[0].label, [(item.precision, item.runtime) for item in space.excluded]
+    (6, 'prune 0 fp32 torch', [('int8', 'torch')])
     """
 
     pruning_levels: Sequence[float]
     precisions: Sequence[Precision]
     runtimes: Sequence[str]
     layer_pruning: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    impossible: Mapping[Pair, str] = field(default_factory=lambda: IMPOSSIBLE)
+    impossible: Mapping[Pair, str] = field(default_factory=unsupported_pairs)
 
     def __post_init__(self) -> None:
         for name, values in self._axes():

@@ -1,0 +1,152 @@
+"""OpenVINO: ONNX files on the CPU, in the precision that it is asked to compute in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge_opt._support.extras import import_optional
+from edge_opt._support.translated import translated
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring.machine import cpu_flags
+from edge_opt.measuring.file_session import reason
+from edge_opt.quantization.onnx_files import Tensors
+from edge_opt.runtimes.kernels import KernelTime, inspect_kernels
+from edge_opt.runtimes.onnx_builds import build_float, build_int8
+from edge_opt.runtimes.protocol import (
+    BuiltModel,
+    ClosingRunner,
+    ConversionRequest,
+    Inspection,
+    Program,
+    Runner,
+    Runtime,
+    as_arrays,
+    closed,
+)
+from edge_opt.runtimes.torch_runtime import check_instructions
+
+# What it is asked to compute in. int8 is in the file; what is not quantized there stays in float32.
+_HINTS = MappingProxyType({"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"})
+_FACTS = ("layerType", "runtimePrecision", "originalLayersNames")
+_NOT_RUN = ("Const", "Input", "Output")
+
+
+class OpenVinoRunner(ClosingRunner):
+    """An ONNX file in OpenVINO on the CPU, asked to compute in `precision`."""
+
+    runtime = "openvino"
+
+    def __init__(self, path: Path, threads: int, precision: str, effective_precision: str | None = None) -> None:
+        if precision not in _HINTS:
+            raise InvalidInput(f"unknown precision {precision!r}; it is one of {', '.join(_HINTS)}")
+        self.path, self.threads, self.precision = path, threads, precision
+        self.effective_precision = effective_precision
+        # Whole numbers and 16-bit floats run on matrix units (AMX), which virtual machines are known to refuse.
+        check_instructions(precision, self.runtime, ("fp16", "bf16", "int8") if "amx_tile" in cpu_flags() else ())
+        self._request = self.compiled().create_infer_request()
+
+    def compiled(self, more: Mapping[str, Any] | None = None) -> Any:
+        """Return the file compiled for this CPU."""
+        core = import_optional("openvino", "OpenVINO needs", "openvino").Core()
+        # Without the hint OpenVINO turns float32 into bf16 wherever the CPU has it.
+        wanted = {
+            "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
+            "INFERENCE_NUM_THREADS": self.threads,
+            "NUM_STREAMS": "1",
+            **(more or {}),
+        }
+        with translated(f"OpenVINO cannot load {self.path.name}", describe=reason):
+            return core.compile_model(core.read_model(str(self.path)), "CPU", wanted)
+
+    def feeds(self, inputs: Sequence[Any]) -> dict[int, Any]:
+        """Return the inputs by position."""
+        if self._request is None:
+            raise closed()
+        return dict(enumerate(as_arrays(inputs, len(self._request.model_inputs))))
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        feeds = self.feeds(inputs)
+        with translated("OpenVINO refused the inputs", InvalidInput, describe=reason):
+            outputs = self._request.infer(feeds)
+        return tuple(torch.tensor(outputs[port]) for port in self._request.model_outputs)
+
+    def bind(self, *inputs: Any) -> Callable[[], object]:
+        request, feeds = self._request, self.feeds(inputs)
+        return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)
+
+    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> list[KernelTime]:
+        """Read its counters; the precision is what the compiled model says of itself, not what was asked."""
+        compiled = self.compiled({"PERF_COUNT": True})
+        request = compiled.create_infer_request()
+        feeds = self.feeds(inputs)
+        samples: dict[str, list[float]] = defaultdict(list)
+        for _ in range(1 + repeats):
+            request.infer(feeds)
+            for entry in request.get_profiling_info():
+                if str(entry.status).endswith("EXECUTED"):
+                    samples[entry.node_name].append(entry.real_time.total_seconds())
+        kernels = []
+        for node in compiled.get_runtime_model().get_ordered_ops():
+            name = node.get_friendly_name()
+            facts = {key: str(value.astype(str)) for key, value in node.get_rt_info().items() if key in _FACTS}
+            if facts.get("layerType") not in _NOT_RUN and name in samples:
+                aliases = tuple(
+                    alias.partition("/")[0] for alias in facts.get("originalLayersNames", "").split(",") if alias
+                )
+                seconds = samples[name][-repeats:]
+                kernels.append(
+                    KernelTime(name, facts.get("layerType", ""), facts["runtimePrecision"], seconds, aliases)
+                )
+        return kernels
+
+    def close(self) -> None:
+        self._request = None
+
+
+_BODY = """
+core = openvino.Core()
+hints = {{"INFERENCE_PRECISION_HINT": "{hint}"}}
+compiled = core.compile_model(core.read_model(str(FOLDER / "model.onnx")), "CPU", hints)
+scores = compiled(dict(enumerate(inputs)))[0]
+"""
+
+
+class OpenVino(Runtime):
+    """OpenVINO."""
+
+    name = "openvino"
+    suffix = "onnx"
+    package = "openvino"
+    extra = "openvino"
+    precisions = MappingProxyType(
+        {**dict.fromkeys(_HINTS, ""), "int4": "its weights alone are for onnxruntime; use runtime='onnxruntime'"}
+    )
+    runs_onnx = True
+    keeps_float = True
+    int8_scheme = "static"
+
+    def build(self, request: ConversionRequest) -> BuiltModel:
+        """Write a float32 file, which it computes in what it is asked for, or an int8 one."""
+        return build_int8(request) if request.precision == "int8" else build_float(request, "fp32")
+
+    def open(
+        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
+    ) -> Runner:
+        """Load an ONNX file."""
+        assert isinstance(source, Path)
+        return OpenVinoRunner(source, threads, precision, effective_precision)
+
+    def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
+        """Read kernels from its counters."""
+        return inspect_kernels(runner, request.precision, batch)
+
+    def program(self, precision: str) -> Program:
+        """Compile the file with the hint of the precision, and call it."""
+        return Program("openvino", "import openvino", _BODY.format(hint=_HINTS[precision]))
