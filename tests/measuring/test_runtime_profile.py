@@ -13,7 +13,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, UnreadableProfile
-from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
+from edge_opt.measuring.runtime_profile import map_runtime_profile, read_runtime_profile
 from edge_opt.model_files.file_model import OnnxModel, load_onnx
 from onnx_graphs import node, write
 
@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> OnnxModel:
 
 
 def laid(model: OnnxModel, path: Path) -> eo.ModelProfile:
-    return lay(eo.profile(model, (2, 16)), read_runtime_profile(path), model.module_of, path.name)
+    return map_runtime_profile(eo.profile(model, (2, 16)), read_runtime_profile(path), model.module_of, path.name)
 
 
 def test_a_real_profile_of_onnxruntime_is_laid_whole(file: OnnxModel, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ Execute,native_call_addmm.out,0.3,"{'L__self__': ('', 'Sequential'), 'L__self___
 Execute,native_call_relu.out,0.1,"{'x': (""L['self'].1"", 'ReLU')}"
 """)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    found = lay(eo.profile(model, (1, 4)), read_runtime_profile(path))
+    found = map_runtime_profile(eo.profile(model, (1, 4)), read_runtime_profile(path))
     assert layers(found) == {"0": pytest.approx(3e-4), "1": pytest.approx(1e-4)}
 
 
@@ -116,7 +116,7 @@ def test_a_real_trace_of_torchs_profiler_goes_by_the_order_of_operators(tmp_path
     with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         model(torch.zeros(1, 4))
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    found = lay(eo.profile(model, (1, 4)), read_runtime_profile(tmp_path / "trace.json"))
+    found = map_runtime_profile(eo.profile(model, (1, 4)), read_runtime_profile(tmp_path / "trace.json"))
     assert layers(found).keys() == {"0", "1", "2"}
 
 
@@ -134,7 +134,7 @@ def trace_of(path: Path, names: list[str], runs: int) -> Path:
 def test_several_forwards_under_torchs_profiler_are_samples_of_one(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     path = trace_of(tmp_path / "trace.json", ["linear", "relu", "linear", "mystery"], runs=5)
-    found = lay(eo.profile(model, (1, 4)), read_runtime_profile(path))
+    found = map_runtime_profile(eo.profile(model, (1, 4)), read_runtime_profile(path))
     assert layers(found) == {"0": pytest.approx(1e-6), "1": pytest.approx(2e-6), "2": pytest.approx(3e-6)}
     assert found.measurement is not None
     assert found.measurement.latency.median_s == pytest.approx(10e-6)
@@ -153,13 +153,15 @@ def test_attention_that_torch_runs_as_one_kernel_goes_to_its_module(tmp_path: Pa
             return found
 
     path = trace_of(tmp_path / "trace.json", ["_native_multi_head_attention", "linear"], runs=2)
-    found = lay(eo.profile(Net().eval(), (1, 3, 4)), read_runtime_profile(path))
+    found = map_runtime_profile(eo.profile(Net().eval(), (1, 3, 4)), read_runtime_profile(path))
     assert layers(found) == {"attention": pytest.approx(1e-6), "head": pytest.approx(2e-6)}
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="nothing of p.json belongs to a layer"):
-        lay(eo.profile(nn.Linear(4, 4), (1, 4)), read_runtime_profile(ort(tmp_path / "p.json", 2)), None, "p.json")
+        map_runtime_profile(
+            eo.profile(nn.Linear(4, 4), (1, 4)), read_runtime_profile(ort(tmp_path / "p.json", 2)), None, "p.json"
+        )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[1, 2]", '{"traceEvents": 3}', "a,b\n1,2\n", '[{"name": "x"'])

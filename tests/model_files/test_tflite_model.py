@@ -11,7 +11,7 @@ import pytest
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.loading import load_model
-from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
+from edge_opt.measuring.runtime_profile import map_runtime_profile, read_runtime_profile
 from edge_opt.model_files.file_model import load_tflite
 from tflite_graphs import Graph, Op, conv, write
 
@@ -169,7 +169,7 @@ node type, first, avg_ms, %, cdf%, mem KB, times called, name
 FULLY_CONNECTED, 0.1, 1, 33%, 33%, 0, 1, [{up}]:0
 FULLY_CONNECTED, 0.1, 2, 67%, 100%, 0, 1, [{down}]:1
 """)
-    laid = lay(eo.profile(model, (1, 4)), read_runtime_profile(tmp_path / "times.csv"), model.module_of)
+    laid = map_runtime_profile(eo.profile(model, (1, 4)), read_runtime_profile(tmp_path / "times.csv"), model.module_of)
     assert laid.measurement is not None and laid.measurement.layers is not None
     assert {one.path: one.seconds for one in laid.measurement.layers.layers} == {
         "blocks.0.up": pytest.approx(1e-3), "blocks.0.down": pytest.approx(2e-3),

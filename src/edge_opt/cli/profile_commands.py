@@ -149,13 +149,13 @@ def _check_priced(result: ModelProfile) -> None:
 
 def _laid(result: ModelProfile, loaded: Loaded, path: Path | None, is_measured: bool) -> ModelProfile:
     """The profile with a runtime's times on its layers, if there is a file of them."""
-    from edge_opt.measuring.runtime_profile import lay, read_runtime_profile
+    from edge_opt.measuring.runtime_profile import map_runtime_profile, read_runtime_profile
 
     if path is None:
         return result
     if is_measured:
         raise InvalidInput("--measure and --runtime-profile both say what was measured; drop one of them")
-    return lay(result, read_runtime_profile(path), getattr(loaded.model, "module_of", None), path.name)
+    return map_runtime_profile(result, read_runtime_profile(path), getattr(loaded.model, "module_of", None), path.name)
 
 
 def _saved(

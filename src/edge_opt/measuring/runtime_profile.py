@@ -1,4 +1,4 @@
-"""Profiles that runtimes write, laid on the modules of a model: measured time, by whoever measured it."""
+"""Profiles that runtimes write, mapped onto the modules of a model: measured time, by whoever measured it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Finder = Callable[[str, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ProfileEntry:
     """One entry of a runtime's profile.
 
     Attributes:
@@ -55,7 +55,7 @@ class RuntimeProfile:
     """
 
     runtime: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[ProfileEntry, ...]
     runs_s: tuple[float, ...]
 
     @property
@@ -65,7 +65,7 @@ class RuntimeProfile:
 
 
 def read_runtime_profile(path: str | os.PathLike[str]) -> RuntimeProfile:
-    """What a runtime measured, by the file it wrote; the content says which runtime.
+    """Read what a runtime measured from the file it wrote; the content says which runtime.
 
     Args:
         path: The file, as `FORMS` lists them.
@@ -112,7 +112,8 @@ def _onnxruntime(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
             ops[key] = str(event.get("args", {}).get("op_name", ""))
     count = max(len(runs), 1)
     kernels = tuple(
-        Kernel(name, tuple(_per_run(values, count)[count > 1 :]), op=ops[name]) for name, values in samples.items()
+        ProfileEntry(name, tuple(_per_run(values, count)[count > 1 :]), op=ops[name])
+        for name, values in samples.items()
     )
     return RuntimeProfile("ONNX Runtime", kernels, tuple(runs[1:] if count > 1 else runs))
 
@@ -125,7 +126,7 @@ def _per_run(values: Sequence[float], runs: int) -> list[float]:
 
 def _tensorrt(entries: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
     kernels = [
-        Kernel(str(entry["name"]), (float(entry.get("medianMs", entry["averageMs"])) / 1e3,))
+        ProfileEntry(str(entry["name"]), (float(entry.get("medianMs", entry["averageMs"])) / 1e3,))
         for entry in entries
         if "averageMs" in entry
     ]
@@ -134,7 +135,7 @@ def _tensorrt(entries: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
 
 def _tflite(lines: Sequence[str]) -> RuntimeProfile:
     """The table in the order of execution; the one of the runs, not that of the initialisation."""
-    kernels: list[Kernel] = []
+    kernels: list[ProfileEntry] = []
     columns: list[str] = []
     is_runs = not any("Regular Benchmark Runs" in line for line in lines)
     is_ordered = False
@@ -150,7 +151,7 @@ def _tflite(lines: Sequence[str]) -> RuntimeProfile:
             row = dict(zip(columns, cells, strict=False))
             seconds = float(row.get("avg_ms", row.get("avg", "0"))) / 1e3
             name = ",".join(cells[len(columns) - 1 :]).strip("[]").partition("]:")[0]
-            kernels.append(Kernel(name or row["node_type"], (seconds,)))
+            kernels.append(ProfileEntry(name or row["node_type"], (seconds,)))
     return RuntimeProfile("TFLite", tuple(kernels), ())
 
 
@@ -167,7 +168,7 @@ def _executorch(lines: Sequence[str]) -> RuntimeProfile | None:
         if row["event_name"] in ("Method::execute", "Method.execute"):
             runs.append(seconds)
         elif row.get("event_block_name", "Execute") == "Execute" and row["event_name"] != "DELEGATE_CALL":
-            kernels.append(Kernel(row["event_name"], (seconds,), _hierarchy(row.get("module_hierarchy") or "")))
+            kernels.append(ProfileEntry(row["event_name"], (seconds,), _hierarchy(row.get("module_hierarchy") or "")))
     return RuntimeProfile("ExecuTorch", tuple(kernels), tuple(runs))
 
 
@@ -187,13 +188,15 @@ def _torch_profiler(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
     kernels, end = [], float("-inf")
     for start, duration, name in calls:
         if start >= end:
-            kernels.append(Kernel(name.replace("::", "."), (duration / 1e6,)))
+            kernels.append(ProfileEntry(name.replace("::", "."), (duration / 1e6,)))
             end = start + duration
     return RuntimeProfile("torch.profiler", tuple(kernels), ())
 
 
-def lay(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = None, source: str = "") -> ModelProfile:
-    """The profile with what a runtime measured on its modules, and a remark on what belongs to none.
+def map_runtime_profile(
+    profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = None, source: str = ""
+) -> ModelProfile:
+    """Return the profile with what a runtime measured on its modules, and a remark on what belongs to none.
 
     Args:
         profile: The profile of the same model.
@@ -208,7 +211,7 @@ def lay(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None = N
     else:
         places = tuple(_places(profile, measured, find))
     seconds: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    lost: list[Kernel] = []
+    lost: list[ProfileEntry] = []
     for kernel, place in zip(measured.kernels, places, strict=True):
         if place is None:
             lost.append(kernel)
@@ -262,7 +265,7 @@ def _places(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None
 _AROUND = re.compile(r"_(?:nchwc|quant|nchwc_quant|kernel|token_\d+)$")
 
 
-def _paths(kernel: Kernel, find: Finder | None, calls: Mapping[str, int]) -> Iterator[str]:
+def _paths(kernel: ProfileEntry, find: Finder | None, calls: Mapping[str, int]) -> Iterator[str]:
     """Paths that a runtime's name may mean; of fused nodes, the first that is known."""
     whole = None if find is None else find(kernel.name, kernel.op)
     if whole is not None:
@@ -287,8 +290,8 @@ _WHOLE_MODULES = {"aten._native_multi_head_attention": "MultiheadAttention",
 
 
 def _torch_kernels(
-    profile: ModelProfile, kernels: Sequence[Kernel]
-) -> tuple[tuple[Kernel, ...], tuple[int | None, ...]]:
+    profile: ModelProfile, kernels: Sequence[ProfileEntry]
+) -> tuple[tuple[ProfileEntry, ...], tuple[int | None, ...]]:
     """The operators of one forward with their seconds in each, and the module call of each.
 
     Of operators with one name, the n-th in a forward is the n-th of the trace.
@@ -304,7 +307,7 @@ def _torch_kernels(
         samples[kernel.name, seen[kernel.name] % each].extend(kernel.samples_s)
         seen[kernel.name] += 1
     return (
-        tuple(Kernel(name, tuple(values)) for (name, _), values in samples.items()),
+        tuple(ProfileEntry(name, tuple(values)) for (name, _), values in samples.items()),
         tuple(order[name][place] if order[name] else None for name, place in samples),
     )
 
