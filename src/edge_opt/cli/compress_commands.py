@@ -296,7 +296,7 @@ def export(
 
     endings = runtimes_by_ending()
     if output.suffix not in endings:
-        raise InvalidInput(f"{str(output)!r} must end in one of {', '.join(endings)}")
+        raise InvalidInput(f"{str(output)!r} must end in {', '.join(endings)}")
     if precision == "int8":
         raise InvalidInput("int8 needs calibration; use `edge-opt quantize`")
     # The file may be for another machine; what it runs in on this one is said, not demanded.

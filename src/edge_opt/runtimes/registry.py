@@ -81,7 +81,11 @@ def runtimes_by_ending() -> dict[str, str]:
     >>> runtimes_by_ending()[".onnx"]
     'onnxruntime'
     """
-    return {f".{runtime.suffix}": runtime.name for runtime in reversed(all_runtimes()) if not runtime.runs_modules}
+    endings: dict[str, str] = {}
+    for runtime in all_runtimes():
+        if not runtime.runs_modules:
+            endings.setdefault(f".{runtime.suffix}", runtime.name)
+    return endings
 
 
 def check_precision(runtime: Runtime, precision: str) -> None:
