@@ -164,21 +164,43 @@ class Runtime(Protocol):
     int8_scheme: str = "auto"
 
     def build(self, request: ConversionRequest) -> BuiltModel:
-        """Write the model in the precision that is asked for."""
+        """Write the model in the precision that is asked for.
+
+        Args:
+            request: What is asked for, and the folder to write into.
+        """
         ...
 
     def open(
         self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
     ) -> Runner:
-        """Load a file, or a module where it runs modules."""
+        """Load a file, or a module where it runs modules.
+
+        Args:
+            source: The file or the module.
+            threads: Threads that it uses.
+            precision: What it is asked to compute in, where the file leaves that open.
+            effective_precision: What it was verified to run in; None where nobody has.
+        """
         ...
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
-        """Return what really runs: kernels by one run on the batch where the runtime tells them, and layers."""
+        """Return what really runs: kernels by one run on the batch where the runtime tells them, and layers.
+
+        Args:
+            built: What `build` returned.
+            runner: What `open` returned for it.
+            request: What was asked for.
+            batch: Inputs of one call.
+        """
         ...
 
     def program(self, precision: str) -> Program:
-        """Return what a shipped program installs, imports and does."""
+        """Return what a shipped program installs, imports and does.
+
+        Args:
+            precision: The precision of the shipped file.
+        """
         ...
 
 
