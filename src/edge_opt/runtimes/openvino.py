@@ -14,8 +14,8 @@ from torch import nn
 from edge_opt._support.extras import import_optional
 from edge_opt._support.translated import translated
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.machine import cpu_flags
 from edge_opt.measuring.file_session import reason
+from edge_opt.measuring.machine import cpu_flags
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.runtimes.kernels import KernelTime, inspect_kernels
 from edge_opt.runtimes.onnx_builds import build_float, build_int8
