@@ -9,25 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_opt import units
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.records.devices import Roofline
-from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import SweepResult
-from edge_opt.report.figures import (
-    DEVICES,
-    Axis,
-    Bars,
-    axes_of,
-    axis_named,
-    bars,
-    device_roofs,
-    frontiers,
-    layer_bars,
-    timeline,
-)
+from edge_opt.report.figures import Axis, axes_of, axis_named, bars, frontiers
 from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.text import printable
 
@@ -84,25 +70,20 @@ def bar_chart(names: Sequence[str], values: Sequence[float], title: str, *, most
     >>> bar_chart(["conv1", "conv2"], [1.5, 3.0], "Multiply-accumulates by layer (millions)")[1:4]
     b'PNG'
     """
-    return bars_png(bars(names, values, title=title, most=most))
-
-
-def bars_png(found: Bars, divisor: float = 1.0, title: str = "") -> bytes:
-    """Bars as a PNG; values are divided by `divisor` first."""
-    title = title or found.title
-    if not found.values:
+    largest = bars(names, values, title=title, most=most)
+    if not largest.values:
         return words_png(title, "No layer has any.")
-    figure, axes = canvas(8, 1.5 + 0.26 * len(found.values))
-    places = range(len(found.values))
-    axes.barh(places, [value / divisor for value in found.values], color=BLUE, height=0.7)
-    axes.set_yticks(places, [label(name) for name in found.names], fontsize=8)
+    figure, axes = canvas(8, 1.5 + 0.26 * len(largest.values))
+    heights = range(len(largest.values))
+    axes.barh(heights, largest.values, color=BLUE, height=0.7)
+    axes.set_yticks(heights, [label(name) for name in largest.names], fontsize=8)
     axes.grid(visible=False, axis="y")
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=11)
     axes.margins(y=0.01)
-    if found.others:
+    if largest.others:
         # As a bar it would dwarf every layer.
-        axes.set_xlabel(f"{found.others} others together: {found.others_value / divisor:,.4g}", loc="left")
+        axes.set_xlabel(f"{largest.others} others together: {largest.others_value:,.4g}", loc="left")
     return png(figure)
 
 
@@ -114,8 +95,6 @@ def words_png(title: str, sentence: str) -> bytes:
     axes.text(0.5, 0.5, sentence, ha="center", va="center", wrap=True, fontsize=12, color=INK)
     return png(figure)
 
-
-__all__ = ["bar_chart", "write_profile_plots", "write_sweep_plots"]
 
 _SWEEP = {
     "accuracy_vs_latency.png": "latency_ms",
@@ -131,25 +110,6 @@ def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> li
     """
     named = {name.replace("accuracy", result.metric): column for name, column in _SWEEP.items()}
     charts = {name: _cloud(result, axis_named(column)) for name, column in named.items()}
-    return _write(folder, charts)
-
-
-def write_profile_plots(profile: ModelProfile, folder: str | os.PathLike[str], device: str | None = None) -> list[Path]:
-    """Write bars of activations and MACs, a roofline and the memory timeline, and return the paths."""
-    found = {bars.metric: bars for bars in layer_bars(profile, most=_MOST_BARS)}
-    roofs = device_roofs(profile, [device or DEVICES[0]])
-    charts = {}
-    for name, metric, title, divisor, unit in (
-        ("layerwise_activation_memory.png", "memory", "Activation memory by layer", units.MIB, "MiB"),
-        ("layerwise_macs.png", "macs", "Multiply-accumulates by layer", 1e6, "millions"),
-    ):
-        charts[name] = bars_png(found[metric], divisor, f"{title} ({unit})")
-    if roofs:
-        charts["roofline.png"] = _roofline(roofs[0].main, roofs[0].spec.title)
-    else:
-        why = f"No roofline of {device}: its bandwidth or its peak is not known, or the profile counts as another tool."
-        charts["roofline.png"] = words_png("Roofline", why)
-    charts["memory_timeline.png"] = _timeline(profile)
     return _write(folder, charts)
 
 
@@ -240,60 +200,3 @@ def _points(axes: Any, rows: Sequence[Mapping[str, Any]], x: Axis, y: Axis, name
         label=name,
         zorder=3,
     )
-
-
-def _roofline(roof: Roofline, device: str) -> bytes:
-    title = f"Roofline of {device}, {roof.engine}, {roof.precision}"
-    points = [
-        (point, point.intensity, point.flops / point.seconds)
-        for point in roof.layers
-        if point.intensity and point.seconds
-    ]
-    knee = roof.knee_flops_per_byte
-    if not points or knee is None or roof.peak_flops_per_s is None:
-        return words_png(title, "No layer computes anything.")
-    peak = roof.peak_flops_per_s.value
-    figure, axes = canvas(8, 5)
-    left = min(knee, *(across for _, across, _ in points)) / 3
-    right = max(knee, *(across for _, across, _ in points)) * 3
-    axes.loglog([left, knee, right], [left / knee * peak, peak, peak], color=INK, linewidth=1.5)
-    for bound, color in (("memory", BLUE), ("compute", ORANGE), ("overhead", GREY)):
-        some = [(across, up) for point, across, up in points if point.bound == bound]
-        if some:
-            axes.scatter(
-                *zip(*some, strict=True), s=36, color=color, edgecolor="white", zorder=3, label=f"{bound}-bound"
-            )
-    axes.axvline(knee, color=GREY, linestyle=":", linewidth=1)
-    axes.annotate(
-        f"knee {knee:.3g} FLOPs/byte", (knee, peak), xytext=(-6, 6), textcoords="offset points", ha="right", fontsize=8
-    )
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: units.count(value))
-    axes.set_xlabel("FLOPs per byte")
-    axes.set_ylabel("FLOP/s at best")
-    axes.legend(frameon=False, loc="lower right")
-    return png(figure)
-
-
-def _timeline(profile: ModelProfile) -> bytes:
-    line = timeline(profile)
-    if not line.steps or line.peak_step is None:
-        return words_png("Memory over the tape", "No operator ran.")
-    divisor, unit = units.axis(line.peak_bytes, "bytes")
-    figure, axes = canvas(8, 4)
-    heights = [value / divisor for value in line.live_bytes]
-    axes.fill_between(line.steps, heights, step="post", color=BLUE, alpha=0.35, linewidth=0)
-    axes.step(line.steps, heights, where="post", color=BLUE, linewidth=1.2)
-    axes.plot(
-        [line.peak_step], [line.peak_bytes / divisor], "o", color=RED, label=f"peak {units.size(line.peak_bytes)}"
-    )
-    bound = f"planner bound {units.size(line.planner_bytes)}"
-    axes.axhline(line.planner_bytes / divisor, color=GREEN, linestyle=":", label=bound)
-    apart = units.size(line.resident_bytes)
-    axes.set_title(f"Activations alive; weights, buffers and inputs ({apart}) are apart", loc="left", fontsize=11)
-    axes.set_xlabel("operator")
-    axes.set_ylabel(unit)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    return png(figure)
