@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from onnx import checker, load, shape_inference
+from torch import nn
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput
@@ -57,35 +58,24 @@ def test_model_explorers_node_data_go_by_the_names_of_nodes(path: str, tmp_path:
     assert [one["stop"] for one in data["gradient"]] == [0, 1]
 
 
-def test_a_time_line_has_layers_operators_and_memory(path: str, tmp_path: Path) -> None:
-    found = eo.profile(load_onnx(path), (3, 16), target="raspberry-pi-4")
+def test_a_time_line_has_measured_layers_and_memory(tmp_path: Path) -> None:
+    found = eo.profile(nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU())), (1, 8), measure={"min_time_s": 0.02})
+    assert found.measurement is not None and found.measurement.layers is not None
     found.save(tmp_path / "m.trace.json")
     events = json.loads((tmp_path / "m.trace.json").read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X", "C"}
-    prediction = found.prediction
-    assert prediction is not None and prediction.seconds is not None
-    layers = sum(layer.seconds or 0.0 for layer in prediction.layers)
-    operators = [event for event in events if event["ph"] == "X" and event["tid"] == 1]
-    # Each begins and ends on a whole nanosecond.
-    assert sum(event["dur"] for event in operators) == pytest.approx(layers * 1e6, abs=1e-3)
-    for event in events:
-        assert event["ph"] != "X" or (event["dur"] >= 0 and {"name", "pid", "tid", "ts"} <= event.keys())
+    spans = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"}
+    assert set(spans) == {"Sequential", "0", "1", "1.0"}
+    # The whole begins at zero and takes what its layers take; each begins and ends on a whole nanosecond.
+    layers = sum(layer.seconds for layer in found.measurement.layers.layers)
+    assert spans["Sequential"] == pytest.approx((0.0, layers * 1e6), abs=1e-3)
+    assert spans["0"][1] <= spans["1.0"][0] + 1e-9
+    assert spans["1"][0] <= spans["1.0"][0] and spans["1.0"][1] <= spans["1"][1] <= spans["Sequential"][1]
+    times = [value for event in events if event["ph"] == "X" for value in (event["ts"], event["dur"])]
+    assert all(value >= 0 and value * 1000 == pytest.approx(round(value * 1000), abs=1e-6) for value in times)
     assert max(event["args"]["bytes"] for event in events if event["ph"] == "C") == found.peak.live_bytes
 
 
-def test_modules_of_a_time_line_contain_their_children(tmp_path: Path) -> None:
-    from torch import nn
-
-    found = eo.profile(nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU())), (1, 8), target="raspberry-pi-4")
-    found.save(tmp_path / "m.trace.json")
-    events = json.loads((tmp_path / "m.trace.json").read_text())["traceEvents"]
-    spans = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 2}
-    assert spans["1"][0] <= spans["1.0"][0] and spans["1.0"][1] <= spans["1"][1]
-    assert spans["0"][1] <= spans["1.0"][0] + 1e-9
-    times = [value for event in events if event["ph"] == "X" for value in (event["ts"], event["dur"])]
-    assert all(value * 1000 == pytest.approx(round(value * 1000), abs=1e-6) for value in times)
-
-
 def test_a_time_line_without_times_is_refused(path: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="a time line needs times"):
-        eo.profile(load_onnx(path), (3, 16)).save(tmp_path / "m.trace.json")
+    with pytest.raises(InvalidInput, match="a time line needs the measured times"):
+        eo.profile(load_onnx(path), (3, 16), target="raspberry-pi-4").save(tmp_path / "m.trace.json")

@@ -117,7 +117,7 @@ class ModelProfile(Shown):
 
         Args:
             path: The file; its suffix chooses the format: .json (everything), .csv, .md, .txt, .html, or .trace.json, a
-                time line of what was measured or predicted, for Perfetto and Chrome.
+                time line of the measured layers, for Perfetto and Chrome.
             level: The rows of a table, as in `to_dataframe`.
         """
         from edge_opt.report.save import save

@@ -106,7 +106,7 @@ def _html(profile: ModelProfile, level: Level) -> str:
 
 @writer(".trace.json")
 def _time_line(profile: ModelProfile, level: Level) -> str:
-    """Layers on a time line with the memory under it, for ui.perfetto.dev and chrome://tracing."""
+    """Measured layers on a time line with the memory under it, for ui.perfetto.dev and chrome://tracing."""
     return json.dumps(time_line(profile), indent=1, allow_nan=False) + "\n"
 
 
@@ -167,104 +167,40 @@ def _check_references(profile: ModelProfile) -> None:
             raise UnreadableProfile(f"predictions[{position}] names a layer that is not there")
 
 
-Events = list[dict[str, Any]]
-_OPERATORS, _MODULES = 1, 2  # tracks
-
-
 def time_line(profile: ModelProfile) -> dict[str, Any]:
-    """The events of one forward: a process for what was measured and one for each target that was predicted for.
+    """Return the measured layers of one forward as events of Chrome's trace format, with the memory below them.
 
-    Each has modules, one inside the other, the operators under them, and the bytes of activations alive. The seconds
-    of a layer are spread over its operators by what they compute and move; only those of layers are known.
+    A module contains its children; its own work comes first. Operators have no row: only layers were measured.
     """
-    known = list(_known_seconds(profile))
-    if not known:
-        raise InvalidInput(
-            "a time line needs times, and the profile has none; add target= (--target) or measure= (--measure)"
-        )
-    events: Events = []
-    for process, (name, seconds) in enumerate(known, start=1):
-        events += _named(process, name)
-        events += _process(profile, process, seconds)
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": profile.name, "made by": "edge-opt"}}
-
-
-def _known_seconds(profile: ModelProfile) -> Iterator[tuple[str, dict[int, float]]]:
-    """Seconds of layers by their place in the trace, under the name of where they come from."""
     measured = profile.measurement
-    if measured is not None and measured.layers is not None:
-        yield "measured here", {layer.module: layer.seconds for layer in measured.layers.layers}
-    for prediction in profile.predictions:
-        seconds = {layer.module: layer.seconds for layer in prediction.layers if layer.seconds is not None}
-        if seconds:
-            yield f"predicted on {prediction.target} ({prediction.precision}, {prediction.basis})", seconds
-
-
-def _named(process: int, name: str) -> Events:
-    rows = [("process_name", 0, name), ("thread_name", _MODULES, "modules"), ("thread_name", _OPERATORS, "operators")]
-    return [
-        {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": text}} for kind, thread, text in rows
-    ]
-
-
-def _process(profile: ModelProfile, process: int, seconds: Mapping[int, float]) -> Events:
-    trace = profile.trace
-    durations = _operator_seconds(profile, seconds)
-    begins: dict[int, float] = {}
-    ends: dict[int, float] = {}
-    operators: Events = []
-    memory: Events = []
+    if measured is None or measured.layers is None:
+        raise InvalidInput("a time line needs the measured times of layers; profile with measure=True (--measure)")
+    seconds = {layer.module: layer.seconds for layer in measured.layers.layers}
+    begins_us: list[float] = []
+    ends_us: list[float] = []
     now = 0.0
-    for call in trace.ops:
-        after = now + durations[call.index] * 1e6
-        price = profile.prices[call.signature]
-        memory.append({"ph": "C", "name": "activations", "pid": process, "ts": now, "args": {"bytes": call.live_bytes}})
-        if price.status != "free":
-            operators.append({
-                "ph": "X", "name": trace.signatures[call.signature].op, "cat": price.kind, "pid": process,
-                "tid": _OPERATORS, **_span(now, after),
-                "args": {"module": trace.modules[call.module].path, "macs": price.cost.macs, "flops": price.cost.flops,
-                         "bytes_moved": price.cost.bytes_moved},
-            })  # fmt: skip
-        module: int | None = call.module
-        while module is not None:
-            begins.setdefault(module, now)
-            ends[module] = after
-            module = trace.modules[module].parent
-        now = after
-    memory.append({"ph": "C", "name": "activations", "pid": process, "ts": now, "args": {"bytes": 0}})
-    modules: Events = [
-        {"ph": "X", "name": trace.modules[place].path or profile.name, "cat": trace.modules[place].kind, "pid": process,
-         "tid": _MODULES, **_span(begins[place], ends[place]),
-         "args": {"class": trace.modules[place].kind, "parameters": trace.modules[place].params}}
-        for place in sorted(begins)
-    ]  # fmt: skip
-    return [*modules, *operators, *memory]
-
-
-def _span(begin_us: float, end_us: float) -> dict[str, float]:
-    """Begin and duration in whole nanoseconds, which viewers count in: one that ends later than what is around it,
-    by a rounding, is dropped by Perfetto."""
-    begin, end = round(begin_us, 3), round(end_us, 3)
-    return {"ts": begin, "dur": round(end - begin, 3)}
-
-
-def _operator_seconds(profile: ModelProfile, seconds: Mapping[int, float]) -> list[float]:
-    """The seconds of each operator: its share of what its layer computes and moves."""
-    weights = [
-        float(profile.prices[call.signature].cost.flops + profile.prices[call.signature].cost.bytes_moved)
-        for call in profile.trace.ops
-    ]
-    totals: dict[int, float] = {}
-    counts: dict[int, int] = {}
-    for call, weight in zip(profile.trace.ops, weights, strict=True):
-        totals[call.module] = totals.get(call.module, 0.0) + weight
-        counts[call.module] = counts.get(call.module, 0) + 1
-    return [
-        seconds.get(call.module, 0.0)
-        * (weight / totals[call.module] if totals[call.module] else 1 / counts[call.module])
-        for call, weight in zip(profile.trace.ops, weights, strict=True)
-    ]
+    for layer in profile.layers:
+        begins_us.append(now)
+        now += seconds.get(layer.call.index, 0.0) * 1e6
+        ends_us.append(now)
+        parent = layer.call.parent
+        while parent is not None:
+            ends_us[parent] = now
+            parent = profile.trace.modules[parent].parent
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "measured here"}}]
+    for layer, begin, end in zip(profile.layers, begins_us, ends_us, strict=True):
+        # Viewers count in whole nanoseconds; Perfetto drops a span that ends later than the one around it by a
+        # rounding, so begin and end are rounded, not the duration.
+        start_us = round(begin, 3)
+        call, cost = layer.call, layer.cost
+        events.append({
+            "ph": "X", "name": call.path or profile.name, "cat": call.kind, "pid": 1, "tid": 1, "ts": start_us,
+            "dur": round(round(end, 3) - start_us, 3),
+            "args": {"class": call.kind, "parameters": call.params, "macs": cost.macs, "bytes_moved": cost.bytes_moved},
+        })  # fmt: skip
+        memory = {"bytes": layer.peak_live_bytes}
+        events.append({"ph": "C", "name": "peak activations", "pid": 1, "ts": start_us, "args": memory})
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": profile.name, "made by": "edge-opt"}}
 
 
 _UNITS = ("", "mb", "ms", "j")
