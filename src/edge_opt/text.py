@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html as html_format
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 # A spreadsheet that is set to East Asian text takes the wide forms for formulas as well.
 _FORMULAS = tuple(
@@ -22,6 +22,26 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shorten(text: str, width: int, measure: Callable[[str], int] = len) -> str:
+    """Return the text within a width, with an ellipsis in its first half: the end of a path tells layers apart.
+
+    >>> shorten("encoder.layers.11.self_attn.q_proj", 28)
+    'encode…s.11.self_attn.q_proj'
+
+    Args:
+        text: The text.
+        width: The largest width.
+        measure: The width of a text, such as its columns on a terminal; by default its characters.
+    """
+    if measure(text) <= width:
+        return text
+    for kept in range(min(len(text), width) - 1, 0, -1):
+        short = f"{text[: kept // 4]}…{text[len(text) - kept + kept // 4 :]}"
+        if measure(short) <= width:
+            return short
+    return "…"[:width]
 
 
 def spreadsheet(text: str) -> str:

@@ -137,7 +137,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
 def test_a_terminal_without_unicode_is_served(folder: Path) -> None:
     result = run("profile", "net.py:Net", "-i", "2x4", cwd=folder, PYTHONIOENCODING="ascii")
     assert result.returncode == 0
-    assert "` layer" in result.stdout
+    assert "\\u2514 layer" in result.stdout
 
 
 def test_commands_complete_in_a_shell() -> None:

@@ -16,7 +16,7 @@ from edge_opt import units
 from edge_opt.cli.shell import Debug, Legend, result_console, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
-from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table
+from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def devices(
         typer.echo(json_format.dumps(plain if name is None else plain[0], indent=1, allow_nan=False))
     elif name is None:
         console = result_console(highlight=False)
-        drawn(console, lambda: print_table(console, list(device_strips(found))))
+        print_table(console, list(device_strips(found)))
         if legend:
             print_legend(console, DEVICES)
         talk(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")

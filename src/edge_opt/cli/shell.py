@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -128,6 +129,9 @@ def run_to_the_end(command: Callable[[], object]) -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    # A terminal without Unicode shows escapes instead of an error; a test may put another object in place of stdout.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             command()
@@ -183,13 +187,7 @@ def result_console(**options: Any) -> Console:
 
 
 def say(text: str) -> None:
-    """Print a result; where the terminal knows fewer letters, with the nearest that it has."""
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        from edge_opt.report.terminal import as_ascii
-
-        text = as_ascii(text)
+    """Print a result."""
     typer.echo(text)
 
 

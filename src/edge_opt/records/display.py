@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, make_dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
-from edge_opt.text import printable
+from edge_opt.text import printable, shorten
 
 LONGEST = 280
 
@@ -29,14 +29,14 @@ class Record:
     def __repr__(self) -> str:
         name, brief = type(self).__qualname__, printable(self._brief())
         if brief:
-            return cut(f"<{name} {brief}>", LONGEST)
+            return shorten(f"<{name} {brief}>", LONGEST)
         parts: list[str] = []
         for field in fields(cast(Any, self)):
             parts.append(f"{field.name}={_short.repr(getattr(self, field.name))}")
             # A record may hold thousands of others; what does not fit is not written first.
             if sum(map(len, parts)) > LONGEST:
                 break
-        return cut(f"{name}({', '.join(parts)})", LONGEST)
+        return shorten(f"{name}({', '.join(parts)})", LONGEST)
 
     def _brief(self) -> str:
         """Return the record in a few words; empty where its fields say enough."""
@@ -81,15 +81,3 @@ class Shown(Record):
         from edge_opt.report.sheets import record_html
 
         return record_html(self)
-
-
-def cut(text: str, longest: int) -> str:
-    """Return the text in at most so many characters, with an ellipsis in place of its middle.
-
-    >>> cut("abcdefghij", 5)
-    'abc…j'
-    """
-    if len(text) <= longest:
-        return text
-    behind = (longest - 1) // 4
-    return f"{text[: longest - 1 - behind]}…{text[len(text) - behind :]}"

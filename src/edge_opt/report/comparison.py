@@ -470,7 +470,7 @@ def _names(rows: tuple[ComparedLayer, ...]) -> list[Strip]:
     def texts(header: str, pick: Callable[[ComparedLayer], str], floor: int | None, rank: int) -> Strip:
         return Strip(header, tuple(Cell(printable(pick(row))) for row in rows), "left", floor, rank)
 
-    return [texts("Layer", row_label, 20, 0), texts("Type", row_kind, 10, 2), texts("", row_changes, None, 1)]
+    return [texts("Layer", row_label, 30, 0), texts("Type", row_kind, 10, 2), texts("", row_changes, None, 1)]
 
 
 def _figure_strips(comparison: ModelComparison, rows: tuple[ComparedLayer, ...], figure: LayerFigure) -> list[Strip]:

@@ -15,7 +15,7 @@ from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.figures import Axis, axes_of, axis_named, bars, frontiers
 from edge_opt.report.sweep_files import sweep_rows
-from edge_opt.text import printable
+from edge_opt.text import printable, shorten
 
 DPI = 180
 BLUE, ORANGE, GREEN, RED, GREY, INK = "#0072b2", "#d98200", "#00875f", "#c84d00", "#a9b1b7", "#1c2126"
@@ -52,12 +52,6 @@ def png(figure: Any) -> bytes:
     return image.getvalue()
 
 
-def label(name: str) -> str:
-    """A name that fits beside an axis: its end, which tells layers apart."""
-    text = printable(name)
-    return text if len(text) <= _LONGEST_NAME else f"…{text[1 - _LONGEST_NAME :]}"
-
-
 def bar_chart(names: Sequence[str], values: Sequence[float], title: str, *, most: int = _MOST_BARS) -> bytes:
     """A PNG of horizontal bars, one per layer; of many layers the largest, and the sum of the others in words.
 
@@ -76,7 +70,7 @@ def bar_chart(names: Sequence[str], values: Sequence[float], title: str, *, most
     figure, axes = canvas(8, 1.5 + 0.26 * len(largest.values))
     heights = range(len(largest.values))
     axes.barh(heights, largest.values, color=BLUE, height=0.7)
-    axes.set_yticks(heights, [label(name) for name in largest.names], fontsize=8)
+    axes.set_yticks(heights, [shorten(printable(name), _LONGEST_NAME) for name in largest.names], fontsize=8)
     axes.grid(visible=False, axis="y")
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=11)

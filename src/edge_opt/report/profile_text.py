@@ -28,7 +28,7 @@ from edge_opt.report.table import (
     rows_of,
     walk,
 )
-from edge_opt.report.terminal import LUXURY, Cell, Strip, drawn, grid, print_sentences, rendered
+from edge_opt.report.terminal import LUXURY, Cell, Strip, grid, print_sentences, rendered
 from edge_opt.text import printable
 
 ROWS_AT_MOST = 50
@@ -209,12 +209,6 @@ def show(
     screen or so holds. `sort` makes it a list, largest first, whose rows add up; `top` keeps the first so many.
     """
     found = view(profile, level, depth, sort, top)
-    drawn(console, lambda: _print(profile, console, found, level, sort, is_verbose))
-
-
-def _print(
-    profile: ModelProfile, console: Console, found: View, level: Level, sort: str | None, is_verbose: bool
-) -> None:
     if found.lines:
         for line in grid(_strips(profile, found.lines, level, sort), console.width):
             console.print(line, soft_wrap=True)
@@ -249,7 +243,8 @@ def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: st
         ]
     else:
         head = [
-            Strip("Module", names, "left", floor=20),
+            # A tree shows the end of each path behind its guides; a list needs room for whole paths.
+            Strip("Module", names, "left", floor=20 if any(line.guides for line in lines) else 34),
             texts("Type", lambda row: row.type, rank=2, floor=12),
             texts(heading("out_shape"), lambda row: _output(row.outputs), rank=3),
             known(heading("params"), lambda row: row.params, units.count),

@@ -39,7 +39,7 @@ def show_serving(reports: Reports, console: Console, *, is_verbose: bool = False
         print_sentences(console, facts)
         return
     hidden = len(facts) - 2
-    print_sentences(console, facts[:2], is_cut=True)
+    print_sentences(console, facts[:2])
     if hidden:
         print_sentences(console, [("Note", f"-v shows {hidden} remark{'s' * (hidden != 1)} and sources")])
 

@@ -11,7 +11,7 @@ from edge_opt import units
 from edge_opt.records.devices import DeviceSpec, Figure
 from edge_opt.records.predictions import TargetComparison, TargetFit
 from edge_opt.report.sheets import Fact, Sheet
-from edge_opt.report.terminal import Cell, Strip, drawn, print_sentences, print_table, rendered
+from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
@@ -27,15 +27,11 @@ def render(found: TargetComparison, color: bool = False, width: int | None = Non
 
 def show(found: TargetComparison, console: Console, *, is_verbose: bool = False) -> None:
     """Print the comparison: one row per target, then what the model needs; every remark and source if asked for."""
-    drawn(console, lambda: _print(found, console, is_verbose))
-
-
-def _print(found: TargetComparison, console: Console, is_verbose: bool) -> None:
     print_table(console, list(target_strips(found)))
     if is_verbose:
         print_sentences(console, list(target_facts(found)))
         return
-    print_sentences(console, list(_first_facts(found)), is_cut=True)
+    print_sentences(console, list(_first_facts(found)))
 
 
 def target_strips(found: TargetComparison) -> Iterator[Strip]:

@@ -42,7 +42,7 @@ def layer_strips(layers: Sequence[TrainingLayer]) -> list[Strip]:
     """One row per layer, one column per phase and kind of memory."""
     columns = zip(*(_row(layer) for layer in layers), strict=True)
     return [
-        Strip(header, tuple(map(Cell, cells)), "left" if place == 0 else "right", 16 if place == 0 else None, place)
+        Strip(header, tuple(map(Cell, cells)), "left" if place == 0 else "right", 34 if place == 0 else None, place)
         for place, (header, cells) in enumerate(zip(_HEADERS, columns, strict=True))
         if place == 0 or any(cells)
     ]

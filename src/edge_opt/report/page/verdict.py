@@ -10,6 +10,7 @@ from edge_opt.records.sweeps import SweepResult, Trial
 from edge_opt.report.figures import DeviceRoofs, Sensitivities, layer_name
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call
 from edge_opt.report.table import leaf_rows
+from edge_opt.text import shorten
 
 Advice = tuple[str, str]
 _NAMED = 3
@@ -33,7 +34,7 @@ def _of_profile(profile: ModelProfile, roofs: Sequence[DeviceRoofs]) -> Iterable
     bound = "at least " if totals.is_lower_bound else ""
     shapes = ", ".join(units.shape(shape) for shape in profile.trace.modules[0].input_shapes)
     yield (
-        f"{short(profile.name)} does {bound}{units.count(totals.macs)} MACs"
+        f"{shorten(profile.name, 80)} does {bound}{units.count(totals.macs)} MACs"
         f"{f' on {shapes}' if shapes else ''} with {units.count(totals.params)} parameters "
         f"({units.size(totals.param_bytes)}), and its activations need {units.size(profile.peak.live_bytes)} "
         "at their peak."
@@ -63,7 +64,7 @@ def _of_sweep(sweep: SweepResult) -> str:
     if not tried:
         return "The sweep is empty: no candidate was tried."
     if failed == tried:
-        return f"All {tried} candidates failed; the first because of: {short(sweep.trials[0].reason, 200)}."
+        return f"All {tried} candidates failed; the first because of: {shorten(sweep.trials[0].reason, 200)}."
     if not accepted:
         return f"None of the {tried} candidates meets {limits}{f'; {failed} failed' if failed else ''}."
     lost = f", {failed} failed" if failed else ""
@@ -122,7 +123,7 @@ def _largest(profile: ModelProfile) -> Iterable[Advice]:
         return
     rows = sorted(leaf_rows(profile), key=lambda row: -(row.cost.macs if row.cost else 0))[:_NAMED]
     share = sum(row.cost.macs for row in rows if row.cost) / profile.totals.macs
-    named = ", ".join(short(layer_name(row, profile), 48) for row in rows if row.cost and row.cost.macs)
+    named = ", ".join(shorten(layer_name(row, profile), 48) for row in rows if row.cost and row.cost.macs)
     if share < _STANDS_OUT:
         yield "No layer stands out", f"The largest ({named}) have {units.percent(share)} of all MACs together."
         return
@@ -171,12 +172,6 @@ def _memory(profile: ModelProfile) -> Iterable[Advice]:
     if peak.live_bytes and 1 - peak.planner_bytes / peak.live_bytes > _WORTH_SAYING:
         yield (
             "Plan memory",
-            f"The peak of {units.size(peak.live_bytes)} stands at {short(peak.module or profile.name, 48)}; "
+            f"The peak of {units.size(peak.live_bytes)} stands at {shorten(peak.module or profile.name, 48)}; "
             f"a runtime that drops each tensor after its last use needs {units.size(peak.planner_bytes)}.",
         )
-
-
-def short(text: str, most: int = 80) -> str:
-    """The text, or its two ends with an ellipsis between."""
-    half = most // 2
-    return text if len(text) <= most else f"{text[: most - half - 1]}…{text[-half:]}"

@@ -15,7 +15,7 @@ function barFigure(bars) {
       if (bars.others && bars.others_value <= 3 * largest) {
         entries.push({ name: others, value: bars.others_value, tone: color("grey") });
       }
-      const names = shortPaths(entries.map((entry) => entry.name), isNarrow() ? 20 : 30);
+      const names = entries.map((entry) => short(entry.name, isNarrow() ? 20 : 30));
       return {
         data: [{
           type: "bar", orientation: "h",
@@ -115,7 +115,7 @@ function sensitivityFigure(found) {
         layout: {
           height: 110 + 24 * Math.max(2, rows.length), margin: { l: 30, r: 10, t: 6, b: 40 },
           xaxis: { type: "category", side: "bottom", showgrid: false, fixedrange: true },
-          yaxis: { autorange: "reversed", tickvals: rows, ticktext: shortPaths(found.layers, isNarrow() ? 20 : 40).map((name) => chartText(name)), showgrid: false, fixedrange: true, tickfont: { color: color("ink") } },
+          yaxis: { autorange: "reversed", tickvals: rows, ticktext: found.layers.map((name) => chartText(short(name, isNarrow() ? 20 : 40))), showgrid: false, fixedrange: true, tickfont: { color: color("ink") } },
         },
         caption: found.caption,
         rows: { headers: ["Layer", ...found.changes], kinds: ["text", ...found.changes.map(() => "number")], rows: found.layers.map((layer, row) => [layer, ...found.losses[row]]) },

@@ -17,44 +17,11 @@ const badge = (kind) => el("span", { class: `badge ${kind}` }, kind);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const isNarrow = () => window.innerWidth < 640;
 
-/** The two ends of a long text. */
+/** The two ends of a long text; the twin of text.shorten. */
 function short(text, most) {
   const signs = Array.from(text);
-  const half = Math.floor(most / 2);
-  return signs.length <= most ? text : `${signs.slice(0, most - half - 1).join("")}…${signs.slice(-half).join("")}`;
-}
-
-/**
- * Paths, short enough and still told apart: first parts go first. Of those that would then look the same,
- * the parts in which they differ stay, such as the number of a layer.
- */
-function shortPaths(paths, most) {
-  const tail = (path) => {
-    const parts = path.split(".");
-    for (let start = 0; start < parts.length; start += 1) {
-      const text = `${start ? "…" : ""}${parts.slice(start).join(".")}`;
-      if (text.length <= most) return text;
-    }
-    return short(parts.at(-1), most);
-  };
-  const found = paths.map(tail);
-  const twins = (text) => paths.flatMap((path, place) => (found[place] === text ? [path.split(".")] : []));
-  const apart = found.map((text, place) => {
-    const group = twins(text);
-    if (group.length < 2) return text;
-    const rest = text.replace(/^…/, "");
-    const own = paths[place].split(".");
-    const before = own.slice(0, own.length - rest.split(".").length);
-    const telling = before.filter((part, at) => group.some((parts) => parts[at] !== part));
-    const head = telling.length ? `…${telling.join("…")}…` : "…";
-    return head.length + 6 > most ? short(`${head}${rest}`, most) : `${head}${short(rest, most - head.length)}`;
-  });
-  // The last resort, where there is no room for what differs: a number.
-  return apart.map((text, place) => {
-    const same = paths.filter((_, at) => apart[at] === text);
-    const number = [...new Set(same)].indexOf(paths[place]) + 1;
-    return new Set(same).size < 2 ? text : `${short(text, most - 3)}~${number}`;
-  });
+  const before = Math.floor((most - 1) / 4);
+  return signs.length <= most ? text : `${signs.slice(0, before).join("")}…${signs.slice(before + 1 - most).join("")}`;
 }
 
 /** Text for a chart, whose library reads a little HTML: shown literally, and kept apart from text of other direction. */
