@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -14,7 +12,6 @@ from rich.console import Console
 
 import edge_opt as eo
 from edge_opt.report import checks, comparison, target_tables
-from edge_opt.report.legends import CHECK, COMPARISON, DEVICES, PROFILE, SERVING, TARGETS, TRAINING, print_legend
 from edge_opt.report.profile_text import render
 from edge_opt.report.serving_tables import serving_text
 from edge_opt.report.sheets import record_text
@@ -140,29 +137,6 @@ def test_a_long_training_step_shows_its_largest_layers_and_says_so() -> None:
 
 def test_a_figure_and_its_unit_stay_on_one_line() -> None:
     assert wrapped("planner bound 144 KiB", 17) == ["planner bound", "144 KiB"]
-
-
-def test_a_legend_says_no_meaning_twice() -> None:
-    for legend in (PROFILE, TARGETS, COMPARISON, CHECK, TRAINING, SERVING, DEVICES):
-        said = rendered(partial(print_legend, legend=legend), width=400).splitlines()
-        meanings = [line.split("  ", 1)[1].strip() for line in said if line.strip()]
-        assert len(meanings) == len(set(meanings))
-
-
-def test_a_legend_explains_every_heading() -> None:
-    wide: dict[str, tuple[str, Any]] = {
-        "profile": (render(profiled(target="raspberry-pi-4"), width=400), PROFILE),
-        "operators": (render(profiled(), width=400, level="operators"), PROFILE),
-        "targets": (target_tables.render(records()["targets"], width=400), TARGETS),
-        "training": (training_text(records()["training step"], 400), TRAINING),
-        "devices": (OWN["devices"](400), DEVICES),
-        "check": (checks.render(records()["check"], 400).partition("\n\n")[0], CHECK),
-    }
-    for name, (text, legend) in wide.items():
-        head = text.splitlines()[0]
-        assert not [title for title in re.split(r"\s{2,}", head.strip()) if title not in legend], name
-    assert {"Moved", "Peak", "B − A"} <= set(COMPARISON) and "Tokens/s" in SERVING
-    assert {"(own work)", "(×3)", "planner bound"} <= set(PROFILE)
 
 
 def test_nothing_of_a_table_is_read_as_markup() -> None:

@@ -311,7 +311,7 @@ FORMAT = "edge_opt.targets"
 
 def compare(
     model: str, arguments: Arguments, targets: Sequence[str], there: Mapping[str, Any], options: Mapping[str, object],
-    *, json: bool, is_verbose: bool, has_legend: bool,
+    *, json: bool, is_verbose: bool,
 ) -> None:  # fmt: skip
     """Print the targets side by side: `there` is precision, runtime and threads. None of `options` may be set."""
     given = [name for name, value in options.items() if value]
@@ -334,14 +334,11 @@ def compare(
     if json:
         typer.echo(json_format.dumps({"format": FORMAT, **to_plain(found)}, indent=1, allow_nan=False))
     else:
-        _show(found, is_verbose, has_legend)
+        _show(found, is_verbose)
 
 
-def _show(found: TargetComparison, is_verbose: bool, has_legend: bool) -> None:
-    from edge_opt.report.legends import TARGETS, print_legend
+def _show(found: TargetComparison, is_verbose: bool) -> None:
     from edge_opt.report.target_tables import show
 
     console = result_console()
     show(found, console, is_verbose=is_verbose)
-    if has_legend:
-        print_legend(console, TARGETS)

@@ -25,7 +25,7 @@ from edge_opt.cli.arguments import (
     read_profile,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, result_console, result_width, say, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
@@ -90,7 +90,6 @@ def compare(
         list[Path] | None,
         typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .html or .txt."),
     ] = None,
-    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,
@@ -105,7 +104,6 @@ def compare(
     """
     import edge_opt as eo
     from edge_opt.report.comparison import document, show, writer_for
-    from edge_opt.report.legends import COMPARISON, print_legend
 
     if len(models) < 2:
         raise InvalidInput(f"only {models[0]!r} was given; name at least two profiles or models to compare")
@@ -127,8 +125,6 @@ def compare(
     else:
         console = result_console(highlight=False)
         show(found, console, sort=sort, top=top, everything=everything)
-        if legend:
-            print_legend(console, COMPARISON)
     for path in output or []:
         talk(f"saved to {found.save(path)}")
 
@@ -207,7 +203,6 @@ def check(
         Path | None, typer.Option("--markdown", metavar="FILE", help="Save for a pull request.")
     ] = None,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Save as JUnit XML.")] = None,
-    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,
@@ -244,7 +239,7 @@ def check(
             threads=there,
             optimizer=optimizer,
         )
-    _print_check(result, json, legend)
+    _print_check(result, json)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):
         if path is not None:
             talk(f"saved to {write_named(path, content(result))}")
@@ -266,13 +261,10 @@ def _limits(
     return budgets, increases
 
 
-def _print_check(result: CheckResult, json: bool, has_legend: bool) -> None:
+def _print_check(result: CheckResult, json: bool) -> None:
     from edge_opt.report.checks import document, render
-    from edge_opt.report.legends import CHECK, print_legend
 
     if json:
         typer.echo(document(result), nl=False)
         return
     say(render(result, result_width()))
-    if has_legend:
-        print_legend(result_console(), CHECK)

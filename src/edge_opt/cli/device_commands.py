@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_opt import units
-from edge_opt.cli.shell import Debug, Legend, result_console, result_width, say, talk
+from edge_opt.cli.shell import Debug, result_console, result_width, say, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
 from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table
@@ -31,7 +31,6 @@ def devices(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A name, an alias, or a .toml or .json file of your own.")
     ] = None,
-    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -46,7 +45,6 @@ def devices(
     from edge_opt._support.json import to_plain
     from edge_opt.boards.catalog import user_folder
     from edge_opt.boards.targets import find_spec
-    from edge_opt.report.legends import DEVICES, print_legend
     from edge_opt.report.sheets import record_text, sheet_text
     from edge_opt.report.target_tables import device_strips
 
@@ -59,8 +57,6 @@ def devices(
     elif name is None:
         console = result_console(highlight=False)
         print_table(console, list(device_strips(found)))
-        if legend:
-            print_legend(console, DEVICES)
         talk(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")
     else:
         say(record_text(found[0], result_width()))

@@ -25,7 +25,7 @@ from edge_opt.cli.arguments import (
     read_arguments,
     with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Legend, Trust, Verbose, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, Verbose, result_console, talk
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES, Loaded, find_object, load_model, open_program, parse_reference
 from edge_opt.report.profile_text import SORT_KEYS, check_view
@@ -93,7 +93,6 @@ def profile(
     ] = False,
     runtime_profile: RuntimeTimes = None,
     verbose: Verbose = False,
-    legend: Legend = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -122,7 +121,7 @@ def profile(
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
             "--fail-on-unpriced": fail_on_unpriced, "--runtime-profile": runtime_profile,
-        }, json=json, is_verbose=verbose, has_legend=legend)  # fmt: skip
+        }, json=json, is_verbose=verbose)  # fmt: skip
         return
     here, asked = here_and_there(threads, measure, target[0] if target else None)
     place = {"target": target or None, "precision": precision, "runtime": runtime, "threads": asked}
@@ -133,7 +132,7 @@ def profile(
     if json:
         typer.echo(document(result), nl=False)
     else:
-        _show(result, depth, sort, top, shown, is_verbose=verbose, has_legend=legend)
+        _show(result, depth, sort, top, shown, is_verbose=verbose)
     for path in output or []:
         talk(f"saved to {_saved(path, result, loaded, cast('Level', level or 'leaves'), model, arguments)}")
     if fail_on_unpriced:
@@ -218,15 +217,11 @@ def profile_of_file(model: str) -> ModelProfile:
 
 def _show(
     result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level, *, is_verbose: bool,
-    has_legend: bool,
 ) -> None:  # fmt: skip
-    from edge_opt.report.legends import PROFILE, print_legend
     from edge_opt.report.profile_text import show
 
     console = result_console()
     show(result, console, depth=depth, sort=sort, top=top, level=level, is_verbose=is_verbose)
-    if has_legend:
-        print_legend(console, PROFILE)
 
 
 _Outputs = Annotated[
@@ -264,7 +259,6 @@ def train_cost(
     ] = None,
     top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N layers with most FLOPs.")] = None,
     output: _Outputs = None,
-    legend: Legend = False,
     json: Annotated[bool, typer.Option("--json", help="Print the step as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,
@@ -277,7 +271,6 @@ def train_cost(
     edge-opt train-cost net.py:Net -i 32x3x32x32 --budget-mb 512 --what-helps
     """
     import edge_opt as eo
-    from edge_opt.report.legends import TRAINING, print_legend
     from edge_opt.report.training_tables import show_training, training_document, training_writer
 
     for path in output or []:
@@ -300,8 +293,6 @@ def train_cost(
     else:
         console = result_console()
         show_training(step, console, top)
-        if legend:
-            print_legend(console, TRAINING)
     for path in output or []:
         talk(f"saved to {step.save(path)}")
     if budget is not None and step.peak_bytes > budget * 2**20:
@@ -373,7 +364,6 @@ def llm(
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     fail_on_unfit: _FailOnUnfit = False,
     verbose: Verbose = False,
-    legend: Legend = False,
     debug: Debug = False,
 ) -> None:
     """Whether a language model fits a device, how many tokens a second it writes there, and why.
@@ -414,21 +404,18 @@ def llm(
     if json:
         typer.echo(serving_document(reports), nl=False)
     else:
-        _show_serving(reports, verbose, legend)
+        _show_serving(reports, verbose)
     for path in output or []:
         talk(f"saved to {save_serving(reports, path)}")
     if fail_on_unfit and not all(report.memory.fits for report in reports):
         raise typer.Exit(NOT_SATISFIED)
 
 
-def _show_serving(reports: tuple[ServingReport, ...], is_verbose: bool, has_legend: bool) -> None:
-    from edge_opt.report.legends import SERVING, print_legend
+def _show_serving(reports: tuple[ServingReport, ...], is_verbose: bool) -> None:
     from edge_opt.report.serving_tables import show_serving
 
     console = result_console()
     show_serving(reports, console, is_verbose=is_verbose)
-    if has_legend:
-        print_legend(console, SERVING)
 
 
 def _source(text: str) -> Any:

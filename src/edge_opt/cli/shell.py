@@ -41,7 +41,6 @@ Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every remark and source, too.")]
-Legend = Annotated[bool, typer.Option("--legend", help="Explain the headings.")]
 
 
 def _remember_trust(context: typer.Context, wanted: bool) -> bool:

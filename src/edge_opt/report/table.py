@@ -36,7 +36,7 @@ _FORMATS: dict[Kind, Callable[[Any], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a profile, declared once: files, tables, pages, `--legend` and docs/columns.md read it.
+    """One column of a profile, declared once: files, tables, pages and docs/columns.md read it.
 
     `get` takes a row and its profile; None is a value that is not known or not defined. A column of predictions is left
     out of a profile that has none.
@@ -75,11 +75,6 @@ def columns(level: str) -> tuple[Column, ...]:
     if level not in LEVELS:
         raise InvalidInput(f"unknown level {level!r}; it is one of {', '.join(LEVELS)}")
     return tuple(column for column in _columns.values() if level in column.levels)
-
-
-def meanings(*names: str) -> dict[str, str]:
-    """Return titles of columns with what they mean."""
-    return {_columns[name].title: _columns[name].help for name in names}
 
 
 def heading(name: str) -> str:
