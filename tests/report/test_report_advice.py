@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from torch import nn
 
 import edge_opt as eo
 from edge_opt.model import SmallCNN
 from edge_opt.report.figures import device_roofs
+from edge_opt.report.page.payload import payload
 from edge_opt.report.page.verdict import advice, verdict
+from sweeps import small_sweep
 
 
 def test_the_advice_for_a_device_is_on_what_bounds_its_prediction() -> None:
@@ -41,3 +46,21 @@ def test_layers_that_are_all_alike_are_not_called_the_largest() -> None:
     said = dict(advice(profile, None, (), None))
     # three of forty equal layers: 3 / 40
     assert "7.5%" in said["No layer stands out"] and "Largest layers" not in said
+
+
+@pytest.mark.parametrize(
+    ("source", "provenance"),
+    [
+        ("proxy: 5 W times the latency", "proxy"),
+        ("model: fitted to a board", "estimated"),
+        ("rapl: package", "measured"),
+    ],
+)
+def test_the_energy_of_the_best_candidate_says_what_kind_of_figure_it_is(source: str, provenance: str) -> None:
+    result = small_sweep()
+    trials = tuple(
+        trial if trial.metrics is None else replace(trial, metrics=replace(trial.metrics, energy_source=source))
+        for trial in result.trials
+    )
+    found = {card["label"]: card["provenance"] for card in payload(sweep=replace(result, trials=trials))["cards"]}
+    assert found["Best: energy"] == provenance

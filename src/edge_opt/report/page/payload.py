@@ -152,7 +152,9 @@ def _swept(sweep: SweepResult) -> Iterable[Card]:
     )
     if best.energy_j is not None:
         source = best.energy_source
-        kind: Provenance = "proxy" if source.startswith("proxy") else "estimated" if source == "model" else "measured"
+        # A trial has its source with a note behind it, such as "model: fitted to a board".
+        kinds: dict[str, Provenance] = {"proxy": "proxy", "model": "estimated"}
+        kind = kinds.get(source.partition(":")[0], "measured")
         yield Card(_SWEEP, "Best: energy", best.energy_j, "energy", kind, source)
 
 
