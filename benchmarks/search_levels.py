@@ -40,7 +40,7 @@ from edge_opt.records.sweeps import Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob, variant_of
 from edge_opt.run.model_and_data import ModelAndData
-from edge_opt.run.scores import figure_of
+from edge_opt.run.scores import summarize_score
 from edge_opt.run.screening import screen
 from edge_opt.search.choose import paired_shares
 from edge_opt.search.space import Pair
@@ -118,7 +118,7 @@ def compared(net: str, seed: int) -> list[dict[str, Any]]:
         compress.export_onnx(model, SHAPE, f"{folder}/model.onnx")
     source = ModelAndData(model, splits, CONFIG)
     totals = profile(model, SHAPE).totals
-    baseline = Baseline(figure_of(source.task().score(model, splits.validation)), totals.macs, totals.params)
+    baseline = Baseline(summarize_score(source.task().score(model, splits.validation)), totals.macs, totals.params)
     rows: list[dict[str, Any]] = []
     winners: dict[str, compress.Runner] = {}
     sides: dict[str, dict[str, Entry]] = {}

@@ -23,13 +23,13 @@ def lightning_callback(
         budgets: Limits such as "macs <= 600M"; training is refused where one is not kept.
     """
 
-    class CostCallback(_base(("lightning.pytorch", "pytorch_lightning"), "Callback", "lightning")):  # type: ignore[misc]
+    class LightningCostCallback(_base(("lightning.pytorch", "pytorch_lightning"), "Callback", "lightning")):  # type: ignore[misc]
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             costs = _checked(pl_module, inputs, kwargs, budgets)
             for logger in trainer.loggers:
                 logger.log_metrics(costs, step=0)
 
-    return CostCallback()
+    return LightningCostCallback()
 
 
 def trainer_callback(
@@ -43,11 +43,11 @@ def trainer_callback(
         budgets: Limits such as "macs <= 600M"; training is refused where one is not kept.
     """
 
-    class CostCallback(_base(("transformers",), "TrainerCallback", "transformers")):  # type: ignore[misc]
+    class TrainerCostCallback(_base(("transformers",), "TrainerCallback", "transformers")):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             state.log_history.append({"step": 0, **_checked(others["model"], inputs, kwargs, budgets)})
 
-    return CostCallback()
+    return TrainerCostCallback()
 
 
 def _base(modules: Sequence[str], name: str, package: str) -> Any:

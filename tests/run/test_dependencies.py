@@ -16,7 +16,7 @@ from edge_opt.records.sweeps import Candidate
 from edge_opt.run.dependencies import code_sources, data_sources, same_twice
 from edge_opt.run.model_and_data import ModelAndData
 from edge_opt.search.space import Space
-from edge_opt.search.store import Source, Store
+from edge_opt.search.store import ResultSource, Store
 from edge_opt.search.sweep import run_sweep
 from sweep_control import lines
 from sweep_jobs import Arithmetic
@@ -54,7 +54,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def sources(project: Path) -> dict[str, Source]:
+def sources(project: Path) -> dict[str, ResultSource]:
     return code_sources(f"{project / 'project' / 'net.py'}:Net")
 
 
@@ -106,12 +106,12 @@ def test_a_change_is_named_and_what_depends_on_it_is_run_again(
 
 def test_only_the_rows_that_depend_on_a_source_are_dropped(tmp_path: Path) -> None:
     kept, dropped = Candidate(0.5, "fp32", "torch"), Candidate(0.5, "int8", "onnxruntime")
-    store = Store.open(tmp_path, {}, {"calibration data": Source("a", "int8"), "net.py": Source("b")})
+    store = Store.open(tmp_path, {}, {"calibration data": ResultSource("a", "int8"), "net.py": ResultSource("b")})
     for candidate in (kept, dropped):
         store.begin(candidate)
     store.close()
     said: list[str] = []
-    changed = {"calibration data": Source("c", "int8"), "net.py": Source("b")}
+    changed = {"calibration data": ResultSource("c", "int8"), "net.py": ResultSource("b")}
     store = Store.open(tmp_path, {}, changed, on_notice=said.append)
     assert store.unfinished() == (kept,)
     store.close()

@@ -21,7 +21,7 @@ from edge_opt.records.sweeps import Candidate, SweepResult, Trial, TrialMetrics
 from edge_opt.run.artifacts import commit, reproducibility, simulate_deployment
 from edge_opt.run.config import RunConfig
 from edge_opt.run.pipeline import run
-from edge_opt.run.scores import figure_of
+from edge_opt.run.scores import summarize_score
 from edge_opt.run.seeds import aggregate, flat, mean_of
 from edge_opt.tasks.batches import task_of
 
@@ -66,7 +66,7 @@ def test_wilson_s_interval_solves_its_equation(counts: tuple[int, int]) -> None:
 def test_answers_are_counted_over_all_batches() -> None:
     batches = [(torch.eye(4), torch.tensor([0, 1, 2, 0])), (torch.eye(4)[:1], torch.tensor([[0]]))]
     for model in (lambda x: x, lambda x: (x,), lambda x: [x.numpy()], lambda x: {"logits": x}):
-        found = figure_of(task_of().score(model, batches))
+        found = summarize_score(task_of().score(model, batches))
         assert (found.value, found.samples) == (4 / 5, 5)
 
 

@@ -18,7 +18,7 @@ from edge_opt.run import job as job_module
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob, variant_of
 from edge_opt.run.model_and_data import ModelAndData, torch_threads
-from edge_opt.run.scores import figure_of
+from edge_opt.run.scores import summarize_score
 from edge_opt.run.screening import Place, bisect_last, choose_ratio, screen
 
 
@@ -78,7 +78,7 @@ def test_levels_together_are_what_each_is_alone() -> None:
 def job_of(model: nn.Module, folder: Path, **settings: Any) -> tuple[PipelineJob, Splits]:
     splits = load_splits("digits", train_subset=64, val_subset=64, calibration_batches=1)
     source = ModelAndData(model, splits, RunConfig(**{"min_time_s": 0.01, "fine_tune_epochs": 1, **settings}))
-    scored = figure_of(source.task().score(source.build(), splits.validation))
+    scored = summarize_score(source.task().score(source.build(), splits.validation))
     return PipelineJob(source, folder, Baseline(scored, 1, 1)), splits
 
 

@@ -16,8 +16,8 @@ from edge_opt.errors import InvalidInput
 from edge_opt.measuring.statistics import wilson
 from edge_opt.records.sweeps import Candidate, Finalist, Finals, SpeedupRatio, Trial, TrialMetrics
 from edge_opt.search.choose import (
+    ObjectiveInterval,
     Point,
-    Span,
     dominates,
     frontier,
     frontiers,
@@ -30,11 +30,13 @@ from sweep_jobs import figures
 
 # Few distinct values, so that ties, duplicates and touching intervals are common.
 numbers = st.one_of(st.integers(0, 4).map(float), st.just(math.nan))
-exact = numbers.map(lambda value: Span(value, value, value))
-uncertain = st.lists(st.integers(0, 6).map(float), min_size=3, max_size=3).map(lambda three: Span(*sorted(three)))
+exact = numbers.map(lambda value: ObjectiveInterval(value, value, value))
+uncertain = st.lists(st.integers(0, 6).map(float), min_size=3, max_size=3).map(
+    lambda three: ObjectiveInterval(*sorted(three))
+)
 
 
-def points(spans: st.SearchStrategy[Span]) -> st.SearchStrategy[list[Point]]:
+def points(spans: st.SearchStrategy[ObjectiveInterval]) -> st.SearchStrategy[list[Point]]:
     return st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[spans] * width), max_size=12))
 
 
@@ -71,7 +73,7 @@ def test_the_frontier_of_intervals_is_what_no_other_surely_beats(found: list[Poi
 
 @given(points(uncertain))
 def test_regard_to_intervals_only_ever_adds_to_the_frontier(found: list[Point]) -> None:
-    by_value = [tuple(Span(s.value, s.value, s.value) for s in point) for point in found]
+    by_value = [tuple(ObjectiveInterval(s.value, s.value, s.value) for s in point) for point in found]
     assert set(frontier(by_value)) <= set(frontier(found))
 
 

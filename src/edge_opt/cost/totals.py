@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from edge_opt.records.costs import LayerCost, OpCost, OpPrice, PeakMemory, Totals, Trace, Unpriced
-from edge_opt.records.display import maker
 
-_layer_cost = maker(LayerCost)
 _op_cost = maker(OpCost)
 
 
@@ -32,7 +30,7 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
         row[6] += 1
         row[7] += price.status == "unpriced"
     return tuple(
-        [_layer_cost(module, _op_cost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True)]
+        [LayerCost(module, _op_cost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True)]
     )
 
 

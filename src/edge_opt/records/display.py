@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
-from dataclasses import fields, make_dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from dataclasses import fields
+from typing import Any, cast
 
 from edge_opt.text import printable, shorten
 
@@ -41,30 +40,6 @@ class Record:
     def _brief(self) -> str:
         """Return the record in a few words; empty where its fields say enough."""
         return ""
-
-
-_Fields = ParamSpec("_Fields")
-_Made = TypeVar("_Made", bound=Record)
-
-
-def maker(cls: Callable[_Fields, _Made]) -> Callable[_Fields, _Made]:
-    """What makes records of a frozen class with slots in less than half the time; a trace has thousands of them.
-
-    A frozen class assigns each field by a call. Here a class that is not frozen is filled, and then becomes the record.
-
-    Args:
-        cls: The class. Every field is to be given, by its place.
-    """
-    record = cast(type[Record], cls)
-    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
-    open_twin = make_dataclass(f"Open{record.__name__}", names, bases=record.__bases__, slots=True)
-
-    def make(*values: Any) -> Any:
-        made = open_twin(*values)
-        made.__class__ = record
-        return made
-
-    return cast(Callable[_Fields, _Made], make)
 
 
 class Shown(Record):

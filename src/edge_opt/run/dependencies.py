@@ -28,7 +28,7 @@ from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.loading import parse_reference
 from edge_opt.run.config import TASK_KEYS, RunConfig
 from edge_opt.run.model_and_data import ModelAndData
-from edge_opt.search.store import Scope, Source
+from edge_opt.search.store import ResultSource, Scope
 
 _OURS = "edge_opt"
 
@@ -40,7 +40,7 @@ def sources_of(
     reference: str | None = None,
     *,
     trains_baseline: bool = False,
-) -> dict[str, Source]:
+) -> dict[str, ResultSource]:
     """Return all code and data that the results of a run depend on, by name.
 
     Args:
@@ -65,7 +65,7 @@ def sources_of(
     }
 
 
-def same_twice(first: nn.Module, source: ModelAndData) -> dict[str, Source]:
+def same_twice(first: nn.Module, source: ModelAndData) -> dict[str, ResultSource]:
     """Return the weights that a factory starts with, such as those of a checkpoint.
 
     A factory that draws other weights at each call, in spite of the seed, has no such source.
@@ -74,7 +74,7 @@ def same_twice(first: nn.Module, source: ModelAndData) -> dict[str, Source]:
     return {"first weights": before} if before == again else {}
 
 
-def code_sources(reference: str | None, model: nn.Module | None = None) -> dict[str, Source]:
+def code_sources(reference: str | None, model: nn.Module | None = None) -> dict[str, ResultSource]:
     """Return every file and package that a model, or a function of the user's, is made of.
 
     Args:
@@ -103,23 +103,23 @@ def code_sources(reference: str | None, model: nn.Module | None = None) -> dict[
         imported, others = _imports(path)
         files |= imported
         packages |= others
-    found = {name: Source(text) for name in sorted(packages) if (text := _version(name)) is not None}
+    found = {name: ResultSource(text) for name in sorted(packages) if (text := _version(name)) is not None}
     for path in sorted(path for path in files if path.is_file()):
         name = _short(path)
-        found[str(path) if name in found else name] = Source(_file_digest(path))
+        found[str(path) if name in found else name] = ResultSource(_file_digest(path))
     return found
 
 
-def weights_source(model: nn.Module) -> Source:
+def weights_source(model: nn.Module) -> ResultSource:
     """Return a model's state as a source."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
         digest.update(fingerprint([tensor]).encode())
-    return Source(digest.hexdigest())
+    return ResultSource(digest.hexdigest())
 
 
-def data_sources(splits: Splits, seed: int, *, train: Scope, ranking: bool = False) -> dict[str, Source]:
+def data_sources(splits: Splits, seed: int, *, train: Scope, ranking: bool = False) -> dict[str, ResultSource]:
     """Return the data by content. The test part is not included: it is scored anew each time.
 
     Args:
@@ -129,15 +129,15 @@ def data_sources(splits: Splits, seed: int, *, train: Scope, ranking: bool = Fal
         ranking: Whether channels are ranked by the calibration part.
     """
     if splits.checksums:
-        return {f"data: {name}": Source(digest) for name, digest in splits.checksums}
+        return {f"data: {name}": ResultSource(digest) for name, digest in splits.checksums}
     _check_steady(splits.validation)
-    validation = Source(fingerprint(splits.validation))
+    validation = ResultSource(fingerprint(splits.validation))
     calibration = _content(splits.calibration, seed)
     return {
         "validation data": validation,
-        "training data": Source(_content(splits.train, seed), train),
-        "calibration data": Source(calibration, "int8"),
-        **({"calibration data, by which channels are ranked": Source(calibration, "pruned")} if ranking else {}),
+        "training data": ResultSource(_content(splits.train, seed), train),
+        "calibration data": ResultSource(calibration, "int8"),
+        **({"calibration data, by which channels are ranked": ResultSource(calibration, "pruned")} if ranking else {}),
     }
 
 
@@ -251,6 +251,6 @@ def _short(path: Path) -> str:
     return min((each.as_posix() for each in below), key=len, default=path.name)
 
 
-def digests(sources: Mapping[str, Source]) -> dict[str, str]:
+def digests(sources: Mapping[str, ResultSource]) -> dict[str, str]:
     """Return sources as they enter the digest of settings."""
     return {name: source.digest for name, source in sorted(sources.items())}

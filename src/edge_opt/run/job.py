@@ -41,7 +41,7 @@ from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.config import GRID, RunConfig
 from edge_opt.run.model_and_data import ModelAndData, load_call, load_inputs, save_call, torch_threads, weights_of
-from edge_opt.run.scores import Figure, figure_of, paired_drop
+from edge_opt.run.scores import ScoreSummary, paired_drop, summarize_score
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.registry import find_runtime
 from edge_opt.search.fork_server import PROGRESS_FILE
@@ -180,7 +180,7 @@ class Baseline:
         params: Its parameters.
     """
 
-    score: Figure
+    score: ScoreSummary
     macs: int
     params: int
 
@@ -232,7 +232,7 @@ class PipelineJob:
                 **config.task,
             )
             model = tuned.model.cpu().eval()
-            score = figure_of(self.source.task().score(model, splits.validation))
+            score = summarize_score(self.source.task().score(model, splits.validation))
         (folder / PROGRESS_FILE).unlink(missing_ok=True)
         write_whole(folder / WEIGHTS, weights_of(model))
         return {"score": asdict(score)}
@@ -242,7 +242,7 @@ class PipelineJob:
         with torch_threads(self.config.used_build_threads):
             return {
                 "score": asdict(
-                    figure_of(self.source.task().score(self.source.build(), self.source.splits().validation))
+                    summarize_score(self.source.task().score(self.source.build(), self.source.splits().validation))
                 )
             }
 
@@ -267,7 +267,7 @@ class PipelineJob:
         assert part is not None
         model, call = self.model(candidate, folder), load_call(folder / INPUTS)
         with torch_threads(self.config.used_build_threads), self.runner(candidate, folder, built) as runner:
-            return asdict(figure_of(self.source.task().score(RunnerAsModule(runner, model, call), part)))
+            return asdict(summarize_score(self.source.task().score(RunnerAsModule(runner, model, call), part)))
 
     def build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
         """Make the candidate and score it; the files that `measure` needs stay in the folder."""
@@ -296,7 +296,7 @@ class PipelineJob:
             folder=folder,
         )
         with open_runner(converted, threads=config.used_threads) as runner:
-            score = figure_of(source.task().score(RunnerAsModule(runner, variant.model, call), splits.validation))
+            score = summarize_score(source.task().score(RunnerAsModule(runner, variant.model, call), splits.validation))
         profiled = profile(variant.model, inputs)
         memory = peak_memory(
             profiled,
@@ -389,7 +389,7 @@ class PipelineJob:
         deploy_batch, baseline = self.config.deploy_batch, self.baseline
         batch, deployed = times[batch_size], times[deploy_batch]
         sizes = {"latency_ms": batch_size, "deploy_latency_ms": deploy_batch, "single_latency_ms": 1}
-        score = Figure(**built["score"])
+        score = ScoreSummary(**built["score"])
         drop = paired_drop(baseline.score, score)
         return TrialMetrics(
             accuracy=score.value,

@@ -40,7 +40,7 @@ from edge_opt.run.export_best import export_best
 from edge_opt.run.job import WEIGHTS, Baseline, PipelineJob
 from edge_opt.run.model_and_data import ModelAndData, weights_from
 from edge_opt.run.run_summary import build_report, check_target
-from edge_opt.run.scores import Figure
+from edge_opt.run.scores import ScoreSummary
 from edge_opt.run.screening import choose_space
 from edge_opt.run.time_finalists import FinalistTimer
 from edge_opt.search.builders import Listener, Notice
@@ -224,7 +224,7 @@ def _opened(
 
 def _job(
     source: ModelAndData,
-    score: Figure,
+    score: ScoreSummary,
     profiled: ModelProfile,
     root: Path,
     settings: Mapping[str, Any],
@@ -276,7 +276,9 @@ def _check_trainable(source: ModelAndData, splits: Splits, model: nn.Module) -> 
     source.task().check(model, splits.validation)
 
 
-def _train(source: ModelAndData, folder: Path, sources: Sources, on_event: Listener) -> tuple[ModelAndData, Figure]:
+def _train(
+    source: ModelAndData, folder: Path, sources: Sources, on_event: Listener
+) -> tuple[ModelAndData, ScoreSummary]:
     """Return the trained model and its score: from an earlier run with the same settings, or trained now."""
     config = source.config
     key = digest({**config.subset("data", "training"), "sources": digests(sources)})
@@ -291,7 +293,7 @@ def _train(source: ModelAndData, folder: Path, sources: Sources, on_event: Liste
         write_whole(folder / TRAINING, json.dumps(facts))
     model = source.build()
     model.load_state_dict(weights_from((folder / WEIGHTS).read_bytes()))
-    return source.holding(model), Figure(**facts["score"])
+    return source.holding(model), ScoreSummary(**facts["score"])
 
 
 def _read_training(folder: Path, key: str) -> dict[str, Any] | None:
@@ -303,9 +305,9 @@ def _read_training(folder: Path, key: str) -> dict[str, Any] | None:
         return None
 
 
-def _score_given(source: ModelAndData, root: Path) -> Figure:
+def _score_given(source: ModelAndData, root: Path) -> ScoreSummary:
     outcome = _run_phase(PipelineJob(source, root), "evaluate", (), root / "baseline")
-    return Figure(**outcome["score"])
+    return ScoreSummary(**outcome["score"])
 
 
 def _run_phase(job: PipelineJob, phase: Phase, arguments: tuple[Any, ...], folder: Path) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from edge_opt.tasks.paired_scores import Score, paired_difference
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ScoreSummary:
     """What a variant scored, as plain values that any process and JSON can hold.
 
     Attributes:
@@ -36,22 +36,22 @@ class Figure:
     answers: str = field(default="", repr=False, compare=False)
     replicates: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
-    def drop(self, other: Figure) -> float:
+    def drop(self, other: ScoreSummary) -> float:
         """By how much another is worse; below zero where it is better."""
         return self.value - other.value if self.direction == "higher" else other.value - self.value
 
 
-def figure_of(score: Score) -> Figure:
+def summarize_score(score: Score) -> ScoreSummary:
     """A score as plain values."""
     metric, (low, high), each = score.metric, score.interval, score.per_sample
     if metric.name in SHARES and each is not None and np.isin(each, (0.0, 1.0)).all():
         answers = packed_answers(each.astype(bool))
-        return Figure(score.value, low, high, score.samples, metric.name, metric.direction, answers)
+        return ScoreSummary(score.value, low, high, score.samples, metric.name, metric.direction, answers)
     drawn = tuple(float(value) for value in score.resamples)
-    return Figure(score.value, low, high, score.samples, metric.name, metric.direction, "", drawn)
+    return ScoreSummary(score.value, low, high, score.samples, metric.name, metric.direction, "", drawn)
 
 
-def paired_drop(reference: Figure, scored: Figure) -> tuple[float, float] | None:
+def paired_drop(reference: ScoreSummary, scored: ScoreSummary) -> tuple[float, float] | None:
     """Return the 95 % interval of how much worse a score is than the reference's; None where they are not paired."""
     if reference.samples != scored.samples:
         return None

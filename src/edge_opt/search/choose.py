@@ -21,7 +21,7 @@ ALL_OBJECTIVES = ("accuracy", "deploy_latency_ms", "latency_ms", "energy_j", "pe
 _MORE_IS_BETTER = {"accuracy", "test_accuracy", "throughput"}
 
 
-class Span(NamedTuple):
+class ObjectiveInterval(NamedTuple):
     """A figure with the interval it lies in; the less, the better."""
 
     low: float
@@ -29,7 +29,7 @@ class Span(NamedTuple):
     high: float
 
 
-Point = tuple[Span, ...]
+Point = tuple[ObjectiveInterval, ...]
 
 
 def dominates(one: Point, other: Point) -> bool:
@@ -38,10 +38,10 @@ def dominates(one: Point, other: Point) -> bool:
     On some objective even the worse end of `one` is better than the better end of `other`. For exact figures this is
     the ordinary dominance. Equal points do not dominate each other, and nothing dominates or is dominated by NaN.
 
-    >>> fast, slow = (Span(1.0, 1.0, 1.0),), (Span(2.0, 2.0, 2.0),)
+    >>> fast, slow = (ObjectiveInterval(1.0, 1.0, 1.0),), (ObjectiveInterval(2.0, 2.0, 2.0),)
     >>> dominates(fast, slow), dominates(slow, fast), dominates(fast, fast)
     (True, False, False)
-    >>> dominates((Span(0.9, 1.0, 1.1),), (Span(1.0, 1.2, 1.4),))  # better, but not surely so
+    >>> dominates((ObjectiveInterval(0.9, 1.0, 1.1),), (ObjectiveInterval(1.0, 1.2, 1.4),))  # better, but not surely so
     False
     """
     pairs = list(zip(one, other, strict=True))
@@ -51,7 +51,7 @@ def dominates(one: Point, other: Point) -> bool:
 def frontier(points: Sequence[Point]) -> tuple[int, ...]:
     """The indices of the points that no other dominates, in their order; a point with NaN is never among them.
 
-    >>> exact = lambda *values: tuple(Span(v, v, v) for v in values)
+    >>> exact = lambda *values: tuple(ObjectiveInterval(v, v, v) for v in values)
     >>> frontier([exact(1, 3), exact(2, 2), exact(3, 3), exact(2, 2), exact(math.nan, 0)])
     (0, 1, 3)
     """
@@ -64,7 +64,7 @@ def frontier(points: Sequence[Point]) -> tuple[int, ...]:
     return tuple(sorted(kept))
 
 
-def span(metrics: TrialMetrics, objective: str, use_ci: bool = False) -> Span | None:
+def span(metrics: TrialMetrics, objective: str, use_ci: bool = False) -> ObjectiveInterval | None:
     """A figure as the frontier sees it, turned so that less is better; None where it is not known."""
     metric = trial_metrics(metrics.metric).get(objective)
     if metric is None:
@@ -76,7 +76,7 @@ def span(metrics: TrialMetrics, objective: str, use_ci: bool = False) -> Span | 
     low, high = (value, value) if bounds is None else (min(bounds.low, value), max(bounds.high, value))
     is_score = objective in (metrics.metric, f"test_{metrics.metric}")
     is_more_better = metrics.metric_direction == "higher" if is_score else objective in _MORE_IS_BETTER
-    return Span(-high, -value, -low) if is_more_better else Span(low, value, high)
+    return ObjectiveInterval(-high, -value, -low) if is_more_better else ObjectiveInterval(low, value, high)
 
 
 def trial_frontier(trials: Iterable[Trial], objectives: Sequence[str], *, use_ci: bool = False) -> tuple[str, ...]:

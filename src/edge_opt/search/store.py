@@ -52,7 +52,7 @@ Scope = Literal["all", "pruned", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ResultSource:
     """Code or data that results depend on: a digest of its content, and whose results they are."""
 
     digest: str
@@ -61,7 +61,7 @@ class Source:
     def decides(self, candidate: Candidate) -> bool:
         """Whether the result of a candidate depends on it.
 
-        >>> Source("1f", "int8").decides(Candidate(0.5, "fp32", "torch"))
+        >>> ResultSource("1f", "int8").decides(Candidate(0.5, "fp32", "torch"))
         False
         """
         if self.scope == "pruned":
@@ -69,7 +69,7 @@ class Source:
         return self.scope == "all" or candidate.precision == self.scope
 
 
-Sources = Mapping[str, Source]
+Sources = Mapping[str, ResultSource]
 
 
 class Store:
@@ -235,7 +235,7 @@ class Store:
 
     def _hold_to_sources(self, sources: Sources, on_notice: Callable[[str], None]) -> None:
         """Drop the rows that depend on what has changed, after a copy of them all."""
-        kept = {name: Source(*plain) for name, plain in (self.fact("sources") or {}).items()}
+        kept = {name: ResultSource(*plain) for name, plain in (self.fact("sources") or {}).items()}
         changed = [name for name in sorted({*kept, *sources}) if kept.get(name) != sources.get(name)]
         if not changed:
             return
