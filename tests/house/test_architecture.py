@@ -41,6 +41,9 @@ NATURAL_PARALLELS = {
     "table.py",
 }
 
+# Class names that are used more than once. To be emptied: one concept has one name, and a name has one meaning.
+DUPLICATE_CLASSES = set("Column Node Row TracedModel Violation _Reader".split())
+
 
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
@@ -91,6 +94,18 @@ def test_file_names_tell_their_content_without_their_folder() -> None:
     assert {name for name, count in counts.items() if count > 1} <= NATURAL_PARALLELS
     below = {path.stem for path in (SOURCE / "edge_opt").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert not below & {name for name in edge_opt.__all__ if callable(getattr(edge_opt, name))}
+
+
+def test_class_names_are_unique() -> None:
+    counts = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    duplicates = {name for name, count in counts.items() if count > 1}
+    assert not duplicates - DUPLICATE_CLASSES, "give the class a name that no other class has"
+    assert not DUPLICATE_CLASSES - duplicates, "remove the name from DUPLICATE_CLASSES: it is unique now"
 
 
 def test_the_house_stays_small_enough_to_know() -> None:

@@ -150,21 +150,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry = memo_get(key)
         if entry is None:
             return self._infer_outputs(facts, args, kwargs, key, operands)
-        if entry.specs is not None:
-            outputs = [_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in entry.specs]
-        elif entry.views is None or not args[0].is_meta:
+        outputs = _memorized_outputs(entry, func, args)
+        if outputs is None:
             return self._infer_outputs(facts, args, kwargs, key, operands, entry)
-        elif func is _detach:
-            # Autograd also asks for it where its own keys are on, for outputs that their own node keeps: a view would
-            # have a node that leads back to that one, and neither would ever go.
-            outputs = [args[0].detach()]
-        elif entry.views:
-            start = args[0].storage_offset()
-            outputs = [_as_strided(args[0], size, step, start + offset) for size, step, offset in entry.views]
-        else:
-            outputs = [args[0]]
-            if kind is Behavior.IN_PLACE:
-                self._written.add(operands.reads[0])
+        if kind is Behavior.IN_PLACE and entry.specs is None and not entry.views:
+            self._written.add(operands.reads[0])
         self._record(entry.signature, outputs, operands.reads)
         if entry.is_list:
             return outputs
@@ -435,6 +425,22 @@ def current_tape() -> Tape | None:
     """
     mode = _get_current_dispatch_mode()
     return mode if isinstance(mode, Tape) else None
+
+
+def _memorized_outputs(entry: MemoEntry, func: Any, args: Any) -> list[torch.Tensor] | None:
+    """Return the outputs of a call that was seen before; None where the operator must be run again."""
+    if entry.specs is not None:
+        return [_empty_strided(size, step, dtype=dtype, device=_META) for size, step, dtype in entry.specs]
+    if entry.views is None or not args[0].is_meta:
+        return None
+    if func is _detach:
+        # Autograd also asks for it where its own keys are on, for outputs that their own node keeps: a view would have
+        # a node that leads back to that one, and neither would ever be freed.
+        return [args[0].detach()]
+    if entry.views:
+        start = args[0].storage_offset()
+        return [_as_strided(args[0], size, step, start + offset) for size, step, offset in entry.views]
+    return [args[0]]
 
 
 def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Tensor]) -> tuple[View, ...] | None:
