@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from edge_opt.records.costs import LayerCost, OpCost, OpPrice, PeakMemory, Totals, Trace, Unpriced
 
-_op_cost = maker(OpCost)
-
 
 def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...]:
     """Return one row per module call with the work it does itself; the rows add up to the whole."""
@@ -30,7 +28,7 @@ def layer_costs(trace: Trace, prices: Sequence[OpPrice]) -> tuple[LayerCost, ...
         row[6] += 1
         row[7] += price.status == "unpriced"
     return tuple(
-        [LayerCost(module, _op_cost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True)]
+        [LayerCost(module, OpCost(*row[:4]), *row[4:]) for module, row in zip(trace.modules, sums, strict=True)]
     )
 
 
