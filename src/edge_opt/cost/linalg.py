@@ -1,8 +1,8 @@
 """Linear algebra: factorisations, solutions and eigenvalues by the textbook's count of operations.
 
-They stand in `other_ops`, not in `macs`: a MAC is one of a plain product. GVL is Golub and Van Loan, Matrix
+They are counted in `other_ops`, not in `macs`: a MAC belongs to a plain product. GVL is Golub and Van Loan, Matrix
 Computations, 4th edition; LAWN 41 is LAPACK Working Note 41, appendix on operation counts. Where an algorithm
-iterates, the textbook's typical count stands. A complex matrix counts four times a real one (LAWN 41).
+iterates, the textbook's typical count is used. A complex matrix counts four times a real one (LAWN 41).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _batch(x: TensorInfo) -> int:
 
 
 def _columns(right: TensorInfo, matrix: TensorInfo) -> int:
-    """Right-hand sides; a vector has one."""
+    """Return the number of right-hand sides; a vector has one."""
     return right.shape[-1] if len(right.shape) >= len(matrix.shape) else 1
 
 

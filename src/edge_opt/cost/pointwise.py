@@ -66,7 +66,7 @@ def softmax(out: TensorInfo, *_: Any, **__: Any) -> Work:
 
 
 def norm_ops(affine: int) -> int:
-    """Operations per element of a norm: sum, subtract, square, sum, multiply; then scale and shift."""
+    """Return the operations per element of a norm: sum, subtract, square, sum, multiply; then scale and shift."""
     return 5 + affine
 
 
@@ -74,9 +74,9 @@ def _affine(*parts: Any) -> int:
     return sum(isinstance(part, TensorInfo) for part in parts)
 
 
-@cost_rule(aten.layer_norm, aten.native_layer_norm, kind="norm")
-def layer_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, bias: Any = None, *_: Any) -> Work:
-    """Statistics and normalisation of every element."""
+@cost_rule(aten.layer_norm, aten.native_layer_norm, aten.group_norm, kind="norm")
+def layer_norm(out: Any, x: TensorInfo, size: Any, weight: Any = None, bias: Any = None, *_: Any) -> Work:
+    """Statistics and normalisation of every element; `size` is a shape or a number of groups."""
     return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
 
 
@@ -84,12 +84,6 @@ def layer_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, bias: An
 def rms_norm(out: Any, x: TensorInfo, shape: Any, weight: Any = None, *_: Any) -> Work:
     """Square, sum, multiply; then scale."""
     return Work(other_ops=(3 + _affine(weight)) * x.elements, bytes_written=x.nbytes)
-
-
-@cost_rule(aten.group_norm, kind="norm")
-def group_norm(out: Any, x: TensorInfo, groups: int, weight: Any = None, bias: Any = None, *_: Any) -> Work:
-    """Statistics and normalisation of every element."""
-    return Work(other_ops=norm_ops(_affine(weight, bias)) * x.elements, bytes_written=x.nbytes)
 
 
 @cost_rule(aten.native_group_norm, kind="norm")
@@ -113,7 +107,7 @@ def batch_norm(
 
 
 def _window(kernel: Any, dims: int) -> int:
-    """Taps of a pooling kernel; one number means that size in every dimension."""
+    """Return the taps of a pooling kernel; one number means that size in every dimension."""
     sizes = kernel if isinstance(kernel, tuple) else (kernel,)
     return int(prod(sizes)) if len(sizes) == dims else int(sizes[0]) ** dims
 
@@ -141,7 +135,7 @@ for _dims, _is_average, _operators in (
 
 
 def adaptive_taps(size: int, out: int) -> int:
-    """Inputs read along one dimension by all windows of an adaptive pool, which may overlap."""
+    """Return the inputs read along one dimension by all windows of an adaptive pool, which may overlap."""
     return sum(-(-(index + 1) * size // out) - index * size // out for index in range(out))
 
 

@@ -13,7 +13,7 @@ from edge_opt.records.costs import TensorInfo
 
 
 def _length(x: TensorInfo, dim: Any = -1) -> int:
-    """The size along a dimension; a single value is a line of one."""
+    """Return the size along a dimension; a single value is a line of one."""
     return x.shape[dim] if x.shape and isinstance(dim, int) else 1
 
 
@@ -95,9 +95,11 @@ _BIN_OPS = 6
 
 
 @cost_rule(aten.histc, kind="reduction")
-def histogram_of_range(out: TensorInfo, x: TensorInfo, bins: int = 100, low: Any = 0, high: Any = 0, **_: Any) -> Work:
+def histogram_of_range(
+    out: TensorInfo, x: TensorInfo, bins: int = 100, low: Any = 0, high: Any = 0, **options: Any
+) -> Work:
     """The bin of each element by its distance from the lower end; without a range, the smallest and largest first."""
-    low, high = _.get("min", low), _.get("max", high)
+    low, high = options.get("min", low), options.get("max", high)
     return Work(other_ops=x.elements * (_BIN_OPS + (2 if low == high else 0)))
 
 

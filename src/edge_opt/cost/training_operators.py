@@ -11,23 +11,19 @@ from edge_opt.cost.rules import Work, aten, cost_rule, per_output
 from edge_opt.records.costs import TensorInfo
 
 
-def _pair_ops(p: float) -> int:
-    """For each coordinate of a pair: subtract, square (or absolute, or compare), add; a power p is one more."""
-    return 3 if p in (0, 1, 2, inf) else 4
-
-
 @cost_rule(aten._cdist_forward, aten.cdist, kind="reduction")
 def distances(out: TensorInfo, x: TensorInfo, y: TensorInfo, p: float = 2.0, *_: Any, **__: Any) -> Work:
     """Each pair and coordinate, then one root for each pair where p needs one."""
+    # For each coordinate: subtract, square (or absolute, or compare), add; another power is one more.
+    ops = 3 if p in (0, 1, 2, inf) else 4
     roots = 0 if p in (0, 1, inf) else out.elements
-    return Work(other_ops=_pair_ops(p) * out.elements * x.shape[-1] + roots)
+    return Work(other_ops=ops * out.elements * x.shape[-1] + roots)
 
 
 @cost_rule(aten._pdist_forward, kind="reduction")
-def distances_within(out: TensorInfo, x: TensorInfo, p: float = 2.0) -> Work:
+def distances_within(out: TensorInfo, x: TensorInfo, p: float = 2.0) -> Work | None:
     """Each pair of rows once."""
-    roots = 0 if p in (0, 1, inf) else out.elements
-    return Work(other_ops=_pair_ops(p) * out.elements * x.shape[-1] + roots)
+    return distances(out, x, x, p)
 
 
 @cost_rule(aten._euclidean_dist, kind="matmul")
@@ -87,7 +83,7 @@ def linear_cross_entropy(
 
 
 def convolution_macs(grad: TensorInfo, x: TensorInfo, weight: TensorInfo, transposed: bool) -> int:
-    """MACs of a convolution, of its input's gradient and of its weights' gradient: three times the same.
+    """Return the MACs of a convolution, of its input's gradient and of its weights' gradient: three times the same.
 
     Each output of the convolution meets each of its taps once. For the input, every gradient of an output goes back
     through its taps; for the weights, every tap collects what it met.

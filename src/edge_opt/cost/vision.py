@@ -15,7 +15,7 @@ from edge_opt.records.costs import TensorInfo
 
 
 def weighted_sum(taps: int) -> int:
-    """Operations of a sum of products."""
+    """Return the operations of a sum of products."""
     return 2 * taps - 1 if taps else 0
 
 
@@ -27,7 +27,7 @@ for _operator, _taps in (
 
 
 def antialias_taps(size: int, out: int, support: float, align_corners: bool, scale: float | None) -> list[int]:
-    """Taps of each output along one dimension.
+    """Return the taps of each output along one dimension.
 
     The filter reaches `support` inputs to either side, and is stretched by the factor of reduction. Windows are those
     of torch's UpSampleKernel.cpp (`_compute_indices_min_size_weights_aa`).
@@ -73,7 +73,7 @@ _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 
 
 def location_ops(dims: int, mode: int) -> int:
-    """Operations for each point of a grid, whatever the number of channels: its position, and the weights of its taps.
+    """Return the operations for each point of a grid, whatever the channels: its position, and the weights of its taps.
 
     Nearest rounds; linear takes the floor and two distances a dimension, and multiplies them for each corner; cubic
     takes the floor, the distance and four polynomials a dimension.

@@ -65,7 +65,7 @@ class LayerCount(NamedTuple):
 
 
 def count_layers(profile: ModelProfile, release: Release = "latest") -> tuple[LayerCount, ...]:
-    """Each module call of the profile by rasp's convention, in the order of `profile.layers`.
+    """Return each module call of the profile by rasp's convention, in the order of `profile.layers`.
 
     `release`: "2020" is the rule of its first release, which its published table of 34 models follows.
     """
@@ -81,7 +81,7 @@ WORD_BYTES = 4
 
 
 def energy_pj(count: Count, dtype: str | None) -> float:
-    """Energy of work in this type; NaN where it computes in a type that has no figure.
+    """Return the energy of work in this type; NaN where it computes in a type that has no figure.
 
     >>> energy_pj(Count(flops=2, bytes_read=4), "float32") == 2 * 4.5 + 132
     True
@@ -105,7 +105,7 @@ _DIMS = ("1d", "2d", "3d")
 
 
 def _nbytes(*tensors: TensorInfo) -> int:
-    """Bytes of all elements; unlike `TensorInfo.nbytes`, an expanded dimension counts in full."""
+    """Return the bytes of all elements; unlike `TensorInfo.nbytes`, an expanded dimension counts in full."""
     return sum(tensor.elements * _itemsize(tensor) for tensor in tensors)
 
 
@@ -114,17 +114,16 @@ def _itemsize(tensor: TensorInfo) -> int:
 
 
 def _parameters(op: CountedOp) -> list[TensorInfo]:
-    given = (op.argument(name) for name in ("weight", "bias"))
-    return [tensor for tensor in given if isinstance(tensor, TensorInfo)]
+    return [op.argument(name) for name in ("weight", "bias") if op.has(name)]
 
 
 def _samples(x: TensorInfo, batched_dims: int) -> int:
-    """N: the first dimension, or 1 where the input has no batch dimension."""
+    """Return N: the first dimension, or 1 where the input has no batch dimension."""
     return x.shape[0] if len(x.shape) >= batched_dims else 1
 
 
 def _read(op: CountedOp) -> int:
-    """The input once, the weights once for each sample."""
+    """Return the bytes read: the input once, the weights once for each sample."""
     parameters = _parameters(op)
     return _nbytes(op.x) + _samples(op.x, len(parameters[0].shape)) * _nbytes(*parameters)
 
@@ -143,7 +142,7 @@ def _sums(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
 
 
 def _unrounded(op: CountedOp) -> Fraction:
-    """Outputs of a convolution, were a stride that does not fit to leave a fraction of an output."""
+    """Return the outputs of a convolution, where a stride that does not fit leaves a fraction of an output."""
     kernel = op.argument("weight").shape[2:]
     if isinstance(op.argument("padding"), str):
         return Fraction(op.out.elements)
@@ -203,11 +202,6 @@ def _activation(module: CountedModule, op: CountedOp, release: Release) -> _Coun
     return _Counted(op.x.elements, ((ACTIVATION, op.x.elements),), moved, moved)
 
 
-def _nothing(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
-    """A dropout does nothing in inference."""
-    return _Counted(0, (), 0, 0)
-
-
 _RULES: dict[str, _Rule] = {
     **{f"aten.conv{dims}": _sums for dims in _DIMS},
     "aten._convolution_mode": _sums,
@@ -219,7 +213,10 @@ _RULES: dict[str, _Rule] = {
         for name in ("max", "avg", "adaptive_max", "adaptive_avg")
         for dims in (*_DIMS, *(f"{dims}_with_indices" for dims in _DIMS))
     },
-    **{f"aten.{name}dropout": _nothing for name in ("", "feature_", "alpha_", "feature_alpha_")},
+    # A dropout does nothing in inference.
+    **{
+        f"aten.{name}dropout": lambda *_: _Counted(0, (), 0, 0) for name in ("", "feature_", "alpha_", "feature_alpha_")
+    },
 }
 
 
@@ -228,8 +225,10 @@ def _rule(op: CountedOp) -> _Rule | None:
 
 
 def _by_convention(module: CountedModule, release: Release) -> tuple[_Counted, list[CountedOp]] | None:
-    """The layer by rasp's formulas, and its other operators, if it is one operator they know with nothing else that
-    computes. With a parametrized weight the layer itself is no leaf, and still the layer it was.
+    """Return the module by rasp's formulas, and its other operators; None where the formulas do not apply.
+
+    They apply to a single operator that they know, with no other that computes. A module with a parametrized weight
+    is not a leaf, and counts as the layer that it was.
     """
     if not module.call.is_leaf and not module.kind.startswith("Parametrized"):
         return None
@@ -242,17 +241,17 @@ def _by_convention(module: CountedModule, release: Release) -> tuple[_Counted, l
 
 
 def _count(module: CountedModule, release: Release) -> Count:
-    """What only moves data around the operator, such as a circular padding, is added with the bytes it moves."""
-    found = _by_convention(module, release)
-    if found is None:
+    """Count a module. Operators that only move data, such as a circular padding, add the bytes they move."""
+    by_formula = _by_convention(module, release)
+    if by_formula is None:
         return _own_costs(module.ops)
-    counted, rest = found
+    counted, rest = by_formula
     flops = sum(amount for _, amount in counted.flops)
     return Count(counted.macc, flops, counted.bytes_read, counted.bytes_written) + _own_costs(rest)
 
 
 def _own_costs(ops: Sequence[CountedOp]) -> Count:
-    """The operators by our rules: a bias is no MAC, and bytes are read once for the whole batch."""
+    """Count operators by our rules: a bias is not a MAC, and bytes are read once for the whole batch."""
     costs = [op.price.cost for op in ops]
     return Count(
         sum(cost.macs for cost in costs),
@@ -270,7 +269,7 @@ def _main_dtype(module: CountedModule) -> str | None:
 
 
 def _has_row(module: CountedModule) -> bool:
-    """Leaves, and what a module with children does itself, where that is MACs or uses parameters."""
+    """Whether rasp's table has a row: leaves, and modules that compute MACs or read parameters themselves."""
     return module.call.is_leaf or module.reads_parameters or any(op.macs for op in module.ops)
 
 
@@ -288,9 +287,9 @@ def rasp_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
     for module in modules:
         if not _has_row(module):
             continue
-        found = _by_convention(module, "latest")
-        if found is None:
+        by_formula = _by_convention(module, "latest")
+        if by_formula is None:
             yield from our_entries((module,), "flops")
         else:
-            for category, amount in found[0].flops:
+            for category, amount in by_formula[0].flops:
                 yield Entry(module.call.index, category, amount)
