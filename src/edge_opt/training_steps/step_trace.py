@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from edge_opt._support.unchanged import gc_paused, unchanged
+from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.measuring.backward_pass import summed
 from edge_opt.records.costs import ModuleCall, Role, StorageInfo
@@ -138,41 +137,41 @@ def _run(
     has_failed = False
     step: _Step | None = None
     tape: StepTape | None = None
-    with gc_paused():
-        gc.collect(0)
-        try:
-            with unchanged(modules, training=None) as snapshot:
-                twins = _twins_of(modules, plan.trains, is_real)
-                snapshot.replace(twins.of, nn.Parameter)
-                values = [(buffer, buffer.clone()) for buffer in buffers if is_real]
-                owners = {
-                    id(p): module for module in reversed(modules) for p in module._parameters.values() if p is not None
-                }
-                roles: list[tuple[torch.Tensor, Role]] = [(twin, "parameter") for twin in twins.by_id.values()]
-                tape = StepTape(stack, lifetimes, [*roles, *((b, "buffer") for b in buffers)], is_real, owners)
-                tape.floats_on_meta, tape.constants = floats_on_meta, snapshot.tensors
-                try:
-                    step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
-                    traced = step.run()
-                    names = {id(p): paths[owners[id(p)]] for p in twins.by_id.values() if id(p) in owners}
-                    result = step.result(stack.calls(found), traced, names, is_real, (note,) if note else ())
-                finally:
-                    stack.unwatch()
-                    for buffer, value in values:
-                        buffer.copy_(value)
-        except BaseException as error:
-            forget_frames(error)
-            has_failed = True
-            raise
-        finally:
-            stack.end()
-            if step is not None:
-                step.end()
-            if tape is not None:
-                tape.end()
-            step = twins = roles = None  # type: ignore[assignment]
-            if tape is not None:
-                release_trace_tensors(partial(lifetimes.survivors, tape.is_input_independent), has_failed)
+    # The collector stays on, unlike in a trace of forward: autograd functions written in Python keep their outputs in
+    # cycles, and a real step frees those when the collector runs.
+    try:
+        with unchanged(modules, training=None) as snapshot:
+            twins = _twins_of(modules, plan.trains, is_real)
+            snapshot.replace(twins.of, nn.Parameter)
+            values = [(buffer, buffer.clone()) for buffer in buffers if is_real]
+            owners = {
+                id(p): module for module in reversed(modules) for p in module._parameters.values() if p is not None
+            }
+            roles: list[tuple[torch.Tensor, Role]] = [(twin, "parameter") for twin in twins.by_id.values()]
+            tape = StepTape(stack, lifetimes, [*roles, *((b, "buffer") for b in buffers)], is_real, owners)
+            tape.floats_on_meta, tape.constants = floats_on_meta, snapshot.tensors
+            try:
+                step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
+                traced = step.run()
+                names = {id(p): paths[owners[id(p)]] for p in twins.by_id.values() if id(p) in owners}
+                result = step.result(stack.calls(found), traced, names, is_real, (note,) if note else ())
+            finally:
+                stack.unwatch()
+                for buffer, value in values:
+                    buffer.copy_(value)
+    except BaseException as error:
+        forget_frames(error)
+        has_failed = True
+        raise
+    finally:
+        stack.end()
+        if step is not None:
+            step.end()
+        if tape is not None:
+            tape.end()
+        step = twins = roles = None  # type: ignore[assignment]
+        if tape is not None:
+            release_trace_tensors(partial(lifetimes.survivors, tape.is_input_independent), has_failed)
     return result
 
 
