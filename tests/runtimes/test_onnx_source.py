@@ -69,7 +69,7 @@ def test_weights_of_four_bits_take_half_a_byte(tmp_path: Path) -> None:
 
 def test_a_file_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
     done = compress.convert(net(tmp_path / "net.onnx"), (2, 3, 8, 8), scheme="dynamic")
-    with pytest.raises(InvalidInput, match="is quantised already"):
+    with pytest.raises(InvalidInput, match="is quantized already"):
         compress.convert(load_onnx(done.path), (2, 3, 8, 8), scheme="dynamic")
 
 
