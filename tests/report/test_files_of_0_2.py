@@ -47,6 +47,7 @@ def unpacked(tmp_path: Path) -> Path:
 def test_profiles(name: str, unpacked: Path) -> None:
     profile = eo.load(unpacked / f"{name}.json")
     assert profile.totals.macs == document(name)["totals"]["macs"]
+    assert list(profile.trace.moved_tensor_bytes) == document(name)["trace"]["resident"]
     assert (profile.measurement is not None) == (name == "profile_measured")
     assert bool(profile.predictions) == (name == "profile_target")
 

@@ -69,7 +69,7 @@ def _notes(trace: Trace) -> Iterator[str]:
     yield NOT_IN_IT
     if any(signature.scratch_bytes > _A_NUMBER for signature in trace.signatures):
         yield _SCRATCH
-    if not trace.resident and trace.param_bytes:
+    if not trace.moved_tensor_bytes and trace.param_bytes:
         yield _NO_ORDER
 
 
@@ -158,8 +158,8 @@ class _AllocatorReplay:
 
 def _own_bytes(trace: Trace) -> tuple[int, ...]:
     """The model's own tensors in the order in which they are moved to the device."""
-    if trace.resident:
-        return trace.resident
+    if trace.moved_tensor_bytes:
+        return trace.moved_tensor_bytes
     return tuple(item.nbytes for item in trace.storages if item.role in ("parameter", "buffer"))
 
 

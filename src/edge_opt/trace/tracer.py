@@ -240,7 +240,7 @@ def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str
             *(text for text in (note, _INVENTED if tape.has_read_values and invented else None) if text),
             *tape.notes,
         ),
-        resident=_moved_bytes(traced.model, sizes),
+        moved_tensor_bytes=_moved_tensor_bytes(traced.model, sizes),
     )
 
 
@@ -307,7 +307,7 @@ def _finish(result: Any, most: int = 100_000) -> None:
             _finish(item)
 
 
-def _moved_bytes(model: nn.Module, sizes: dict[int, int]) -> tuple[int, ...]:
+def _moved_tensor_bytes(model: nn.Module, sizes: dict[int, int]) -> tuple[int, ...]:
     """Bytes of the model's own tensors as `model.to(device)` moves them: children first, then parameters, buffers."""
     moved: list[int] = []
 
