@@ -41,6 +41,7 @@ _PLAIN = frozenset((type(None), bool, int, float, torch.dtype))
 _empty_strided = torch.empty_strided
 _as_strided = torch.as_strided
 _MASKS = (torch.bool, torch.uint8)
+_TAKEN_APART = (Behavior.DECOMPOSE, Behavior.CONTROL)  # a tuple: looking up a set would call `Enum.__hash__` in Python
 _lift_fresh = torch.ops.aten.lift_fresh.default
 _detach = torch.ops.aten.detach.default
 
@@ -112,16 +113,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return subclass.__torch_dispatch__(func, types, args, kwargs or {})
         facts = known_facts(id(func)) or facts_of(func)
         kind = facts.behavior
-        if kind is Behavior.DECOMPOSE:
-            # The C++ kernel of the composite, as an eager run takes it apart. `func.decompose()` is no alternative:
-            # where torch has registered a decomposition in Python, it takes that one, which calls other operators.
-            with self:
-                return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
-        if kind is Behavior.CONTROL:
-            # Its eager implementation in Python: branches and loops run here, and what they call is recorded.
-            steps: Any = steps_of(func)
-            with self:
-                return steps(*args, **(kwargs or {}))
+        if kind in _TAKEN_APART:
+            return self._take_apart(func, kind, args, kwargs or {})
         if func is _lift_fresh:
             # `torch.tensor(...)` or `torch.from_numpy(...)` inside forward: it is new, and its values are known.
             self.lifetimes.born(args[0])
@@ -159,6 +152,18 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if entry.is_list:
             return outputs
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _take_apart(self, func: Any, kind: Behavior, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator in pieces, and record those."""
+        with self:
+            if kind is Behavior.CONTROL:
+                # Its eager implementation in Python: branches and loops run here, and what they call is recorded.
+                steps: Any = steps_of(func)
+                return steps(*args, **kwargs)
+            # The C++ kernel of the composite, as an eager run takes it apart. `func.decompose()` is not an alternative:
+            # where torch has registered a kernel in Python (`matmul`, `stft`), it calls that one, which calls other
+            # operators.
+            return func._op_dk(COMPOSITE, *args, **kwargs)
 
     def _describe(self, values: Any, key_parts: list[Any], operands: _Operands) -> None:
         """Add the arguments to a key (tensors by layout and dtype), and note what they are."""
