@@ -166,7 +166,7 @@ def known_values(one: OnnxRow, folder: Path) -> list[Array | None]:
     path = folder / "m.onnx"
     save(one.model(is_constant=True), path)
     model = load_onnx(path)
-    run = GraphInterpreter(model.plan, dict(model.named_modules()), {})
+    run = GraphInterpreter(model.plan, {})
     run.whole()
     found = [run.constant_values.get(name) for name in one.outputs]
     return [value.numpy() if isinstance(value, torch.Tensor) else None for value in found]

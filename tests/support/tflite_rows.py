@@ -115,7 +115,7 @@ def profiled(row: TfliteRow, folder: Path) -> eo.ModelProfile:
 def known_values(row: TfliteRow, folder: Path) -> list[Array | None]:
     """The results where all inputs are constants, as far as our reading works them out."""
     model = load_tflite(row.write(folder, is_constant=True))
-    run = GraphInterpreter(model.plan, dict(model.named_modules()), {})
+    run = GraphInterpreter(model.plan, {})
     run.whole()
     found = [run.constant_values.get(name) for name in row.outputs.split()]
     return [value.numpy() if isinstance(value, torch.Tensor) else None for value in found]

@@ -20,7 +20,7 @@ from edge_opt.model_files.file_graph import (
     FileValue,
     ModelFile,
 )
-from edge_opt.model_files.module_scopes import Scope, connect, graphs_in, names_read, scopes_of, spans
+from edge_opt.model_files.module_scopes import Scope, Span, graphs_in, names_read, root_kind, scopes_of, spans
 from edge_opt.model_files.node_call import MOST_ELEMENTS, real_values, torch_dtype
 from edge_opt.model_files.onnx_quantized import quantized_nodes
 
@@ -59,12 +59,13 @@ class ExecutionPlan:
         self.reads = tuple(names_read(node) for node in self.nodes)
         _check_order(self.nodes, self.reads, constants, file.graph)
         self.outputs = frozenset(value.name for value in file.graph.outputs)
-        self.folded, names = _constant_nodes(self.nodes, self.reads, constants)
-        self.runs_quantized = quantized_nodes(self.nodes, names, self.outputs)
-        chains = self._chains(names)
+        self.folded, self.constant_names = _constant_nodes(self.nodes, self.reads, constants)
+        self.runs_quantized = quantized_nodes(self.nodes, self.constant_names, self.outputs)
+        chains = self._chains()
         self.tree = spans(chains)
-        connect(self.tree, self.nodes, self.reads, names, self.outputs)
         self.modules = self._modules(chains)
+        kind = root_kind(self.nodes)
+        self.kind = _class_path(kind) if kind else ""  # class of the model, where the file says it
         self.last = {
             name: index for index, node in enumerate(self.nodes) for name in (*node.outputs, *self.reads[index])
         }
@@ -102,7 +103,7 @@ class ExecutionPlan:
             for inside in graph.nodes:
                 self._add_inner(inside, owner)
 
-    def _chains(self, names: frozenset[str]) -> list[tuple[Scope, ...]]:
+    def _chains(self) -> list[tuple[Scope, ...]]:
         """The modules of each node. A constant one stays where the flow is, so that it ends no call; steps between
         floats and bytes that a quantiser put in belong to who reads or made what they convert."""
         found: list[tuple[Scope, ...]] = []
@@ -111,7 +112,7 @@ class ExecutionPlan:
         for index, node in enumerate(self.nodes):
             is_step = not node.metadata and node.op in ("QuantizeLinear", "DequantizeLinear")
             other = None
-            if is_step and not names.issuperset(node.inputs):
+            if is_step and not self.constant_names.issuperset(node.inputs):
                 is_back = node.op == "DequantizeLinear"
                 other = readers.get(node.outputs[0]) if is_back else makers.get(node.inputs[0])
             if other is not None and index not in self.folded:
@@ -132,7 +133,17 @@ class ExecutionPlan:
                 op = self.nodes[index].op
                 path = chain[-1].path
                 mains[path] = op if mains.get(path) is None or op in _MAIN else mains[path]
-        return {path: kind or mains.get(path, "Module") for path, kind in sorted(kinds.items())}
+        return {path: _class_path(kind or mains.get(path, "Module")) for path, kind in sorted(kinds.items())}
+
+    def boundary(self, span: Span) -> tuple[list[str], list[str]]:
+        """Return the names of values that a span reads from outside, and of those that others read of it."""
+        inside = range(span.first, span.end)
+        made = dict.fromkeys(name for index in inside for name in self.nodes[index].outputs if name)
+        read = dict.fromkeys(name for index in inside for name in self.reads[index])
+        sources = [name for name in read if name not in made and name not in self.constant_names]
+        results = [name for name in made if name not in self.constant_names
+                   and (name in self.outputs or self.last[name] >= span.end)]  # fmt: skip
+        return sources, results
 
     @property
     def input_dtype(self) -> torch.dtype | None:
@@ -185,6 +196,15 @@ class ExecutionPlan:
 _MAIN = frozenset("Conv ConvTranspose Gemm MatMul LSTM GRU RNN QLinearConv QLinearMatMul BatchNormalization "
                   "LayerNormalization Attention MaxPool AveragePool GlobalAveragePool Gather CONV_2D "
                   "DEPTHWISE_CONV_2D TRANSPOSE_CONV CONV_3D FULLY_CONNECTED BATCH_MATMUL".split())  # fmt: skip
+
+
+def _class_path(kind: str) -> str:
+    """Return the path of a class with a name that Python allows: a file may say anything.
+
+    A class of which the file does not say where it is from is not torch's, so it is shown as one of this package.
+    """
+    defined_in, _, name = kind.rpartition(".")
+    return f"{defined_in or __package__}.{identifier(name)}"
 
 
 def _shown(shape: Sequence[int | str]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from torch import nn
 
 from edge_opt import units
 from edge_opt.errors import InvalidInput, UnreadableModel
-from edge_opt.model_files.execution_plan import ExecutionPlan, identifier
+from edge_opt.model_files.execution_plan import ExecutionPlan
 from edge_opt.model_files.file_graph import ModelFile
 from edge_opt.model_files.graph_interpreter import GraphInterpreter, Reading
-from edge_opt.model_files.module_scopes import Span, root_kind
 from edge_opt.model_files.node_call import MOST_ELEMENTS, torch_dtype
 from edge_opt.model_files.onnx_reader import read_onnx
 from edge_opt.model_files.tflite_arena import Arena, plan_arena
@@ -31,13 +29,6 @@ from edge_opt.trace.tape import current_tape
 from edge_opt.trace.tracer import trace
 
 _MOST_FUSED = 4
-
-
-class ScopeModule(nn.Module):
-    """A module of the model that was exported. It is called with stand-ins for what it reads, to show their shapes."""
-
-    def forward(self, run: GraphInterpreter, span: Span, *shown: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return run.inside(span)
 
 
 class FileModel(ShapeOnlyModule):
@@ -51,30 +42,29 @@ class FileModel(ShapeOnlyModule):
         super().__init__()
         self.file = file.path
         self.plan = ExecutionPlan(file)
-        known: dict[str, nn.Module] = {"": self}
-        for path, kind in self.plan.modules.items():
-            _attach(known, path, kind)
-        owners = dict(self.named_modules(remove_duplicate=False))
+        # Modules of the exported model hold its weights, each under its whole path; they are never called.
+        owners = {path: nn.Module() for path in self.plan.modules}
+        self._modules.update(owners)
+        owners[""] = self
         for name, tensor in self.plan.tensors.items():
             role = self.plan.roles[name]
             owner = owners[self.plan.owners.get(name, "")]
             table: Any = owner._parameters if role == "parameter" else owner._buffers
             if role != "constant":
                 table[_free_key(name, owner)] = tensor
-        kind = root_kind(file.graph.nodes)
-        if kind:
-            _show_class(self, kind)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs, reading = self.interpret(args, kwargs)
         tape = current_tape()
-        if tape is not None:
+        if tape is not None and tape.stack.current is not None:
             tape.notes += self.notes(reading)
+            if self.plan.kind:
+                tape.stack.current.show_as(self.plan.kind)
         return outputs
 
     def interpret(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Reading]:
         """Read the graph with these tensors: return its outputs, and what was noted on the way."""
-        interpreter = GraphInterpreter(self.plan, dict(self.named_modules()), self.plan.arguments(args, kwargs))
+        interpreter = GraphInterpreter(self.plan, self.plan.arguments(args, kwargs))
         return interpreter.whole(), interpreter.reading
 
     def read(self, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> tuple[Trace, Reading]:
@@ -158,32 +148,6 @@ def _free_key(name: str, owner: nn.Module) -> str:
     key = name.rpartition(".")[2] or "value"
     taken = {*owner._parameters, *owner._buffers, *owner._modules}
     return key if key not in taken else f"{key}_{len(taken)}"
-
-
-def _attach(known: dict[str, nn.Module], path: str, kind: str) -> None:
-    """Hang a module into the tree under the nearest one that is there, and note it by its path."""
-    parent = path
-    while parent and (parent == path or parent not in known):
-        parent = parent.rpartition(".")[0]
-    module = ScopeModule()
-    _show_class(module, kind)
-    known[parent]._modules[path.removeprefix(parent).removeprefix(".")] = known[path] = module
-
-
-def _show_class(module: nn.Module, kind: str) -> None:
-    """Give a module the name of the class it was exported from, as tables and other tools' conventions show it."""
-    defined_in, _, name = kind.rpartition(".")
-    if type(module) is ScopeModule:
-        module.__class__ = _class(identifier(name), defined_in)
-    else:
-        cls = type(module)
-        module.__class__ = type(identifier(name), (cls,), {"__module__": defined_in or cls.__module__})
-
-
-@lru_cache(maxsize=1024)
-def _class(name: str, defined_in: str) -> type[ScopeModule]:
-    """One class for all modules of a kind: making a class is slow."""
-    return type(name, (ScopeModule,), {"__module__": defined_in or ScopeModule.__module__})
 
 
 class OnnxModel(FileModel):

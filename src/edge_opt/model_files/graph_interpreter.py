@@ -10,7 +10,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
@@ -27,7 +26,9 @@ from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeRef
 from edge_opt.model_files.module_scopes import Span, names_from_outside, names_read
 from edge_opt.model_files.node_call import NodeCall, handler_of, has_exact_values, numbers, real_values, torch_dtype
 from edge_opt.model_files.shared_operators import define
-from edge_opt.trace.lifetimes import nbytes_of
+from edge_opt.records.costs import Shape
+from edge_opt.trace.lifetimes import nbytes_of, shape_of
+from edge_opt.trace.module_calls import ModuleStack
 from edge_opt.trace.shapes import output_specs
 from edge_opt.trace.tape import current_tape
 
@@ -95,10 +96,11 @@ class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class GraphInterpreter:
     """One reading of the graph with inputs of one shape."""
 
-    def __init__(self, plan: ExecutionPlan, modules: dict[str, nn.Module], inputs: dict[str, torch.Tensor]) -> None:
+    def __init__(self, plan: ExecutionPlan, inputs: dict[str, torch.Tensor]) -> None:
         self.plan = plan
+        tape = current_tape()
+        self.stack = ModuleStack({}) if tape is None else tape.stack
         self.reading = Reading({}, {})
-        self.modules = modules
         self.values: dict[str, Any] = {**plan.tensors, **inputs, "": None}
         self.constant_values: dict[str, torch.Tensor] = dict(plan.constant_values)
         self.bytes: dict[str, torch.Tensor] = {}  # what a DequantizeLinear was given, by the name of its result
@@ -107,7 +109,6 @@ class GraphInterpreter:
         self.depth = 0
         self.folded = 0
         self.outside: dict[int, list[str]] = {}  # what graphs inside read from around them, by their identity
-        self.stand_ins: dict[tuple[int, ...], torch.Tensor] = {}
         self.dims = {
             dim: size
             for value in plan.file.graph.inputs
@@ -118,31 +119,25 @@ class GraphInterpreter:
     def whole(self) -> Any:
         """Read every node, and return what the file returns."""
         self._note(self.plan.names)
-        self.inside(self.plan.tree)
+        self._read_span(self.plan.tree)
         results = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
         return results[0] if len(results) == 1 else results
 
-    def inside(self, span: Span) -> tuple[torch.Tensor, ...]:
-        """Read the nodes of one call of a module."""
+    def _read_span(self, span: Span) -> None:
+        """Read the nodes of one call of a module; modules inside it are shown with the shapes that go in and out."""
         for item in span.items:
             if isinstance(item, int):
                 self.node(item)
-            else:
-                scope = item.scope
-                module = self.modules[scope.path if scope is not None else ""]
-                module(self, item, *self._shown(item.reads))
-        return self._shown(span.makes)
+                continue
+            sources, results = self.plan.boundary(item)
+            path = item.scope.path
+            with self.stack.scope(path, self.plan.modules[path], self._shapes(sources)) as frame:
+                self._read_span(item)
+                frame.outputs = self._shapes(results)
 
-    def _shown(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
-        """Stand-ins of the same shape: the values themselves must go when they are read for the last time."""
+    def _shapes(self, names: Sequence[str]) -> tuple[Shape, ...]:
         values = (self.bytes.get(name, self.values.get(name)) for name in names)
-        return tuple(self._stand_in(tuple(value.shape)) for value in values if isinstance(value, torch.Tensor))
-
-    def _stand_in(self, shape: tuple[int, ...]) -> torch.Tensor:
-        if shape not in self.stand_ins:
-            with _unrecorded():
-                self.stand_ins[shape] = torch.empty(shape, device="meta")
-        return self.stand_ins[shape]
+        return tuple(shape_of(value) for value in values if isinstance(value, torch.Tensor))
 
     def node(self, index: int) -> None:
         """Read one node, and note which operators of the trace it became."""

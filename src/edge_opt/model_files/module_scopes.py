@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from edge_opt.model_files.file_graph import FileGraph, FileNode
@@ -39,22 +39,21 @@ class Scope(NamedTuple):
 
 
 class Span:
-    """Nodes in a row that one call of a module runs; `items` are places of nodes, or spans of its children.
+    """Nodes in a row that one call of a module runs.
 
     Attributes:
-        scope: The module; None for the model itself.
-        items: Places of nodes, and spans inside.
-        reads: Names of values that come from outside.
-        makes: Names of values that others read.
+        scope: The module; for the model itself one without a path.
+        items: Indices of its own nodes, and spans of its children, in order.
+        first: Index of the first node, those of children included.
+        end: Index after the last node.
     """
 
-    __slots__ = ("items", "makes", "reads", "scope")
+    __slots__ = ("end", "first", "items", "scope")
 
-    def __init__(self, scope: Scope | None) -> None:
+    def __init__(self, scope: Scope, first: int) -> None:
         self.scope = scope
         self.items: list[int | Span] = []
-        self.reads: tuple[str, ...] = ()
-        self.makes: tuple[str, ...] = ()
+        self.first = self.end = first
 
 
 def scopes_of(node: FileNode, index: int) -> tuple[Scope, ...]:
@@ -165,8 +164,8 @@ def _named_scopes(names: Sequence[str]) -> tuple[Scope, ...]:
 
 
 def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
-    """The tree of calls that runs the nodes in their order; a module that is left and entered again is called twice."""
-    root = Span(None)
+    """Return the calls that run the nodes in their order; a module that is left and entered again is called twice."""
+    root = Span(Scope("", ""), 0)
     stack = [root]
     for index, chain in enumerate(chains):
         common = 0
@@ -174,46 +173,13 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
             common += 1
         del stack[common + 1 :]
         for scope in chain[common:]:
-            child = Span(scope)
+            child = Span(scope, index)
             stack[-1].items.append(child)
             stack.append(child)
         stack[-1].items.append(index)
+        for span in stack:
+            span.end = index + 1
     return root
-
-
-def connect(
-    span: Span, nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], skipped: frozenset[str],
-    outputs: frozenset[str],
-) -> None:  # fmt: skip
-    """Find what each span reads from outside and what others read of it; `skipped` are constants."""
-    # Who reads a value first and last: it is read outside of a span if one of them is.
-    readers: dict[str, tuple[int, int]] = {}
-    for index, names in enumerate(reads):
-        for name in names:
-            readers[name] = (readers.get(name, (index, index))[0], index)
-    _connect(span, nodes, reads, skipped, outputs, readers)
-
-
-def _connect(
-    span: Span, nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], skipped: frozenset[str],
-    outputs: frozenset[str], readers: Mapping[str, tuple[int, int]],
-) -> tuple[int, int]:  # fmt: skip
-    """As `connect`; returns the first and the last index of the span, whose nodes lie in a row."""
-    ends = [
-        (item, item) if isinstance(item, int) else _connect(item, nodes, reads, skipped, outputs, readers)
-        for item in span.items
-    ]
-    start, end = (ends[0][0], ends[-1][1]) if ends else (0, -1)
-    inside = range(start, end + 1)
-    made = dict.fromkeys(name for index in inside for name in nodes[index].outputs if name)
-    read = dict.fromkeys(name for index in inside for name in reads[index])
-    span.reads = tuple(name for name in read if name not in made and name not in skipped)
-    span.makes = tuple(
-        name for name in made
-        if name not in skipped
-        and (name in outputs or any(index not in inside for index in readers.get(name, ())))
-    )  # fmt: skip
-    return start, end
 
 
 def names_read(node: FileNode) -> list[str]:

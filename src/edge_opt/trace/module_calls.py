@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from types import GeneratorType
 from typing import Any
@@ -17,19 +18,26 @@ _Tensor = torch.Tensor
 
 
 class Frame:
-    """One module call while it is being recorded."""
+    """One module call while it is being recorded; `kind` is the module's class, and `defined_in` where that is from."""
 
-    __slots__ = ("call_number", "children", "index", "inputs", "module", "outputs", "parent", "path")
+    __slots__ = ("call_number", "children", "defined_in", "index", "inputs", "kind", "outputs", "parent", "path")
 
-    def __init__(self, index: int, parent: Frame | None, module: nn.Module, path: str, call_number: int) -> None:
+    def __init__(
+        self, index: int, parent: Frame | None, path: str, kind: str, defined_in: str, call_number: int
+    ) -> None:
         self.index = index
         self.parent = parent
-        self.module = module
         self.path = path
+        self.kind = kind
+        self.defined_in = defined_in
         self.call_number = call_number
         self.children = 0
         self.inputs: tuple[Shape, ...] = ()
         self.outputs: tuple[Shape, ...] = ()
+
+    def show_as(self, kind: str) -> None:
+        """Show the call under the class that it stands for, such as "torch.nn.modules.conv.Conv2d"."""
+        self.defined_in, _, self.kind = kind.rpartition(".")
 
 
 class ModuleStack:
@@ -40,18 +48,23 @@ class ModuleStack:
         self.frames: list[Frame] = []
         self.current: Frame | None = None
         self.refused: Frame | None = None
-        self._calls: dict[nn.Module, int] = {}
+        self._calls: dict[str, int] = {}
         self._refusal: BaseException | None = None
         self._forwards: list[tuple[dict[str, Any], Any]] = []  # of watched modules, as they were
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
-        number = self._calls[module] = self._calls.get(module, 0) + 1
-        parent = self.current
-        frame = Frame(len(self.frames), parent, module, self.paths[module], number)
+        cls = type(module)
+        frame = self._begin(self.paths[module], cls.__name__, cls.__module__)
         if len(args) == 1 and not kwargs and args[0].__class__ is _Tensor:
             frame.inputs = (tuple(args[0].shape) if not args[0].is_nested else shape_of(args[0]),)
         else:
             frame.inputs = tuple(tensor_shapes((args, kwargs)))
+        return frame
+
+    def _begin(self, path: str, kind: str, defined_in: str) -> Frame:
+        number = self._calls[path] = self._calls.get(path, 0) + 1
+        parent = self.current
+        frame = Frame(len(self.frames), parent, path, kind, defined_in, number)
         if parent is not None:
             parent.children += 1
         self.frames.append(frame)
@@ -69,6 +82,25 @@ class ModuleStack:
         """Remember the innermost module that raised; an outer one sees the same exception pass by."""
         if self._refusal is not error:
             self.refused, self._refusal = frame, error
+        self.current = frame.parent
+
+    @contextmanager
+    def scope(self, path: str, kind: str, inputs: tuple[Shape, ...]) -> Iterator[Frame]:
+        """Record a call of something that is no module, such as a part of a file; its outputs are set by the caller.
+
+        Args:
+            path: Its path, such as "layer1.0.conv1".
+            kind: The class that it stands for, such as "torch.nn.modules.conv.Conv2d".
+            inputs: The shapes that it is given.
+        """
+        frame = self._begin(path, "", "")
+        frame.show_as(kind)
+        frame.inputs = inputs
+        try:
+            yield frame
+        except BaseException as error:
+            self.fail(frame, error)
+            raise
         self.current = frame.parent
 
     def watch(self, modules: list[nn.Module]) -> None:
@@ -126,16 +158,16 @@ class ModuleStack:
                 self.current = outer
             sent = yield value
 
-    def calls(self, owned: dict[nn.Module, Owned]) -> tuple[ModuleCall, ...]:
+    def calls(self, owned: dict[str, Owned]) -> tuple[ModuleCall, ...]:
         """The finished calls. Parameters go to the first call of their owner, or of its nearest called ancestor."""
         nothing = Owned(0, 0, 0)
-        totals = _settled(owned, self.paths, {frame.module for frame in self.frames})
+        totals = _settled(owned, {frame.path for frame in self.frames})
         return tuple(
             ModuleCall(
                 frame.index,
                 None if frame.parent is None else frame.parent.index,
                 frame.path,
-                type(frame.module).__name__,
+                frame.kind,
                 frame.call_number,
                 frame.inputs,
                 frame.outputs,
@@ -143,10 +175,10 @@ class ModuleStack:
                 mine.params,
                 mine.param_bytes,
                 mine.trainable_params,
-                type(frame.module).__module__,
+                frame.defined_in,
             )
             for frame in self.frames
-            for mine in (totals.get(frame.module, nothing) if frame.call_number == 1 else nothing,)
+            for mine in (totals.get(frame.path, nothing) if frame.call_number == 1 else nothing,)
         )
 
 
@@ -227,11 +259,11 @@ class Owned:
         )
 
 
-def owned_parameters(modules: Iterable[nn.Module]) -> dict[nn.Module, Owned]:
-    """What each module holds itself; a tied parameter belongs to the first module that holds it."""
-    owned: dict[nn.Module, Owned] = {}
+def owned_parameters(paths: dict[nn.Module, str]) -> dict[str, Owned]:
+    """Return what each module holds itself, by its path; a tied parameter belongs to the first that holds it."""
+    owned: dict[str, Owned] = {}
     seen: set[int] = set()
-    for module in modules:
+    for module, path in paths.items():
         params = nbytes = trainable = 0
         for parameter in module._parameters.values():
             if parameter is None or id(parameter) in seen:
@@ -242,22 +274,17 @@ def owned_parameters(modules: Iterable[nn.Module]) -> dict[nn.Module, Owned]:
             nbytes += packed_bytes(count, parameter)
             trainable += count if parameter.requires_grad else 0
         if params:
-            owned[module] = Owned(params, nbytes, trainable)
+            owned[path] = Owned(params, nbytes, trainable)
     return owned
 
 
-def _settled(
-    owned: dict[nn.Module, Owned], paths: dict[nn.Module, str], called: set[nn.Module]
-) -> dict[nn.Module, Owned]:
-    """Parameters of modules that were never called move up to the nearest ancestor that was."""
+def _settled(owned: dict[str, Owned], called: set[str]) -> dict[str, Owned]:
+    """Move parameters of modules that were never called up to the nearest ancestor that was."""
     if owned.keys() <= called:
         return owned
-    by_path = {path: module for module, path in paths.items()}
-    settled: dict[nn.Module, Owned] = {}
-    for module, mine in owned.items():
-        path = paths[module]
-        while module not in called and path:
+    settled: dict[str, Owned] = {}
+    for path, mine in owned.items():
+        while path and path not in called:
             path = path.rpartition(".")[0]
-            module = by_path.get(path, module)
-        settled[module] = settled[module].plus(mine) if module in settled else mine
+        settled[path] = settled[path].plus(mine) if path in settled else mine
     return settled

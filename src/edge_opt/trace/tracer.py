@@ -140,7 +140,7 @@ class _Refused(Exception):
     def __init__(self, is_certain: bool, frame: Frame | None) -> None:
         super().__init__()
         self.is_certain = is_certain
-        self.place = None if frame is None else (frame.path, type(frame.module).__name__, frame.inputs)
+        self.place = None if frame is None else (frame.path, frame.kind, frame.inputs)
 
 
 def unwrap_compiled(model: Any) -> nn.Module:
@@ -205,7 +205,7 @@ def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str
     modules = list(traced.paths)
     stack, lifetimes = ModuleStack(traced.paths), Lifetimes()
     tape = Tape(stack, lifetimes, traced.tensors, is_real)
-    owned = owned_parameters(modules)
+    owned = owned_parameters(traced.paths)
     has_failed = False
     with gc_paused():
         # While the collector is paused, objects of the youngest generation are those that the trace makes.

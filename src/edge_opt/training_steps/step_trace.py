@@ -131,7 +131,7 @@ def _run(
     """Run one step with twins in the place of the parameters; then nothing of it is left."""
     paths = module_paths(model)
     modules = list(paths)
-    found = owned_parameters(modules)
+    found = owned_parameters(paths)
     stack, lifetimes = StepStack(paths), Lifetimes()
     buffers = [b for module in modules for b in module._buffers.values() if b is not None]
     has_failed = False
@@ -308,7 +308,7 @@ class _Step:
                 # A small constant stayed real, as the first state of a recurrent layer, and met what is on meta.
                 raise _Mixed from error
             frame = stack.refused
-            where = f"module {frame.path!r} ({type(frame.module).__name__})" if frame and frame.path else "the model"
+            where = f"module {frame.path!r} ({frame.kind})" if frame and frame.path else "the model"
             where = "the loss" if frame is None else where
             raise TraceFailed(f"{where} failed: {message_of(error)}") from error
         del result
