@@ -42,7 +42,7 @@ NATURAL_PARALLELS = {
 }
 
 # Class names that are used more than once. To be emptied: one concept has one name, and a name has one meaning.
-DUPLICATE_CLASSES = set("Column Node Row TracedModel Violation _Reader".split())
+DUPLICATE_CLASSES = set("Column Node Row Violation".split())
 
 
 def relative(path: Path) -> str:

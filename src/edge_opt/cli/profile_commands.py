@@ -325,7 +325,6 @@ _Targets = Annotated[
 _Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", help="Threads of a CPU; all of its cores unless given.")
 ]
-_Gguf = Annotated[Path | None, typer.Option("--gguf", metavar="FILE", help="Run this file here with llama-cpp-python.")]
 _FailOnUnfit = Annotated[
     bool, typer.Option("--fail-on-unfit", help="Exit with 1 unless everything fits the smallest RAM.")
 ]
@@ -351,15 +350,7 @@ def llm(
     ram: Annotated[
         float | None, typer.Option("--ram", metavar="GIB", help="RAM of your board; else every size it is sold with.")
     ] = None,
-    draft: Annotated[
-        str | None, typer.Option("--draft", metavar="MODEL", help="A smaller model that proposes tokens.")
-    ] = None,
-    draft_tokens: Annotated[int, typer.Option("--draft-tokens", metavar="N", help="How many it proposes.")] = 4,
-    acceptance: Annotated[
-        float, typer.Option("--acceptance", metavar="SHARE", help="Share of its proposals that are kept.")
-    ] = 0.7,
     measure: Annotated[bool, typer.Option("--measure", help="Run the real loop here as well, in torch.")] = False,
-    gguf: _Gguf = None,
     output: _Outputs = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     fail_on_unfit: _FailOnUnfit = False,
@@ -379,8 +370,6 @@ def llm(
 
     for path in output or []:
         serving_writer(path)
-    if measure and gguf is not None:
-        raise InvalidInput("--measure runs torch and --gguf llama-cpp-python; keep one of them")
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
         found = eo.llm(
@@ -395,10 +384,7 @@ def llm(
             engine=cast("Engine | None", engine),
             threads=threads,
             ram_gib=ram,
-            draft=None if draft is None else _source(draft),
-            draft_tokens=draft_tokens,
-            acceptance=acceptance,
-            measure=str(gguf) if gguf is not None else measure,
+            measure=measure,
         )
     reports: tuple[ServingReport, ...] = found.reports if isinstance(found, ServingComparison) else (found,)
     if json:

@@ -110,19 +110,6 @@ class CurvePoint(Record):
 
 
 @record
-class Speculation(Record):
-    """Decoding with a draft model that proposes tokens, which the model checks in one step."""
-
-    draft: str = field("Name of the draft model.")
-    proposed: int = field("Tokens that the draft proposes each time.")
-    acceptance: float = field("Share of proposals that are kept; an assumption of the caller's.")
-    tokens_per_step: float = field("Tokens that one check yields on average, the model's own among them.")
-    tokens_per_s: float | None = field("Tokens per second of the whole batch; None without a target.")
-    speedup: float | None = field("Against decoding without a draft.")
-    draft_bytes: int = field("Bytes of the draft's weights and state, to be added to the memory.")
-
-
-@record
 class MeasuredServing(Record):
     """The real loop, run on this machine."""
 
@@ -170,7 +157,6 @@ class ServingReport(Shown):
     energy_per_token: Energy | None = field(
         "Joules per token at full context, with its provenance; None where power is not known."
     )
-    speculation: Speculation | None = field("Decoding with a draft model; None unless asked for.")
     measured: MeasuredServing | None = field("The real loop on this machine; None unless asked for.")
     remarks: tuple[str, ...] = field("What was assumed, or is left out.")
 

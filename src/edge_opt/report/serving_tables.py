@@ -100,13 +100,7 @@ def sentences(report: ServingReport) -> Iterator[tuple[str, str]]:
 
 
 def _extras(report: ServingReport) -> Iterator[tuple[str, str]]:
-    guess, measured = report.speculation, report.measured
-    if guess is not None:
-        speed = "" if guess.speedup is None else f": {_rate(guess.tokens_per_s)} tokens/s, {guess.speedup:.2f} × faster"
-        sentence = (
-            f"{guess.draft} proposes {guess.proposed}, {guess.acceptance:.0%} are kept, {guess.tokens_per_step:.2f}"
-        )
-        yield "Draft", f"{sentence} tokens per check{speed}; it needs {units.size(guess.draft_bytes)} more"
+    measured = report.measured
     if measured is not None:
         peak = "" if measured.peak_bytes is None else f"; tensors held {units.size(measured.peak_bytes)} at most"
         yield (

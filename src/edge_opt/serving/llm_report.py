@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, overload
+from typing import Any
 
 import torch
 
 from edge_opt import units
-from edge_opt._support.checks import check_one_of, check_positive, check_whole, is_number
+from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.energy_table import working_power
@@ -25,7 +25,6 @@ from edge_opt.records.serving import (
     ServingComparison,
     ServingMemory,
     ServingReport,
-    Speculation,
 )
 from edge_opt.serving.model_source import InputMaker, LanguageModel, find_language_model
 from edge_opt.serving.serving_costs import (
@@ -38,28 +37,13 @@ from edge_opt.serving.serving_costs import (
     speed_of,
 )
 from edge_opt.serving.token_rates import PREFILL_SPREAD
-from edge_opt.serving.token_trace import TracedModel, traced_model
+from edge_opt.serving.token_trace import TracedLanguageModel, traced_model
 from edge_opt.serving.weight_formats import cache_bytes_per_value, weight_format
 
 CONTEXT = 4096
 PROMPT = 512
 
 
-@overload
-def llm(
-    model: Any, target: Target | None = ..., weights: str = ..., *, context: int | None = ..., prompt: int | None = ...,
-    batch: int = ..., kv: str | None = ..., runtime: str | None = ..., engine: Engine | None = ...,
-    threads: int | None = ..., inputs: InputMaker | None = ..., ram_gib: float | None = ..., draft: Any = ...,
-    draft_tokens: int = ..., acceptance: float = ..., measure: bool | str = ..., name: str | None = ...,
-) -> ServingReport: ...  # fmt: skip
-@overload
-def llm(
-    model: Any, target: Sequence[Target] | Target | None = ..., weights: Sequence[str] | str = ..., *,
-    context: int | None = ..., prompt: int | None = ..., batch: int = ..., kv: str | None = ...,
-    runtime: str | None = ..., engine: Engine | None = ..., threads: int | None = ...,
-    inputs: InputMaker | None = ..., ram_gib: float | None = ..., draft: Any = ..., draft_tokens: int = ...,
-    acceptance: float = ..., measure: bool | str = ..., name: str | None = ...,
-) -> ServingReport | ServingComparison: ...  # fmt: skip
 def llm(
     model: Any,
     target: Target | Sequence[Target] | None = None,
@@ -74,13 +58,10 @@ def llm(
     threads: int | None = None,
     inputs: InputMaker | None = None,
     ram_gib: float | None = None,
-    draft: Any = None,
-    draft_tokens: int = 4,
-    acceptance: float = 0.7,
-    measure: bool | str = False,
+    measure: bool = False,
     name: str | None = None,
 ) -> ServingReport | ServingComparison:
-    """Whether a language model fits a device, how many tokens a second it writes there, and what that is spent on.
+    """Return whether a language model fits a device, its tokens per second there, and what the time is spent on.
 
     The model is built without weights and traced twice: a prompt, and one token at full context. Decoding streams
     every weight that a token meets, and the cache, from memory once per step, so bandwidth over bytes is its speed.
@@ -104,27 +85,23 @@ def llm(
         inputs: for a module of your own: a function of tokens, past and batch that returns the arguments of its
             forward by name, the cache with `past` positions among them as floating tensors or `InputSpec`.
         ram_gib: the RAM of your own board, in GiB; of a device sold with several sizes, all are looked at unless given.
-        draft: a smaller model, named like `model`, that proposes tokens to be checked (speculative decoding).
-        draft_tokens: tokens that it proposes each time.
-        acceptance: share of its proposals that are kept, from 0 to 1; it depends on the texts, so it is yours to say.
-        measure: run the real loop on this machine beside it: True for torch with random weights (or those of a module
-            that has them), or the path of a GGUF file for llama-cpp-python.
+        measure: also run the real loop on this machine, in torch with random weights (or those of a module that has
+            them).
         name: what to call the model in the report.
 
     >>> llama_2_7b = {"model_type": "llama"}  # what a config.json holds; the defaults are this model's
-    >>> found = llm(llama_2_7b, target="raspberry-pi-5", weights="q4_0", context=2048)
-    >>> found.memory.kv_bytes == 2 * 32 * 32 * 128 * 2048 * 2, round(found.decode.tokens_per_s, 1)
+    >>> report = llm(llama_2_7b, target="raspberry-pi-5", weights="q4_0", context=2048)
+    >>> report.memory.kv_bytes == 2 * 32 * 32 * 128 * 2048 * 2, round(report.decode.tokens_per_s, 1)
     (True, 2.0)
     """
-    asked = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib, draft_tokens, acceptance)
+    request = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib)
     formats = _listed(weights)
     targets: list[Any] = list(target) if isinstance(target, (list, tuple)) else [target]
     if not formats or not targets:
         raise InvalidInput("no weight format or no target is given; name one, such as q4_k_m or raspberry-pi-5")
     sources = _Sources(model, inputs, name)
-    drafts = None if draft is None else _Sources(draft, None, None)
     reports = tuple(
-        _report(sources, drafts, _spec(item, form, asked), form, asked, measure) for item in targets for form in formats
+        _report(sources, _spec(item, form, request), form, request, measure) for item in targets for form in formats
     )
     is_single = isinstance(weights, str) and "," not in weights and not isinstance(target, (list, tuple))
     return reports[0] if is_single else ServingComparison(reports)
@@ -132,7 +109,7 @@ def llm(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What was asked for, apart from model, target and weights."""
+    """The arguments of `llm`, apart from model, target and weights."""
 
     context: int | None
     prompt: int | None
@@ -142,19 +119,15 @@ class _Request:
     engine: Engine | None
     threads: int | None
     ram_gib: float | None
-    draft_tokens: int
-    acceptance: float
 
     def __post_init__(self) -> None:
-        for name in ("context", "prompt", "batch", "threads", "draft_tokens"):
+        for name in ("context", "prompt", "batch", "threads"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
         if self.engine is not None:
             check_one_of("engine", self.engine, ENGINES)
         if self.ram_gib is not None:
             check_positive("ram_gib", self.ram_gib, "a number of GiB")
-        if not is_number(self.acceptance) or not 0 <= self.acceptance <= 1:
-            raise InvalidInput(f"acceptance is {self.acceptance!r}; it is a share from 0 to 1")
 
     def check_threads(self, spec: DeviceSpec | None) -> None:
         """Refuse threads that the target has no cores for, or does not compute with."""
@@ -169,20 +142,20 @@ class _Request:
             raise InvalidInput(f"threads is {self.threads}, and {spec.name} has {spec.cores.value:g} cores")
 
     def ram_bytes(self, spec: DeviceSpec | None) -> tuple[int, ...]:
-        """The sizes of RAM that count, smallest first."""
+        """Return the sizes of RAM to check, smallest first."""
         if self.ram_gib is not None:
             return (int(self.ram_gib * (1 << 30)),)
         return () if spec is None else tuple(int(figure.value) for figure in spec.ram_bytes)
 
     def lengths(self, model: LanguageModel) -> tuple[int, int]:
-        """Context and prompt that hold for a model; more than it was made for is refused."""
-        most = model.max_context
-        context = self.context or min(CONTEXT, most or CONTEXT)
-        if most is not None and context > most:
+        """Return context and prompt for a model; refuse more positions than its maximum."""
+        limit = model.max_context
+        context = self.context or min(CONTEXT, limit or CONTEXT)
+        if limit is not None and context > limit:
             scaling = f" ({model.rope})" if model.rope else " (no RoPE scaling)" if model.config is not None else ""
             raise InvalidInput(
-                f"context is {context}, and {model.name} was made for {most} positions{scaling}; ask for at most "
-                f"{most}, or change rope_scaling and max_position_embeddings in its config.json"
+                f"context is {context}, and {model.name} was made for {limit} positions{scaling}; ask for at most "
+                f"{limit}, or change rope_scaling and max_position_embeddings in its config.json"
             )
         prompt = self.prompt or min(PROMPT, context)
         if prompt > context:
@@ -202,12 +175,12 @@ class _Sources:
             return find_language_model(source, dtype, inputs, name)
 
         @cache
-        def traced(dtype: torch.dtype, context: int, prompt: int, batch: int, absorbs: bool) -> TracedModel:
+        def traced(dtype: torch.dtype, context: int, prompt: int, batch: int, absorbs_mla: bool) -> TracedLanguageModel:
             report_progress(f"tracing the prompt and a step at {context} positions")
-            return traced_model(model(dtype), context, prompt, batch, absorbs)
+            return traced_model(model(dtype), context, prompt, batch, absorbs_mla)
 
         self.model: Callable[[torch.dtype], LanguageModel] = model
-        self.traced: Callable[[torch.dtype, int, int, int, bool], TracedModel] = traced
+        self.traced: Callable[[torch.dtype, int, int, int, bool], TracedLanguageModel] = traced
 
 
 def _listed(weights: str | Sequence[str]) -> list[str]:
@@ -216,20 +189,21 @@ def _listed(weights: str | Sequence[str]) -> list[str]:
     return list(weights)
 
 
-def _spec(target: Any, weights: str, asked: _Request) -> DeviceSpec | None:
-    """The target's figures; those of the host are measured now, in the type that it would compute in."""
+def _spec(target: Any, weights: str, request: _Request) -> DeviceSpec | None:
+    """Return the target's figures; the host is measured now, in the type that it would compute in."""
     if target is None:
         return None
     if isinstance(target, str) and target == HOST:
         from edge_opt.serving.host_decoding import host_spec
 
-        form, runtime = weight_format(weights, asked.runtime)
+        form, runtime = weight_format(weights, request.runtime)
         is_torch = runtime == "torch"
         return host_spec(form.computes_in if is_torch else "float32", is_torch)
     return find_spec(target)
 
 
 def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
+    """Return the device's power over the predicted rate, as a proxy; None where one of them is unknown."""
     power = None if spec is None else working_power(spec)
     if power is None or decode.tokens_per_s is None:
         return None
@@ -241,61 +215,31 @@ def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
     return Energy(watts / decode.tokens_per_s, "proxy", note)
 
 
-def _served(sources: _Sources, weights: str, asked: _Request) -> Serving:
-    form, runtime = weight_format(weights, asked.runtime)
-    kv = asked.kv or ("fp32" if form.name == "fp32" else "fp16")
+def _served(sources: _Sources, weights: str, request: _Request) -> Serving:
+    """Return the model traced in the format's type, with the lengths that hold for it."""
+    form, runtime = weight_format(weights, request.runtime)
+    kv = request.kv or ("fp32" if form.name == "fp32" else "fp16")
     cache_bytes_per_value(kv)
     dtype: torch.dtype = getattr(torch, form.computes_in)
-    context, prompt = asked.lengths(sources.model(dtype))
-    traced = sources.traced(dtype, context, prompt, asked.batch, runtime != "torch")
-    return Serving(traced, form, runtime, kv, context, prompt, asked.batch)
-
-
-def _speculation(
-    serving: Serving, sources: _Sources | None, weights: str, speed: Speed, decode: DecodeCost, asked: _Request
-) -> Speculation | None:
-    """A round: the draft makes its tokens one by one, then the model checks them all in one step.
-
-    With k proposals, each kept with probability a while all before it were, a round yields 1 + a + … + a^k tokens.
-    """
-    if sources is None:
-        return None
-    small = _served(sources, weights, replace(asked, context=serving.context, prompt=serving.prompt))
-    count, share = asked.draft_tokens, asked.acceptance
-    expected = sum(share**power for power in range(count + 1))
-    drafting = decode_cost(small, speed, serving.context).seconds_per_step
-    nbytes = sum(serving.step_bytes(serving.context, count + 1).values())
-    flops = (count + 1) * sum(serving.step_flops(serving.context).values())
-    checking, _ = speed.step(nbytes, flops, serving.model.decode, has_one_row=False)
-    rate = None
-    if drafting is not None and checking is not None:
-        rate = serving.batch * expected / (count * drafting + checking)
-    return Speculation(
-        draft=small.model.name,
-        proposed=count,
-        acceptance=float(share),
-        tokens_per_step=expected,
-        tokens_per_s=rate,
-        speedup=None if rate is None or not decode.tokens_per_s else rate / decode.tokens_per_s,
-        draft_bytes=small.weights_bytes + small.state_bytes(small.context, small.batch),
-    )
+    context, prompt = request.lengths(sources.model(dtype))
+    traced = sources.traced(dtype, context, prompt, request.batch, runtime != "torch")
+    return Serving(traced, form, runtime, kv, context, prompt, request.batch)
 
 
 def _report(
-    sources: _Sources, drafts: _Sources | None, spec: DeviceSpec | None, weights: str, asked: _Request,
-    measure: bool | str,
-) -> ServingReport:  # fmt: skip
-    serving = _served(sources, weights, asked)
-    asked.check_threads(spec)
-    speed = speed_of(spec, serving.form, asked.engine, asked.threads, serving.runtime)
+    sources: _Sources, spec: DeviceSpec | None, weights: str, request: _Request, measure: bool
+) -> ServingReport:
+    serving = _served(sources, weights, request)
+    request.check_threads(spec)
+    speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
     measured: MeasuredServing | None = None
-    if measure is not False:
+    if measure:
         from edge_opt.serving.host_decoding import measured_serving
 
-        measured = measured_serving(sources.source, serving, measure)
-    memory = serving.memory(asked.ram_bytes(spec))
+        measured = measured_serving(sources.source, serving)
+    memory = serving.memory(request.ram_bytes(spec))
     return ServingReport(
         model=serving.model.name,
         target=None if spec is None else spec.name,
@@ -319,37 +263,36 @@ def _report(
         bandwidth_bytes_per_s=None if speed.rate is None else speed.rate.bytes_per_s,
         bandwidth_source="" if speed.rate is None else speed.rate.reading,
         energy_per_token=_energy(spec, decode),
-        speculation=_speculation(serving, drafts, weights, speed, decode, asked),
         measured=measured,
         remarks=tuple(_remarks(serving, speed, memory)),
     )
 
 
-def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> Sequence[str]:
+def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> list[str]:
     model = serving.model
-    found = list(model.remarks)
+    remarks = list(model.remarks)
     if speed.spec is not None and speed.flops_per_s is None:
-        found.append(
+        remarks.append(
             f"no peak of {speed.spec.name} ({speed.engine}) is known, so there is no time for the prompt, and decoding "
             "is taken to be bound by memory"
         )
     if speed.row_reading:
-        found.append(f"decoding multiplies at {speed.row_reading}")
+        remarks.append(f"decoding multiplies at {speed.row_reading}")
     if speed.matrix_reading:
-        found.append(f"products run at {speed.matrix_reading}, within a factor of {PREFILL_SPREAD:g}")
+        remarks.append(f"products run at {speed.matrix_reading}, within a factor of {PREFILL_SPREAD:g}")
     experts = max((use.experts for use in model.decode.uses.values()), default=0)
     if experts:
-        found.append(f"of {experts} experts those that tokens meet at random are streamed, and all are held")
+        remarks.append(f"of {experts} experts those that tokens meet at random are streamed, and all are held")
     if model.is_latent:
         how = "expanded at each step, as transformers does" if serving.runtime == "torch" else "used as it is"
-        found.append(f"the cache holds the compressed latent (MLA), {how}")
+        remarks.append(f"the cache holds the compressed latent (MLA), {how}")
     if model.decode.unpriced or model.prefill.unpriced:
         names = ", ".join(dict.fromkeys((*model.decode.unpriced, *model.prefill.unpriced)))
-        found.append(f"operators without a price are left out: {names}")
+        remarks.append(f"operators without a cost rule are left out: {names}")
     if memory.fitting_ram_bytes:
         spare = memory.fitting_ram_bytes[0] - memory.total_bytes
-        found.append(
+        remarks.append(
             f"all of the RAM counts as free; of {units.size(memory.fitting_ram_bytes[0])} the operating system and "
             f"other programs may take {units.size(spare)}"
         )
-    return found
+    return remarks

@@ -22,7 +22,7 @@ from edge_opt.serving.token_rates import (
     row_rate,
     unpack_rate,
 )
-from edge_opt.serving.token_trace import StepTrace, TracedModel
+from edge_opt.serving.token_trace import StepTrace, TracedLanguageModel
 from edge_opt.serving.weight_formats import WeightFormat, WeightTensor, cache_bytes_per_value, tensor_bytes, tensor_type
 
 # llama.cpp reads a prompt in pieces of this many tokens, so its tensors are no larger than for one of them.
@@ -36,7 +36,7 @@ _MOST_CONTEXT = 1 << 22
 class Serving:
     """A traced model in one format: bytes and operations as functions of context and batch."""
 
-    model: TracedModel
+    model: TracedLanguageModel
     form: WeightFormat
     runtime: str
     kv: str
@@ -78,9 +78,9 @@ class Serving:
                 found[use.part] += nbytes
         return found
 
-    def step_bytes(self, context: int, tokens_each: int = 1) -> dict[PartName, float]:
-        """Bytes that a decoding step streams, by part: weights once for all tokens, and the state of each sequence."""
-        found = self.streamed(self.model.decode, self.batch * tokens_each)
+    def step_bytes(self, context: int) -> dict[PartName, float]:
+        """Return the bytes that a decoding step streams, by part: weights once, and the state of each sequence."""
+        found = self.streamed(self.model.decode, self.batch)
         # What does not grow is read and written anew; of the rest one position is written and the others are read.
         passes = DELTA_PASSES if self.model.has_delta_nets and self.runtime == "llama.cpp" else 2
         found["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes * (passes - 1)
@@ -160,7 +160,7 @@ class Serving:
 
 
 def distinct_experts(experts: int, per_token: float, tokens: int) -> float:
-    """How many experts so many tokens meet on average, each choosing its own at random.
+    """Return how many experts are used by this many tokens on average, if each chooses at random.
 
     One token misses an expert with probability 1 − k/E, all of them with its power.
 
@@ -171,7 +171,7 @@ def distinct_experts(experts: int, per_token: float, tokens: int) -> float:
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that fits; 0 where not even one does.
+    """Return the largest number up to `most` that fits; 0 where not even 1 does.
 
     >>> largest(lambda size: size * size <= 50, 100)
     7

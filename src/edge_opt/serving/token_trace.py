@@ -1,4 +1,4 @@
-"""A step of a language model traced on meta tensors: which weights it meets, what it computes, what it keeps."""
+"""Steps of a language model, traced on meta tensors: the weights they read, their MACs, and the cache."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StepTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedModel:
+class TracedLanguageModel:
     """A model with everything that is asked of it, whatever the format and the target."""
 
     name: str
@@ -103,16 +103,16 @@ class TracedModel:
     remarks: tuple[str, ...]
 
 
-def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, absorbs: bool) -> TracedModel:
+def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, absorbs_mla: bool) -> TracedLanguageModel:
     """Trace a decoding step at full context, and the prompt.
 
-    `absorbs`: the runtime multiplies a compressed cache (MLA) as it is, instead of expanding it at each step.
+    `absorbs_mla`: the runtime multiplies a compressed cache (MLA) as it is, instead of expanding it at each step.
     """
     with quiet():
         steps = _OwnSteps(model) if model.inputs is not None else _HubSteps(model, batch, prompt)
         states = steps.states()
-        decode = steps.decode(context, batch, prompt, absorbs)
-        prefill = steps.prefill(prompt, batch, absorbs)
+        decode = steps.decode(context, batch, prompt, absorbs_mla)
+        prefill = steps.prefill(prompt, batch, absorbs_mla)
     parameters = dict(model.module.named_parameters())
     remarks = steps.remarks
     if model.sees_more_than_text:
@@ -126,7 +126,7 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
     tensors = described(((name, tuple(value.shape)) for name, value in parameters.items()), sharing, _experts(decode))
     head = _head_path(model.module)
     is_tied = bool(head) and f"{head}.weight" not in parameters
-    return TracedModel(
+    return TracedLanguageModel(
         name=model.name,
         tensors=tensors,
         is_tied=is_tied,
@@ -143,7 +143,7 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
 
 
 def _is_met(name: str, *steps: StepTrace) -> bool:
-    """Whether a step calls the module that holds a parameter, or reads the parameter."""
+    """Return whether a step calls the module that holds a parameter, or reads the parameter."""
     return any(name.rpartition(".")[0] in step.called or name in step.uses for step in steps)
 
 
@@ -162,18 +162,18 @@ def _experts(step: StepTrace) -> int:
 _CACHES = ("past_key_values", "cache_params", "state")
 
 
-def handed_out(out: Any) -> Any:
-    """The cache or state among the results of a model; None where it hands out none."""
-    return next((found for name in _CACHES if (found := getattr(out, name, None)) is not None), None)
+def output_cache(out: Any) -> Any:
+    """Return the cache or state among the results of a model; None where it returns none."""
+    return next((cache for name in _CACHES if (cache := getattr(out, name, None)) is not None), None)
 
 
 def cache_argument(module: nn.Module) -> str:
-    """The name under which a model takes its cache or state."""
+    """Return the name of the parameter by which a model takes its cache or state."""
     parameters = inspect.signature(type(module).forward).parameters
     return next((name for name in reversed(_CACHES) if name in parameters), _CACHES[0])
 
 
-class _Filling(nn.Module):
+class Prefill(nn.Module):
     """The model reads a prompt; the cache that it fills is the second of its results."""
 
     def __init__(self, model: nn.Module, extra: dict[str, Any], is_pair: bool) -> None:
@@ -187,10 +187,10 @@ class _Filling(nn.Module):
         if self.is_pair:
             extra["decoder_input_ids"] = input_ids[:, :1]
         out = self.model(input_ids=input_ids, use_cache=True, **extra)
-        return out.logits, handed_out(out)
+        return out.logits, output_cache(out)
 
 
-class _Decoding(nn.Module):
+class Decode(nn.Module):
     """The model makes one token for each sequence, on a cache that is made first, as tensors of its own."""
 
     def __init__(self, model: nn.Module, extra: dict[str, Any], template: Any, past: int, prompt: int | None) -> None:
@@ -212,7 +212,9 @@ class _Decoding(nn.Module):
 
 
 def filled_cache(template: Any, past: int, prompt: int | None = None) -> Any:
-    """A cache like another, holding `past` positions; across to an encoder, those of the `prompt`.
+    """Return a cache like the template that holds `past` positions; for an encoder, those of the `prompt`.
+
+    The tensors are made without values. To fill a real cache, the model would have to read a prompt of that length.
 
     A layer with a window keeps one position less than the window, as transformers does: the next token is the last.
     """
@@ -229,7 +231,7 @@ def filled_cache(template: Any, past: int, prompt: int | None = None) -> Any:
 
 
 def _is_fixed(cache: Any) -> bool:
-    """Whether a cache is a state that does not grow, as tensors in lists or attributes of its own."""
+    """Return whether a cache is a state that does not grow, such as tensors in lists or attributes."""
     return not hasattr(cache, "layers") and not hasattr(cache, "cross_attention_cache")
 
 
@@ -247,19 +249,19 @@ def _state_tensors(value: Any) -> Iterator[torch.Tensor]:
 def _filled_layer(template: Any, past: int) -> Any:
     layer = copy.copy(template)
     window = getattr(layer, "sliding_window", None)
-    held = past if window is None else min(past, window - 1)
+    positions = past if window is None else min(past, window - 1)
     for name, value in vars(template).items():
         if isinstance(value, torch.Tensor) and value.dim() == 4:
-            shape = (*value.shape[:-2], held, value.shape[-1])
+            shape = (*value.shape[:-2], positions, value.shape[-1])
             setattr(layer, name, torch.empty(shape, dtype=value.dtype, device=value.device))
         elif isinstance(value, dict):
-            made = {
+            copies = {
                 key: torch.empty(item.shape, dtype=item.dtype, device=item.device)
                 if isinstance(item, torch.Tensor)
                 else item
                 for key, item in value.items()
             }
-            setattr(layer, name, made)
+            setattr(layer, name, copies)
     if hasattr(layer, "cumulative_length"):
         layer.cumulative_length = past
     return layer
@@ -281,7 +283,7 @@ class _HubSteps:
 
     def _filled(self, tokens: int, batch: int) -> tuple[Trace, Any]:
         results: list[Any] = []
-        wrapper = _Filling(self.model.module, self.extra, self.is_pair)
+        wrapper = Prefill(self.model.module, self.extra, self.is_pair)
         found = trace(wrapper, [InputSpec((batch, tokens), "int64")], results=results)
         _, cache = results[-1]
         if _is_fixed(cache) and not any(True for _ in _state_tensors(cache)):
@@ -301,37 +303,37 @@ class _HubSteps:
             return own + tuple(LayerState(per_prompt=state.per_position) for state in across)
         return tuple(map(_state, self.template.layers))
 
-    def decode(self, context: int, batch: int, prompt: int, absorbs: bool) -> StepTrace:
+    def decode(self, context: int, batch: int, prompt: int, absorbs_mla: bool) -> StepTrace:
         past = max(context - 1, 1)
-        wrapper = _Decoding(self.model.module, self.extra, self.template, past, prompt if self.is_pair else None)
+        wrapper = Decode(self.model.module, self.extra, self.template, past, prompt if self.is_pair else None)
         found = trace(wrapper, [InputSpec((batch, 1), "int64")])
-        return _step(self.model, found, batch, self._kept_bytes(past, batch, prompt), absorbs)
+        return _step(self.model, found, batch, self._kept_bytes(past, batch, prompt), absorbs_mla)
 
-    def prefill(self, prompt: int, batch: int, absorbs: bool) -> StepTrace:
+    def prefill(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
         if self._loops(batch):
-            return self._extrapolated(prompt, batch, absorbs)
+            return self._extrapolated(prompt, batch, absorbs_mla)
         found, _ = self._filled(prompt, batch)
         # Behind an encoder, one token is written when the prompt has been read.
         held = 1 if self.is_pair else prompt
-        return _step(self.model, found, batch * prompt, self._kept_bytes(held, batch, prompt), absorbs)
+        return _step(self.model, found, batch * prompt, self._kept_bytes(held, batch, prompt), absorbs_mla)
 
     def _kept_bytes(self, past: int, batch: int, prompt: int) -> int:
-        """Bytes of the cache as the trace holds it, in the model's own type."""
+        """Return the bytes of the cache in the trace, which has the model's own type."""
         itemsize = next((p.itemsize for p in self.model.module.parameters() if p.is_floating_point()), 4)
         return batch * itemsize * sum(state.values(past, prompt) + state.constant for state in self.states())
 
     def _loops(self, batch: int) -> bool:
-        """Whether the model goes through a prompt token by token, which a long one would take minutes to trace."""
+        """Return whether the model reads a prompt token by token: a long one would take minutes to trace."""
         if not any(state.constant for state in self.states()):
             return False
         longer, _ = self._filled(self.PROBE + 2, batch)
         return len(longer.ops) > len(self.probe.ops) + 8
 
-    def _extrapolated(self, prompt: int, batch: int, absorbs: bool) -> StepTrace:
-        """The prompt by a line through two short ones."""
-        short = self._short(self.PROBE, batch, absorbs)
-        longer = self._short(2 * self.PROBE, batch, absorbs)
-        self.remarks += ("the prompt is worked out from two short ones, for the model reads it token by token",)
+    def _extrapolated(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
+        """Return the prefill of a long prompt, extrapolated linearly from two short ones."""
+        short = self._short(self.PROBE, batch, absorbs_mla)
+        longer = self._short(2 * self.PROBE, batch, absorbs_mla)
+        self.remarks += ("the prompt is extrapolated from two short ones, because the model reads it token by token",)
 
         def at(first: int, second: int) -> int:
             return first + (second - first) * (prompt - self.PROBE) // self.PROBE
@@ -351,9 +353,9 @@ class _HubSteps:
             called=longer.called,
         )
 
-    def _short(self, tokens: int, batch: int, absorbs: bool) -> StepTrace:
+    def _short(self, tokens: int, batch: int, absorbs_mla: bool) -> StepTrace:
         found, _ = self._filled(tokens, batch)
-        return _step(self.model, found, batch * tokens, self._kept_bytes(tokens, batch, tokens), absorbs)
+        return _step(self.model, found, batch * tokens, self._kept_bytes(tokens, batch, tokens), absorbs_mla)
 
 
 def _state(layer: Any) -> LayerState:
@@ -393,16 +395,16 @@ class _OwnSteps:
         return (LayerState(per_position=growing, constant=less - 64 * growing),)
 
     def _held(self, past: int) -> int:
-        """Floating values among the arguments: the cache, for tokens are integers."""
+        """Return the number of floating-point values among the arguments: the cache, because tokens are integers."""
         return sum(map(_floating_values, self._arguments(1, past, 1).values()))
 
-    def decode(self, context: int, batch: int, prompt: int, absorbs: bool) -> StepTrace:
+    def decode(self, context: int, batch: int, prompt: int, absorbs_mla: bool) -> StepTrace:
         found = trace(self.model.module, None, self._arguments(1, context - 1, batch))
-        return _step(self.model, found, batch, 0, absorbs, prefix="")
+        return _step(self.model, found, batch, 0, absorbs_mla, prefix="")
 
-    def prefill(self, prompt: int, batch: int, absorbs: bool) -> StepTrace:
+    def prefill(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
         found = trace(self.model.module, None, self._arguments(prompt, 0, batch))
-        return _step(self.model, found, batch * prompt, 0, absorbs, prefix="")
+        return _step(self.model, found, batch * prompt, 0, absorbs_mla, prefix="")
 
 
 def _floating_values(value: Any) -> int:
@@ -416,12 +418,12 @@ def _floating_values(value: Any) -> int:
 
 
 def _step(
-    model: LanguageModel, found: Trace, tokens: int, kept_bytes: int, absorbs: bool, prefix: str = _INNER
+    model: LanguageModel, found: Trace, tokens: int, kept_bytes: int, absorbs_mla: bool, prefix: str = _INNER
 ) -> StepTrace:
-    """A trace as the step that it is."""
+    """Summarize a trace as one step."""
     if found.used_real_tensors and any(p.is_meta for p in model.module.parameters()):
-        raise TraceFailed("the model looks at values, so its cost cannot be had from shapes alone")
-    reader = _Reader(model.module, found, prefix)
+        raise TraceFailed("the model looks at values, so its cost cannot be computed from shapes alone")
+    reader = WeightReader(model.module, found, prefix)
     macs: dict[PartName, int] = {}
     score_macs = products = operators = 0
     for call in found.ops:
@@ -434,7 +436,7 @@ def _step(
         path = reader.path(call)
         if "rotary" in path:  # a table of angles: one value by one, though written as a product
             continue
-        spent, is_score = _spent(call, signature, cost.cost.macs, tokens, reader, absorbs)
+        spent, is_score = _spent(call, signature, cost.cost.macs, tokens, reader, absorbs_mla)
         products += 1
         score_macs += spent if is_score else 0
         part = reader.part(path, signature)
@@ -455,18 +457,21 @@ def _step(
 
 
 def _spent(
-    call: OpCall, signature: OpSignature, macs: int, tokens: int, reader: _Reader, absorbs: bool
+    call: OpCall, signature: OpSignature, macs: int, tokens: int, reader: WeightReader, absorbs_mla: bool
 ) -> tuple[int, bool]:
-    """MACs of a product, and whether they grow with the context.
+    """Return the MACs of a product, and whether they grow with the context.
 
-    With a compressed cache (MLA) a runtime folds the expansion into the query and the output: the expansion then
-    takes part once per token instead of once per position, and scores and values are of the compressed width.
+    With multi-head latent attention (MLA) the cache holds a compressed latent. transformers expands it by `kv_b_proj`
+    at every position in each step; llama.cpp and MLX absorb that matrix into the query and the output instead. The
+    expansion then counts once per token instead of once per position, and scores and values have the width of the
+    latent: rank + rope for the scores, rank for the values. A trace always has transformers' way, so the other one is
+    derived here from its shapes.
     """
     has_weight = any(reader.found.storages[number].role == "parameter" for number in call.reads)
     # A router's weights are widened first, so that they come as a tensor of the step.
     grows = not has_weight and reader.part(reader.path(call), signature) == "attention"
     owner = reader.module(reader.path(call))
-    if not absorbs:
+    if not absorbs_mla:
         return macs, grows
     parent = reader.module(reader.path(call).rpartition(".")[0])
     if _is_latent(parent) and reader.path(call).endswith("kv_b_proj"):
@@ -485,7 +490,7 @@ def _is_latent(module: nn.Module | None) -> bool:
 
 
 def _head_path(module: nn.Module) -> str:
-    """Where the output head stands; empty where the model does not say."""
+    """Return the path of the output head; empty where the model does not tell."""
     getter = getattr(module, "get_output_embeddings", None)
     head = getter() if callable(getter) else None
     return next((path for path, child in module.named_modules() if child is head), "") if head is not None else ""
@@ -497,8 +502,8 @@ _ATTENTION = re.compile(r"attn|attention|mixer|mamba|ssm|conv|temporal|recurrent
 _MLP = re.compile(r"mlp|ffn|ff$|feed_?forward|fc\d?$|dense|expert|moe|channel_mix|c_fc|c_proj", re.IGNORECASE)
 
 
-class _Reader:
-    """Finds which parameter a call reads, by the module that runs and the shape."""
+class WeightReader:
+    """Finds which parameter a call reads, by the running module and the shape; a trace knows storages, not names."""
 
     def __init__(self, module: nn.Module, found: Trace, prefix: str) -> None:
         self.found = found
@@ -559,7 +564,7 @@ class _Reader:
         return self._by_storage[number]
 
     def _found_name(self, path: str, number: int, shape: tuple[int, ...]) -> str | None:
-        """The parameter behind a storage: of the module that runs, of one inside it, else of the nearest around it."""
+        """Return the parameter behind a storage: of the running module, one inside it, or the nearest outer one."""
         nbytes = self.found.storages[number].nbytes
         taken = set(self._by_storage.values())
 
