@@ -20,7 +20,7 @@ from edge_opt.model_files.file_graph import (
     FileValue,
     ModelFile,
 )
-from edge_opt.model_files.module_scopes import Scope, Span, graphs_in, names_read, root_kind, scopes_of, spans
+from edge_opt.model_files.module_scopes import ModuleSpan, Scope, graphs_in, names_read, root_kind, scopes_of, spans
 from edge_opt.model_files.node_call import MOST_ELEMENTS, real_values, torch_dtype
 from edge_opt.model_files.onnx_quantized import quantized_nodes
 
@@ -83,30 +83,33 @@ class ExecutionPlan:
         }
         self.roles = _roles(self.nodes, constants, file.graph.values)
         self.constant_values = {
-            name: value for name, one in constants.items() if (value := real_values(one)) is not None
+            name: value for name, constant in constants.items() if (value := real_values(constant)) is not None
         }
-        self.tensors = {name: meta_constant(one, self.roles[name]) for name, one in constants.items()}
+        self.tensors = {name: meta_constant(constant, self.roles[name]) for name, constant in constants.items()}
         self.names = [value.name for value in file.graph.inputs]
         self.inner: dict[int, torch.Tensor] = {}  # constants of graphs inside nodes, by the identity of their record
         for index, node in enumerate(self.nodes):
             self._add_inner(node, self.paths[index])
 
     def _add_inner(self, node: FileNode, owner: str) -> None:
-        """Weights of the graphs inside a node are weights of the module that runs it."""
+        """Add the weights of the graphs inside a node: they belong to the module that runs the node."""
         for graph in graphs_in(node):
             roles = _roles(graph.nodes, graph.constants, graph.values)
-            for name, one in graph.constants.items():
-                if id(one) not in self.inner:
+            for name, constant in graph.constants.items():
+                if id(constant) not in self.inner:
                     key = f"{node.name or node.op}/{len(self.inner)}.{name}"
-                    self.inner[id(one)] = self.tensors[key] = meta_constant(one, roles[name])
+                    self.inner[id(constant)] = self.tensors[key] = meta_constant(constant, roles[name])
                     self.roles[key], self.owners[key] = roles[name], owner
             for inside in graph.nodes:
                 self._add_inner(inside, owner)
 
     def _chains(self) -> list[tuple[Scope, ...]]:
-        """The modules of each node. A constant one stays where the flow is, so that it ends no call; steps between
-        floats and bytes that a quantiser put in belong to who reads or made what they convert."""
-        found: list[tuple[Scope, ...]] = []
+        """Return the modules around each node.
+
+        A constant node stays with the one before it, so that it ends no call. A conversion between floats and bytes
+        that a quantiser put in belongs to the module that reads or writes what it converts.
+        """
+        chains: list[tuple[Scope, ...]] = []
         readers = {name: index for index, node in reversed(list(enumerate(self.nodes))) for name in node.inputs}
         makers = {name: index for index, node in enumerate(self.nodes) for name in node.outputs}
         for index, node in enumerate(self.nodes):
@@ -116,14 +119,14 @@ class ExecutionPlan:
                 is_back = node.op == "DequantizeLinear"
                 other = readers.get(node.outputs[0]) if is_back else makers.get(node.inputs[0])
             if other is not None and index not in self.folded:
-                found.append(found[other] if other < index else scopes_of(self.nodes[other], other))
+                chains.append(chains[other] if other < index else scopes_of(self.nodes[other], other))
             else:
                 flows = is_step or index in self.folded
-                found.append((found[-1] if found else ()) if flows else scopes_of(node, index))
-        return found
+                chains.append((chains[-1] if chains else ()) if flows else scopes_of(node, index))
+        return chains
 
     def _modules(self, chains: Sequence[tuple[Scope, ...]]) -> dict[str, str]:
-        """Every module by its path, with its class; of an unknown one its largest node says what it is."""
+        """Return the class of each module by its path; the main node of a module says what an unknown one is."""
         kinds: dict[str, str] = {}
         mains: dict[str, str] = {}
         for index, chain in enumerate(chains):
@@ -135,13 +138,13 @@ class ExecutionPlan:
                 mains[path] = op if mains.get(path) is None or op in _MAIN else mains[path]
         return {path: _class_path(kind or mains.get(path, "Module")) for path, kind in sorted(kinds.items())}
 
-    def boundary(self, span: Span) -> tuple[list[str], list[str]]:
+    def boundary(self, span: ModuleSpan) -> tuple[list[str], list[str]]:
         """Return the names of values that a span reads from outside, and of those that others read of it."""
         inside = range(span.first, span.end)
-        made = dict.fromkeys(name for index in inside for name in self.nodes[index].outputs if name)
+        own = dict.fromkeys(name for index in inside for name in self.nodes[index].outputs if name)
         read = dict.fromkeys(name for index in inside for name in self.reads[index])
-        sources = [name for name in read if name not in made and name not in self.constant_names]
-        results = [name for name in made if name not in self.constant_names
+        sources = [name for name in read if name not in own and name not in self.constant_names]
+        results = [name for name in own if name not in self.constant_names
                    and (name in self.outputs or self.last[name] >= span.end)]  # fmt: skip
         return sources, results
 
@@ -151,22 +154,22 @@ class ExecutionPlan:
         kinds = [torch_dtype(value.dtype) for value in self.file.graph.inputs if value.dtype]
         return next((kind for kind in kinds if kind.is_floating_point), kinds[0] if kinds else None)
 
-    def arguments(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The call's inputs by their names in the file, checked against what the file says of them."""
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the call's inputs by their names in the file, checked against what the file says of them."""
         values = self.file.graph.inputs
         names = {identifier(value.name): value.name for value in values} | {value.name: value.name for value in values}
-        found = dict(zip(self.names, given, strict=False))
-        unknown = next((name for name in named if name not in names), None)
-        if unknown is not None or len(given) > len(values):
-            what = f"no input {unknown!r}" if unknown is not None else f"{len(values)} inputs, not {len(given)}"
+        tensors = dict(zip(self.names, args, strict=False))
+        unknown = next((name for name in kwargs if name not in names), None)
+        if unknown is not None or len(args) > len(values):
+            what = f"no input {unknown!r}" if unknown is not None else f"{len(values)} inputs, not {len(args)}"
             raise InvalidInput(f"the file has {what}; it takes {_described(values)}")
-        found |= {names[name]: value for name, value in named.items()}
-        missing = next((value.name for value in values if value.name not in found), None)
+        tensors |= {names[name]: value for name, value in kwargs.items()}
+        missing = next((value.name for value in values if value.name not in tensors), None)
         if missing is not None:
             raise InvalidInput(f"the input {missing!r} is missing; the file takes {_described(values)}")
         for value in values:
-            self._check_input(value, found[value.name])
-        return {name: self._typed(value, found[value.name]) for value in values for name in (value.name,)}
+            self._check_input(value, tensors[value.name])
+        return {name: self._typed(value, tensors[value.name]) for value in values for name in (value.name,)}
 
     @staticmethod
     def _check_input(value: FileValue, tensor: Any) -> None:
@@ -183,7 +186,7 @@ class ExecutionPlan:
 
     @staticmethod
     def _typed(value: FileValue, tensor: torch.Tensor) -> torch.Tensor:
-        """An input given by its shape alone has the type of the weights; the file knows better."""
+        """Return an input, or refuse one of another element type than the file's with the option that sets it."""
         wanted = None if value.dtype is None else torch_dtype(value.dtype)
         if wanted is None or wanted == tensor.dtype:
             return tensor
@@ -216,20 +219,20 @@ def _described(values: Sequence[FileValue]) -> str:
 
 
 def _weights_of_nodes(graph: FileGraph) -> dict[str, FileTensor]:
-    """Weights that a file keeps in nodes of type Constant, by the names of their results.
+    """Return the weights that a file keeps in nodes of type Constant, by the names of their results.
 
     Some exporters write all weights so. Where there are weights outside of nodes, those in nodes are constants of code.
     """
-    if any("float" in one.dtype and prod(one.shape) > 1 for one in graph.constants.values()):
+    if any("float" in constant.dtype and prod(constant.shape) > 1 for constant in graph.constants.values()):
         return {}
-    found = {node.outputs[0]: node.attributes.get("value") for node in graph.nodes
+    constants = {node.outputs[0]: node.attributes.get("value") for node in graph.nodes
              if (node.op, node.domain) == ("Constant", "") and node.outputs}  # fmt: skip
-    return {name: replace(one, name=name) for name, one in found.items()
-            if isinstance(one, FileTensor) and "float" in one.dtype and prod(one.shape) > 1}  # fmt: skip
+    return {name: replace(constant, name=name) for name, constant in constants.items()
+            if isinstance(constant, FileTensor) and "float" in constant.dtype and prod(constant.shape) > 1}  # fmt: skip
 
 
 def _with_weights(node: FileNode, index: int, constants: dict[str, FileTensor]) -> FileNode:
-    """The node with weights that it keeps among its attributes as inputs, like any other weights."""
+    """Return the node with the weights among its attributes as inputs, like any other weights."""
     _unpack(node, constants)
     added = []
     for name in _KEPT_INSIDE.get(node.op, ()) if node.domain == "ai.onnx.ml" else ():
@@ -242,7 +245,7 @@ def _with_weights(node: FileNode, index: int, constants: dict[str, FileTensor]) 
 
 
 def _unpack(node: FileNode, constants: dict[str, FileTensor]) -> None:
-    """Weights of 4 or 2 bits that a product has as bytes are as many as they are, and as narrow."""
+    """Count packed weights of 4 or 2 bits one by one and at their own width, not as the bytes that hold them."""
     packed = constants.get(node.inputs[1]) if node.op == "MatMulNBits" and len(node.inputs) > 1 else None
     bits, rows, columns = (node.attributes.get(name, 0) for name in ("bits", "N", "K"))
     if packed is None or packed.dtype != "uint8" or bits not in (2, 4, 8):
@@ -255,16 +258,16 @@ def _unpack(node: FileNode, constants: dict[str, FileTensor]) -> None:
 def _check_order(
     nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], constants: Mapping[str, FileTensor], graph: FileGraph
 ) -> None:
-    """Each value must be made before it is read: then there is no cycle, either."""
-    made = {*constants, *(value.name for value in graph.inputs), ""}
+    """Refuse a file that reads a value before a node makes it; a cycle would, too."""
+    available = {*constants, *(value.name for value in graph.inputs), ""}
     for node, names in zip(nodes, reads, strict=True):
-        missing = next((name for name in names if name not in made), None)
+        missing = next((name for name in names if name not in available), None)
         if missing is not None:
             raise UnreadableModel(
                 f"{node.label} reads {missing!r}, which no node before it makes: they are in a circle, or in disorder"
             )
-        made.update(node.outputs)
-    lost = next((value.name for value in graph.outputs if value.name not in made), None)
+        available.update(node.outputs)
+    lost = next((value.name for value in graph.outputs if value.name not in available), None)
     if lost is not None:
         raise UnreadableModel(f"the output {lost!r} is made by no node")
 
@@ -272,7 +275,7 @@ def _check_order(
 def _constant_nodes(
     nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], constants: Mapping[str, FileTensor]
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """Places of the nodes that a runtime works out once, when it loads the file, and the names of their results.
+    """Return indices of the nodes that a runtime evaluates once, when it loads the file, and names of their results.
 
     A weight that is stored as bytes is not among them: it stays bytes until it is used.
     """
@@ -289,15 +292,16 @@ def _constant_nodes(
 def _roles(
     nodes: Sequence[FileNode], constants: Mapping[str, FileTensor], values: Mapping[str, FileValue]
 ) -> dict[str, str]:
-    """What each constant was in the model: "parameter", "buffer", or a "constant" of its code.
+    """Return what each constant was in the model: "parameter", "buffer", or a "constant" of its code.
 
     Torch's exporter says so of most. Else weights are what has a dimension and is of floats, or of bytes that are
     multiplied; statistics of batch norms, scales and zero points are buffers.
     """
     scales = {node.inputs[index] for node in nodes for index in _SCALES.get(node.op, ()) if index < len(node.inputs)}
     # ONNX Runtime multiplies the scale of an input by that of the weights.
-    found = {node.outputs[1] for node in nodes if node.op == "DynamicQuantizeLinear" and len(node.outputs) > 1}
-    scales |= {name for node in nodes if node.op == "Mul" and found.intersection(node.inputs) for name in node.inputs}
+    input_scales = {node.outputs[1] for node in nodes if node.op == "DynamicQuantizeLinear" and len(node.outputs) > 1}
+    rescaling = [node for node in nodes if node.op == "Mul" and input_scales.intersection(node.inputs)]
+    scales |= {name for node in rescaling for name in node.inputs}
     multiplied = {
         name for node in nodes for name in node.inputs
         if node.op in ("DequantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger", "QGemm",
@@ -306,23 +310,23 @@ def _roles(
     }  # fmt: skip
     is_labelled = any(value.role == "PARAMETER" for value in values.values())
 
-    def role(name: str, one: FileTensor) -> str:
-        said = values[name].role if name in values else ""
-        if said in ("PARAMETER", "BUFFER"):
-            return said.lower()
+    def role(name: str, constant: FileTensor) -> str:
+        exported_role = values[name].role if name in values else ""
+        if exported_role in ("PARAMETER", "BUFFER"):
+            return exported_role.lower()
         if name in scales:
             return "buffer"
-        is_float = "float" in one.dtype
-        if not one.shape or not (is_float or name in multiplied):
-            return "buffer" if one.shape and prod(one.shape) > MOST_KNOWN else "constant"
+        is_float = "float" in constant.dtype
+        if not constant.shape or not (is_float or name in multiplied):
+            return "buffer" if constant.shape and prod(constant.shape) > MOST_KNOWN else "constant"
         # One number without a path is a factor that the exporter wrote as a tensor.
-        return "constant" if is_labelled and prod(one.shape) == 1 and "." not in name else "parameter"
+        return "constant" if is_labelled and prod(constant.shape) == 1 and "." not in name else "parameter"
 
-    return {name: role(name, one) for name, one in constants.items()}
+    return {name: role(name, constant) for name, constant in constants.items()}
 
 
-def meta_constant(one: FileTensor, role: str) -> torch.Tensor:
-    if prod(one.shape) > MOST_ELEMENTS:
-        raise UnreadableModel(f"the constant {one.name!r} would have the shape {one.shape}")
-    empty = torch.empty(one.shape, dtype=torch_dtype(one.dtype), device="meta")
+def meta_constant(constant: FileTensor, role: str) -> torch.Tensor:
+    if prod(constant.shape) > MOST_ELEMENTS:
+        raise UnreadableModel(f"the constant {constant.name!r} would have the shape {constant.shape}")
+    empty = torch.empty(constant.shape, dtype=torch_dtype(constant.dtype), device="meta")
     return nn.Parameter(empty, requires_grad=empty.is_floating_point()) if role == "parameter" else empty

@@ -37,9 +37,9 @@ def file_bytes(path: str | os.PathLike[str]) -> Iterator[memoryview]:
 
 
 def _short(name: str) -> str:
-    """A name for a sentence: a file may have one of a million letters, or one that a terminal would obey."""
+    """Return a name for a sentence: a file may have one of a million letters, or one that a terminal would obey."""
     kept = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    return "".join(one if one.isprintable() else " " for one in kept)
+    return "".join(letter if letter.isprintable() else " " for letter in kept)
 
 
 @dataclass(frozen=True, slots=True)

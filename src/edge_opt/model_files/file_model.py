@@ -82,7 +82,7 @@ class FileModel(ShapeOnlyModule):
         return []
 
     def module_of(self, name: str, op: str = "") -> str | None:
-        """Path of the module behind a kernel of a runtime; None where no node has that name.
+        """Return the path of the module behind a kernel of a runtime; None where no node has that name.
 
         Args:
             name: Name of a node of the file, or of a value that it makes.
@@ -94,24 +94,25 @@ class FileModel(ShapeOnlyModule):
         if index is None:
             return None
         family = re.sub(r"^(QLinear|Fused|Q)|Integer$", "", op)
-        seen = index
+        candidate = index
         for _ in range(_MOST_FUSED):
-            if not family or plan.nodes[seen].op == family:
-                return plan.paths[seen]
-            before = plan.indices.get(next((one for one in plan.nodes[seen].inputs if one in plan.indices), ""))
-            if before is None:
+            if not family or plan.nodes[candidate].op == family:
+                return plan.paths[candidate]
+            sources = (plan.indices[name] for name in plan.nodes[candidate].inputs if name in plan.indices)
+            maker = next(sources, None)
+            if maker is None:
                 break
-            seen = before
+            candidate = maker
         return plan.paths[index]
 
     @property
     def input_dtype(self) -> torch.dtype | None:
-        """What an input is of that is given by its shape alone: the type of the file's inputs, of floats first."""
+        """The type of an input that is given by its shape alone: that of the file's inputs, floats first."""
         return self.plan.input_dtype
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Inputs of the shapes that the file gives, an open first dimension taken as 1; None where more is open."""
-        found = []
+        """Return inputs of the file's shapes, an open first dimension taken as 1; None where more is open."""
+        tensors = []
         for value in self.plan.file.graph.inputs:
             if value.shape is None or value.dtype is None:
                 return None
@@ -122,8 +123,8 @@ class FileModel(ShapeOnlyModule):
             sizes = (batch, *(int(dim) for dim in others)) if value.shape else ()
             if prod(sizes) > MOST_ELEMENTS:
                 return None
-            found.append(torch.empty(sizes, dtype=torch_dtype(value.dtype), device="meta"))
-        return tuple(found), {}
+            tensors.append(torch.empty(sizes, dtype=torch_dtype(value.dtype), device="meta"))
+        return tuple(tensors), {}
 
 
 class _TracedReading(ShapeOnlyModule):
@@ -155,7 +156,7 @@ class OnnxModel(FileModel):
 
 
 def load_onnx(path: str | Path) -> OnnxModel:
-    """The model of an `.onnx` file, to be profiled, compared and checked like any other; nothing in it is run.
+    """Load the model of an `.onnx` file, to be profiled, compared and checked like any other; nothing in it is run.
 
     Args:
         path: The file.
@@ -205,7 +206,7 @@ class TfliteModel(FileModel):
 
 
 def load_tflite(path: str | Path) -> TfliteModel:
-    """The model of a `.tflite` file, to be profiled, compared and checked like any other; nothing in it is run.
+    """Load the model of a `.tflite` file, to be profiled, compared and checked like any other; nothing in it is run.
 
     Args:
         path: The file.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
 from edge_opt.model_files import (
@@ -23,9 +22,9 @@ from edge_opt.model_files import (
 )
 from edge_opt.model_files.execution_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, ExecutionPlan
 from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeReference, FileGraph, FileNode, Function
-from edge_opt.model_files.module_scopes import Span, names_from_outside, names_read
+from edge_opt.model_files.module_scopes import ModuleSpan, names_from_outside, names_read
 from edge_opt.model_files.node_call import NodeCall, handler_of, has_exact_values, numbers, real_values, torch_dtype
-from edge_opt.model_files.shared_operators import define
+from edge_opt.model_files.shared_operators import define, unrecorded
 from edge_opt.records.costs import Shape
 from edge_opt.trace.lifetimes import nbytes_of, shape_of
 from edge_opt.trace.module_calls import ModuleStack
@@ -46,13 +45,6 @@ _FEW_ELEMENTS = 1_024
 _MOST_FOLDED = 1 << 21
 _INPUTS_OF_A_NODE = 8
 _DEEPEST_CALL = 64
-
-
-@contextmanager
-def _unrecorded() -> Iterator[None]:
-    """Work that a runtime does when it loads the file, and stand-ins: no part of a run."""
-    with _disable_current_modes():
-        yield
 
 
 def recorded_operators() -> int:
@@ -123,7 +115,7 @@ class GraphInterpreter:
         results = tuple(self.value(value.name) for value in self.plan.file.graph.outputs)
         return results[0] if len(results) == 1 else results
 
-    def _read_span(self, span: Span) -> None:
+    def _read_span(self, span: ModuleSpan) -> None:
         """Read the nodes of one call of a module; modules inside it are shown with the shapes that go in and out."""
         for item in span.items:
             if isinstance(item, int):
@@ -200,34 +192,35 @@ class GraphInterpreter:
                 "call included; profile the body of its loop as a file of its own"
             )
 
-    def _may_evaluate(self, made: Sequence[torch.Tensor]) -> bool:
-        """Whether values of that many elements are worked out: few always, many until enough have been."""
-        count = sum(one.numel() for one in made)
+    def _may_evaluate(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether values of that many elements are evaluated: few always, many until enough have been."""
+        count = sum(tensor.numel() for tensor in tensors)
         if count <= _FEW_ELEMENTS:
             return True
         self.folded += count
         return self.folded <= _MOST_FOLDED
 
     def _fold_constant(self, node: FileNode) -> None:
-        """A node whose result is known before the run: its values where they are few, else its shape."""
+        """Note the result of a node that is known before the run: its values where they are few, else its shape."""
         if node.op == "Constant" and self.plan.tensors.keys() & set(node.outputs):
             return  # a weight, which is there already
-        with _unrecorded():
+        with unrecorded():
             real = [self.constant_values.get(name) for name in node.inputs]
-            is_known = all(one is not None or not name for one, name in zip(real, node.inputs, strict=True))
+            is_known = all(value is not None or not name for value, name in zip(real, node.inputs, strict=True))
             is_known = is_known and has_exact_values(node) and node.op not in BY_SHAPE
             # Integers of a few bits stand for multiples of a scale there, which is not at hand.
-            is_steps = node.domain == "tflite" and any(one is not None and one.dtype in _STEPS for one in real)
+            is_steps = node.domain == "tflite" and any(value is not None and value.dtype in _STEPS for value in real)
             is_known = is_known and not is_steps
-            is_known = is_known and self._may_evaluate([one for one in real if one is not None])
-            if not is_known or node.op in _GROWING or prod(one.numel() for one in real if one is not None) > _MOST_WORK:
+            operands = [value for value in real if value is not None]
+            is_known = is_known and self._may_evaluate(operands)
+            if not is_known or node.op in _GROWING or prod(value.numel() for value in operands) > _MOST_WORK:
                 with _ByRule():  # type: ignore[no-untyped-call]
                     self._step(node, False)
-                made = [self.values[name] for name in node.outputs if name]
+                outputs = [self.values[name] for name in node.outputs if name]
                 if node.op in BY_SHAPE:
-                    self.constant_values[node.outputs[0]] = made[0]
-                is_known &= all(isinstance(one, torch.Tensor) and one.numel() <= MOST_KNOWN for one in made)
-                is_known = is_known and self._may_evaluate(made)
+                    self.constant_values[node.outputs[0]] = outputs[0]
+                is_known &= all(isinstance(value, torch.Tensor) and value.numel() <= MOST_KNOWN for value in outputs)
+                is_known = is_known and self._may_evaluate(outputs)
             results = self._evaluate(node, real) if is_known else None
             if results is not None:
                 self.constant_values.update(zip(node.outputs, results, strict=False))
@@ -241,7 +234,7 @@ class GraphInterpreter:
                     self.values[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
 
     def _evaluate(self, node: FileNode, real: list[torch.Tensor | None]) -> tuple[Any, ...] | None:
-        """The values of a node whose inputs are known; None where torch has no kernel for their element type."""
+        """Return the values of a node whose inputs are known; None where torch has no kernel for their element type."""
         try:
             return self._called(NodeCall(node, node.attributes, real, real, self.plan.file.opset, "cpu"))
         except TraceFailed as error:
@@ -283,7 +276,7 @@ class GraphInterpreter:
         return results if isinstance(results, tuple) else (results,)
 
     def _function(self, function: Function, call: NodeCall) -> tuple[Any, ...]:
-        """A function of the file, read node by node with names of its own."""
+        """Read a function of the file node by node, with names of its own."""
         self.depth += 1
         if self.depth > _DEEPEST_CALL:
             raise call.error("its functions call each other in a circle")
@@ -291,13 +284,13 @@ class GraphInterpreter:
         self.values = {"": None, **dict(zip(function.inputs, call.inputs, strict=False))}
         self.values |= {name: None for name in function.inputs if name not in self.values}
         self.constant_values = {
-            name: one for name, one in zip(function.inputs, call.constant_values, strict=False) if one is not None
+            name: value for name, value in zip(function.inputs, call.constant_values, strict=False) if value is not None
         }
-        given = function.defaults | call.attributes
+        attributes = function.defaults | call.attributes
         try:
             for node in function.nodes:
                 settings = {
-                    name: given.get(value.name) if isinstance(value, AttributeReference) else value
+                    name: attributes.get(value.name) if isinstance(value, AttributeReference) else value
                     for name, value in node.attributes.items()
                 }
                 settings = {name: value for name, value in settings.items() if value is not None}
@@ -335,7 +328,7 @@ class GraphInterpreter:
         return self.dims.get(dim, dim) if isinstance(dim, str) else dim
 
     def _opaque(self, call: NodeCall) -> tuple[Any, ...]:
-        """An operator that nothing is known of: it has no price, and the file must say what it returns."""
+        """Record an operator without a rule; the file must say the shapes that it returns."""
         outputs = sklearn_outputs(call)
         if outputs:
             return _unpriced(call, outputs[: len(call.node.outputs)])
@@ -352,7 +345,7 @@ class GraphInterpreter:
 
 
 def _check_types(call: NodeCall, results: tuple[Any, ...]) -> None:
-    """A file that says the element types of results must get these: other widths would be wrong figures."""
+    """Refuse results of other element types than the file says: their widths would be wrong figures."""
     for (_, dtype), value in zip(call.get("results", ()), results, strict=False):
         if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != torch_dtype(dtype):
             shown = str(value.dtype).removeprefix("torch.")
@@ -360,7 +353,7 @@ def _check_types(call: NodeCall, results: tuple[Any, ...]) -> None:
 
 
 def sklearn_outputs(call: NodeCall) -> list[torch.Tensor]:
-    """Results of trees and support vectors, whose work depends on values: a class and its scores, or the targets."""
+    """Return results of trees and support vectors, whose work depends on values: class and scores, or targets."""
     settings = call.attributes
     classes = (
         settings.get("classlabels_int64s")
@@ -376,17 +369,17 @@ def sklearn_outputs(call: NodeCall) -> list[torch.Tensor]:
     return [call.empty((rows, int(settings.get("n_targets", 1))), torch.float32)]
 
 
-def _unpriced(call: NodeCall, made: list[torch.Tensor]) -> tuple[Any, ...]:
-    """The results of an operator without a rule, recorded under its name."""
+def _unpriced(call: NodeCall, outputs: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Record an operator without a rule under its name, and return its results."""
     name = re.sub(r"\W", "_", f"{call.node.domain}_{call.node.op}" if call.node.domain else call.node.op)
     if not hasattr(torch.ops.onnx_file, name):
         define(f"{name}(Tensor[] inputs, Tensor[] like) -> Tensor[]", _likes)
-    given = [value for value in call.inputs if isinstance(value, torch.Tensor)]
-    return tuple(getattr(torch.ops.onnx_file, name)(given, made))
+    tensors = [value for value in call.inputs if isinstance(value, torch.Tensor)]
+    return tuple(getattr(torch.ops.onnx_file, name)(tensors, outputs))
 
 
 def _likes(inputs: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.empty_like(one) for one in like]
+    return [torch.empty_like(tensor) for tensor in like]
 
 
 class DeferredDequantize:
@@ -413,7 +406,7 @@ class _Control:
     def _body(
         self, graph: FileGraph, inputs: list[Any], known: list[torch.Tensor | None], is_round: bool = False
     ) -> list[Any]:
-        """One run of a graph inside, or one round of a loop's; it sees the values around it."""
+        """Run a graph inside a node, or one iteration of a loop's; it sees the values around it."""
         run = self.run
         run.depth += 1
         if run.depth > _DEEPEST_CALL:
@@ -421,7 +414,7 @@ class _Control:
         outer_values, outer_constants, outer_loop_values = run.values, run.constant_values, run.loop_values
         names = [value.name for value in graph.inputs]
         run.loop_values = run.loop_values.union(names) if is_round else run.loop_values
-        tensors = {name: run.plan.inner[id(one)] for name, one in graph.constants.items()}
+        tensors = {name: run.plan.inner[id(constant)] for name, constant in graph.constants.items()}
         if id(graph) not in run.outside:
             run.outside[id(graph)] = names_from_outside(graph)
             _check_inner(graph, {*outer_values, *tensors, *names})
@@ -430,7 +423,7 @@ class _Control:
         run.values |= dict(zip(names, inputs, strict=False))
         run.constant_values = {name: outer_constants[name] for name in around if name in outer_constants}
         run.constant_values |= {
-            name: value for name, one in graph.constants.items() if (value := real_values(one)) is not None
+            name: value for name, constant in graph.constants.items() if (value := real_values(constant)) is not None
         }
         run.constant_values |= {name: value for name, value in zip(names, known, strict=False) if value is not None}
         try:
@@ -469,7 +462,7 @@ class _Control:
                 return tuple(state)
             state, before = self._body(body, state, known, True), known
             known = list(self.last_constants)
-            if all(one is not None for one in known) and [*map(numbers, known)] == [*map(numbers, before)]:
+            if all(value is not None for value in known) and [*map(numbers, known)] == [*map(numbers, before)]:
                 raise call.error("it never ends: its values stay what they are")
 
     def _call(self) -> tuple[Any, ...]:
@@ -478,7 +471,7 @@ class _Control:
     _stablehlo_composite = _call
 
     def _call_once(self) -> tuple[Any, ...]:
-        """What fills tables and variables before the first run: no part of a run."""
+        """Skip what fills tables and variables before the first run: it is no part of a run."""
         return ()
 
     def _loop(self) -> tuple[Any, ...]:
@@ -492,15 +485,15 @@ class _Control:
         scans: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
         self._check_iterations(trips, body)
         for number in range(trips):
-            with _unrecorded():
-                given = [torch.tensor(number), torch.tensor(True)]
-                shown = [value.to("meta") for value in given]
-            made = self._body(body, [*shown, *state], [*given, *known], True)
+            with unrecorded():
+                counters = [torch.tensor(number), torch.tensor(True)]
+                shown = [value.to("meta") for value in counters]
+            outputs = self._body(body, [*shown, *state], [*counters, *known], True)
             again = self.last_constants[0]
             if again is None and body.outputs[0].name != body.inputs[1].name:
                 raise call.error("when it ends depends on values that are known only when the model runs")
-            state, known = made[1 : 1 + len(state)], list(self.last_constants[1 : 1 + len(state)])
-            for index, value in enumerate(made[1 + len(state) :]):
+            state, known = outputs[1 : 1 + len(state)], list(self.last_constants[1 : 1 + len(state)])
+            for index, value in enumerate(outputs[1 + len(state) :]):
                 scans[index].append(value)
             if again is not None and not numbers(again)[0]:
                 break
@@ -519,17 +512,17 @@ class _Control:
         self._check_iterations(count, body)
         for number in range(count):
             step = [row.select(axis, number) for row, axis in zip(rows, axes, strict=True)]
-            made = self._body(body, [*state, *step], [None] * (len(state) + inputs))
-            state = made[: len(state)]
-            for index, value in enumerate(made[len(state) :]):
+            outputs = self._body(body, [*state, *step], [None] * (len(state) + inputs))
+            state = outputs[: len(state)]
+            for index, value in enumerate(outputs[len(state) :]):
                 scans[index].append(value)
-        places = list(call.get("scan_output_axes", ())) or [0] * len(scans)
-        return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, places, strict=True)))
+        output_axes = list(call.get("scan_output_axes", ())) or [0] * len(scans)
+        return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, output_axes, strict=True)))
 
 
-def _check_inner(graph: FileGraph, made: set[str]) -> None:
+def _check_inner(graph: FileGraph, available: set[str]) -> None:
     for node in graph.nodes:
-        missing = next((name for name in names_read(node) if name not in made), None)
+        missing = next((name for name in names_read(node) if name not in available), None)
         if missing is not None:
             raise UnreadableModel(f"{node.label} reads {missing!r}, which nothing before it makes")
-        made.update(node.outputs)
+        available.update(node.outputs)

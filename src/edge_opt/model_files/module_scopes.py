@@ -38,7 +38,7 @@ class Scope(NamedTuple):
     kind: str
 
 
-class Span:
+class ModuleSpan:
     """Nodes in a row that one call of a module runs.
 
     Attributes:
@@ -52,12 +52,12 @@ class Span:
 
     def __init__(self, scope: Scope, first: int) -> None:
         self.scope = scope
-        self.items: list[int | Span] = []
+        self.items: list[int | ModuleSpan] = []
         self.first = self.end = first
 
 
 def scopes_of(node: FileNode, index: int) -> tuple[Scope, ...]:
-    """The modules around a node, outermost first, the model itself left out; a node without any is one of its own."""
+    """Return the modules around a node, outermost first, without the model itself; a node without any is its own."""
     return _all_scopes(node, index)[:_DEEPEST_SCOPE]
 
 
@@ -84,7 +84,7 @@ _OWN_ADAPTERS = ("edge_opt.runtimes.model_call.FlatModel", "edge_opt.compress.ex
 
 
 def _converted_scopes(node: FileNode, index: int) -> tuple[Scope, ...]:
-    """From names of tensors, where a converter keeps whose they are: of the weights first, then of the result.
+    """Return scopes from names of tensors, where a converter keeps their owners: of the weights, then of the result.
 
     litert-torch writes "pkg.Net/pkg.Block_layers.0/torch.nn.modules.conv.Conv2d_conv;1", and names that were fused
     one behind the other; TensorFlow writes "net/conv/Conv2D".
@@ -101,34 +101,34 @@ def _converted_scopes(node: FileNode, index: int) -> tuple[Scope, ...]:
 
 
 def _owned_scopes(pieces: Sequence[str]) -> tuple[Scope, ...]:
-    """Modules from the model down, each under its parent's name for it; the model itself is left out."""
-    found: list[Scope] = []
+    """Return modules from the model down, each under its parent's name for it; the model itself is left out."""
+    scopes: list[Scope] = []
     for piece in pieces[1:]:
         parts = _OWNED.fullmatch(piece)
         kind, name = (parts["kind"], parts["name"]) if parts else ("", piece)
         path = ".".join(_UNSAFE.sub("_", part) for part in name.split(".") if part) or "_"
-        found.append(Scope(f"{found[-1].path}.{path}" if found else path, kind))
-    if found and pieces[0] in _OWN_ADAPTERS:
+        scopes.append(Scope(f"{scopes[-1].path}.{path}" if scopes else path, kind))
+    if scopes and pieces[0] in _OWN_ADAPTERS:
         # Our own exports put an adapter around the model, as its "model".
-        found = [Scope(one.path.partition(".")[2], one.kind) for one in found[1:]]
-    return tuple(found)
+        scopes = [Scope(scope.path.partition(".")[2], scope.kind) for scope in scopes[1:]]
+    return tuple(scopes)
 
 
 def _exported_scopes(node: FileNode) -> tuple[Scope, ...]:
-    """As torch's exporter writes them: paths from the model down to the operator, and their classes."""
+    """Return scopes as torch's exporter writes them: paths from the model down to the operator, and their classes."""
     paths, kinds = _listed(node.metadata[_SCOPES]), _listed(node.metadata.get(_CLASSES, ""))
     kinds += [""] * (len(paths) - len(kinds))
-    found = list({path: Scope(path, kind) for path, kind in zip(paths[:-1], kinds, strict=False) if path}.values())
-    if found and "BatchNorm" in found[-1].kind and node.op in _NORM_FOLDED:
+    scopes = list({path: Scope(path, kind) for path, kind in zip(paths[:-1], kinds, strict=False) if path}.values())
+    if scopes and "BatchNorm" in scopes[-1].kind and node.op in _NORM_FOLDED:
         # A norm that was folded into a product leaves its own scope there; the weight still says whose it is.
         owner = node.inputs[1].rpartition(".")[0] if len(node.inputs) > 1 else ""
         if owner:
-            found[-1] = Scope(owner, _NORM_FOLDED[node.op])
-    return tuple(found)
+            scopes[-1] = Scope(owner, _NORM_FOLDED[node.op])
+    return tuple(scopes)
 
 
 def root_kind(nodes: Sequence[FileNode]) -> str:
-    """The class of the model, where an export says so."""
+    """Return the class of the model, where an export says so."""
     for node in nodes:
         kinds = _listed(node.metadata.get(_CLASSES, ""))
         if len(kinds) > 1:
@@ -137,7 +137,7 @@ def root_kind(nodes: Sequence[FileNode]) -> str:
 
 
 def _listed(text: str) -> list[str]:
-    """A list of texts, written as Python would print it; nothing where it is something else."""
+    """Read a list of texts, written as Python would print it; return no texts where it is something else."""
     if _PLAIN_TEXTS.fullmatch(text):
         return [first or second for first, second in _TEXT.findall(text)]
     try:
@@ -148,24 +148,24 @@ def _listed(text: str) -> list[str]:
 
 
 def _named_scopes(names: Sequence[str]) -> tuple[Scope, ...]:
-    """Scopes from a name such as "/layer1/layer1.0/conv1/Conv": a part may repeat the one before it."""
-    found: list[Scope] = []
+    """Return scopes from a name such as "/layer1/layer1.0/conv1/Conv": a part may repeat the one before it."""
+    scopes: list[Scope] = []
     before = ""
     for name in names:
         part = ".".join(_UNSAFE.sub("_", piece) for piece in name.split(".") if piece) or "_"
-        path = found[-1].path if found else ""
+        path = scopes[-1].path if scopes else ""
         if before and part.startswith(f"{before}."):
             path = path.removesuffix(before) + part
         else:
             path = f"{path}.{part}" if path else part
         before = part
-        found.append(Scope(path, ""))
-    return tuple(found)
+        scopes.append(Scope(path, ""))
+    return tuple(scopes)
 
 
-def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
+def spans(chains: Sequence[tuple[Scope, ...]]) -> ModuleSpan:
     """Return the calls that run the nodes in their order; a module that is left and entered again is called twice."""
-    root = Span(Scope("", ""), 0)
+    root = ModuleSpan(Scope("", ""), 0)
     stack = [root]
     for index, chain in enumerate(chains):
         common = 0
@@ -173,7 +173,7 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
             common += 1
         del stack[common + 1 :]
         for scope in chain[common:]:
-            child = Span(scope, index)
+            child = ModuleSpan(scope, index)
             stack[-1].items.append(child)
             stack.append(child)
         stack[-1].items.append(index)
@@ -183,22 +183,22 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> Span:
 
 
 def names_read(node: FileNode) -> list[str]:
-    """Every value that a node reads, those inside its graphs included."""
-    found = [name for name in node.inputs if name]
+    """Return every value that a node reads, those inside its graphs included."""
+    names = [name for name in node.inputs if name]
     for graph in graphs_in(node):
-        found += names_from_outside(graph)
-    return found
+        names += names_from_outside(graph)
+    return names
 
 
 def names_from_outside(graph: FileGraph) -> list[str]:
-    """The values that a graph inside a node reads and does not make."""
-    own = {*graph.constants, *(one.name for one in graph.inputs)}
+    """Return the values that a graph inside a node reads and does not make."""
+    own = {*graph.constants, *(value.name for value in graph.inputs)}
     own.update(name for inner in graph.nodes for name in inner.outputs)
-    found = [name for inner in graph.nodes for name in names_read(inner) if name not in own]
-    return found + [one.name for one in graph.outputs if one.name not in own]
+    names = [name for inner in graph.nodes for name in names_read(inner) if name not in own]
+    return names + [value.name for value in graph.outputs if value.name not in own]
 
 
 def graphs_in(node: FileNode) -> list[FileGraph]:
-    """The graphs among a node's settings: branches and bodies."""
-    values = (one for value in node.attributes.values() for one in (value if isinstance(value, tuple) else (value,)))
+    """Return the graphs among a node's settings: branches and bodies."""
+    values = (item for value in node.attributes.values() for item in (value if isinstance(value, tuple) else (value,)))
     return [value for value in values if isinstance(value, FileGraph)]

@@ -44,7 +44,7 @@ def handler_of(node: FileNode) -> Handler | None:
 
 
 def has_exact_values(node: FileNode) -> bool:
-    """Whether a node's handler returns the node's own values where those of its inputs are known."""
+    """Return whether a node's handler returns the node's own values where those of its inputs are known."""
     return _key(node) in _handlers and _key(node) not in _shapes_only
 
 
@@ -73,11 +73,11 @@ class NodeCall:
         return TraceFailed(f"{self.node.label}: {what}")
 
     def has(self, index: int) -> bool:
-        """Whether an optional input is given."""
+        """Return whether an optional input is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def tensor(self, index: int = 0) -> torch.Tensor:
-        """An input that must be there."""
+        """Return an input that must be there."""
         if not self.has(index) or not isinstance(self.inputs[index], torch.Tensor):
             raise self.error(f"input {index} is missing")
         value: torch.Tensor = self.inputs[index]
@@ -87,11 +87,11 @@ class NodeCall:
         return self.tensor(index) if self.has(index) else None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute."""
+        """Return an attribute."""
         return self.attributes.get(name, default)
 
     def values(self, index: int) -> list[Any]:
-        """The values of an input, flat; a refusal where they are known only when the model runs."""
+        """Return the values of an input, flat; refuse where they are known only when the model runs."""
         value = self.constant_values[index] if index < len(self.constant_values) else None
         if value is None:
             raise self.error(f"what it makes of its input depends on the values of {self.node.inputs[index]!r}, "
@@ -99,18 +99,18 @@ class NodeCall:
         return numbers(value)
 
     def setting(self, name: str, index: int, default: Any = None) -> Any:
-        """Numbers that older opsets have as an attribute and newer ones as an input."""
+        """Return numbers that older opsets have as an attribute and newer ones as an input."""
         if name in self.attributes:
             return self.attributes[name]
         return self.values(index) if self.has(index) else default
 
     def number(self, name: str, index: int, default: Any = None) -> Any:
-        """One number that is an attribute or an input."""
+        """Return one number that is an attribute or an input."""
         value = self.setting(name, index, default)
         return value[0] if isinstance(value, (list, tuple)) and value else value
 
     def axis(self, default: int = 0, rank: int | None = None) -> int:
-        """The attribute `axis`, counted from the front."""
+        """Return the attribute `axis`, counted from the front."""
         size = self.tensor().dim() if rank is None else rank
         value = int(self.get("axis", default))
         if not -size <= value < max(size, 1) + (rank is not None):
@@ -118,13 +118,13 @@ class NodeCall:
         return value + size if value < 0 else value
 
     def from_front(self, axis: Any, size: int) -> int:
-        """An axis of so many, counted from the front."""
+        """Return an axis of so many, counted from the front."""
         if not -size <= int(axis) < max(size, 1):
             raise self.error(f"its axis is {int(axis)}, and its input has {size} dimensions")
         return int(axis) % size if size else 0
 
     def operands(self) -> list[Any]:
-        """Both inputs, with a number for a known constant of one element: eager code would write it as such."""
+        """Return both inputs, with a number for a known constant of one element: eager code would write it as such."""
         first, second = self.tensor(), self.tensor(1)
         if _is_number(self.constant_values[1], first):
             return [first, numbers(self.constant_values[1])[0]]
@@ -133,7 +133,7 @@ class NodeCall:
         return [first, second]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of that shape; one beyond all memory is a mistake in the file."""
+        """Return a tensor of that shape; one beyond all memory is a mistake in the file."""
         if prod(shape) > MOST_ELEMENTS or min(shape, default=0) < 0:
             raise self.error(f"its result would have the shape {shape}")
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -143,13 +143,13 @@ class NodeCall:
         self.empty(tuple(shape), torch.uint8)
 
     def constant(self, name: str = "value") -> FileTensor | None:
-        """A tensor among the attributes."""
+        """Return a tensor among the attributes; None where there is none of that name."""
         value = self.get(name)
         return value if isinstance(value, FileTensor) else None
 
 
 def numbers(known: torch.Tensor | None) -> list[Any]:
-    """The values of a known constant, flat; looking at them is no part of a run."""
+    """Return the values of a known constant, flat; looking at them is no part of a run."""
     with _disable_current_modes():
         return [] if known is None else list(known.flatten().tolist())
 
@@ -164,7 +164,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def real_values(constant: FileTensor) -> torch.Tensor | None:
-    """The values of a small constant as a tensor; None where they were not read."""
+    """Return the values of a small constant as a tensor; None where they were not read."""
     if constant.values is None:
         return None
     return torch.from_numpy(constant.values.copy() if constant.values.ndim else constant.values.reshape(()).copy())

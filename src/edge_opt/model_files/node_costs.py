@@ -92,7 +92,7 @@ def node_data(model: FileModel, inputs: Any, kwargs: Mapping[str, Any] | None = 
 
 
 def explorer_data(costs: Mapping[str, OpCost]) -> dict[str, Any]:
-    """FLOPs of nodes in the form that Model Explorer loads beside a model.
+    """Return FLOPs of nodes in the form that Model Explorer loads beside a model.
 
     Args:
         costs: What each node costs, by its name in the viewer: of an `.onnx` file the node's, of a `.tflite` file that

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def pads_of(call: NodeCall, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """Padding before each dimension, then after each; `auto_pad` worked out from the input's shape."""
+    """Return the padding before each dimension, then after each; `auto_pad` follows from the input's shape."""
     count = len(kernel)
     how = call.get("auto_pad", "NOTSET")
     if how == "VALID":
@@ -51,7 +51,7 @@ def windows(call: NodeCall, kernel: Sequence[int]) -> tuple[list[int], list[int]
 
 
 def evenly_padded(x: torch.Tensor, pads: list[int], value: float = 0.0) -> tuple[torch.Tensor, list[int]]:
-    """The input and the same padding on both sides of each dimension; where they differ it is padded beforehand."""
+    """Return the input and one padding for both sides of each dimension; where they differ it is padded here."""
     count = len(pads) // 2
     before, after = pads[:count], pads[count:]
     if before == after:
@@ -65,7 +65,7 @@ _TRANSPOSED: dict[int, TensorFunction] = {1: F.conv_transpose1d, 2: F.conv_trans
 
 
 def convolution(call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x convolved; integers, too, which keep their width."""
+    """Return x convolved; integers keep their width."""
     kernel = list(weight.shape[2:])
     strides, dilations, pads = windows(call, kernel)
     x, padding = evenly_padded(x, pads)
@@ -85,7 +85,7 @@ def conv(call: NodeCall) -> torch.Tensor:
 
 
 def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
-    """What a runtime fused behind a product."""
+    """Apply the activation that a runtime fused into a product."""
     name = call.get("activation", "")
     if not name:
         return x
@@ -172,7 +172,7 @@ def einsum(call: NodeCall) -> torch.Tensor:
 
 
 def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
-    """Comparisons with a number in front: torch takes it behind."""
+    """Return a comparison that takes a number in front as well: torch takes it behind only."""
     mirrors: dict[Any, Any] = {torch.gt: torch.lt, torch.ge: torch.le, torch.lt: torch.gt, torch.le: torch.ge}
     mirrored = mirrors.get(function, function)
     return lambda a, b: function(a, b) if isinstance(a, torch.Tensor) else mirrored(b, a)
@@ -193,13 +193,13 @@ for _name, _function in _BINARY.items():
 
 @operator("Pow")
 def power(call: NodeCall) -> torch.Tensor:
-    """The result is of the first input's type, also where the power is of floats."""
+    """Raise to a power; the result is of the first input's type, also where the power is of floats."""
     return binary(call, torch.pow).to(call.tensor().dtype)
 
 
 @operator("Mod")
 def remainder(call: NodeCall) -> torch.Tensor:
-    """What is left of a division: of the divisor's sign, or of the dividend's as in C."""
+    """Return the remainder of a division: of the divisor's sign, or of the dividend's as in C."""
     is_c = bool(call.get("fmod", 0))
     return binary(call, torch.fmod if is_c else torch.remainder, takes_numbers=not is_c)
 
@@ -299,7 +299,7 @@ def where(call: NodeCall) -> Any:
     ]
     if not any(isinstance(value, torch.Tensor) for value in values):
         values = others
-    shapes = [one.shape for one in (condition, *values) if isinstance(one, torch.Tensor)]
+    shapes = [value.shape for value in (condition, *values) if isinstance(value, torch.Tensor)]
     if not all(can_broadcast(first, second) for first, second in combinations(shapes, 2)):
         # torch would import its compiler to say so, which takes seconds.
         raise call.error(f"its inputs of {', '.join(str(tuple(shape)) for shape in shapes)} do not fit each other")
@@ -388,7 +388,7 @@ def pool(call: NodeCall) -> Any:
 
 @operator("BatchNormalization")
 def batch_norm(call: NodeCall) -> torch.Tensor:
-    x, weight, bias, mean, variance = (call.tensor(place) for place in range(5))
+    x, weight, bias, mean, variance = (call.tensor(index) for index in range(5))
     return F.batch_norm(x, mean, variance, weight, bias, False, 0.1, call.get("epsilon", 1e-5))
 
 
@@ -487,7 +487,7 @@ _CELLS: dict[str, tuple[int, Any]] = {"LSTM": (4, torch.lstm), "GRU": (3, torch.
 
 @operator(*_CELLS, has_values=False)
 def recurrent(call: NodeCall) -> Any:
-    """One layer over a sequence. ONNX stacks the directions in front and both biases in one row."""
+    """Run one layer over a sequence. ONNX stacks the directions in front and both biases in one row."""
     gates, function = _CELLS[call.node.op]
     x, inner, outer, biases = call.tensor(), call.tensor(1), call.tensor(2), call.optional(3)
     if call.get("layout", 0):
@@ -501,11 +501,11 @@ def recurrent(call: NodeCall) -> Any:
             weights += [biases[number][:rows], biases[number][rows:]]
     shape = (directions, batch, hidden)
     state = [
-        call.tensor(place) if call.has(place) else torch.zeros(shape, dtype=x.dtype, device=x.device)
-        for place in ((5, 6) if call.node.op == "LSTM" else (5,))
+        call.tensor(index) if call.has(index) else torch.zeros(shape, dtype=x.dtype, device=x.device)
+        for index in ((5, 6) if call.node.op == "LSTM" else (5,))
     ]  # fmt: skip
-    given = tuple(state) if call.node.op == "LSTM" else state[0]
-    result = function(x, given, weights, biases is not None, 1, 0.0, False, directions == 2, False)
+    first_state = tuple(state) if call.node.op == "LSTM" else state[0]
+    result = function(x, first_state, weights, biases is not None, 1, 0.0, False, directions == 2, False)
     # Directions stand beside each other in torch, and in a dimension of their own here.
     out = result[0].reshape(steps, batch, directions, hidden).transpose(1, 2)
     return (out, *result[1:])[: len(call.node.outputs)]
@@ -522,7 +522,7 @@ def grid_sample(call: NodeCall) -> torch.Tensor:
 
 @operator("ai.onnx.ml:LinearRegressor", "ai.onnx.ml:LinearClassifier", has_values=False)
 def sklearn_linear(call: NodeCall) -> Any:
-    """Rows times coefficients; the classifier names the largest, and turns scores into shares."""
+    """Multiply rows by coefficients; the classifier names the largest, and turns scores into shares."""
     x, weight = call.tensor(), call.tensor(1)
     x = x if x.is_floating_point() else x.to(torch.float32)
     outputs = max(weight.numel() // max(x.shape[-1], 1), 1)

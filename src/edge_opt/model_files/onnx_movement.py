@@ -50,18 +50,18 @@ def size(call: NodeCall) -> torch.Tensor:
 
 @operator("Constant")
 def constant(call: NodeCall) -> torch.Tensor:
-    """A constant inside the graph: a tensor, or numbers as an attribute."""
-    found = next(iter(call.attributes.values()), None)
-    if isinstance(found, FileTensor):
-        values = real_values(found) if call.device == "cpu" else None
-        return call.empty(found.shape, torch_dtype(found.dtype)) if values is None else values
-    if isinstance(found, str) or (isinstance(found, tuple) and found and isinstance(found[0], str)):
-        return call.empty((len(found),) if isinstance(found, tuple) else (), torch.uint8)
-    if not isinstance(found, (int, float, tuple)):
+    """Return a constant inside the graph: a tensor, or numbers as an attribute."""
+    value = next(iter(call.attributes.values()), None)
+    if isinstance(value, FileTensor):
+        values = real_values(value) if call.device == "cpu" else None
+        return call.empty(value.shape, torch_dtype(value.dtype)) if values is None else values
+    if isinstance(value, str) or (isinstance(value, tuple) and value and isinstance(value[0], str)):
+        return call.empty((len(value),) if isinstance(value, tuple) else (), torch.uint8)
+    if not isinstance(value, (int, float, tuple)):
         raise call.error("it has no value that is understood")
-    first = found[0] if isinstance(found, tuple) and found else found
+    first = value[0] if isinstance(value, tuple) and value else value
     dtype = torch.float32 if isinstance(first, float) else torch.int64
-    return torch.tensor(found, dtype=dtype, device=call.device)
+    return torch.tensor(value, dtype=dtype, device=call.device)
 
 
 @operator("ConstantOfShape")
@@ -73,7 +73,7 @@ def constant_of_shape(call: NodeCall) -> torch.Tensor:
 
 
 def _said_dtype(call: NodeCall, default: torch.dtype) -> torch.dtype:
-    """The element type of the attribute `dtype`."""
+    """Return the element type of the attribute `dtype`."""
     return torch_dtype(DTYPES[call.get("dtype")]) if call.get("dtype") in DTYPES else default
 
 
@@ -102,7 +102,7 @@ def reshape(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     dims = [int(dim) for dim in call.setting("shape", 1, ())]
     if not call.get("allowzero", 0):
-        dims = [x.shape[place] if dim == 0 and place < x.dim() else dim for place, dim in enumerate(dims)]
+        dims = [x.shape[axis] if dim == 0 and axis < x.dim() else dim for axis, dim in enumerate(dims)]
     return x.reshape(dims)
 
 
@@ -140,11 +140,11 @@ def unsqueeze(call: NodeCall) -> torch.Tensor:
 @operator("Concat")
 def concat(call: NodeCall) -> torch.Tensor:
     axis = call.axis(0)
-    whole = [tuple(call.tensor(place).shape) for place in range(len(call.inputs))]
-    around = {(shape[:axis], shape[axis + 1 :]) for shape in whole if shape != (0,)}
+    shapes = [tuple(call.tensor(index).shape) for index in range(len(call.inputs))]
+    around = {(shape[:axis], shape[axis + 1 :]) for shape in shapes if shape != (0,)}
     if len(around) > 1:
         # torch would import its compiler to say so, which takes seconds.
-        raise call.error(f"its inputs of {', '.join(map(str, whole[:4]))} differ beside dimension {axis}")
+        raise call.error(f"its inputs of {', '.join(map(str, shapes[:4]))} differ beside dimension {axis}")
     return torch.cat(call.inputs, axis)
 
 
@@ -157,7 +157,7 @@ def split(call: NodeCall) -> Any:
         if count != len(call.node.outputs):
             raise call.error(f"it should make {count} pieces, and has {len(call.node.outputs)} results")
         piece = -(-x.shape[axis] // max(count, 1))
-        sizes = [min(piece, max(x.shape[axis] - place * piece, 0)) for place in range(count)]
+        sizes = [min(piece, max(x.shape[axis] - number * piece, 0)) for number in range(count)]
     return tuple(torch.split(x, [int(size) for size in sizes], axis))
 
 
@@ -168,13 +168,13 @@ def slice_(call: NodeCall) -> torch.Tensor:
     axes = call.setting("axes", 3) or list(range(len(starts)))
     steps = call.setting("steps", 4) or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        places = range(x.shape[int(axis)])[slice(int(start), int(end), int(step))]
+        picked = range(x.shape[int(axis)])[slice(int(start), int(end), int(step))]
         if step > 0:
-            x = x.narrow(int(axis), places.start, places.stop - places.start if len(places) else 0) if (
-                step == 1 and len(places)
+            x = x.narrow(int(axis), picked.start, picked.stop - picked.start if len(picked) else 0) if (
+                step == 1 and len(picked)
             ) else x[(slice(None),) * (int(axis) % x.dim()) + (slice(int(start), int(end), int(step)),)]  # fmt: skip
         else:  # torch has no steps backwards: those that remain, turned round
-            kept = list(places)
+            kept = list(picked)
             low, high = (min(kept), max(kept) + 1) if kept else (0, 0)
             x = x.narrow(int(axis), low, high - low).flip(int(axis))
             x = x[(slice(None),) * (int(axis) % x.dim()) + (slice(None, None, -int(step)),)]
@@ -183,7 +183,7 @@ def slice_(call: NodeCall) -> torch.Tensor:
 
 @operator("Gather")
 def gather(call: NodeCall) -> torch.Tensor:
-    """Rows by their numbers: an embedding of a table of weights, else a selection."""
+    """Return rows by their numbers: an embedding of a table of weights, else a selection."""
     x, index, axis = call.tensor(), call.tensor(1), call.axis(0)
     known = call.constant_values[1]
     if known is not None and known.dim() == 0:
@@ -197,7 +197,7 @@ def gather(call: NodeCall) -> torch.Tensor:
 
 
 def _from_front(index: torch.Tensor, size: int) -> torch.Tensor:
-    """Places counted from the front; a negative one is counted from behind."""
+    """Return indices counted from the front; a negative index is counted from behind."""
     return torch.where(index < 0, index + size, index)
 
 
@@ -217,7 +217,7 @@ def gather_nd(call: NodeCall) -> torch.Tensor:
             torch.arange(x.shape[axis], device=call.device).reshape([-1, *[1] * (index.dim() - 2 - axis)])
             for axis in range(batch)
         ]
-    return x[(*rows, *(index[..., place] for place in range(depth)))]
+    return x[(*rows, *(index[..., axis] for axis in range(depth)))]
 
 
 @operator("ScatterElements", "Scatter")
@@ -233,17 +233,17 @@ def scatter_elements(call: NodeCall) -> torch.Tensor:
 @operator("ScatterND")
 def scatter_nd(call: NodeCall) -> torch.Tensor:
     x, index, updates = call.tensor(), call.tensor(1), call.tensor(2)
-    places: list[torch.Tensor | None] = [index[..., place] for place in range(index.shape[-1])]
+    positions: list[torch.Tensor | None] = [index[..., axis] for axis in range(index.shape[-1])]
     how = {"mul": "prod", "max": "amax", "min": "amin"}.get(call.get("reduction", "none"))
     if how and call.device == "cpu":
         depth = index.shape[-1]
-        steps = [prod(x.shape[place + 1 : depth]) for place in range(depth)]
-        parts = [_from_front(index[..., place], x.shape[place]) * step for place, step in enumerate(steps)]
+        steps = [prod(x.shape[axis + 1 : depth]) for axis in range(depth)]
+        parts = [_from_front(index[..., axis], x.shape[axis]) * step for axis, step in enumerate(steps)]
         flat = x.reshape(prod(x.shape[:depth]), -1)
         rows = updates.reshape(-1, flat.shape[1])
         at = torch.stack(parts).sum(0).reshape(-1, 1).expand_as(rows)
         return torch.scatter_reduce(flat, 0, at, rows, how).reshape(x.shape)
-    return torch.index_put(x, places, updates, accumulate=call.get("reduction", "none") == "add")
+    return torch.index_put(x, positions, updates, accumulate=call.get("reduction", "none") == "add")
 
 
 @operator("Expand")
@@ -268,7 +268,7 @@ def pad(call: NodeCall) -> torch.Tensor:
     pads = [int(size) for size in call.setting("pads", 1, ())]
     axes = [call.from_front(axis, x.dim()) for axis in call.setting("axes", 3) or range(x.dim())]
     count = len(axes)
-    each = {axis: (pads[place], pads[place + count]) for place, axis in enumerate(axes)}
+    each = {axis: (pads[number], pads[number + count]) for number, axis in enumerate(axes)}
     mode = {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}.get(call.get("mode", "constant"), "constant")
     order = [size for axis in reversed(range(x.dim())) for size in each.get(axis, (0, 0))]
     if not any(order):
@@ -290,30 +290,33 @@ _PADDED = frozenset(((2, 1), (3, 1), (3, 2), (4, 2), (4, 3), (5, 3)))
 
 
 def _new_sizes(call: NodeCall, x: torch.Tensor) -> list[int]:
-    """The dimensions after a Resize, which gives them as they are or as factors, of all axes or of some."""
-    place = 2 if call.node.op == "Resize" and call.opset >= 11 else 1
+    """Return the dimensions after a Resize, which gives them as they are or as factors, of all axes or of some."""
+    scales_input = 2 if call.node.op == "Resize" and call.opset >= 11 else 1
     axes = [call.from_front(axis, x.dim()) for axis in call.get("axes", ())] or list(range(x.dim()))
     before = [x.shape[axis] for axis in axes]
-    has_sizes = bool(place == 2 and call.has(3) and call.values(3))
-    given = call.values(3) if has_sizes else call.setting("scales", place, ())
-    if len(given) != len(axes):
-        raise call.error(f"it gives {len(given)} sizes for {len(axes)} dimensions")
+    has_sizes = bool(scales_input == 2 and call.has(3) and call.values(3))
+    new_sizes = call.values(3) if has_sizes else call.setting("scales", scales_input, ())
+    if len(new_sizes) != len(axes):
+        raise call.error(f"it gives {len(new_sizes)} sizes for {len(axes)} dimensions")
     if has_sizes:
         choose = {"not_larger": min, "not_smaller": max}.get(call.get("keep_aspect_ratio_policy", "stretch"))
         if choose is not None:
-            factor = choose(new / old for new, old in zip(given, before, strict=True))
-            given = [floor(factor * old + 0.5) for old in before]
+            factor = choose(new / old for new, old in zip(new_sizes, before, strict=True))
+            new_sizes = [floor(factor * old + 0.5) for old in before]
     else:  # runtimes multiply in single precision, where 10 times 0.7 is 7
-        given = [np.float32(old) * np.float32(scale) for old, scale in zip(before, given, strict=True)]
-    found = list(x.shape)
-    for axis, size in zip(axes, given, strict=True):
-        found[axis] = int(size)
-    return found
+        new_sizes = [np.float32(old) * np.float32(scale) for old, scale in zip(before, new_sizes, strict=True)]
+    shape = list(x.shape)
+    for axis, size in zip(axes, new_sizes, strict=True):
+        shape[axis] = int(size)
+    return shape
 
 
 @operator("Resize", "Upsample", has_values=False)
 def resize(call: NodeCall) -> torch.Tensor:
-    """x between its elements. torch changes dimensions behind the first two, so those that change are seen there."""
+    """Interpolate between elements.
+
+    Torch resizes the dimensions behind the first two, so those that change are viewed there.
+    """
     x = call.tensor()
     wanted = _new_sizes(call, x)
     call.check_size(wanted)
@@ -336,10 +339,10 @@ def resize(call: NodeCall) -> torch.Tensor:
         for _ in range(2 - len(others)):
             seen = seen.unsqueeze(0)
     align = None if mode == "nearest" else call.get("coordinate_transformation_mode") == "align_corners"
-    found = F.interpolate(seen, size=[wanted[axis] for axis in changed], mode=mode, align_corners=align)
+    resized = F.interpolate(seen, size=[wanted[axis] for axis in changed], mode=mode, align_corners=align)
     with unrecorded():
-        found = found.reshape([wanted[axis] for axis in order])
-        return found.permute([order.index(axis) for axis in range(x.dim())])
+        resized = resized.reshape([wanted[axis] for axis in order])
+        return resized.permute([order.index(axis) for axis in range(x.dim())])
 
 
 @operator("DepthToSpace", has_values=False)
@@ -372,8 +375,8 @@ def reverse_sequence(call: NodeCall) -> torch.Tensor:
 
 @operator("ai.onnx.ml:ArrayFeatureExtractor")
 def array_feature(call: NodeCall) -> torch.Tensor:
-    found = torch.index_select(call.tensor(), -1, call.tensor(1).reshape(-1).to(torch.int64))
-    return found.reshape(1, -1) if found.dim() == 1 else found
+    features = torch.index_select(call.tensor(), -1, call.tensor(1).reshape(-1).to(torch.int64))
+    return features.reshape(1, -1) if features.dim() == 1 else features
 
 
 # Sequences: lists of tensors

@@ -106,8 +106,8 @@ def requantized(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @operator("QuantizeLinear", "com.microsoft:QuantizeLinear", has_values=False)
 def quantize(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
-    said = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
-    dtype = call.tensor(2).dtype if call.has(2) else said
+    output_dtype = torch_dtype(DTYPES.get(call.get("output_dtype", 0), "uint8"))
+    dtype = call.tensor(2).dtype if call.has(2) else output_dtype
     if x.dtype == dtype:  # what made it has quantised it already
         return x
     return _quantize(x, call.optional(1), call.optional(2), dtype)
@@ -134,15 +134,15 @@ def matmul_integer(call: NodeCall) -> torch.Tensor:
 
 @operator("com.microsoft:MatMulIntegerToFloat", "com.microsoft:DynamicQuantizeMatMul", has_values=False)
 def matmul_to_float(call: NodeCall) -> torch.Tensor:
-    """A product of bytes that is scaled to floats where it is made; the dynamic one quantises its input first."""
+    """Multiply bytes and scale the product to floats where it is made; the dynamic one quantises its input first."""
     a = call.tensor()
     is_dynamic = call.node.op == "DynamicQuantizeMatMul"
     if is_dynamic:
         a = dynamic_quantize_op(a)[0]
     product = integer_product(a, call.tensor(1), torch.int32)
-    found = dequantize_op(product, None, None, torch.float32)
+    result = dequantize_op(product, None, None, torch.float32)
     bias = 4 if is_dynamic else 6
-    return found + call.tensor(bias) if call.has(bias) else found
+    return result + call.tensor(bias) if call.has(bias) else result
 
 
 @operator("ConvInteger", has_values=False)
@@ -188,9 +188,9 @@ def qlinear_pool(call: NodeCall) -> Any:
     is_last = bool(call.get("channels_last", 0))
     with unrecorded():
         x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
-    found = pooled(call, call.node.op.removeprefix("QLinear"), x)
+    result = pooled(call, call.node.op.removeprefix("QLinear"), x)
     with unrecorded():
-        return found.movedim(1, -1) if is_last else found
+        return result.movedim(1, -1) if is_last else result
 
 
 @operator("com.microsoft:QLinearConcat", has_values=False)
@@ -201,7 +201,7 @@ def qlinear_concat(call: NodeCall) -> torch.Tensor:
 
 @operator("com.microsoft:QLinearSigmoid", "com.microsoft:QLinearLeakyRelu", has_values=False)
 def qlinear_table(call: NodeCall) -> torch.Tensor:
-    """One look-up in a table of 256 results for each byte; counted as one operation."""
+    """Look each byte up in a table of 256 results; counted as one operation."""
     return F.relu(call.tensor())
 
 
@@ -214,41 +214,41 @@ _BEHIND = frozenset(("Relu", "Clip"))
 
 
 def quantized_nodes(nodes: tuple[FileNode, ...], constants: frozenset[str], outputs: frozenset[str]) -> frozenset[int]:
-    """Places of the nodes that a runtime runs on bytes, because all their data come from DequantizeLinear and all
+    """Return indices of the nodes that a runtime runs on bytes: all their data come from DequantizeLinear, and all
     their results go to QuantizeLinear."""
-    makers = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
+    makers = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}
     readers: dict[str, list[int]] = {}
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         for name in node.inputs:
-            readers.setdefault(name, []).append(place)
-    found: set[int] = set()
+            readers.setdefault(name, []).append(index)
+    quantized: set[int] = set()
 
-    def is_bytes(name: str, place: int, node: FileNode) -> bool:
+    def is_bytes(name: str, index: int, node: FileNode) -> bool:
         maker = makers.get(name)
         if maker is not None and nodes[maker].op == "DequantizeLinear":
             return True
-        if maker in found and node.op in _BEHIND:
+        if maker in quantized and node.op in _BEHIND:
             return True
         # Shapes, axes, limits: settings, not data.
         return (
-            name in constants and place > 0 and node.op not in ("Conv", "Gemm", "MatMul", "Add", "Mul", "Sub", "Concat")
+            name in constants and index > 0 and node.op not in ("Conv", "Gemm", "MatMul", "Add", "Mul", "Sub", "Concat")
         )
 
-    for place, node in enumerate(nodes):
-        given = [(number, name) for number, name in enumerate(node.inputs) if name]
-        if node.op in _ON_BYTES and not node.domain and given and all(is_bytes(name, n, node) for n, name in given):
-            found.add(place)
-    for place in sorted(found, reverse=True):
-        ends = [reader for name in nodes[place].outputs for reader in readers.get(name, [])]
-        is_kept = ends and not outputs.intersection(nodes[place].outputs) and all(
-            nodes[end].op == "QuantizeLinear" or (end in found and nodes[end].op in _BEHIND) for end in ends
+    for index, node in enumerate(nodes):
+        inputs = [(number, name) for number, name in enumerate(node.inputs) if name]
+        if node.op in _ON_BYTES and not node.domain and inputs and all(is_bytes(name, n, node) for n, name in inputs):
+            quantized.add(index)
+    for index in sorted(quantized, reverse=True):
+        ends = [reader for name in nodes[index].outputs for reader in readers.get(name, [])]
+        is_kept = ends and not outputs.intersection(nodes[index].outputs) and all(
+            nodes[end].op == "QuantizeLinear" or (end in quantized and nodes[end].op in _BEHIND) for end in ends
         )  # fmt: skip
         if not is_kept:
-            found.discard(place)
+            quantized.discard(index)
     # What stands behind a node that is not run on bytes is not, either.
-    for place in sorted(found):
-        node = nodes[place]
+    for index in sorted(quantized):
+        node = nodes[index]
         first = makers.get(node.inputs[0])
-        if first is not None and nodes[first].op != "DequantizeLinear" and first not in found:
-            found.discard(place)
-    return frozenset(found)
+        if first is not None and nodes[first].op != "DequantizeLinear" and first not in quantized:
+            quantized.discard(index)
+    return frozenset(quantized)

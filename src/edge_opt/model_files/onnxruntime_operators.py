@@ -43,7 +43,7 @@ def matmul_of_few_bits(call: NodeCall) -> torch.Tensor:
 
 @operator("com.microsoft:GatherBlockQuantized", has_values=False)
 def gather_of_few_bits(call: NodeCall) -> torch.Tensor:
-    """Rows of a quantised table, widened; of weights that are packed as bytes, one byte holds several."""
+    """Return rows of a quantised table, widened; of weights that are packed as bytes, one byte holds several."""
     table, index, scale = call.tensor(), call.tensor(1), call.tensor(2)
     axis = int(call.get("gather_axis", 0)) % table.dim()
     packed = 8 // int(call.get("bits", 4)) if table.dtype == torch.uint8 else 1
@@ -64,7 +64,7 @@ _unpacked = define(
 
 
 def _turned(x: torch.Tensor, width: int) -> torch.Tensor:
-    """Pairs are turned: each element times a cosine, plus its neighbour times a sine. The rest passes as it is."""
+    """Turn pairs: each element times a cosine, plus its neighbour times a sine. The rest passes as it is."""
     if not 0 < width < x.shape[-1]:
         return (x * 1.0).add_(x * 1.0)
     part = x[..., :width]
@@ -84,7 +84,7 @@ def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
 
 @operator("Attention", "com.microsoft:MultiHeadAttention", has_values=False)
 def attention(call: NodeCall) -> Any:
-    """ONNX's attention, or the runtime's: heads in a dimension of their own, or side by side in the last."""
+    """Run ONNX's attention, or the runtime's: heads in a dimension of their own, or side by side in the last."""
     query, key, value = call.tensor(), call.tensor(1), call.tensor(2)
     heads = int(call.get("q_num_heads", call.get("num_heads", 0)))
     is_standard = not call.node.domain
@@ -119,7 +119,7 @@ def attention(call: NodeCall) -> Any:
 
 
 def _joined(call: NodeCall, projected: torch.Tensor, past: int) -> Any:
-    """Attention of queries, keys and values that one product made side by side."""
+    """Run the attention of queries, keys and values that one product made side by side."""
     heads = int(call.get("num_heads", 0))
     sizes = [int(size) for size in call.get("qkv_hidden_sizes", ())] or [projected.shape[-1] // 3] * 3
     if heads < 1 or sum(sizes) != projected.shape[-1] or any(size % heads for size in sizes):
@@ -134,7 +134,7 @@ def _joined(call: NodeCall, projected: torch.Tensor, past: int) -> Any:
 
 @operator("com.microsoft:Attention", has_values=False)
 def fused_attention(call: NodeCall) -> Any:
-    """One product for queries, keys and values, then attention; the mask is applied inside."""
+    """Run one product for queries, keys and values, then attention; the mask is applied inside."""
     x, weight = call.tensor(), call.tensor(1)
     projected = torch.matmul(x, weight)
     return _joined(call, projected + call.tensor(2) if call.has(2) else projected, 4)
@@ -142,7 +142,7 @@ def fused_attention(call: NodeCall) -> Any:
 
 @operator("com.microsoft:QAttention", has_values=False)
 def quantized_attention(call: NodeCall) -> Any:
-    """The same with a product of bytes; attention itself is of floats."""
+    """Run the same with a product of bytes; attention itself is of floats."""
     product = integer_product(call.tensor(), call.tensor(1), torch.int32)
     projected = dequantize_op(product, None, None, call.tensor(3).dtype)
     return _joined(call, projected + call.tensor(2) if call.has(2) else projected, 8)
@@ -150,7 +150,7 @@ def quantized_attention(call: NodeCall) -> Any:
 
 @operator("com.microsoft:GroupQueryAttention", has_values=False)
 def grouped_attention(call: NodeCall) -> Any:
-    """Queries share keys and values; what was said before comes from the cache, as long as the inputs say it is."""
+    """Run attention whose queries share keys and values; earlier tokens come from a cache as long as the inputs say."""
     heads, own = int(call.get("num_heads", 0)), int(call.get("kv_num_heads", 0))
     if heads < 1 or own < 1:
         raise call.error("it does not say how many heads it has")
@@ -194,7 +194,7 @@ def skip_layer_norm(call: NodeCall) -> Any:
 
 @operator("com.microsoft:GroupNorm", has_values=False)
 def group_norm_channels_last(call: NodeCall) -> torch.Tensor:
-    """The runtime's own, of pictures with their channels last; it may be followed by x * sigmoid(x)."""
+    """Normalise groups of channels of pictures with their channels last; it may be followed by x * sigmoid(x)."""
     is_last = bool(call.get("channels_last", 1))
     with unrecorded():
         x = call.tensor().movedim(-1, 1) if is_last else call.tensor()
@@ -206,7 +206,7 @@ def group_norm_channels_last(call: NodeCall) -> torch.Tensor:
 
 @operator("com.microsoft:EmbedLayerNormalization", has_values=False)
 def embed_layer_norm(call: NodeCall) -> Any:
-    """Rows of two or three tables, their sum, and a norm over it."""
+    """Add rows of two or three tables, and normalise the sum."""
     ids = call.tensor()
     words = F.embedding(ids, call.tensor(2))
     whole = words + call.tensor(3)[: ids.shape[1]]
@@ -218,7 +218,7 @@ def embed_layer_norm(call: NodeCall) -> Any:
 
 @operator("com.microsoft:DynamicQuantizeLSTM", has_values=False)
 def dynamic_lstm(call: NodeCall) -> Any:
-    """An LSTM whose two matrices are of bytes; each is multiplied once per row and step."""
+    """Run an LSTM whose two matrices are of bytes; each is multiplied once per row and step."""
     x, inner, outer = call.tensor(), call.tensor(1), call.tensor(2)
     hidden = int(call.get("hidden_size", outer.shape[1]))
     directions = inner.shape[0]

@@ -179,13 +179,13 @@ recurrent_op = define(
 def recurrent_cost(out: TensorInfo, x: TensorInfo, weights: Any, cell: str, shape: Any) -> Work:
     """Every matrix once per row and step; sums of gates, biases and activations as in torch's own cells."""
     rows = prod(x.shape[:-1])
-    given = [one for one in weights if isinstance(one, TensorInfo)]
-    matrices = [one for one in given if len(one.shape) == 2]
-    macs = rows * sum(one.elements for one in matrices)
-    biases = sum(one.elements for one in given if len(one.shape) == 1)
+    tensors = [tensor for tensor in weights if isinstance(tensor, TensorInfo)]
+    matrices = [tensor for tensor in tensors if len(tensor.shape) == 2]
+    macs = rows * sum(tensor.elements for tensor in matrices)
+    biases = sum(tensor.elements for tensor in tensors if len(tensor.shape) == 1)
     if cell == "SVDF" or not matrices:  # a filter over features, one over time, then their sum
         return Work(macs=macs, other_ops=rows * biases)
     units = matrices[0].shape[0]
-    sums = sum(one.shape[0] for one in matrices if one.shape[0] == units) // 2 + biases
+    sums = sum(tensor.shape[0] for tensor in matrices if tensor.shape[0] == units) // 2 + biases
     cells = units * (2 if cell.startswith("BI") else 1)
     return Work(macs=macs, other_ops=rows * (sums + cells * (LSTM_OPS if cell.endswith("LSTM") else RNN_OPS)))

@@ -46,7 +46,7 @@ class _Life:
     last: int
 
     def order(self) -> tuple[bool, int, int]:
-        """What lives through the whole run comes first, in the order of the file; then large before small."""
+        """Sort what lives through the whole run first, in the order of the file; then large before small."""
         is_whole = self.first == 0 and self.last == _FOREVER
         return (False, 0, 0) if is_whole else (True, -self.nbytes, self.first)
 
@@ -68,20 +68,20 @@ def plan_arena(
     lives = _lives(nodes, inputs, outputs, nbytes, shared)
     ordered = sorted(lives, key=_Life.order)
     firsts, lasts = (np.array([getattr(life, end) for life in ordered], np.int64) for end in ("first", "last"))
-    placed: list[tuple[int, _Life]] = []
+    placements: list[tuple[int, _Life]] = []
     for count, life in enumerate(ordered):
         # Of thousands of tensors few live at the same time: Python looks at these alone.
         beside = np.flatnonzero((lasts[:count] >= life.first) & (firsts[:count] <= life.last)).tolist()
-        placed.append((_gap(life, sorted((placed[place] for place in beside), key=itemgetter(0))), life))
-    offsets = {life.name: offset for offset, life in placed}
+        placements.append((_gap(life, sorted((placements[index] for index in beside), key=itemgetter(0))), life))
+    offsets = {life.name: offset for offset, life in placements}
     offsets |= {name: offsets[root] for name, root in shared.items() if root in offsets}
-    whole = max((offset + life.nbytes for offset, life in placed), default=0)
+    whole = max((offset + life.nbytes for offset, life in placements), default=0)
     kept = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in persistent.values())
     return Arena(whole, offsets, kept)
 
 
 def _gap(life: _Life, beside: Sequence[tuple[int, _Life]]) -> int:
-    """The start of the smallest gap among tensors that live at the same time; behind them where there is none."""
+    """Return the start of the smallest gap among tensors that live at the same time; else the end behind them."""
     best, best_size, end = None, _FOREVER, 0
     for offset, other in beside:
         start = -(-end // ALIGNMENT) * ALIGNMENT
@@ -92,35 +92,35 @@ def _gap(life: _Life, beside: Sequence[tuple[int, _Life]]) -> int:
 
 
 def _readers(nodes: Sequence[FileNode], ends: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = dict.fromkeys(ends, 1)
+    counts: dict[str, int] = dict.fromkeys(ends, 1)
     for node in nodes:
         for name in node.inputs:
-            found[name] = found.get(name, 0) + 1
-    return found
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _shared(
     nodes: Sequence[FileNode], inputs: Sequence[str], outputs: Sequence[str], nbytes: Mapping[str, int]
 ) -> dict[str, str]:
-    """Results that are written over an input, with the tensor whose memory they take."""
+    """Return results that are written over an input, with the tensor whose memory they take."""
     readers = _readers(nodes, [*inputs, *outputs])
-    found: dict[str, str] = {}
+    shared: dict[str, str] = {}
     for node in nodes:
-        keeps = node.op in _SAME_VALUES
-        places = _SAME_VALUES.get(node.op) or _IN_PLACE.get(node.op, ())
+        keeps_values = node.op in _SAME_VALUES
+        indices = _SAME_VALUES.get(node.op) or _IN_PLACE.get(node.op, ())
         result = node.outputs[0] if node.outputs else ""
         if result in outputs or result not in nbytes:
             continue
-        for place in places:
-            given = node.inputs[place] if place < len(node.inputs) else ""
-            if given not in nbytes or given in inputs or nbytes[given] != nbytes[result]:
+        for index in indices:
+            source = node.inputs[index] if index < len(node.inputs) else ""
+            if source not in nbytes or source in inputs or nbytes[source] != nbytes[result]:
                 continue
-            root = found.get(given, given)
-            is_free = readers.get(given, 0) <= 1 and readers.get(root, 0) <= 1 and nbytes[given] > _SCALAR_BYTES
-            if keeps or is_free:
-                found[result] = root
+            root = shared.get(source, source)
+            is_free = readers.get(source, 0) <= 1 and readers.get(root, 0) <= 1 and nbytes[source] > _SCALAR_BYTES
+            if keeps_values or is_free:
+                shared[result] = root
                 break
-    return found
+    return shared
 
 
 def _lives(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 from edge_opt.model_files.node_call import NodeCall, operator, torch_dtype
-from edge_opt.model_files.onnx_arithmetic import cumsum, linear
+from edge_opt.model_files.onnx_arithmetic import cumsum, linear, top_k
 from edge_opt.model_files.onnx_quantized import (
     dequantize_op,
     dynamic_quantize_op,
@@ -45,7 +45,7 @@ def tflite(*names: str, has_values: bool = True) -> Callable[[Any], Any]:
 
 
 def viewed(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The same tensor with its dimensions in another order; no work of the model."""
+    """Return the same tensor with its dimensions in another order; no work of the model."""
     with unrecorded():
         return x.permute(tuple(order))
 
@@ -59,7 +59,7 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
-    """What is fused behind an operator; it works where the result stands."""
+    """Apply the activation that is fused into an operator; it works in place."""
     number = int(call.get("activation", 0))
     name = ACTIVATIONS[number] if 0 <= number < len(ACTIVATIONS) else "SIGN_BIT"
     if not name:
@@ -75,7 +75,7 @@ def activated(call: NodeCall, x: torch.Tensor) -> torch.Tensor:
 
 
 def rank(call: NodeCall, x: torch.Tensor, wanted: int) -> torch.Tensor:
-    """A tensor that must have so many dimensions."""
+    """Return a tensor that must have so many dimensions."""
     if x.dim() != wanted:
         raise call.error(f"its tensor {tuple(x.shape)} should have {wanted} dimensions")
     return x
@@ -118,7 +118,7 @@ _CONVOLUTIONS: dict[int, TensorFunction] = {2: F.conv2d, 3: F.conv3d}
 def _convolved(
     call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axes: str, groups: int
 ) -> torch.Tensor:
-    """x convolved; x and weight have their channels second."""
+    """Return x convolved; x and weight have their channels second."""
     strides, dilations = _windows(call, axes)
     kernel = list(weight.shape[2:])
     x, padding = _padded(call, x, kernel, strides, dilations)
@@ -157,7 +157,7 @@ def conv_3d(call: NodeCall) -> torch.Tensor:
 
 @tflite("TRANSPOSE_CONV", has_values=False)
 def transpose_conv(call: NodeCall) -> torch.Tensor:
-    """The file says how large the result is, and the padding follows."""
+    """Convolve transposed; the file says how large the result is, and the padding follows."""
     weight, x = rank(call, call.tensor(1), 4), channels_second(rank(call, call.tensor(2), 4))
     sizes = call.values(0)[1:3] if call.constant_values[0] is not None else call.get("results")[0][0][1:3]
     strides, _ = _windows(call, "hw")
@@ -260,7 +260,7 @@ _EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _curve(function: Callable[[torch.Tensor], torch.Tensor], call: NodeCall) -> torch.Tensor:
-    """A curve; of integers it is one look-up in a table, counted as one operation."""
+    """Apply a curve; of integers it is one look-up in a table, counted as one operation."""
     x = call.tensor()
     return function(x) if x.is_floating_point() else F.relu(x)
 
@@ -317,7 +317,7 @@ def local_response(call: NodeCall) -> torch.Tensor:
 
 
 def _mean(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
-    """Of integers: the sum, then one multiplication that scales it."""
+    """Return the mean; of integers the sum, then one multiplication that scales it."""
     if x.is_floating_point():
         return x.mean(axes, keepdim=keep)
     total = x.sum(axes, keepdim=keep, dtype=x.dtype)
@@ -350,18 +350,18 @@ def position(call: NodeCall) -> torch.Tensor:
     return function(call.tensor(), int(call.values(1)[0])).to(result_dtype(call))
 
 
-def result_dtype(call: NodeCall, place: int = 0) -> torch.dtype:
-    """The element type that the file says of a result."""
-    return torch_dtype(call.get("results")[place][1] or "uint8")
+def result_dtype(call: NodeCall, index: int = 0) -> torch.dtype:
+    """Return the element type that the file says of a result."""
+    return torch_dtype(call.get("results")[index][1] or "uint8")
 
 
 tflite("CUMSUM")(cumsum)
 
 
 @tflite("TOPK_V2")
-def top_k(call: NodeCall) -> Any:
-    values, places = torch.topk(call.tensor(), int(call.values(1)[0]))
-    return values, places.to(result_dtype(call, 1))
+def top_k_v2(call: NodeCall) -> Any:
+    values, positions = cast("tuple[torch.Tensor, torch.Tensor]", top_k(call))
+    return values, positions.to(result_dtype(call, 1))
 
 
 # Pooling
@@ -399,7 +399,7 @@ def pool(call: NodeCall) -> torch.Tensor:
 def recurrent(call: NodeCall) -> Any:
     x = call.tensor()
     # States that are kept between runs are read and written, and not multiplied by.
-    weights = [one for one in call.inputs[1:] if one is None or isinstance(one, torch.nn.Parameter)]
+    weights = [value for value in call.inputs[1:] if value is None or isinstance(value, torch.nn.Parameter)]
     widths = [sizes[-1] for sizes, _ in call.get("results")]
-    made = recurrent_op(x, weights, call.node.op, [*x.shape[:-1], sum(widths)])
-    return torch.split(made, widths, -1) if len(widths) > 1 else made
+    output = recurrent_op(x, weights, call.node.op, [*x.shape[:-1], sum(widths)])
+    return torch.split(output, widths, -1) if len(widths) > 1 else output

@@ -34,8 +34,8 @@ def rearranged_cost(out: TensorInfo, x: TensorInfo, shape: Any) -> Work:
     return Work(bytes_read=min(x.nbytes, out.nbytes))
 
 
-def whole(call: NodeCall, place: int) -> list[int]:
-    return [int(value) for value in call.values(place)]
+def whole(call: NodeCall, index: int) -> list[int]:
+    return [int(value) for value in call.values(index)]
 
 
 # Steps between floats and integers
@@ -75,7 +75,7 @@ def cast(call: NodeCall) -> torch.Tensor:
 
 @tflite("BITCAST")
 def bitcast(call: NodeCall) -> torch.Tensor:
-    """The same bits under another name: narrower elements get a dimension of their own, wider ones take up the last."""
+    """View the same bits as another type: narrower elements get a new dimension, wider ones take up the last."""
     x, wanted = call.tensor(), result_dtype(call)
     if wanted.itemsize < x.dtype.itemsize:
         return x.unsqueeze(-1).view(wanted)
@@ -166,7 +166,7 @@ def split_by_sizes(call: NodeCall) -> Any:
 
 @tflite("SLICE")
 def part(call: NodeCall) -> torch.Tensor:
-    """A box of the input; where it begins may depend on values, how large it is may not."""
+    """Return a box of the input; where it begins may depend on values, how large it is may not."""
     x = call.tensor()
     begins = whole(call, 1) if call.constant_values[1] is not None else [0] * x.dim()
     for axis, (begin, size) in enumerate(zip(begins, whole(call, 2), strict=True)):
@@ -177,38 +177,38 @@ def part(call: NodeCall) -> torch.Tensor:
 @tflite("STRIDED_SLICE")
 def strided_slice(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
-    begins, ends, steps = (whole(call, place) for place in (1, 2, 3))
+    begins, ends, steps = (whole(call, number) for number in (1, 2, 3))
     masks = {name: int(call.get(f"{name}_mask", 0)) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    new = sum(bool(masks["new_axis"] >> place & 1) for place in range(len(begins)))
-    index: list[Any] = []
-    for place, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
-        bit = 1 << place
+    new = sum(bool(masks["new_axis"] >> number & 1) for number in range(len(begins)))
+    picks: list[Any] = []
+    for number, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
+        bit = 1 << number
         if masks["ellipsis"] & bit:
-            index.append(Ellipsis)
+            picks.append(Ellipsis)
         elif masks["new_axis"] & bit:
-            index.append(None)
+            picks.append(None)
         elif masks["shrink_axis"] & bit:
-            index.append(begin)
+            picks.append(begin)
         else:
             end = begin + end if call.get("offset") else end
-            index.append(slice(None if masks["begin"] & bit else begin, None if masks["end"] & bit else end, step))
-    if len(index) - new > x.dim():
-        raise call.error(f"it cuts {len(index)} dimensions of {tuple(x.shape)}")
-    backwards = any(isinstance(one, slice) and one.step < 0 for one in index)
+            picks.append(slice(None if masks["begin"] & bit else begin, None if masks["end"] & bit else end, step))
+    if len(picks) - new > x.dim():
+        raise call.error(f"it cuts {len(picks)} dimensions of {tuple(x.shape)}")
+    backwards = any(isinstance(pick, slice) and pick.step < 0 for pick in picks)
     if not backwards:
-        return x[tuple(index)]
+        return x[tuple(picks)]
     sizes: list[int] = []  # torch has no steps back; the shape follows from Python's own rule
-    used = sum(not (one is None or one is Ellipsis) for one in index)
-    places = iter(x.shape)
-    for one in [*index, *([] if Ellipsis in index else [Ellipsis])]:
-        if one is None:
+    used = sum(not (pick is None or pick is Ellipsis) for pick in picks)
+    remaining = iter(x.shape)
+    for pick in [*picks, *([] if Ellipsis in picks else [Ellipsis])]:
+        if pick is None:
             sizes.append(1)
-        elif one is Ellipsis:
-            sizes += [next(places) for _ in range(x.dim() - used)]
-        elif isinstance(one, slice):
-            sizes.append(len(range(next(places))[one]))
+        elif pick is Ellipsis:
+            sizes += [next(remaining) for _ in range(x.dim() - used)]
+        elif isinstance(pick, slice):
+            sizes.append(len(range(next(remaining))[pick]))
         else:
-            next(places)
+            next(remaining)
     return _rearranged(x, sizes)
 
 
@@ -227,7 +227,7 @@ def gather(call: NodeCall) -> torch.Tensor:
 
 @tflite("EMBEDDING_LOOKUP")
 def embedding(call: NodeCall) -> torch.Tensor:
-    """One row of the table for each number; of a narrow table the rows are widened."""
+    """Return one row of the table for each number; of a narrow table the rows are widened."""
     ids, table = call.tensor(), call.tensor(1)
     wanted = result_dtype(call)
     rows = torch.index_select(table, 0, ids.reshape(-1)).reshape(*ids.shape, *table.shape[1:])
@@ -254,7 +254,7 @@ def scatter_nd(call: NodeCall) -> torch.Tensor:
 
 @tflite("DYNAMIC_UPDATE_SLICE", "REVERSE_SEQUENCE")
 def update_slice(call: NodeCall) -> torch.Tensor:
-    """The input with a part of it replaced or reversed, where it is not changed in place."""
+    """Return the input with a part of it replaced or reversed, where it is not changed in place."""
     return _rearranged(call.tensor(), list(call.tensor().shape))
 
 
@@ -303,20 +303,20 @@ def blocks(call: NodeCall) -> torch.Tensor:
 
 @tflite("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
 def batches(call: NodeCall) -> torch.Tensor:
-    """Blocks of a picture become samples, padded before; or samples become blocks, cropped afterwards."""
+    """Turn blocks of a picture into samples, padded before; or samples into blocks, cropped afterwards."""
     x, block, edges = call.tensor(), whole(call, 1), whole(call, 2)
     count = len(block)
     if len(edges) != 2 * count or x.dim() < count + 1 or min(block, default=1) < 1:
         raise call.error(f"its blocks {block} do not fit its input {tuple(x.shape)}")
-    spare = [edges[2 * place] + edges[2 * place + 1] for place in range(count)]
+    spare = [edges[2 * axis] + edges[2 * axis + 1] for axis in range(count)]
     times = 1
     for size in block:
         times *= size
     if call.node.op == "SPACE_TO_BATCH_ND":
-        sizes = [(x.shape[1 + place] + spare[place]) // block[place] for place in range(count)]
+        sizes = [(x.shape[1 + axis] + spare[axis]) // block[axis] for axis in range(count)]
         sizes = [x.shape[0] * times, *sizes, *x.shape[1 + count :]]
     else:
-        sizes = [x.shape[1 + place] * block[place] - spare[place] for place in range(count)]
+        sizes = [x.shape[1 + axis] * block[axis] - spare[axis] for axis in range(count)]
         sizes = [x.shape[0] // times, *sizes, *x.shape[1 + count :]]
     call.check_size(sizes)
     return _rearranged(x, sizes)

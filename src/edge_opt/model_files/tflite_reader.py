@@ -100,18 +100,18 @@ GRAPHS = frozenset(("then_branch", "else_branch", "condition", "body"))
 
 
 def options(op: str, table: Table | None) -> dict[str, Any]:
-    """The settings of an operator, by name; defaults where the file leaves them out."""
-    found: dict[str, Any] = {}
+    """Return the settings of an operator, by name; defaults where the file leaves them out."""
+    settings: dict[str, Any] = {}
     for entry in _OPTIONS.get(op, "").split():
         name, _, rest = entry.partition(":")
         index, _, default = rest.partition("=")
         number, form = int(index[:-1]), index[-1]
         if form == "*":
-            found[name] = () if table is None else table.numbers(number)
+            settings[name] = () if table is None else table.numbers(number)
         else:
             otherwise = int(default or 0)
-            found[name] = otherwise if table is None else table.number(number, form, otherwise)
-    return found
+            settings[name] = otherwise if table is None else table.number(number, form, otherwise)
+    return settings
 
 
 DOMAIN = "tflite"
@@ -150,7 +150,7 @@ class Tensor(NamedTuple):
 
 
 def stored_bytes(shape: tuple[int, ...], dtype: str | None) -> int:
-    """Bytes that a tensor takes; several elements share a byte where they are narrower."""
+    """Return the bytes that a tensor takes; several elements share a byte where they are narrower."""
     bits = _BITS.get(dtype or "", 0)
     if bits:
         return -(-prod(shape) * bits // 8)
@@ -158,7 +158,7 @@ def stored_bytes(shape: tuple[int, ...], dtype: str | None) -> int:
     return prod(shape) * (width or np.dtype(_NUMPY.get(dtype or "", "u1")).itemsize)
 
 
-class _Reader:
+class _TfliteReader:
     """Reads the graphs of one file; one graph may use another, and none itself."""
 
     def __init__(self, data: memoryview) -> None:
@@ -193,43 +193,44 @@ class _Reader:
         operators = table.tables(3)
         if len(operators) > MOST_NODES:
             raise UnreadableModel(f"it has {len(operators):,} operators, and more than {MOST_NODES:,} are not followed")
-        nodes = tuple(self._node(one, tensors, index) for index, one in enumerate(operators))
+        nodes = tuple(self._node(tensor, tensors, index) for index, tensor in enumerate(operators))
         read = {name for node in nodes for name in node.inputs}
-        made = {name for node in nodes for name in node.outputs}
+        written = {name for node in nodes for name in node.outputs}
         inputs, outputs = (self._named(table.numbers(number), tensors) for number in (1, 2))
         weights = {node.inputs[index] for node in nodes for index in _WEIGHTS.get(node.op, ())
                    if index < len(node.inputs)}  # fmt: skip
         constants: dict[str, FileTensor] = {}
         values: dict[str, FileValue] = {}
-        for one in tensors:
+        for tensor in tensors:
             # What is read and made by nobody is a state that is kept between runs.
-            is_state = one.data is None and one.name in read and one.name not in made and one.name not in inputs
-            if one.data is not None or is_state:
-                constants[one.name] = _constant(one)
+            is_made = tensor.name in written or tensor.name in inputs
+            is_state = tensor.data is None and tensor.name in read and not is_made
+            if tensor.data is not None or is_state:
+                constants[tensor.name] = _constant(tensor)
             is_weight = (
-                one.data is not None
-                and len(one.shape) > 0
+                tensor.data is not None
+                and len(tensor.shape) > 0
                 and (
-                    one.name in weights
-                    or (prod(one.shape) > 1 and ("float" in (one.dtype or "") or one.dtype in _NARROW))
+                    tensor.name in weights
+                    or (prod(tensor.shape) > 1 and ("float" in (tensor.dtype or "") or tensor.dtype in _NARROW))
                 )
             )
             role = "PARAMETER" if is_weight else "BUFFER" if is_state else ""
-            shape = tuple(dim if dim >= 0 else "" for dim in one.open_shape)
-            values[one.name] = FileValue(one.name, shape, one.dtype, role)
+            shape = tuple(dim if dim >= 0 else "" for dim in tensor.open_shape)
+            values[tensor.name] = FileValue(tensor.name, shape, tensor.dtype, role)
         return FileGraph(
             nodes, constants, tuple(values[name] for name in inputs), tuple(values[name] for name in outputs), values
         )
 
     def _tensors(self, tables: list[Table]) -> list[Tensor]:
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         taken: set[str] = set()
         for index, table in enumerate(tables):
             name = table.text(3) or f"tensor_{index}"
             name = name if name not in taken else f"{name}#{index}"
             taken.add(name)
-            found.append(self._tensor(table, name))
-        return found
+            tensors.append(self._tensor(table, name))
+        return tensors
 
     def _tensor(self, table: Table, name: str) -> Tensor:
         shape, signature, number = table.numbers(0), table.numbers(7), table.number(1, "b")
@@ -253,7 +254,7 @@ class _Reader:
         return tensor
 
     def _buffer(self, index: int, name: str) -> memoryview | None:
-        """The bytes of a constant, inside its table or behind all tables; None where there are none."""
+        """Return the bytes of a constant, inside its table or behind all tables; None where there are none."""
         if not 0 <= index < len(self.buffers):
             raise UnreadableModel(f"the tensor {name!r} is said to be in buffer {index} of {len(self.buffers)}")
         table = self.buffers[index]
@@ -291,17 +292,17 @@ def _operator(code: Table) -> tuple[str, str]:
     return (DOMAIN, OPERATORS[number]) if 0 <= number < len(OPERATORS) else (CUSTOM_DOMAIN, f"operator_{number}")
 
 
-def _constant(one: Tensor) -> FileTensor:
+def _constant(tensor: Tensor) -> FileTensor:
     values = None
     # One without elements has no bytes, and is known all the same.
-    is_there = one.data is not None or not prod(one.shape)
-    if is_there and one.dtype in _NUMPY and prod(one.shape) <= MOST_KNOWN:
-        values = np.frombuffer(one.data or b"", _NUMPY[one.dtype]).reshape(one.shape).copy()
-    return FileTensor(one.name, one.shape, one.dtype or "uint8", values)
+    is_there = tensor.data is not None or not prod(tensor.shape)
+    if is_there and tensor.dtype in _NUMPY and prod(tensor.shape) <= MOST_KNOWN:
+        values = np.frombuffer(tensor.data or b"", _NUMPY[tensor.dtype]).reshape(tensor.shape).copy()
+    return FileTensor(tensor.name, tensor.shape, tensor.dtype or "uint8", values)
 
 
 def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
-    """What a `.tflite` file says; nothing in it is run, and weights are not read.
+    """Read a `.tflite` file; nothing in it is run, and weights are not read.
 
     Args:
         path: The file. Its first graph is the model.
@@ -309,7 +310,7 @@ def read_tflite(path: str | os.PathLike[str]) -> ModelFile:
     with file_bytes(path) as data:
         if bytes(data[4:8]) != IDENTIFIER:
             raise UnreadableModel("it does not begin like a TFLite model")
-        graph = _Reader(data).graph(0)
+        graph = _TfliteReader(data).graph(0)
         if not graph.nodes:
             raise UnreadableModel("its graph is empty")
     return ModelFile(Path(path), graph, 0, {})
