@@ -38,7 +38,8 @@ def shorten(text: str, width: int, measure: Callable[[str], int] = len) -> str:
     if measure(text) <= width:
         return text
     for kept in range(min(len(text), width) - 1, 0, -1):
-        short = f"{text[: kept // 4]}…{text[len(text) - kept + kept // 4 :]}"
+        before = max(kept // 4, 1)
+        short = f"{text[:before]}…{text[len(text) - kept + before :]}"
         if measure(short) <= width:
             return short
     return "…"[:width]

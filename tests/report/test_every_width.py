@@ -11,14 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import edge_opt as eo
-from edge_opt.report import checks, comparison, target_tables
+from edge_opt.report import checks, comparison
 from edge_opt.report.profile_text import render
-from edge_opt.report.serving_tables import serving_text
-from edge_opt.report.sheets import record_text
+from edge_opt.report.sheets import record_text, sheet_of, sheet_text
 from edge_opt.report.table import module_tree
 from edge_opt.report.target_tables import device_strips
 from edge_opt.report.terminal import Strip, grid, print_table, rendered, wrapped
-from edge_opt.report.training_tables import training_text
 from needed import needed
 from shown import profiled, records, served
 
@@ -34,9 +32,9 @@ OWN: dict[str, Callable[[int], str]] = {
     "predicted": lambda width: render(profiled(target="raspberry-pi-4"), width=width, depth=9, is_verbose=True),
     "comparison": lambda width: comparison.render(records()["comparison"], width),
     "check": lambda width: checks.render(records()["check"], width),
-    "targets": lambda width: target_tables.render(records()["targets"], width=width),
-    "targets, all": lambda width: target_tables.render(records()["targets"], width=width, is_verbose=True),
-    "training step": lambda width: training_text(records()["training step"], width),
+    "targets": lambda width: record_text(records()["targets"], width),
+    "targets, all": lambda width: sheet_text(sheet_of(records()["targets"]), width),
+    "training step": lambda width: record_text(records()["training step"], width),
     "devices": lambda width: rendered(_draw_devices, width=width),
 }
 
@@ -86,15 +84,15 @@ def test_language_models_side_by_side_fit_the_terminal() -> None:
     needed("transformers")
     found = served()
     for width in WIDTHS:
-        drawn = (serving_text(found.reports, width), serving_text(found.reports[:1], width), record_text(found, width))
+        drawn = (sheet_text(sheet_of(found), width), record_text(found.reports[0], width), record_text(found, width))
         assert not [line for text in drawn for line in too_long(text, width)]
 
 
 def test_several_targets_have_at_most_three_lines_of_notes_at_80_columns() -> None:
-    table, _, notes = target_tables.render(records()["targets"], width=80).partition("\n\n")
+    table, _, notes = record_text(records()["targets"], 80).partition("\n\n")
     assert len(table.splitlines()) == 2 + len(records()["targets"].targets)
     assert len(notes.splitlines()) <= 3
-    everything = target_tables.render(records()["targets"], width=80, is_verbose=True)
+    everything = sheet_text(sheet_of(records()["targets"]), 80)
     assert all(note.split()[-1] in everything for note in records()["targets"].notes)
 
 
@@ -102,9 +100,7 @@ def test_the_catalogue_and_targets_spell_out_every_name_at_60_columns() -> None:
     names = {spec.name for spec in eo.devices()}
     assert names <= {line.split()[0] for line in OWN["devices"](60).splitlines() if line}
     targets = {fit.prediction.target for fit in records()["targets"].targets}
-    assert targets <= {
-        line.split()[0] for line in target_tables.render(records()["targets"], width=60).splitlines() if line
-    }
+    assert targets <= {line.split()[0] for line in record_text(records()["targets"], 60).splitlines() if line}
 
 
 def test_the_whole_is_bound_by_what_the_sentence_below_says() -> None:
@@ -129,7 +125,7 @@ def test_a_check_keeps_its_limit_and_growth_where_there_is_little_room() -> None
 def test_a_long_training_step_shows_its_largest_layers_and_says_so() -> None:
     step = records()["training step"]
     many = replace(step, layers=tuple(replace(step.layers[0], path=f"layers.{n}") for n in range(80)))
-    text = training_text(many, 80)
+    text = record_text(many, 80)
     assert text.count("layers.") < 60 and "30 layers with fewer FLOPs; --top 80 shows all" in text
     # No column is empty from top to bottom: nothing of this step is computed again.
     assert "Again" not in text

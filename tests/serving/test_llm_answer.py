@@ -191,7 +191,7 @@ def test_formats_and_targets_side_by_side(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["format"] == "edge_opt.llm" and len(document["reports"]) == 4
     assert document["reports"][0]["memory"]["fits"] is True
-    with pytest.raises(InvalidInput, match="use one of"):
+    with pytest.raises(InvalidInput, match=r"use one of \.html, \.json, \.md, \.txt"):
         found.save(tmp_path / "out.pdf")
 
 

@@ -338,7 +338,7 @@ def compare(
 
 
 def _show(found: TargetComparison, is_verbose: bool) -> None:
-    from edge_opt.report.target_tables import show
+    from edge_opt.report.sheets import print_sheet
+    from edge_opt.report.target_tables import brief_target_sheet, target_sheet
 
-    console = result_console()
-    show(found, console, is_verbose=is_verbose)
+    print_sheet(result_console(), target_sheet(found) if is_verbose else brief_target_sheet(found))

@@ -271,10 +271,11 @@ def train_cost(
     edge-opt train-cost net.py:Net -i 32x3x32x32 --budget-mb 512 --what-helps
     """
     import edge_opt as eo
-    from edge_opt.report.training_tables import show_training, training_document, training_writer
+    from edge_opt.report.sheets import check_suffix, print_sheet, record_document, sheet_of
+    from edge_opt.report.training_tables import training_sheet
 
     for path in output or []:
-        training_writer(path)
+        check_suffix(path)
     # What the user's code prints goes to stderr: stdout holds results only.
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
@@ -289,10 +290,9 @@ def train_cost(
             target=target or None, remedies=help_me, **options,
         )  # fmt: skip
     if json:
-        typer.echo(training_document(step), nl=False)
+        typer.echo(record_document(step), nl=False)
     else:
-        console = result_console()
-        show_training(step, console, top)
+        print_sheet(result_console(), training_sheet(step, top) if top else sheet_of(step, is_brief=True))
     for path in output or []:
         talk(f"saved to {step.save(path)}")
     if budget is not None and step.peak_bytes > budget * 2**20:
@@ -366,10 +366,10 @@ def llm(
     """
     import edge_opt as eo
     from edge_opt.records.serving import ServingComparison
-    from edge_opt.report.serving_tables import save_serving, serving_document, serving_writer
+    from edge_opt.report.sheets import check_suffix, print_sheet, record_document, sheet_of
 
     for path in output or []:
-        serving_writer(path)
+        check_suffix(path)
     # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
     with redirect_stdout(sys.stderr):
         found = eo.llm(
@@ -388,20 +388,13 @@ def llm(
         )
     reports: tuple[ServingReport, ...] = found.reports if isinstance(found, ServingComparison) else (found,)
     if json:
-        typer.echo(serving_document(reports), nl=False)
+        typer.echo(record_document(found), nl=False)
     else:
-        _show_serving(reports, verbose)
+        print_sheet(result_console(), sheet_of(found, is_brief=not verbose))
     for path in output or []:
-        talk(f"saved to {save_serving(reports, path)}")
+        talk(f"saved to {found.save(path)}")
     if fail_on_unfit and not all(report.memory.fits for report in reports):
         raise typer.Exit(NOT_SATISFIED)
-
-
-def _show_serving(reports: tuple[ServingReport, ...], is_verbose: bool) -> None:
-    from edge_opt.report.serving_tables import show_serving
-
-    console = result_console()
-    show_serving(reports, console, is_verbose=is_verbose)
 
 
 def _source(text: str) -> Any:

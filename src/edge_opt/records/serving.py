@@ -174,9 +174,9 @@ class ServingReport(Shown):
         Args:
             path: Where; its ending decides the form: .json, .md, .txt or .html.
         """
-        from edge_opt.report.serving_tables import save_serving
+        from edge_opt.report.sheets import save_record
 
-        return save_serving((self,), path)
+        return save_record(self, path)
 
 
 @record
@@ -193,6 +193,6 @@ class ServingComparison(Shown):
         Args:
             path: Where; its ending decides the form: .json, .md, .txt or .html.
         """
-        from edge_opt.report.serving_tables import save_serving
+        from edge_opt.report.sheets import save_record
 
-        return save_serving(self.reports, path)
+        return save_record(self, path)

@@ -208,6 +208,6 @@ class TrainingStep(Shown):
         Args:
             path: Where to.
         """
-        from edge_opt.report.training_tables import save_training_step
+        from edge_opt.report.sheets import save_record
 
-        return save_training_step(self, path)
+        return save_record(self, path)

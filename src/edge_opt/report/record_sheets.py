@@ -297,38 +297,10 @@ def _explanation(found: Explanation) -> Sheet:
     return Sheet(found.headline, (strips,) if rows else (), tuple(("Because", r.sentence) for r in found.reasons))
 
 
-@sheet(TargetComparison)
-def _targets(found: TargetComparison) -> Sheet:
-    return Sheet(
-        target_tables.model_sentence(found),
-        (tuple(target_tables.target_strips(found)),),
-        tuple(target_tables.target_facts(found)),
-    )
-
-
 @sheet(DeviceMemory)
 def _device_memory(found: DeviceMemory) -> Sheet:
     first, *rest = profile_text.device_memory_text(found).splitlines()
     return Sheet(first, facts=tuple(("", line.strip()) for line in rest))
-
-
-@sheet(ServingReport)
-def _served(report: ServingReport) -> Sheet:
-    tables = (tuple(serving_tables.part_strips(report)), tuple(serving_tables.curve_strips(report)))
-    return Sheet(report.model, tables, tuple(serving_tables.sentences(report)))
-
-
-@sheet(ServingComparison)
-def _served_there(found: ServingComparison) -> Sheet:
-    strips, facts = serving_tables.comparison_parts(found.reports)
-    return Sheet(found.reports[0].model, (tuple(strips),), tuple(facts))
-
-
-@sheet(TrainingStep)
-def _step(step: TrainingStep) -> Sheet:
-    rows = tuple(training_tables.layer_strips(largest(step.layers, lambda layer: layer.flops)))
-    facts = (*others(step.layers), *training_tables.sentences(step))
-    return Sheet(step.name, (rows,) if step.layers else (), facts, training_tables.curve_svg(step))
 
 
 @sheet(DeviceSpec)
@@ -336,6 +308,20 @@ def _device(spec: DeviceSpec) -> Sheet:
     return target_tables.device_sheet(spec)
 
 
+sheet(TargetComparison, brief=target_tables.brief_target_sheet)(target_tables.target_sheet)
+sheet(
+    ServingReport,
+    brief=lambda report: serving_tables.serving_sheet(report, is_brief=True),
+    document=lambda report: serving_tables.serving_document([report]),
+)(serving_tables.serving_sheet)
+sheet(
+    ServingComparison,
+    brief=lambda found: serving_tables.comparison_sheet(found, is_brief=True),
+    document=lambda found: serving_tables.serving_document(found.reports),
+)(serving_tables.comparison_sheet)
+sheet(TrainingStep, brief=training_tables.brief_training_sheet, document=training_tables.training_document)(
+    training_tables.training_sheet
+)
 sheet(SweepResult)(sweep_sheet)
 sheet(Trial)(trial_sheet)
 
@@ -343,10 +329,6 @@ own_view(ModelProfile, profile_text.render, profile_html)
 own_view(ModelComparison, comparison.render, comparison_html)
 own_view(CheckResult, checks.render, checks.check_html)
 own_view(SweepResult, page=sweep_html)
-own_view(TargetComparison, target_tables.render)
 own_view(Pruned, lambda pruned: results.pruned_text(pruned.asked, pruned.achieved, pruned.shortfalls))
 own_view(DeviceMemory, profile_text.device_memory_text)
-own_view(ServingReport, lambda report: serving_tables.serving_text([report]))
-own_view(ServingComparison, lambda found: serving_tables.serving_text(found.reports))
-own_view(TrainingStep, training_tables.training_text)
 own_view(Explanation, lambda found: "\n".join([found.headline, *(f"- {r.sentence}" for r in found.reasons)]))

@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-
 from edge_opt import units
-from edge_opt._support.files import write_whole, writer_for
 from edge_opt._support.json import to_plain
-from edge_opt.records.serving import SERVING_FORMAT, ServingReport
-from edge_opt.report.comparison import cell, page, table
-from edge_opt.report.sheets import strips_html
+from edge_opt.records.serving import SERVING_FORMAT, ServingComparison, ServingReport
+from edge_opt.report.sheets import Sheet
 from edge_opt.report.summary import short_first
-from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
-from edge_opt.text import html, markdown, markdown_table
+from edge_opt.report.terminal import Cell, Strip
 
 VERSION = 1
 Reports = Sequence[ServingReport]
 
 
-def show_serving(reports: Reports, console: Console, *, is_verbose: bool = False) -> None:
-    """Print one report, or several side by side; with every remark, or with the first ones only."""
-    if len(reports) == 1:
-        report = reports[0]
-        for strips in (part_strips(report), curve_strips(report)):
-            print_table(console, strips)
-        lines = list(sentences(report))
-        print_sentences(console, lines if is_verbose else short_first(lines))
-        return
-    side_by_side, facts = comparison_parts(reports)
-    print_table(console, side_by_side)
-    if is_verbose:
-        print_sentences(console, facts)
-        return
+def serving_sheet(report: ServingReport, *, is_brief: bool = False) -> Sheet:
+    """Return one report: its parts, its speed over the context, and every remark or the first ones only."""
+    lines = list(sentences(report))
+    tables = (tuple(part_strips(report)), tuple(curve_strips(report)))
+    return Sheet(report.model, tables, tuple(short_first(lines) if is_brief else lines), _chart(report))
+
+
+def comparison_sheet(found: ServingComparison, *, is_brief: bool = False) -> Sheet:
+    """Return several reports side by side; each with its own sheet below it, unless it is to be brief."""
+    strips, facts = comparison_parts(found.reports)
+    model = found.reports[0].model
+    if not is_brief:
+        parts = (
+            replace(serving_sheet(it), title=f"{it.weights} on {it.target or 'no target'}") for it in found.reports
+        )
+        return Sheet(model, (tuple(strips),), tuple(facts), parts=tuple(parts))
     hidden = len(facts) - 2
-    print_sentences(console, facts[:2])
-    if hidden:
-        print_sentences(console, [("Note", f"-v shows {hidden} remark{'s' * (hidden != 1)} and sources")])
+    more = [("Note", f"-v shows {hidden} remark{'s' * (hidden != 1)} and sources")] if hidden else []
+    return Sheet(model, (tuple(strips),), (*facts[:2], *more))
 
 
 def comparison_parts(reports: Reports) -> tuple[list[Strip], list[tuple[str, str]]]:
@@ -54,11 +49,6 @@ def comparison_parts(reports: Reports) -> tuple[list[Strip], list[tuple[str, str
     ]
     remarks = [("Note", remark) for remark in (*_shared_remarks(reports), *_sources(reports))]
     return strips, [("Model", _title(reports[0])), ("Asked", _asked(reports[0])), *remarks]
-
-
-def serving_text(reports: Reports, width: int | None = None) -> str:
-    """The reports as plain text, as `show_serving` prints them."""
-    return rendered(lambda console: show_serving(reports, console), width=width)
 
 
 def sentences(report: ServingReport) -> Iterator[tuple[str, str]]:
@@ -247,23 +237,11 @@ def serving_document(reports: Reports) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def serving_page(reports: Reports) -> str:
-    """The reports as one HTML page that needs nothing else."""
-    headers, rows = _side_by_side(reports)
-    cells = [[cell(text, "name" if place < 2 else "") for place, text in enumerate(row)] for row in rows]
-    parts = [table(headers, cells, names=2)]
-    for report in reports:
-        title = f"{report.weights} on {report.target}" if report.target else report.weights
-        facts = [[cell(label, "name"), cell(text, "name")] for label, text in sentences(report)]
-        parts += [f"<h2>{html(title)}</h2>", table(["", ""], facts), strips_html(part_strips(report)), _chart(report)]
-    return page(reports[0].model, *parts)
-
-
 def _chart(report: ServingReport) -> str:
-    """Tokens per second over context as a line; the table beside it holds the numbers."""
+    """Return tokens per second over context as a line; the table below it holds the numbers."""
     points = [(point.context, point.tokens_per_s) for point in report.curve if point.tokens_per_s is not None]
     if len(points) < 2:
-        return strips_html(curve_strips(report))
+        return ""
     widest, highest = points[-1][0], max(rate for _, rate in points)
     line = " ".join(f"{10 + 580 * size / widest:.1f},{150 - 130 * rate / highest:.1f}" for size, rate in points)
     return (
@@ -272,32 +250,4 @@ def _chart(report: ServingReport) -> str:
         f'<polyline points="{line}" fill="none" stroke="teal" stroke-width="2"/>'
         f'<text x="10" y="14" font-size="12" fill="currentColor">{_rate(highest)} tokens/s</text>'
         f'<text x="590" y="166" font-size="12" text-anchor="end" fill="currentColor">{widest} positions</text></svg>'
-    ) + strips_html(curve_strips(report))
-
-
-def serving_markdown(reports: Reports) -> str:
-    """The table side by side, then what there is to say of each, in Markdown."""
-    headers, rows = _side_by_side(reports)
-    lines = markdown_table(headers, rows)
-    for report in reports:
-        lines += ["", f"## {markdown(report.weights)} on {markdown(report.target or 'no target')}", ""]
-        lines += [f"- **{label}**: {markdown(text)}" for label, text in sentences(report)]
-    return "\n".join(lines) + "\n"
-
-
-_WRITERS: dict[str, Callable[[Reports], str]] = {
-    ".json": serving_document,
-    ".html": serving_page,
-    ".md": serving_markdown,
-    ".txt": lambda reports: serving_text(reports) + "\n",
-}
-
-
-def serving_writer(path: str | os.PathLike[str]) -> Callable[[Reports], str]:
-    """What writes a file of that name; an ending that nobody writes is refused."""
-    return writer_for(path, _WRITERS)
-
-
-def save_serving(reports: Reports, path: str | os.PathLike[str]) -> Path:
-    """Write the reports, by the name's ending."""
-    return write_whole(path, serving_writer(path)(reports))
+    )

@@ -1,42 +1,64 @@
-"""A record as a sheet: a title, a table and sentences below it, as text and as HTML."""
+"""A record as a sheet: a title, tables and sentences, for terminals, notebooks, pages, Markdown and JSON files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 
 from edge_opt import units
+from edge_opt._support.files import write_named, writer_for
 from edge_opt.records.fields import Kind, kind_of, title_of
-from edge_opt.report.comparison import cell, fragment, table
+from edge_opt.report.comparison import cell, fragment, page, table
 from edge_opt.report.terminal import LABEL_WIDTH, Strip, print_sentences, print_table, rendered
-from edge_opt.text import html, printable
+from edge_opt.text import html, markdown, markdown_table, printable
 
 Fact = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What people see of a record. Tables have one column per strip; a picture is drawn in notebooks only."""
+    """What people see of a record: a title, tables with one column per strip, and labelled sentences.
+
+    Notebooks and pages draw the picture as well. `parts` are sheets of their own below it, in files only.
+    """
 
     title: str
     tables: tuple[tuple[Strip, ...], ...] = ()
     facts: tuple[Fact, ...] = ()
     picture: str = ""
+    parts: tuple[Sheet, ...] = ()
 
 
-_sheets: dict[str, Callable[[Any], Sheet]] = {}
+Maker = Callable[[Any], Sheet]
+_sheets: dict[str, Maker] = {}
+_briefs: dict[str, Maker] = {}
+_documents: dict[str, Callable[[Any], str]] = {}
 _texts: dict[str, Callable[[Any], str]] = {}
 _pages: dict[str, Callable[[Any], str]] = {}
 
 
-def sheet(kind: type) -> Callable[[Callable[[Any], Sheet]], Callable[[Any], Sheet]]:
-    """Register how a kind of record becomes a sheet."""
+def sheet(
+    kind: type, *, brief: Maker | None = None, document: Callable[[Any], str] | None = None
+) -> Callable[[Maker], Maker]:
+    """Register how a kind of record becomes a sheet; terminals show the brief one, where there is one.
 
-    def add(make: Callable[[Any], Sheet]) -> Callable[[Any], Sheet]:
+    Args:
+        kind: Class of the record.
+        brief: Makes the sheet that a terminal shows, with the first remarks only.
+        document: Writes the record as JSON; a kind without it cannot be saved.
+    """
+
+    def add(make: Maker) -> Maker:
         _sheets[kind.__qualname__] = make
+        _briefs[kind.__qualname__] = brief or make
+        if document is not None:
+            _documents[kind.__qualname__] = document
         return make
 
     return add
@@ -51,53 +73,106 @@ def own_view(kind: type, text: Callable[[Any], str] | None = None, page: Callabl
 
 
 def record_text(record: Any, width: int | None = None) -> str:
-    """A record as a short table for the terminal."""
+    """Return a record as a short table for the terminal."""
     _load()
     name = type(record).__qualname__
     if name in _texts and width is None:
         return _texts[name](record)
-    return sheet_text(sheet_of(record), width)
+    return sheet_text(sheet_of(record, is_brief=True), width)
 
 
 def record_html(record: Any) -> str:
-    """A record as HTML that stands in a notebook and fetches nothing."""
+    """Return a record as HTML that stands in a notebook and fetches nothing."""
     _load()
     name = type(record).__qualname__
     return _pages[name](record) if name in _pages else sheet_html(sheet_of(record))
 
 
+def record_document(record: Any) -> str:
+    """Return a record as JSON."""
+    _load()
+    return _documents[type(record).__qualname__](record)
+
+
+_FILES: dict[str, Callable[[Any], str]] = {
+    ".json": record_document,
+    ".html": lambda record: sheet_page(sheet_of(record)),
+    ".md": lambda record: sheet_markdown(sheet_of(record)),
+    ".txt": lambda record: sheet_text(sheet_of(record)) + "\n",
+}
+
+
+def check_suffix(path: str | os.PathLike[str]) -> None:
+    """Refuse a file name whose ending no renderer has, before any work is done."""
+    writer_for(path, _FILES)
+
+
+def save_record(record: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a record as .json, .html, .md or .txt, by the name's ending, and return the path."""
+    return write_named(path, writer_for(path, _FILES)(record))
+
+
 def _load() -> None:
-    """The views register themselves when they are imported, which is when the first record is shown."""
+    """Import the sheets of all records: they register themselves, which is needed when the first record is shown."""
     from edge_opt.report import record_sheets
 
     _ = record_sheets
 
 
-def sheet_of(record: Any) -> Sheet:
-    """A record's sheet; of one that has none of its own, its fields with their units."""
-    make = _sheets.get(type(record).__qualname__)
+def sheet_of(record: Any, *, is_brief: bool = False) -> Sheet:
+    """Return a record's sheet; of one that has none of its own, its fields with their units."""
+    _load()
+    make = (_briefs if is_brief else _sheets).get(type(record).__qualname__)
     return plain_sheet(record) if make is None else make(record)
 
 
-def sheet_text(found: Sheet, width: int | None = None) -> str:
-    """The sheet for a terminal; without a width, for the one there is, or 100 columns."""
+def print_sheet(console: Console, shown: Sheet) -> None:
+    """Print the sheet on a terminal."""
+    if shown.title:
+        for line in Text(printable(shown.title)).wrap(console, console.width):
+            console.print(line, soft_wrap=True)
+    for strips in shown.tables:
+        print_table(console, strips)
+    widest = max((len(label) for label, _ in shown.facts), default=0)
+    print_sentences(console, shown.facts, label_width=max(LABEL_WIDTH, widest + 2))
+    for part in shown.parts:
+        console.print()
+        print_sheet(console, part)
 
-    def draw(console: Any) -> None:
-        if found.title:
-            for line in Text(printable(found.title)).wrap(console, console.width):
-                console.print(line, soft_wrap=True)
-        for strips in found.tables:
-            print_table(console, strips)
-        widest = max((len(label) for label, _ in found.facts), default=0)
-        print_sentences(console, found.facts, label_width=max(LABEL_WIDTH, widest + 2))
 
-    return rendered(draw, width=width)
+def sheet_text(shown: Sheet, width: int | None = None) -> str:
+    """Return the sheet for a terminal; without a width, for the one there is, or 100 columns."""
+    return rendered(lambda console: print_sheet(console, shown), width=width)
 
 
-def sheet_html(found: Sheet) -> str:
-    """The sheet for a notebook."""
-    parts = [f"<strong>{html(found.title)}</strong>"] if found.title else []
-    return fragment(*parts, found.picture, *map(strips_html, found.tables), facts_html(found.facts))
+def sheet_markdown(shown: Sheet, level: int = 1) -> str:
+    """Return the sheet as Markdown: title, tables, sentences as a list, then its parts."""
+    lines = [f"{'#' * level} {markdown(shown.title)}", ""]
+    for strips in shown.tables:
+        texts = [[cell.prefix + cell.text for cell in strip.cells] for strip in strips]
+        lines += [*markdown_table([strip.header for strip in strips], zip(*texts, strict=True)), ""]
+    lines += [f"- **{label}**: {markdown(sentence)}" for label, sentence in shown.facts]
+    return "\n".join([*lines, "", *(sheet_markdown(part, level + 1) for part in shown.parts)])
+
+
+def sheet_html(shown: Sheet) -> str:
+    """Return the sheet for a notebook."""
+    title = f"<strong>{html(shown.title)}</strong>" if shown.title else ""
+    return fragment(title, *_html_parts(shown))
+
+
+def sheet_page(shown: Sheet) -> str:
+    """Return the sheet as one HTML page that needs nothing else."""
+    return page(shown.title, *_html_parts(shown))
+
+
+def _html_parts(shown: Sheet) -> Iterator[str]:
+    yield shown.picture
+    yield from map(strips_html, shown.tables)
+    yield facts_html(shown.facts)
+    for part in shown.parts:
+        yield f"<h2>{html(part.title)}</h2>"
+        yield from _html_parts(part)
 
 
 def strips_html(strips: Sequence[Strip]) -> str:

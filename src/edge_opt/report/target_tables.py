@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from edge_opt import units
 from edge_opt.records.devices import DeviceSpec, Figure
 from edge_opt.records.predictions import TargetComparison, TargetFit
 from edge_opt.report.sheets import Fact, Sheet
-from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
+from edge_opt.report.terminal import Cell, Strip
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
@@ -20,18 +18,14 @@ if TYPE_CHECKING:
 _UNKNOWN = "unknown"
 
 
-def render(found: TargetComparison, color: bool = False, width: int | None = None, *, is_verbose: bool = False) -> str:
-    """The comparison as text, as `show` prints it; without a width, for the terminal there is, or 100 columns."""
-    return rendered(lambda console: show(found, console, is_verbose=is_verbose), color=color, width=width)
+def target_sheet(found: TargetComparison) -> Sheet:
+    """Return one row per target, then what the model needs, with every remark and source."""
+    return Sheet("", (tuple(target_strips(found)),), tuple(target_facts(found)))
 
 
-def show(found: TargetComparison, console: Console, *, is_verbose: bool = False) -> None:
-    """Print the comparison: one row per target, then what the model needs; every remark and source if asked for."""
-    print_table(console, list(target_strips(found)))
-    if is_verbose:
-        print_sentences(console, list(target_facts(found)))
-        return
-    print_sentences(console, list(_first_facts(found)))
+def brief_target_sheet(found: TargetComparison) -> Sheet:
+    """Return the same in few lines: how many remarks there are instead of each."""
+    return Sheet("", (tuple(target_strips(found)),), tuple(_first_facts(found)))
 
 
 def target_strips(found: TargetComparison) -> Iterator[Strip]:

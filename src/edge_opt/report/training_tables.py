@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-
-from rich.console import Console
+from collections.abc import Iterable, Iterator, Sequence
 
 from edge_opt import units
-from edge_opt._support.files import write_whole, writer_for
 from edge_opt._support.json import to_plain
 from edge_opt.records.training_steps import MemoryPoint, TrainingLayer, TrainingStep
-from edge_opt.report.comparison import cell, page, table
 from edge_opt.report.profile_text import ROWS_AT_MOST
-from edge_opt.report.terminal import Cell, Strip, print_sentences, print_table, rendered
-from edge_opt.text import html, markdown, markdown_table
+from edge_opt.report.sheets import Sheet
+from edge_opt.report.terminal import Cell, Strip
+from edge_opt.text import html
 
 FORMAT, VERSION = "edge_opt.training_step", 1
 _HEADERS = ("Layer", "Trained", "Forward", "Input grad", "Weight grad", "Again", "Kept", "Gradients", "State")
@@ -26,16 +21,18 @@ _COLORS = {
 }  # fmt: skip
 
 
-def show_training(step: TrainingStep, console: Console, top: int | None = None) -> None:
-    """Print the layers, then what there is to say of the whole."""
-    if top is None and len(step.layers) > ROWS_AT_MOST:
-        top = ROWS_AT_MOST
+def training_sheet(step: TrainingStep, top: int | None = None) -> Sheet:
+    """Return the layers of a step, the `top` with most FLOPs or all, what to say of the whole, and the memory curve."""
     layers = sorted(step.layers, key=lambda layer: -layer.flops)[:top] if top else step.layers
-    if layers:
-        print_table(console, layer_strips(layers))
-    print_sentences(console, list(sentences(step)))
-    if hidden := len(step.layers) - len(layers):
-        print_sentences(console, [("More", f"{hidden} layers with fewer FLOPs; --top {len(step.layers)} shows all")])
+    hidden = len(step.layers) - len(layers)
+    more = [("More", f"{hidden} layers with fewer FLOPs; --top {len(step.layers)} shows all")] if hidden else []
+    table = (tuple(layer_strips(layers)),) if layers else ()
+    return Sheet(step.name, table, (*sentences(step), *more), curve_svg(step))
+
+
+def brief_training_sheet(step: TrainingStep) -> Sheet:
+    """Return the sheet for a terminal: a step with many layers shows the largest."""
+    return training_sheet(step, ROWS_AT_MOST if len(step.layers) > ROWS_AT_MOST else None)
 
 
 def layer_strips(layers: Sequence[TrainingLayer]) -> list[Strip]:
@@ -46,11 +43,6 @@ def layer_strips(layers: Sequence[TrainingLayer]) -> list[Strip]:
         for place, (header, cells) in enumerate(zip(_HEADERS, columns, strict=True))
         if place == 0 or any(cells)
     ]
-
-
-def training_text(step: TrainingStep, width: int | None = None) -> str:
-    """The step as plain text, as `show_training` prints it."""
-    return rendered(lambda console: show_training(step, console), width=width)
 
 
 def _row(layer: TrainingLayer) -> tuple[str, ...]:
@@ -124,17 +116,6 @@ def training_document(step: TrainingStep) -> str:
     }  # fmt: skip
     document = {"format": FORMAT, "version": VERSION, **derived, **to_plain(step)}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def training_page(step: TrainingStep) -> str:
-    """The step as one HTML page that needs nothing else."""
-    facts = [[cell(label, "name"), cell(text, "name")] for label, text in sentences(step)]
-    rows = [
-        [cell(text, "name" if place == 0 else "") for place, text in enumerate(_row(layer))] for layer in step.layers
-    ]
-    return page(
-        step.name, table(["", ""], facts), "<h2>Memory along a step</h2>", curve_svg(step), table(_HEADERS, rows)
-    )
 
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 76, 8, 644, 240
@@ -212,28 +193,3 @@ def _legend(kinds: Iterable[str]) -> str:
         )
         x += 28 + 7 * len(name)
     return "".join(parts)
-
-
-def training_markdown(step: TrainingStep) -> str:
-    """The layers, then what there is to say, in Markdown."""
-    lines = markdown_table(_HEADERS, map(_row, step.layers))
-    lines += ["", *(f"- **{label}**: {markdown(text)}" for label, text in sentences(step))]
-    return "\n".join(lines) + "\n"
-
-
-_WRITERS: dict[str, Callable[[TrainingStep], str]] = {
-    ".json": training_document,
-    ".html": training_page,
-    ".md": training_markdown,
-    ".txt": lambda step: training_text(step) + "\n",
-}
-
-
-def training_writer(path: str | os.PathLike[str]) -> Callable[[TrainingStep], str]:
-    """What writes a file of that name; an ending that nobody writes is refused."""
-    return writer_for(path, _WRITERS)
-
-
-def save_training_step(step: TrainingStep, path: str | os.PathLike[str]) -> Path:
-    """Write the step, by the name's ending."""
-    return write_whole(path, training_writer(path)(step))

@@ -20,7 +20,7 @@ const isNarrow = () => window.innerWidth < 640;
 /** The two ends of a long text; the twin of text.shorten. */
 function short(text, most) {
   const signs = Array.from(text);
-  const before = Math.floor((most - 1) / 4);
+  const before = Math.max(Math.floor((most - 1) / 4), 1);
   return signs.length <= most ? text : `${signs.slice(0, before).join("")}…${signs.slice(before + 1 - most).join("")}`;
 }
 
