@@ -254,26 +254,24 @@ class TensorStates:
     """Data, gradient, flags, hooks and attributes of tensors, to be restored later. Values are not copied."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Twice the same expression, in line: there are hundreds of tensors, and a call for each would be felt.
         self._tensors = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
         self._data = [tensor.data for tensor in self._tensors]
-        self._states = [
-            (t.data_ptr(), t.requires_grad, t._backward_hooks, t.grad if t.requires_grad else None, t.__dict__ or None)
-            for t in self._tensors
-        ]
+        self._states = self._current()
         self._tables = {
             index: (None if hooks is None else dict(hooks), dict(attributes or {}))
             for index, (_, _, hooks, _, attributes) in enumerate(self._states)
             if hooks is not None or attributes
         }
 
-    def restore(self) -> None:
-        """Restore what was changed."""
-        states = [
+    def _current(self) -> list[tuple[Any, ...]]:
+        return [
             (t.data_ptr(), t.requires_grad, t._backward_hooks, t.grad if t.requires_grad else None, t.__dict__ or None)
             for t in self._tensors
         ]
-        for index, (now, before) in enumerate(zip(states, self._states, strict=True)):
+
+    def restore(self) -> None:
+        """Restore what was changed."""
+        for index, (now, before) in enumerate(zip(self._current(), self._states, strict=True)):
             # The storage of a tensor without data has no address; it is cheap to restore.
             if now[0] != before[0] or not now[0] or index in self._tables or not all(map(is_, now[1:], before[1:])):
                 self._restore(self._tensors[index], self._data[index], before, *self._tables.get(index, (None, {})))

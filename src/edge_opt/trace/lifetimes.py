@@ -14,19 +14,19 @@ from edge_opt.records.costs import Role, Shape, StorageInfo
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape and strides: it is neither sparse nor nested."""
+    """Return whether a tensor has a shape and strides: it is neither sparse nor nested."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of what is stored: of a sparse tensor its values and indices, of a nested one its rows."""
+    """Return the bytes of what is stored: of a sparse tensor its values and indices, of a nested one its rows."""
     if tensor.layout is torch.jagged:
         return nbytes_of(tensor.values())
     return int(tensor.untyped_storage().nbytes()) if tensor.is_nested else nbytes_of(tensor)
 
 
 def shape_of(tensor: torch.Tensor) -> Shape:
-    """A tensor's shape; that of a nested tensor has its rows one after the other."""
+    """Return a tensor's shape; that of a nested tensor has its rows one after the other."""
     try:
         shape: tuple[Any, ...] = tuple(tensor.shape)
     except RuntimeError:  # nested
@@ -42,7 +42,7 @@ def shape_of(tensor: torch.Tensor) -> Shape:
 
 
 def empty_meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape, strides and type that holds no values."""
+    """Return a tensor of the same shape, strides and type without values."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
@@ -51,9 +51,9 @@ class _StorageRef(weakref.ref):  # type: ignore[type-arg]
 
     A storage is known by `_cdata`, the address of the C++ object. That is an identity only as long as the object lives:
     the next storage may get the same address. The reference tells when it dies, because torch keeps one Python object
-    per C++ storage and lets it go with the storage ("PyObject preservation", torch 2.1 and later). Were a wrapper made
-    for each call of `untyped_storage()`, every storage would seem to die at once; tests/trace/test_memory_estimate.py
-    would notice.
+    per C++ storage and lets it go with the storage ("PyObject preservation"). If a later torch made a wrapper for each
+    call of `untyped_storage()`, every storage would seem to die at once, and tests/trace/test_memory_estimate.py would
+    fail.
     """
 
     __slots__ = ("address", "nbytes", "number")
@@ -66,12 +66,12 @@ _STRIDED = torch.strided
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Whether a tensor keeps its values and their places apart, and so has no storage of its own."""
+    """Return whether a tensor stores its values and their indices apart, and so has no storage of its own."""
     return tensor.layout is not _STRIDED and tensor.layout is not torch.jagged
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors behind a sparse one: its values, then its indices."""
+    """Return the tensors behind a sparse one: its values, then its indices."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._values(), tensor._indices()]
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
@@ -80,7 +80,7 @@ def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
-    """The storage by which a tensor is known; that of its values for a sparse one."""
+    """Return the storage by which a tensor is known; that of its values for a sparse one."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -92,13 +92,13 @@ _PER_BYTE = {getattr(torch, name): count for name, count in (("int4", 2), ("uint
 
 
 def packed_bytes(elements: int, tensor: torch.Tensor) -> int:
-    """Bytes that so many elements of a tensor's type take; those of 4 and 2 bits share theirs."""
+    """Return the bytes that so many elements of a tensor's type take; those of 4 and 2 bits share theirs."""
     dtype = tensor.dtype
     return -(-elements // _PER_BYTE[dtype]) if dtype in _PER_BYTE else elements * dtype.itemsize
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; of the values and indices of a sparse one."""
+    """Return the bytes of a tensor's elements; of the values and indices of a sparse one."""
     if tensor.layout is _STRIDED and tensor.dtype not in _PER_BYTE:
         return tensor.nbytes  # what the lines below come to, for there may be hundreds of tensors
     parts = sparse_parts(tensor) if is_sparse(tensor) else [tensor]
@@ -129,7 +129,10 @@ class Lifetimes:
         storage = storage_of(tensor)
         self._kept.append(tensor)
         nbytes = packed_bytes(storage.nbytes(), tensor) if tensor.dtype in _PER_BYTE else storage.nbytes()
-        self.numbers[storage._cdata] = number = self.number(nbytes, role, None)
+        self.numbers[storage._cdata] = number = len(self.roles)
+        self.roles.append(role)
+        self._nbytes.append(nbytes)
+        self._born.append(None)
         if role == "input":
             self.note_stand_in(storage, number)
         return number
@@ -145,13 +148,6 @@ class Lifetimes:
         ref = _StorageRef(storage)
         ref.address, ref.nbytes, ref.number = storage._cdata, storage.nbytes(), number
         self._stand_ins.append(ref)
-
-    def number(self, nbytes: int, role: Role, born: int | None) -> int:
-        """The next free number, given to a storage of this size."""
-        self.roles.append(role)
-        self._nbytes.append(nbytes)
-        self._born.append(born)
-        return len(self.roles) - 1
 
     def born(self, tensor: torch.Tensor) -> int | None:
         """Number the storage of an operator's output; None when it is not new."""
@@ -174,20 +170,12 @@ class Lifetimes:
         self.live_bytes += nbytes
         return number
 
-    def died(self, number: int) -> None:
-        """Note the end, now, of something that was numbered without a storage."""
-        self._died[number] = self.time
-
     def number_of(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's storage; -1 where it has none."""
+        """Return the number of a tensor's storage; -1 where it has none."""
         return self.numbers.get(storage_of(tensor)._cdata, -1)
 
-    def nbytes(self, number: int) -> int:
-        """Bytes of a storage."""
-        return self._nbytes[number]
-
     def finish(self) -> tuple[StorageInfo, ...]:
-        """Every storage seen; what is still alive now has no end."""
+        """Return every storage seen; what is still alive now has no end."""
         ends = map(self._died.get, range(len(self.roles)))
         return tuple(map(StorageInfo, self._nbytes, self.roles, self._born, ends))
 
@@ -198,8 +186,8 @@ class Lifetimes:
         """
         # The registered tensors are the model's and the caller's; holding them here would look like a leak.
         self._kept.clear()
-        made = [ref for number, ref in list(self._refs.items()) if not may_stay(number)]
-        return {ref.address for ref in (*made, *self._stand_ins) if ref() is not None}
+        refs = [ref for number, ref in list(self._refs.items()) if not may_stay(number)]
+        return {ref.address for ref in (*refs, *self._stand_ins) if ref() is not None}
 
     def _gone(self, ref: Any) -> None:
         self.live_bytes -= ref.nbytes

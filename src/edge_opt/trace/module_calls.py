@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from operator import add
 from threading import get_ident
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -146,7 +147,7 @@ class ModuleStack:
         return call
 
     def _resumed(self, frame: Frame, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """The generator of a forward with `yield`: what it does is its module's work, whoever draws from it."""
+        """Return the generator of a forward with `yield`: what it does is its module's work, whoever draws from it."""
         sent = None
         while True:
             outer, self.current = self.current, frame
@@ -159,7 +160,7 @@ class ModuleStack:
             sent = yield value
 
     def calls(self, owned: dict[str, Owned]) -> tuple[ModuleCall, ...]:
-        """The finished calls. Parameters go to the first call of their owner, or of its nearest called ancestor."""
+        """Return the calls. Parameters go to the first call of their owner, or of the nearest called ancestor."""
         nothing = Owned(0, 0, 0)
         totals = _settled(owned, {frame.path for frame in self.frames})
         return tuple(
@@ -172,9 +173,7 @@ class ModuleStack:
                 frame.inputs,
                 frame.outputs,
                 frame.children == 0,
-                mine.params,
-                mine.param_bytes,
-                mine.trainable_params,
+                *mine,
                 frame.defined_in,
             )
             for frame in self.frames
@@ -183,7 +182,7 @@ class ModuleStack:
 
 
 def _plain_forward(module: nn.Module) -> Callable[..., Any]:
-    """The module's forward without `torch.compile`: what is traced is the original."""
+    """Return the module's forward without `torch.compile`: what is traced is the original."""
     if "_orig_mod" in module._modules:
         return module._modules["_orig_mod"]  # type: ignore[return-value]
     if module.__dict__.get("_compiled_call_impl") is not None:
@@ -192,7 +191,7 @@ def _plain_forward(module: nn.Module) -> Callable[..., Any]:
 
 
 def exported_module(program: Any) -> nn.Module:
-    """The module of an exported program, with the tree of the model it was made from where that can be had."""
+    """Return the module of an exported program, with the tree of the model it was made from where that can be had."""
     try:
         model: nn.Module = torch.export.unflatten(program)
     except Exception:  # whatever it stumbles over: the flat graph is the same model without the tree
@@ -212,7 +211,7 @@ def _show_original_type(module: nn.Module) -> None:
 
 
 def tensor_shapes(value: Any) -> Iterator[Shape]:
-    """Shapes of every tensor in a nested value, in order."""
+    """Yield the shape of every tensor in a nested value, in order."""
     if isinstance(value, _Tensor):
         yield shape_of(value)
     elif isinstance(value, dict):
@@ -227,7 +226,7 @@ def tensor_shapes(value: Any) -> Iterator[Shape]:
 
 
 def module_paths(root: nn.Module) -> dict[nn.Module, str]:
-    """Every module with its path, in order of definition; one that is reachable twice keeps its first path."""
+    """Return every module with its path, in order of definition; one that is reachable twice keeps its first path."""
     paths: dict[nn.Module, str] = {}
     pending: list[tuple[str, nn.Module]] = [("", root)]
     while pending:
@@ -241,22 +240,12 @@ def module_paths(root: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-class Owned:
+class Owned(NamedTuple):
     """Parameters that a module holds itself."""
 
-    __slots__ = ("param_bytes", "params", "trainable_params")
-
-    def __init__(self, params: int, param_bytes: int, trainable_params: int) -> None:
-        self.params = params
-        self.param_bytes = param_bytes
-        self.trainable_params = trainable_params
-
-    def plus(self, other: Owned) -> Owned:
-        return Owned(
-            self.params + other.params,
-            self.param_bytes + other.param_bytes,
-            self.trainable_params + other.trainable_params,
-        )
+    params: int
+    param_bytes: int
+    trainable_params: int
 
 
 def owned_parameters(paths: dict[nn.Module, str]) -> dict[str, Owned]:
@@ -286,5 +275,5 @@ def _settled(owned: dict[str, Owned], called: set[str]) -> dict[str, Owned]:
     for path, mine in owned.items():
         while path and path not in called:
             path = path.rpartition(".")[0]
-        settled[path] = settled[path].plus(mine) if path in settled else mine
+        settled[path] = Owned(*map(add, settled[path], mine)) if path in settled else mine
     return settled

@@ -73,7 +73,7 @@ class OperatorFacts:
         self.name = operator_name(func)
         self.argument_names = tuple([argument.name for argument in arguments if not argument.kwarg_only])
         self.is_mutable = schema is not None and schema.is_mutable
-        self.tensor_positions = [place for place, argument in enumerate(arguments) if str(argument.type) == "Tensor"]
+        self.tensor_positions = [index for index, argument in enumerate(arguments) if str(argument.type) == "Tensor"]
         self.method = getattr(torch.Tensor, self.name[5:]) if func in _METHODS else func
 
 
@@ -134,14 +134,14 @@ def _returns_written_self(func: OpOverload) -> bool:
 
 
 def is_composite(func: OpOverload) -> bool:
-    """Whether torch takes the operator apart into others on every device."""
+    """Return whether torch takes the operator apart into others on every device."""
     name = func.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 @cache
 def operator_name(func: Any) -> str:
-    """The operator as users write it, such as `aten.conv2d`; overloads share one name."""
+    """Return the operator as users write it, such as `aten.conv2d`; overloads share a name."""
     if not isinstance(func, OpOverload):
         return str(func)
     return func._schema.name.replace("::", ".")
@@ -192,7 +192,7 @@ def clear_memo() -> None:
 def signature_of(
     func: Any, args: Any, kwargs: dict[str, Any], outputs: list[torch.Tensor], is_view: bool, scratch_bytes: int
 ) -> OpSignature:
-    """The record of one call."""
+    """Return the record of a call."""
     strides: list[Shape | None] = []
     facts = facts_of(func)
     return OpSignature(
@@ -209,12 +209,12 @@ def signature_of(
     )
 
 
-_SIMPLE = frozenset((type(None), bool, int, float, str))
-
-
 def _plain(value: Any, strides: list[Shape | None]) -> Any:
-    """`plain`, and how each tensor lies in memory: None for a row-major one."""
-    if value.__class__ in _SIMPLE:
+    """Return an argument as a plain value: tensors described, dtypes and devices by name.
+
+    The strides of each tensor are added to `strides`: None for a row-major one.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
         is_usual = is_dense(value) and not value.is_contiguous()
@@ -222,14 +222,14 @@ def _plain(value: Any, strides: list[Shape | None]) -> Any:
         return tensor_info(value)
     if isinstance(value, (list, tuple)):
         return tuple([_plain(item, strides) for item in value])
-    return plain(value)
+    return str(value).removeprefix("torch.")
 
 
 _infos: dict[tuple[Any, ...], TensorInfo] = {}
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
-    """Shape, dtype and distinct bytes; a dimension with stride 0 is stored, and counted, once."""
+    """Return shape, dtype and distinct bytes; a dimension with stride 0 is stored, and counted, once."""
     if is_sparse(tensor):
         stored = sparse_parts(tensor)[0].numel()
         return SparseInfo(tuple(tensor.shape), dtype_name(tensor.dtype), nbytes_of(tensor), stored)
@@ -246,26 +246,15 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype as users write it, such as float32."""
+    """Return the dtype as users write it, such as float32."""
     return str(dtype).removeprefix("torch.")
-
-
-def plain(value: Any) -> Any:
-    """An operator's argument as a plain value: tensors described, dtypes and devices by name."""
-    if isinstance(value, torch.Tensor):
-        return tensor_info(value)
-    if isinstance(value, (list, tuple)):
-        return tuple(plain(item) for item in value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value).removeprefix("torch.")
 
 
 _EAGER = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 def steps_of(func: Any) -> Callable[..., Any] | None:
-    """What to call in place of a higher-order operator; None where torch has no eager implementation of it.
+    """Return what to call in place of a higher-order operator; None where torch has no eager implementation of it.
 
     A branch follows its condition and a loop runs as often as its condition says, so both need to know its value: where
     it depends on an input, the model is traced with real tensors. A scan is unrolled.
@@ -287,5 +276,5 @@ def _subgraph(subgraph: Any, identifier: Any, *operands: Any) -> Any:
     return subgraph(*operands)
 
 
-# Those of torch insist that no mode is active.
+# The eager implementations of torch refuse to run while a mode is active.
 _OWN: dict[str, Callable[..., Any]] = {"cond": _branch, "scan": _scan, "invoke_subgraph": _subgraph}

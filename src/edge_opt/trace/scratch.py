@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
@@ -12,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from edge_opt.trace.lifetimes import empty_meta_like
+from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like
 from edge_opt.trace.operators import COMPOSITE, facts_of, is_composite
 from edge_opt.trace.shapes import is_fused_attention
 
@@ -295,13 +294,14 @@ def _observed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of new storages; tensors given at the start are not new."""
+    """Counts the bytes of new storages; those of the arguments are not new."""
 
-    def __init__(self, given: list[torch.Tensor]) -> None:
+    def __init__(self, arguments: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
-        self._alive: dict[int, int] = {}
-        self._refs: dict[int, Any] = {tensor.untyped_storage()._cdata: None for tensor in given}
+        self._lifetimes = Lifetimes()
+        for tensor in arguments:
+            self._lifetimes.register(tensor, "input")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_composite(func):
@@ -310,17 +310,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, _Tensor):
-                self._count(tensor.untyped_storage())
-        self.peak_bytes = max(self.peak_bytes, sum(self._alive.values()))
+                self._lifetimes.born(tensor)
+        self.peak_bytes = max(self.peak_bytes, self._lifetimes.live_bytes)
         return result
-
-    def _count(self, storage: Any) -> None:
-        address = storage._cdata
-        if address in self._refs:
-            return
-
-        def gone(_: object) -> None:
-            del self._alive[address], self._refs[address]
-
-        self._alive[address] = storage.nbytes()
-        self._refs[address] = weakref.ref(storage, gone)

@@ -137,8 +137,8 @@ def _normalized_by_buffers(
     x: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *_: Any
 ) -> tuple[Spec, ...] | None:
     """In eval mode the CPU's kernel hands out no statistics of the batch; the meta device's does."""
-    found = None if training else _batch_norm(x, weight, bias, running_mean)
-    return None if found is None else (*found, _contiguous((0,), x.dtype), _contiguous((0,), x.dtype))
+    specs = None if training else _batch_norm(x, weight, bias, running_mean)
+    return None if specs is None else (*specs, _contiguous((0,), x.dtype), _contiguous((0,), x.dtype))
 
 
 @_rule(aten.group_norm.default)
@@ -357,10 +357,13 @@ def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Spec, ..
     return ((tuple(query.shape), torch.empty_like(query, device="meta").stride(), query.dtype),)
 
 
-def _gated(
-    x: torch.Tensor, hidden: torch.Tensor, params: list[torch.Tensor], num_layers: int, bidirectional: bool,
-    batch_first: bool,
-) -> Spec | None:  # fmt: skip
+@_rule(aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def _recurrent(
+    x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float,
+    train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Spec, ...] | None:  # fmt: skip
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    hidden = states[0]
     directions = 2 if bidirectional else 1
     batch = x.shape[0 if batch_first else 1] if x.dim() == 3 else 0
     if x.dim() != 3 or params[0].shape[1] != x.shape[2]:
@@ -370,41 +373,18 @@ def _gated(
     time = x.shape[1 if batch_first else 0]
     width = directions * hidden.shape[2]
     # The kernels run time-first; a batch-first result is the transpose of what they wrote.
+    out = _contiguous((time, batch, width), x.dtype)
     if batch_first:
-        return (batch, time, width), (width, batch * width, 1), x.dtype
-    return _contiguous((time, batch, width), x.dtype)
+        out = (batch, time, width), (width, batch * width, 1), x.dtype
+    return out, *(_contiguous(tuple(state.shape), x.dtype) for state in states)
 
 
-@_rule(aten.lstm.input)
-def _lstm(
-    x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Spec, ...] | None:  # fmt: skip
-    out = _gated(x, hx[0], params, num_layers, bidirectional, batch_first)
-    return None if out is None else (out, *(_contiguous(tuple(state.shape), x.dtype) for state in hx))
-
-
-@_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
-def _recurrent(
-    x: torch.Tensor, hx: torch.Tensor, params: list[torch.Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Spec, ...] | None:  # fmt: skip
-    out = _gated(x, hx, params, num_layers, bidirectional, batch_first)
-    return None if out is None else (out, _contiguous(tuple(hx.shape), x.dtype))
-
-
-@_rule(aten.lstm_cell.default)
-def _lstm_cell(x: torch.Tensor, hx: list[torch.Tensor], w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> Any:
-    return tuple(_contiguous(tuple(state.shape), x.dtype) for state in hx) if _cell_fits(x, hx[0], w_ih, w_hh) else None
-
-
-@_rule(aten.gru_cell.default, aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default)
-def _cell(x: torch.Tensor, hx: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> Any:
-    return (_contiguous(tuple(hx.shape), x.dtype),) if _cell_fits(x, hx, w_ih, w_hh) else None
-
-
-def _cell_fits(x: torch.Tensor, h: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> bool:
-    return x.dim() == 2 and x.shape[1] == w_ih.shape[1] and h.shape[1] == w_hh.shape[1] and x.shape[0] == h.shape[0]
+@_rule(aten.lstm_cell.default, aten.gru_cell.default, aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default)
+def _cell(x: torch.Tensor, hx: Any, w_ih: torch.Tensor, w_hh: torch.Tensor, *_: Any) -> tuple[Spec, ...] | None:
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    h = states[0]
+    fits = x.dim() == 2 and x.shape[1] == w_ih.shape[1] and h.shape[1] == w_hh.shape[1] and x.shape[0] == h.shape[0]
+    return tuple(_contiguous(tuple(state.shape), x.dtype) for state in states) if fits else None
 
 
 @_rule(aten.mkldnn_rnn_layer.default)
@@ -433,7 +413,7 @@ def onednn_workspace(steps: int, batch: int, inputs: int, width: int, itemsize: 
 
     Gates; states of the layer and of the iteration, and the gradients of the former, as wide as the wider of input and
     state; cell states and their gradients; gradients of the iteration. Rows begin on cache lines, and avoid multiples
-    of 256 elements. Copied from oneDNN 3.x, src/cpu/rnn/rnn_utils.hpp (`get_good_ld`) and rnn_utils.cpp
+    of 256 elements. Copied from oneDNN, src/cpu/rnn/rnn_utils.hpp (`get_good_ld`) and rnn_utils.cpp
     (`set_offsets`), as torch 2.13 builds it: torch offers no call that returns the size without running the layer.
     tests/training_steps/test_step_peaks.py compares it with the kernel, and fails when oneDNN lays it out differently.
     """
