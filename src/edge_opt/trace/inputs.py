@@ -53,7 +53,7 @@ class ShapeOnlyModule(nn.Module):
 
 
 def default_dtype(model: nn.Module) -> torch.dtype:
-    """The type of an input that is given by its shape alone: that of the weights, or what the module says."""
+    """Return the type of an input that is given by its shape alone: that of the weights, or what the module says."""
     if isinstance(model, ShapeOnlyModule) and model.input_dtype is not None:
         return model.input_dtype
     floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
@@ -107,7 +107,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _described(value: Any, has_shapes: bool = True) -> Any:
-    """Shapes and (shape, dtype) pairs as `InputSpec`, at any depth; anything else as it is.
+    """Return shapes and (shape, dtype) pairs as `InputSpec`, at any depth; anything else as it is.
 
     Without `has_shapes` a row of integers is just that, and only pairs are taken.
     """
@@ -135,7 +135,7 @@ def accepts_keywords(model: nn.Module, names: list[str]) -> bool:
 
 
 def map_arguments(arguments: CallArguments, make: Callable[[Any], Any]) -> CallArguments:
-    """The same arguments with `make` applied to every tensor and `InputSpec` inside, at any depth."""
+    """Return the same arguments with `make` applied to every tensor and `InputSpec` inside, at any depth."""
     return CallArguments(
         tuple(_mapped(value, make) for value in arguments.args),
         {key: _mapped(value, make) for key, value in arguments.kwargs.items()},
@@ -186,7 +186,7 @@ def copied_with(make: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any
 
 
 def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:
-    """A mapping of the same class where its constructor takes a dict (BatchEncoding, OrderedDict), else a dict."""
+    """Return a mapping of the same class if its constructor takes a dict (BatchEncoding, OrderedDict), else a dict."""
     try:
         return type(mapping)(items)  # type: ignore[call-arg]
     except TypeError:
@@ -198,7 +198,7 @@ SMALL = 1 << 22
 
 
 def meta_tensor(value: Any, dtype: torch.dtype, keeps_small: bool = True) -> torch.Tensor:
-    """An input of the caller's shape, apart from the caller's own: without data, unless it is small and of integers.
+    """Return a tensor of the caller's shape, apart from the caller's own: without data, unless small and of integers.
 
     Those keep their values, which a model may look at; `keeps_small` is False for a `ShapeOnlyModule`.
     """
@@ -216,7 +216,7 @@ def meta_tensor(value: Any, dtype: torch.dtype, keeps_small: bool = True) -> tor
 
 
 def real_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """An input with data: the caller's own (copied), or for a described one small random numbers or zeros."""
+    """Return an input with data: the caller's own (copied), or for a described one small random numbers or zeros."""
     if not isinstance(value, InputSpec):
         return torch.zeros_like(value, device=device) if value.is_meta else value.detach().clone().to(device)
     wanted = _torch_dtype(value, dtype)

@@ -42,7 +42,7 @@ class OutsideWork:
     """What a trace knows about values that left the tape, and about tensors that came from elsewhere."""
 
     def __init__(self, is_real: bool) -> None:
-        self.places: list[tuple[Frame | None, str]] = []  # the module that met a result, and where it was computed
+        self.origins: list[tuple[Frame | None, str]] = []  # the module that met a result, and where it was computed
         self.has_real_inputs = is_real
         self._is_real = is_real
         self._values_read = 0
@@ -64,10 +64,10 @@ class OutsideWork:
         """Note an operand that the tape has not seen before; `conclude` finds out where it came from."""
         self._unknown.append((tensor, frame))
 
-    def add(self, frame: Frame | None, place: str) -> None:
+    def add(self, frame: Frame | None, origin: str) -> None:
         """Note that a result was computed somewhere else, once per module call."""
-        if (frame, place) not in self.places:
-            self.places.append((frame, place))
+        if (frame, origin) not in self.origins:
+            self.origins.append((frame, origin))
 
     def _has_left(self) -> bool:
         return self._values_read > _FEW_VALUES or _forks[0] != self._forks
@@ -112,7 +112,7 @@ class OutsideWork:
     def end(self) -> None:
         """Let go of every tensor and module."""
         self._unknown.clear()
-        self.places.clear()
+        self.origins.clear()
 
 
 def _address(tensor: torch.Tensor) -> int | None:

@@ -100,10 +100,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch asks this once per class, and wraps `__torch_dispatch__` in `torch._disable_dynamo` where it is True: a
-        # check of Dynamo's state in Python per operator, which doubles the time of a recorded call. With False, Dynamo
-        # would try to compile this method if a compiled function ran under the tape. None does: compiled modules are
-        # unwrapped first, and `force_eager` holds for the rest.
+        # Torch asks this once per class, and where it is True wraps `__torch_dispatch__` in `torch._disable_dynamo`.
+        # That imports Dynamo at the first operator, which takes seconds, and adds two Python calls to each. With False,
+        # Dynamo would compile into this method if a compiled function ran under the tape. None does: compiled modules
+        # are unwrapped first, and `force_eager` holds for the rest.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -194,7 +194,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     operands.has_device = True
 
     def _unusual(self, value: torch.Tensor) -> tuple[Any, ...]:
-        """A key for a sparse or nested tensor. There are few kernels for them on meta: they need real ones."""
+        """Return a key for a sparse or nested tensor; refuse it on meta, where few kernels take them."""
         if not self.is_real:
             raise NeedsData("a nested tensor" if value.is_nested else "a sparse tensor")
         return value.layout, value.is_nested, tensor_info(value), value.dtype
@@ -340,16 +340,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record what was computed elsewhere, as operators without a cost rule, after forward has returned."""
         stack = self.stack
         self.outside.conclude(result, stack.frames[0] if stack.frames else None, self._is_recorded)
-        for frame, place in self.outside.places:
+        for frame, origin in self.outside.origins:
             outer, stack.current = stack.current, frame
-            self._record(OpSignature(f"outside torch ({place})", (), (), (), (), False, 0, ()), [], [])
+            self._record(OpSignature(f"outside torch ({origin})", (), (), (), (), False, 0, ()), [], [])
             stack.current = outer
 
     def _is_recorded(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._roles or id(tensor) in self.constants or self.lifetimes.number_of(tensor) >= 0
 
     def is_input_independent(self, number: int) -> bool:
-        """Whether a storage that outlives the trace holds what the model would compute: real, and of no input's."""
+        """Return whether a storage that outlives the trace holds what an eager run would have left there."""
         return (
             self._is_on_cpu
             and number in self._input_independent
@@ -449,7 +449,7 @@ def _memorized_outputs(entry: MemoEntry, func: Any, args: Any) -> list[torch.Ten
 
 
 def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Tensor]) -> tuple[View, ...] | None:
-    """Where the outputs of an operator lie in its first argument; None where they may lie elsewhere."""
+    """Return where the outputs of an operator lie in its first argument; None where they may lie elsewhere."""
     if len(outputs) == 1 and outputs[0] is base and (kind is Behavior.IN_PLACE or not is_mutating):
         return ()
     # Of a complex number a view may be the conjugate, or a part.
@@ -462,7 +462,7 @@ def _views(kind: Behavior, is_mutating: bool, base: Any, outputs: list[torch.Ten
 
 
 def _is_small(func: Any, kind: Behavior, args: Any, operands: _Operands) -> bool:
-    """Whether an operator makes, or works on, tensors of forward's own alone that are not too large to be real."""
+    """Return whether an operator makes, or works on, only tensors of forward's own that are small enough to be real."""
     if kind is not Behavior.FACTORY:
         return operands.has_constant and (kind is Behavior.ALWAYS_RUN or _is_little_work(func, args, operands.work))
     sizes: list[float] = [prod(value) for value in args if isinstance(value, (list, tuple))]
@@ -471,7 +471,7 @@ def _is_small(func: Any, kind: Behavior, args: Any, operands: _Operands) -> bool
 
 
 def _is_little_work(func: Any, args: Any, product: int) -> bool:
-    """Whether an operator on real tensors is done in milliseconds; `product` is that of their sizes."""
+    """Return whether an operator on real tensors is done in milliseconds; `product` is that of their sizes."""
     if func in _REPEATS:
         return bool(product * prod(args[1]) <= SMALL)
     if product <= _CONSTANT_WORK_LIMIT:
@@ -486,13 +486,13 @@ _REPEATS = (torch.ops.aten.repeat.default, torch.ops.aten.tile.default)
 
 
 def _wrapper_among(types: Any) -> Any:
-    """The first class of tensor that implements operators itself."""
+    """Return the first class of tensor that implements operators itself."""
     disabled = torch._C._disabled_torch_dispatch_impl
     return next((cls for cls in types if cls.__torch_dispatch__ is not disabled), None)
 
 
 def _at(device: torch.device, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments with another device: forward asks for that of its inputs, which only stand for real ones."""
+    """Return the arguments with another device: forward asks for its inputs' own, which stand for real ones."""
     return (
         [device if isinstance(value, torch.device) else value for value in args],
         {name: device if name == "device" else value for name, value in kwargs.items()},

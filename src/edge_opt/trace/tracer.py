@@ -128,10 +128,10 @@ def _without_compiler(settings: ExitStack) -> bool:
 
 
 def _has_sparse(traced: TracedModel, arguments: CallArguments) -> bool:
-    """Whether a tensor of the model or of its inputs is sparse; on the meta device it would store nothing."""
-    given = [value for value in tree_leaves((arguments.args, arguments.kwargs)) if isinstance(value, torch.Tensor)]
+    """Return whether a tensor of the model or of its inputs is sparse; on the meta device it would store nothing."""
+    inputs = [value for value in tree_leaves((arguments.args, arguments.kwargs)) if isinstance(value, torch.Tensor)]
     unusual = [tensor for tensor, _ in traced.tensors if tensor.layout is not torch.strided]
-    return any(is_sparse(tensor) for tensor in given + unusual)
+    return any(is_sparse(tensor) for tensor in inputs + unusual)
 
 
 class _Refused(Exception):
@@ -140,11 +140,11 @@ class _Refused(Exception):
     def __init__(self, is_certain: bool, frame: Frame | None) -> None:
         super().__init__()
         self.is_certain = is_certain
-        self.place = None if frame is None else (frame.path, frame.kind, frame.inputs)
+        self.call = None if frame is None else (frame.path, frame.kind, frame.inputs)
 
 
 def unwrap_compiled(model: Any) -> nn.Module:
-    """The module behind `torch.compile`; a clear refusal of anything that is not a module."""
+    """Return the module behind `torch.compile`; refuse anything that is not a module."""
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}; call it first" if isinstance(model, type) else f"a {type(model).__name__}"
         raise InvalidInput(f"the model must be a torch.nn.Module, and this is {what}")
@@ -157,7 +157,7 @@ def unwrap_compiled(model: Any) -> nn.Module:
 def unwrap_exported(
     model: Any, inputs: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[nn.Module, Any, Mapping[str, Any] | None]:
-    """A module and its inputs: those of an exported program are the ones it was exported with, unless others are given.
+    """Return a module and its inputs: those that an exported program was exported with, unless there are others.
 
     >>> program = torch.export.export(nn.Linear(4, 2), (torch.zeros(3, 4),))
     >>> trace(*unwrap_exported(program, None, None)).input_bytes
@@ -173,12 +173,12 @@ def unwrap_exported(
 
 
 def _own_tensors(modules: Iterable[nn.Module]) -> list[tuple[torch.Tensor, Role]]:
-    """The model's parameters and buffers; a shared one once for each holder."""
-    found: list[tuple[torch.Tensor, Role]] = []
+    """Return the model's parameters and buffers; a shared tensor once for each holder."""
+    tensors: list[tuple[torch.Tensor, Role]] = []
     for module in modules:
-        found += [(tensor, "parameter") for tensor in module._parameters.values() if tensor is not None]
-        found += [(tensor, "buffer") for tensor in module._buffers.values() if tensor is not None]
-    return found
+        tensors += [(tensor, "parameter") for tensor in module._parameters.values() if tensor is not None]
+        tensors += [(tensor, "buffer") for tensor in module._buffers.values() if tensor is not None]
+    return tensors
 
 
 def _check(model: nn.Module, paths: dict[nn.Module, str], tensors: list[tuple[torch.Tensor, Role]]) -> None:
@@ -281,7 +281,7 @@ def _forward(traced: TracedModel, arguments: CallArguments, tape: Tape) -> tuple
 
 
 def _complete(model: nn.Module, call: CallArguments) -> Any:
-    """What the model returns, with all of its work done."""
+    """Return what the model returns, with all of its work done."""
     result = model(*call.args, **call.kwargs)
     _finish(result)
     return result
@@ -308,7 +308,7 @@ def _finish(result: Any, most: int = 100_000) -> None:
 
 
 def _moved_tensor_bytes(model: nn.Module, sizes: dict[int, int]) -> tuple[int, ...]:
-    """Bytes of the model's own tensors as `model.to(device)` moves them: children first, then parameters, buffers."""
+    """Return the bytes of the model's tensors as `model.to(device)` moves them: children, parameters, then buffers."""
     moved: list[int] = []
 
     def visit(module: nn.Module) -> None:
@@ -328,7 +328,7 @@ _INVENTED = "the model looks at values, and an input given by its shape alone wa
 def _build_inputs(
     traced: TracedModel, arguments: CallArguments, is_real: bool
 ) -> tuple[CallArguments, list[torch.Tensor], list[InputSpec]]:
-    """The call's arguments with tensors of their own; those tensors; and the descriptions whose values are invented."""
+    """Return the arguments with tensors of their own, those tensors, and the descriptions whose values are invented."""
     tensors: list[torch.Tensor] = []
     invented: list[InputSpec] = []
     device = next((tensor.device for tensor, _ in traced.tensors), torch.device("cpu"))
@@ -345,12 +345,12 @@ def _build_inputs(
 
 
 def _explained(refused: _Refused, arguments: CallArguments) -> EdgeOptError:
-    """The refusal as one sentence: which module, what it got, what it said."""
-    error, place = refused.__cause__, refused.place
+    """Return the refusal as a sentence: which module, what it got, what it said."""
+    error, call = refused.__cause__, refused.call
     first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    if place is None:
+    if call is None:
         return TraceFailed(f"the model could not be called: {first_line}")
-    path, kind, inputs = place
+    path, kind, inputs = call
     where = f"module {path!r} ({kind})" if path else "the model's own forward"
     shapes = ", ".join(str(tuple(shape)) for shape in inputs) or "no tensors"
     return TraceFailed(f"{where} refused its input {shapes}: {first_line}{_hint(first_line, arguments)}")
@@ -363,9 +363,9 @@ _TOO_FEW = re.compile(r"expected (\d)D.* \(got (\d)D input\)")
 
 
 def _hint(complaint: str, arguments: CallArguments) -> str:
-    """What to write instead: a shape without its batch, a tuple given as a tensor, whole numbers without a dtype."""
-    given = [*(("", value) for value in arguments.args), *arguments.kwargs.items()]
-    shapes = [value.shape for _, value in given if isinstance(value, InputSpec)]
+    """Return what to write instead of a shape without its batch, a tuple as a tensor, or integers without a dtype."""
+    values = [*(("", value) for value in arguments.args), *arguments.kwargs.items()]
+    shapes = [value.shape for _, value in values if isinstance(value, InputSpec)]
     sizes = _TOO_FEW.search(complaint)
     if sizes is not None and len(shapes) == 1 and int(sizes[1]) == int(sizes[2]) + 1 == len(shapes[0]) + 1:
         return f". The first number of a shape is the batch: {'x'.join(map(str, (1, *shapes[0])))}"
@@ -373,7 +373,7 @@ def _hint(complaint: str, arguments: CallArguments) -> str:
         return ". A tuple or a dict of tensors comes from Python: --inputs file.py:make_inputs"
     if not any(words in complaint for words in _ABOUT_DTYPES):
         return ""
-    for name, value in given:
+    for name, value in values:
         if isinstance(value, InputSpec) and value.dtype is None:
             wanted = "int64" if any(word in complaint for word in ("Long", "Int", "long", "indices")) else "DTYPE"
             shape = "x".join(map(str, value.shape))
