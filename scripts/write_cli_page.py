@@ -16,8 +16,8 @@ _WORD = r"""(?:[^\s"']|"[^"]*"|'[^']*')+"""
 _WIDTH = 76  # and a backslash
 _HEAD = """# Command line
 
-Results go to stdout, talk and progress to stderr. `--json` prints for machines. Exit code 0: done; 1: a condition does
-not hold; 2: wrong use, with one sentence that says what to do. `--debug` shows the traceback behind it.
+Results go to stdout, messages and progress to stderr. `--json` prints for machines. Exit code 0: done; 1: a condition
+does not hold; 2: wrong use, with one sentence that says what to do. `--debug` shows the traceback behind it.
 `edge-opt --install-completion` completes commands and options in your shell.
 """
 

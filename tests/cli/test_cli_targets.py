@@ -85,9 +85,9 @@ def test_the_table_of_layers_is_saved_with_its_prediction(tmp_path: Path) -> Non
         (["--precision", "int8"], "there is no target to predict for"),
         (["-t", "host"], "this host has not been calibrated; run `edge-opt calibrate`"),
         (["--sort", "predicted"], "cannot sort by predicted"),
-        (["-t", "pi4", "-t", "nano", "--sort", "macs"], "drop --sort or keep one target"),
-        (["-t", "pi4", "-t", "nano", "--measure"], "drop --measure or keep one target"),
-        (["-t", "pi4", "-t", "nano", "-o", "p.json"], "drop --output or keep one target"),
+        (["-t", "pi4", "-t", "nano", "--sort", "macs"], "--sort works with one --target only"),
+        (["-t", "pi4", "-t", "nano", "--measure"], "--measure works with one --target only"),
+        (["-t", "pi4", "-t", "nano", "-o", "p.json"], "--output works with one --target only"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

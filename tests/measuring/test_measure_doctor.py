@@ -14,12 +14,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from edge_opt.cli.device_commands import doctor, facility_rows, machine_rows, noise_rows
+from edge_opt.cli.device_commands import doctor
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.diagnosis import diagnose, machine_noise
 from edge_opt.measuring.latency import Clock
 from edge_opt.measuring.statistics import compare_latencies, latency_of
 from edge_opt.records.measurements import Diagnosis, Facility
+from edge_opt.report.sheets import record_text
 from timings import environment, steady
 
 
@@ -79,24 +80,22 @@ def test_a_time_that_makes_no_sense_is_refused(seconds: float) -> None:
         machine_noise(seconds, environment())
 
 
-def test_rows_read_well() -> None:
-    found = diagnosis()
-    rows = dict(machine_rows(found))
-    assert rows["threads"] == "1 inside an operator, 2 between operators"
-    assert (rows["governor"], rows["load"], rows["memory"]) == ("ondemand", "not known in the last minute", "4.00 GiB")
-    assert facility_rows(found.meters) == [("rapl", "no: no powercap folder"), ("proxy", "usable")]
-    assert dict(noise_rows(found))["verdict"] == "quiet: good to measure on"
+def test_the_text_says_what_a_measurement_would_rest_on() -> None:
+    text = record_text(diagnosis(), width=200)
+    assert "1 inside an operator, 2 between operators" in text
+    assert "ondemand" in text and "not known in the last minute" in text and "4.00 GiB" in text
+    assert "rapl: no powercap folder" in text and "proxy: usable" in text
+    assert "quiet: good to measure on" in text
 
 
 @pytest.mark.parametrize(
-    ("changed", "word"), [({"is_noisy": True}, "noisy"), ({"is_contended": True, "is_noisy": True}, "busy")]
+    ("changed", "verdict"),
+    [({"is_noisy": True}, "noisy: expect wide"), ({"is_contended": True, "is_noisy": True}, "busy: other programs")],
 )
-def test_the_verdict_says_what_is_wrong(changed: dict[str, bool], word: str) -> None:
+def test_the_verdict_says_what_is_wrong(changed: dict[str, bool], verdict: str) -> None:
     found = diagnosis()
-    found = replace(found, noise=replace(found.noise, remarks=("a remark",), **changed))
-    rows = noise_rows(found)
-    assert rows[0][1].startswith(word)
-    assert rows[-1] == ("remark", "a remark")
+    text = record_text(replace(found, noise=replace(found.noise, remarks=("a remark",), **changed)), width=200)
+    assert verdict in text and "a remark" in text
 
 
 def command() -> typer.Typer:
@@ -119,3 +118,8 @@ def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(command(), ["--json", "--seconds", "2"])
     assert json.loads(shown.stdout)["meters"][0] == {"name": "rapl", "refusal": "no powercap folder"}
     assert asked == [2.0]
+
+
+def test_the_doctor_takes_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_opt.measuring.diagnosis.diagnose", lambda seconds: diagnosis())
+    assert CliRunner().invoke(command(), ["--debug"]).exit_code == 0

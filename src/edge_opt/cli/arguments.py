@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ast
-import json
 import json as json_format
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from edge_opt import units
 from edge_opt._support.progress import report_progress, stderr_console
-from edge_opt.cli.shell import result_console, talk
+from edge_opt.cli.shell import print_status, result_console
 from edge_opt.errors import InvalidInput, first_line
-from edge_opt.loading import FORMS, Example, find_object, load_model, parse_reference
+from edge_opt.loading import FORMS, Example, Loaded, find_object, load_model, parse_reference
 
 if TYPE_CHECKING:
     from edge_opt.records.predictions import TargetComparison
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 GRAMMAR = "[NAME:]DIMxDIMx...[:DTYPE], such as 1x3x224x224 or ids:1x128:int64"
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; arguments as 'factory(width=2)'.")]
 Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"{GRAMMAR}.")]
-MAKER = "file.py:NAME or package.module:NAME, the inputs as eo.profile takes them, or a function that returns them"
-Maker = Annotated[
+INPUTS_FORM = (
+    "file.py:NAME or package.module:NAME, the inputs as eo.profile takes them, or a function that returns them"
+)
+InputsRef = Annotated[
     str | None, typer.Option("--inputs", metavar="REF", help="Inputs of any kind, or their maker: file.py:NAME.")
 ]
 Batch = Annotated[int | None, typer.Option("--batch", "-b", help="First dimension of every input.")]
@@ -48,7 +50,7 @@ _SEPARATOR = re.compile(f"[xX{units.TIMES}]")
 
 
 class Arguments(NamedTuple):
-    """The call's arguments: those in order, those by name, and whether a tensor is among them."""
+    """The arguments of a call: positional, by name, and whether a tensor is among them."""
 
     positional: list[Any]
     named: dict[str, Any]
@@ -57,21 +59,21 @@ class Arguments(NamedTuple):
 
 
 def read_arguments(
-    inputs: Sequence[str], kwargs: Sequence[str], batch: int | None, made_by: str | None = None
+    inputs: Sequence[str], kwargs: Sequence[str], batch: int | None, inputs_ref: str | None = None
 ) -> Arguments:
-    """The arguments of one call. `batch` replaces the first dimension of every input; `made_by` names a maker of them.
+    """Read the arguments of one call; `batch` replaces the first dimension of every input.
 
     >>> read_arguments(["1x3x8x8", "mask:1x8:bool"], ["scale=2"], batch=4).named
     {'mask': InputSpec(shape=(4, 8), dtype='bool'), 'scale': 2}
     """
     if batch is not None and batch < 1:
         raise InvalidInput(f"--batch is {batch}; it must be at least 1")
-    if made_by is not None and (inputs or batch is not None):
-        raise InvalidInput(f"--inputs {made_by!r} makes every input; drop --input and --batch")
+    if inputs_ref is not None and (inputs or batch is not None):
+        raise InvalidInput(f"--inputs {inputs_ref!r} makes every input; drop --input and --batch")
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    if made_by is not None:
-        positional, named = _made(made_by)
+    if inputs_ref is not None:
+        positional, named = _referenced_inputs(inputs_ref)
     for text in inputs:
         name, spec = _input(text, batch)
         if name is None:
@@ -80,29 +82,72 @@ def read_arguments(
             _add(named, name, spec)
     for text in kwargs:
         _add(named, *_keyword(text))
-    return Arguments(positional, named, bool(inputs) or made_by is not None, None if inputs else batch)
+    return Arguments(positional, named, bool(inputs) or inputs_ref is not None, None if inputs else batch)
 
 
-def _made(reference: str) -> tuple[list[Any], dict[str, Any]]:
-    """The inputs that a reference names: a dict by name, a list or tuple in order, anything else as the only one."""
-    found = parse_reference(reference)
-    if found is None or found.arguments:
-        raise InvalidInput(f"--inputs {reference!r} names no inputs; write {MAKER}")
-    value = find_object(found)
+def _referenced_inputs(reference: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the inputs that a reference names: a dict by name, a list or tuple in order, anything else alone."""
+    value = _referenced(reference, f"--inputs {reference!r} names no inputs; write {INPUTS_FORM}")
     if callable(value):
-        try:
-            value = value()
-        except Exception as error:
-            raise InvalidInput(f"--inputs {reference!r} raised {first_line(error)}") from error
+        value = _called(value, f"--inputs {reference!r}")
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return [], dict(value)
     is_shape = isinstance(value, (list, tuple)) and all(type(item) is int for item in value)
     return (list(value) if isinstance(value, (list, tuple)) and not is_shape else [value]), {}
 
 
-def with_example(
-    arguments: Arguments, example: Example | None, name: str, *, announce: bool = True
-) -> tuple[list[Any], dict[str, Any]]:
+def _referenced(reference: str, problem: str) -> Any:
+    """Return the object that a reference without arguments names."""
+    parsed = parse_reference(reference)
+    if parsed is None or parsed.arguments:
+        raise InvalidInput(problem)
+    return find_object(parsed)
+
+
+def _called(function: Any, name: str) -> Any:
+    """Return what a function of the user returns."""
+    try:
+        return function()
+    except Exception as error:
+        raise InvalidInput(f"{name} raised {first_line(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCall:
+    """A model and the arguments that it is called with, as `eo.profile` takes them."""
+
+    loaded: Loaded
+    inputs: list[Any] | None
+    kwargs: dict[str, Any]
+
+    @property
+    def model(self) -> Any:
+        """The model itself."""
+        return self.loaded.model
+
+    @property
+    def name(self) -> str:
+        """The model's name in tables."""
+        return self.loaded.name
+
+
+@contextmanager
+def loaded_call(
+    reference: str,
+    inputs: Sequence[str] | None = None,
+    kwargs: Sequence[str] | None = None,
+    batch: int | None = None,
+    inputs_ref: str | None = None,
+) -> Iterator[LoadedCall]:
+    """Load a model and read the arguments of its call. What the user's code prints inside goes to stderr."""
+    with redirect_stdout(sys.stderr):
+        arguments = read_arguments(inputs or [], kwargs or [], batch, inputs_ref)
+        loaded = load_model(reference)
+        positional, named = with_example(arguments, loaded.example, loaded.name)
+        yield LoadedCall(loaded, positional or None, named)
+
+
+def with_example(arguments: Arguments, example: Example | None, name: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the call's arguments; without any input, those that the program was exported with, and say so."""
     if arguments.has_inputs:
         return list(arguments.positional), arguments.named
@@ -110,8 +155,7 @@ def with_example(
         raise InvalidInput("--batch replaces the first dimension of each --input, and there is none; add --input")
     if example is None:
         raise InvalidInput(f"no --input given: {name} needs the shape of each of its inputs; write {GRAMMAR}")
-    if announce:
-        talk("no --input given: using the inputs that the program was exported with")
+    print_status("no --input given: using the inputs that the program was exported with")
     positional, named = list(example[0]), {**example[1], **arguments.named}
     if arguments.batch is None:
         return positional, named
@@ -122,7 +166,7 @@ def with_example(
 
 
 def _rebatched(value: Any, batch: int) -> Any:
-    """A tensor of the example with another first dimension, by its shape and dtype; anything else as it is."""
+    """Return the spec of a tensor with another first dimension; anything else as it is."""
     import torch
 
     from edge_opt.trace.inputs import InputSpec
@@ -152,7 +196,7 @@ def _input(text: str, batch: int | None) -> tuple[str | None, InputSpec]:
 
 
 def _parts(text: str) -> tuple[str | None, str, str | None]:
-    """Name, dimensions and dtype. A shape starts with a digit and a name does not, so two parts are never ambiguous."""
+    """Split into name, dimensions and dtype; a shape starts with a digit and a name does not."""
     parts = text.split(":")
     is_named = len(parts) == 3 or (len(parts) == 2 and parts[0].isidentifier() and parts[0] != "scalar")
     name, rest = (parts[0], parts[1:]) if is_named else (None, parts)
@@ -165,8 +209,8 @@ def _dimension(dim: str, text: str) -> int:
     try:
         size = int(dim)
     except ValueError:
-        what = f"{dim!r} is not a number" if dim else "a dimension is missing"
-        raise InvalidInput(f"--input {text!r}: {what}; write {GRAMMAR}") from None
+        problem = f"{dim!r} is not a number" if dim else "a dimension is missing"
+        raise InvalidInput(f"--input {text!r}: {problem}; write {GRAMMAR}") from None
     if size < 1:
         raise InvalidInput(f"--input {text!r}: the dimension {size} is not positive; all must be at least 1")
     return size
@@ -176,15 +220,15 @@ def _keyword(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise InvalidInput(f"--kwarg {text!r} cannot be read; write NAME=VALUE, such as use_cache=false or scale=0.5")
-    found = _literal(value, text)
-    if isinstance(found, (list, tuple)) and found and all(type(item) is int for item in found):
+    literal = _literal(value, text)
+    if isinstance(literal, (list, tuple)) and literal and all(type(item) is int for item in literal):
         raise InvalidInput(f"--kwarg {text!r}: a list of integers would be taken for the shape of a tensor; use Python")
-    return name, found
+    return name, literal
 
 
 def _literal(value: str, text: str) -> Any:
     try:
-        return json.loads(value)
+        return json_format.loads(value)
     except ValueError:
         pass
     try:
@@ -200,23 +244,17 @@ FORM = "file.py:NAME or package.module:NAME, a loader, a list of batches, or a f
 
 
 def load_batches(reference: str) -> Iterable[Any]:
-    """The batches that a reference names."""
-    found = parse_reference(reference)
-    if found is None or found.arguments:
-        raise InvalidInput(f"{reference!r} names no batches; write {FORM}")
-    value = find_object(found)
+    """Return the batches that a reference names."""
+    value = _referenced(reference, f"{reference!r} names no batches; write {FORM}")
     if callable(value) and not hasattr(value, "__iter__"):
-        try:
-            value = value()
-        except Exception as error:
-            raise InvalidInput(f"{reference!r} raised {first_line(error)}") from error
+        value = _called(value, repr(reference))
     if not isinstance(value, Iterable):
         raise InvalidInput(f"{reference!r} is of type {type(value).__name__}; it must be {FORM}")
     return value
 
 
 def random_batches(inputs: list[Any], named: dict[str, Any], count: int) -> list[Any]:
-    """Batches of noise in the shape of the inputs: enough to see that a model converts, not what it is worth."""
+    """Return batches of noise in the shape of the inputs: they show that a model converts, not how accurate it is."""
     import torch
 
     from edge_opt.trace.inputs import InputSpec
@@ -242,7 +280,7 @@ def random_batches(inputs: list[Any], named: dict[str, Any], count: int) -> list
 def measuring(
     is_wanted: bool, min_time_s: float, threads: int | None, power_watts: float | None
 ) -> Iterator[Literal[False] | dict[str, Any]]:
-    """What to pass as `measure=`; the bar is drawn on a terminal only, and is gone when the result is printed."""
+    """Yield what to pass as `measure=`, and show a progress bar on a terminal meanwhile."""
     if not is_wanted:
         if threads is not None or power_watts is not None:
             raise InvalidInput(
@@ -262,12 +300,12 @@ def measuring(
         yield {"min_time_s": min_time_s, "threads": threads, "power_watts": power_watts, "progress": progress}
 
 
-def here_and_there(threads: int | None, is_measured: bool, target: str | None) -> tuple[int | None, int | None]:
-    """Threads to measure with here, and those of the runtime on a target.
+def split_threads(threads: int | None, is_measured: bool, target: str | None) -> tuple[int | None, int | None]:
+    """Return the threads to measure with here, and those of the runtime on a target.
 
-    A machine that was calibrated has its own threads: those that are given with a measurement are for that.
+    A calibrated machine has its own threads, so with a measurement the option means the threads here.
 
-    >>> here_and_there(1, True, "raspberry-pi-4"), here_and_there(1, True, "host"), here_and_there(1, False, None)
+    >>> split_threads(1, True, "raspberry-pi-4"), split_threads(1, True, "host"), split_threads(1, False, None)
     ((1, 1), (1, None), (1, None))
     """
     is_machine = target is not None and (target == "host" or target.endswith(".json"))
@@ -280,7 +318,7 @@ def _is_terminal() -> bool:
 
 
 def is_profile(reference: str) -> bool:
-    """Whether it names a file that `edge-opt profile -o` wrote, rather than a model."""
+    """Return whether it names a file that `edge-opt profile -o` wrote, rather than a model."""
     return reference.lower().endswith(".json")
 
 
@@ -290,55 +328,28 @@ def read_profile(
     kwargs: Sequence[str] = (),
     batch: int | None = None,
     measure: bool | dict[str, Any] = False,
-    made_by: str | None = None,
+    inputs_ref: str | None = None,
 ) -> ModelProfile:
-    """The profile that a reference names: a saved one, or that of a model with its inputs."""
+    """Return the profile that a reference names: a saved one, or that of a model with its inputs."""
     import edge_opt as eo
 
     if is_profile(reference):
         return eo.load(reference)
-    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
-    with redirect_stdout(sys.stderr):
-        arguments = read_arguments(inputs, kwargs, batch, made_by)
-        loaded = load_model(reference)
-        positional, named = with_example(arguments, loaded.example, loaded.name)
-        report_progress(f"tracing {loaded.name}")
-        return eo.profile(loaded.model, positional or None, kwargs=named, name=loaded.name, measure=measure)
+    with loaded_call(reference, inputs, kwargs, batch, inputs_ref) as call:
+        report_progress(f"tracing {call.name}")
+        return eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, measure=measure)
 
 
 FORMAT = "edge_opt.targets"
 
 
-def compare(
-    model: str, arguments: Arguments, targets: Sequence[str], there: Mapping[str, Any], options: Mapping[str, object],
-    *, json: bool, is_verbose: bool,
-) -> None:  # fmt: skip
-    """Print the targets side by side: `there` is precision, runtime and threads. None of `options` may be set."""
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise InvalidInput(f"several --target stand side by side, without layers; drop {given[0]} or keep one target")
-    import edge_opt as eo
+def print_targets(comparison: TargetComparison, *, json: bool, is_verbose: bool) -> None:
+    """Print a model on several targets."""
     from edge_opt._support.json import to_plain
-
-    with redirect_stdout(sys.stderr):
-        loaded = load_model(model)
-        positional, named = with_example(arguments, loaded.example, loaded.name)
-        found = eo.compare_targets(
-            loaded.model,
-            positional or None,
-            list(targets),
-            kwargs=named,
-            name=loaded.name,
-            **there,
-        )
-    if json:
-        typer.echo(json_format.dumps({"format": FORMAT, **to_plain(found)}, indent=1, allow_nan=False))
-    else:
-        _show(found, is_verbose)
-
-
-def _show(found: TargetComparison, is_verbose: bool) -> None:
     from edge_opt.report.sheets import print_sheet
     from edge_opt.report.target_tables import brief_target_sheet, target_sheet
 
-    print_sheet(result_console(), target_sheet(found) if is_verbose else brief_target_sheet(found))
+    if json:
+        typer.echo(json_format.dumps({"format": FORMAT, **to_plain(comparison)}, indent=1, allow_nan=False))
+    else:
+        print_sheet(result_console(), target_sheet(comparison) if is_verbose else brief_target_sheet(comparison))

@@ -16,7 +16,7 @@ import typer
 from edge_opt import units
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import Inputs, read_arguments, with_example
-from edge_opt.cli.shell import Debug, Trust, talk
+from edge_opt.cli.shell import Debug, Trust, print_status
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import load_model
 
@@ -85,8 +85,8 @@ def board(
     else:
         for line in (*_lines(found, times, next_nets), *_next_steps(files, threads)):
             typer.echo(line)
-    talk(f"saved to {path}")
-    talk(f"use it: edge-opt profile MODEL --target {path}")
+    print_status(f"saved to {path}")
+    print_status(f"use it: edge-opt profile MODEL --target {path}")
 
 
 def _time(text: str) -> tuple[str, float]:

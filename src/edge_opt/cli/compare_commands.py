@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -15,17 +13,16 @@ from edge_opt.budgets.parse import TABLE, configured_budgets, parse_budget, pars
 from edge_opt.cli.arguments import (
     Batch,
     Inputs,
+    InputsRef,
     Keywords,
-    Maker,
     Runtime,
-    here_and_there,
     is_profile,
+    loaded_call,
     measuring,
-    read_arguments,
     read_profile,
-    with_example,
+    split_threads,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_console, result_width, say, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_result, print_status, result_console, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
@@ -40,12 +37,12 @@ FORM = "RUN#CANDIDATE"
 
 
 def is_candidate(reference: str) -> bool:
-    """Whether it names a candidate of a run; a file may have a # in its own name."""
+    """Return whether it names a candidate of a run; a file may have a # in its own name."""
     return "#" in reference and not Path(reference.partition(":")[0]).exists()
 
 
 def compare_candidates(references: Sequence[str]) -> ModelComparison:
-    """The candidates against the first of them; those of several runs are called by their run, too."""
+    """Compare candidates with the first of them; names of several runs include the run."""
     import edge_opt as eo
 
     other = next((reference for reference in references if not is_candidate(reference)), None)
@@ -75,7 +72,7 @@ def compare(
         ),
     ],
     inputs: Inputs = None,
-    made_by: Maker = None,
+    inputs_ref: InputsRef = None,
     batch: Batch = None,
     kwarg: Keywords = None,
     measure: Annotated[bool, typer.Option("--measure", help="Run the models too, and compare their latency.")] = False,
@@ -113,24 +110,23 @@ def compare(
     for path in output or []:
         writer_for(path)
     if any(is_candidate(model) for model in models):
-        if measure or inputs or made_by or kwarg or batch is not None:
+        if measure or inputs or inputs_ref or kwarg or batch is not None:
             raise InvalidInput("candidates were measured in their sweep; drop --measure, --input, --kwarg and --batch")
-        found = compare_candidates(models)
+        comparison = compare_candidates(models)
     else:
         with measuring(measure, min_time, threads, None) as options:
-            profiles = [read_profile(model, inputs or [], kwarg or [], batch, options, made_by) for model in models]
-        found = eo.compare(*profiles, names=_names(models, profiles))
+            profiles = [read_profile(model, inputs or [], kwarg or [], batch, options, inputs_ref) for model in models]
+        comparison = eo.compare(*profiles, names=_names(models, profiles))
     if json:
-        typer.echo(document(found), nl=False)
+        typer.echo(document(comparison), nl=False)
     else:
-        console = result_console(highlight=False)
-        show(found, console, sort=sort, top=top, everything=everything)
+        show(comparison, result_console(highlight=False), sort=sort, top=top, everything=everything)
     for path in output or []:
-        talk(f"saved to {found.save(path)}")
+        print_status(f"saved to {comparison.save(path)}")
 
 
 def _names(references: Sequence[str], profiles: Sequence[ModelProfile]) -> list[str]:
-    """Each model as it was named: file, factory and arguments; a saved profile by its own name and its file."""
+    """Return each model as it was named; a saved profile by its own name and its file."""
     return [
         f"{profile.name} ({reference})" if is_profile(reference) else reference
         for reference, profile in zip(references, profiles, strict=True)
@@ -138,24 +134,22 @@ def _names(references: Sequence[str], profiles: Sequence[ModelProfile]) -> list[
 
 
 def _to_check(
-    subject: str, baseline: str | None, call: tuple[list[str], list[str], int | None, str | None],
+    subject: str, baseline: str | None, arguments: tuple[list[str], list[str], int | None, str | None],
     options: bool | dict[str, Any],
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    """What `check` takes: a profile and an earlier one, or two models that are timed in turn."""
+    """Return the arguments of `check`: a profile and an earlier one, or two models that are timed in turn."""
     import edge_opt as eo
 
-    inputs, kwargs, batch, made_by = call
+    inputs, kwargs, batch, inputs_ref = arguments
     if baseline is None or is_profile(baseline):
-        before = None if baseline is None else eo.load(baseline)
-        return read_profile(subject, inputs, kwargs, batch, options, made_by), {"baseline": before}
+        profile = read_profile(subject, inputs, kwargs, batch, options, inputs_ref)
+        return profile, {"baseline": None if baseline is None else eo.load(baseline)}
     if is_profile(subject):
         raise InvalidInput(f"the baseline {baseline!r} is a model, and {subject!r} is a profile; give two of a kind")
-    with redirect_stdout(sys.stderr):
-        arguments = read_arguments(inputs, kwargs, batch, made_by)
-        loaded, other = load_model(subject), load_model(baseline)
-        positional, named = with_example(arguments, loaded.example, loaded.name)
-    given = {"inputs": positional or None, "kwargs": named, "baseline": other.model, "measure": options or None}
-    return loaded.model, given
+    with loaded_call(subject, inputs, kwargs, batch, inputs_ref) as call:
+        before = load_model(baseline).model
+    given = {"inputs": call.inputs, "kwargs": call.kwargs, "baseline": before, "measure": options or None}
+    return call.model, given
 
 
 CheckThreads = Annotated[
@@ -189,7 +183,7 @@ def check(
         typer.Option("--max-increase", metavar="METRIC=SHARE", help="Over the baseline, such as peak_memory=5%."),
     ] = None,
     inputs: Inputs = None,
-    made_by: Maker = None,
+    inputs_ref: InputsRef = None,
     batch: Batch = None,
     kwarg: Keywords = None,
     min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
@@ -223,10 +217,10 @@ def check(
     budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
     needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
-    here, there = here_and_there(threads, needs_run, target)
+    here, there = split_threads(threads, needs_run, target)
     options: bool | dict[str, Any]
     with measuring(needs_run, min_time, here, None) as options:
-        checked, given = _to_check(subject, baseline, (inputs or [], kwarg or [], batch, made_by), options)
+        checked, given = _to_check(subject, baseline, (inputs or [], kwarg or [], batch, inputs_ref), options)
         result = eo.check(
             checked,
             *budgets,
@@ -242,7 +236,7 @@ def check(
     _print_check(result, json)
     for path, content in ((markdown, as_markdown), (junit, as_junit)):
         if path is not None:
-            talk(f"saved to {write_named(path, content(result))}")
+            print_status(f"saved to {write_named(path, content(result))}")
     if not result.passed:
         raise typer.Exit(NOT_SATISFIED)
 
@@ -250,7 +244,7 @@ def check(
 def _limits(
     budget: Sequence[str], max_increase: Sequence[str], has_baseline: bool
 ) -> tuple[list[Budget], list[Increase]]:
-    """What is asked for on the command line, or else in pyproject.toml."""
+    """Return the limits of the command line, or else those of pyproject.toml."""
     budgets = [parse_budget(text, PROFILE_METRICS) for text in budget] or list(configured_budgets(Path.cwd()))
     increases = [parse_increase(text) for text in max_increase]
     if not budgets and not increases:
@@ -267,4 +261,4 @@ def _print_check(result: CheckResult, json: bool) -> None:
     if json:
         typer.echo(document(result), nl=False)
         return
-    say(render(result, result_width()))
+    print_result(render(result, result_width()))

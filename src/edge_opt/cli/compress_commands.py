@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import json as json_text
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -18,13 +15,12 @@ from edge_opt.cli.arguments import (
     ModelArgument,
     Runtime,
     load_batches,
+    loaded_call,
     random_batches,
-    read_arguments,
-    with_example,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_result, print_status, result_width
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import MODEL_FILES, load_model
+from edge_opt.loading import MODEL_FILES
 from edge_opt.runtimes.registry import runtime_names
 from edge_opt.units import percent
 
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _source(model: str, taken: tuple[str, ...] = ()) -> str:
-    """The reference, unless it names a file: what is pruned or exported is the model that it was made of."""
+    """Return the reference unless it names a file: pruning and export need the model that the file was made from."""
     if model.lower().endswith(MODEL_FILES) and not model.lower().endswith(taken):
         raise InvalidInput(
             f"{model!r} is a file of a finished graph, which is not changed here; give the model's source"
@@ -53,27 +49,25 @@ def converted(
     calibration: Any = None,
     **options: Any,
 ) -> Converted:
-    """Convert the model that a reference names; whatever its own code prints goes to stderr."""
+    """Convert the model that a reference names."""
     from edge_opt.runtimes.convert import convert
 
-    with redirect_stdout(sys.stderr):
-        arguments = read_arguments(inputs or [], kwarg or [], None)
-        loaded = load_model(_source(model, (".onnx", ".pt2") if precision == "int8" else (".pt2",)))
-        positional, named = with_example(arguments, loaded.example, loaded.name)
+    source = _source(model, (".onnx", ".pt2") if precision == "int8" else (".pt2",))
+    with loaded_call(source, inputs, kwarg) as call:
         return convert(
-            loaded.model,
-            positional or None,
+            call.model,
+            call.inputs,
             precision,
             runtime,
-            kwargs=named,
-            calibration=calibration(positional, named) if callable(calibration) else calibration,
+            kwargs=call.kwargs,
+            calibration=calibration(call.inputs or [], call.kwargs) if callable(calibration) else calibration,
             verify_on=None if verify is None else load_batches(verify),
             **options,
         )
 
 
 def check_share(value: float | None) -> None:
-    """Refuse a share that is none."""
+    """Refuse a --min-agreement outside 0 to 1."""
     if value is not None and not 0 <= value <= 1:
         raise InvalidInput(f"--min-agreement is {value}; it is a share from 0 to 1, such as 0.99")
 
@@ -84,16 +78,16 @@ def show(done: Converted, json: bool, min_agreement: float | None) -> None:
     from edge_opt.report.sheets import record_text
 
     if json:
-        typer.echo(json_text.dumps(conversion_document(done), indent=1))
+        typer.echo(json_format.dumps(conversion_document(done), indent=1))
     else:
-        say(record_text(done, result_width()))
-    talk(f"saved to {done.path}")
+        print_result(record_text(done, result_width()))
+    print_status(f"saved to {done.path}")
     if min_agreement is None:
         return
     if done.agreement.top1 is None:
         raise InvalidInput("--min-agreement needs a model whose first output is one row of scores per sample")
     if done.agreement.top1 < min_agreement:
-        talk(f"top-1 agreement is {percent(done.agreement.top1)}, below the {percent(min_agreement)} asked for")
+        print_status(f"top-1 agreement is {percent(done.agreement.top1)}, below the {percent(min_agreement)} asked for")
         raise typer.Exit(NOT_SATISFIED)
 
 
@@ -152,18 +146,14 @@ def prune(
         )
     from edge_opt import compress
 
-    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
-    with redirect_stdout(sys.stderr):
-        arguments = read_arguments(inputs or [], [], None)
-        loaded = load_model(_source(model))
+    with loaded_call(_source(model), inputs) as call:
         if weights is not None:
-            compress.load_weights(loaded.model, weights)
-        positional, named = with_example(arguments, loaded.example, loaded.name)
+            compress.load_weights(call.model, weights)
         pruned = compress.prune(
-            loaded.model,
-            positional or None,
+            call.model,
+            call.inputs,
             ratio,
-            kwargs=named,
+            kwargs=call.kwargs,
             layers=dict(_layer_ratio(text) for text in layer or []),
             macs_target=macs_target,
             latency_target=latency_target,
@@ -175,33 +165,31 @@ def prune(
             ignored=ignore or (),
             seed=seed,
         )
-    _say(pruned, None if output is None else compress.save_pruned(pruned, output), json)
+    _print_pruned(pruned, None if output is None else compress.save_pruned(pruned, output), json)
     if fail_on_shortfall and (macs_target or latency_target) and pruned.shortfalls:
-        talk("the target is missed by more than a tenth")
+        print_status("the target is missed by more than a tenth")
         raise typer.Exit(NOT_SATISFIED)
 
 
-def _say(pruned: Pruned, saved: Path | None, as_json: bool) -> None:
+def _print_pruned(pruned: Pruned, saved: Path | None, as_json: bool) -> None:
     if as_json:
-        found = pruned.to_dict() | {"saved": None if saved is None else str(saved)}
-        typer.echo(json_format.dumps(found, indent=1, allow_nan=False))
+        plain = pruned.to_dict() | {"saved": None if saved is None else str(saved)}
+        typer.echo(json_format.dumps(plain, indent=1, allow_nan=False))
     else:
         from edge_opt.report.sheets import record_text
 
-        say(record_text(pruned, result_width()))
+        print_result(record_text(pruned, result_width()))
     if saved is not None:
-        talk(f"saved to {saved}; compress.load_pruned({str(saved)!r}, factory) builds it again")
+        print_status(f"saved to {saved}; compress.load_pruned({str(saved)!r}, factory) builds it again")
 
 
 def _layer_ratio(text: str) -> tuple[str, float]:
     name, equals, value = text.rpartition("=")
     try:
-        return (name, float(value)) if equals and name else _unreadable(text)
+        if equals and name:
+            return name, float(value)
     except ValueError:
-        return _unreadable(text)
-
-
-def _unreadable(text: str) -> tuple[str, float]:
+        pass
     raise InvalidInput(f"--layer {text!r} cannot be read; write NAME=RATIO, such as layer1.0.conv1=0.3")
 
 
@@ -261,7 +249,7 @@ def quantize(
         return random_batches(positional, named, min(batches, 4)) if random_calibration else None
 
     if random_calibration:
-        talk("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
+        print_status("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
     done = converted(
         model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
         keep_float="auto" if keep_float == ["auto"] else keep_float or (), folder=output,

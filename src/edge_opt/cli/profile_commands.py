@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import (
-    Arguments,
     Batch,
     Inputs,
+    InputsRef,
     Keywords,
-    Maker,
+    LoadedCall,
     ModelArgument,
     Runtime,
     Threads,
-    compare,
-    here_and_there,
+    loaded_call,
     measuring,
-    read_arguments,
-    with_example,
+    print_targets,
+    split_threads,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, Verbose, result_console, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, Verbose, print_status, result_console
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import MODEL_FILES, Loaded, find_object, load_model, open_program, parse_reference
+from edge_opt.loading import MODEL_FILES, find_object, load_model, open_program, parse_reference
 from edge_opt.report.profile_text import SORT_KEYS, check_view
 from edge_opt.report.table import LEVELS
 
 if TYPE_CHECKING:
     from edge_opt.records.devices import Engine
+    from edge_opt.records.predictions import TargetComparison
     from edge_opt.records.profiles import Level, ModelProfile
     from edge_opt.records.serving import ServingReport
 
@@ -64,7 +65,7 @@ Output = Annotated[
 def profile(
     model: ModelArgument,
     inputs: Inputs = None,
-    made_by: Maker = None,
+    inputs_ref: InputsRef = None,
     batch: Batch = None,
     kwarg: Keywords = None,
     mode: Annotated[str, typer.Option("--mode", help="eval or train.")] = "eval",
@@ -105,6 +106,7 @@ def profile(
     edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --runtime ncnn --threads 1
     edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
     """
+    from edge_opt.report.profile_text import show
     from edge_opt.report.save import document, writer_for
 
     if json and (level, depth, sort, top) != (None, None, None, None):
@@ -112,62 +114,80 @@ def profile(
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
         _ = _is_view_of_file(path, model) or writer_for(path)
-    # What the user's code prints goes to stderr: stdout holds results only.
-    with redirect_stdout(sys.stderr):
-        arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
+    prediction = {"precision": precision, "runtime": runtime, "threads": threads}
     if len(target or []) > 1:
-        there = {"precision": precision, "runtime": runtime, "threads": threads}
-        compare(model, arguments, target or [], there, {
+        _refuse_with_several_targets({
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
             "--fail-on-unpriced": fail_on_unpriced, "--runtime-profile": runtime_profile,
-        }, json=json, is_verbose=verbose)  # fmt: skip
+        })  # fmt: skip
+        with loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
+            comparison = _compared_targets(call, target or [], prediction)
+        print_targets(comparison, json=json, is_verbose=verbose)
         return
-    here, asked = here_and_there(threads, measure, target[0] if target else None)
-    place = {"target": target or None, "precision": precision, "runtime": runtime, "threads": asked}
-    with redirect_stdout(sys.stderr), measuring(measure, min_time, here, power_watts) as options:
-        loaded = load_model(model)
-        result = _profiled(loaded, arguments, mode, convention, options, place)
-        result = _laid(result, loaded, runtime_profile, measure)
+    here, prediction["threads"] = split_threads(threads, measure, target[0] if target else None)
+    measured = measuring(measure, min_time, here, power_watts)
+    with measured as measurement, loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
+        options = {"mode": mode, "convention": convention, "measure": measurement, **prediction}
+        result = _profiled(call, target, options)
+        result = _with_runtime_times(result, call, runtime_profile, measure)
     if json:
         typer.echo(document(result), nl=False)
     else:
-        _show(result, depth, sort, top, shown, is_verbose=verbose)
+        show(result, result_console(), depth=depth, sort=sort, top=top, level=shown, is_verbose=verbose)
     for path in output or []:
-        talk(f"saved to {_saved(path, result, loaded, cast('Level', level or 'leaves'), model, arguments)}")
+        print_status(f"saved to {_save(path, result, call, cast('Level', level or 'leaves'), model)}")
     if fail_on_unpriced:
         _check_priced(result)
+
+
+def _profiled(call: LoadedCall, target: list[str] | None, options: Mapping[str, Any]) -> ModelProfile:
+    import edge_opt as eo
+
+    report_progress(f"tracing {call.name}")
+    return eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, target=target or None, **options)
+
+
+def _compared_targets(call: LoadedCall, targets: list[str], prediction: Mapping[str, Any]) -> TargetComparison:
+    import edge_opt as eo
+
+    return eo.compare_targets(call.model, call.inputs, targets, kwargs=call.kwargs, name=call.name, **prediction)
+
+
+def _refuse_with_several_targets(options: dict[str, object]) -> None:
+    """Refuse options that need the layers of one target."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InvalidInput(f"{given[0]} works with one --target only; drop it, or keep one target")
 
 
 def _check_priced(result: ModelProfile) -> None:
     missing = sum(item.count for item in result.unpriced)
     if missing:
-        talk(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a price")
+        print_status(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a rule")
         raise typer.Exit(NOT_SATISFIED)
 
 
-def _laid(result: ModelProfile, loaded: Loaded, path: Path | None, is_measured: bool) -> ModelProfile:
-    """The profile with a runtime's times on its layers, if there is a file of them."""
+def _with_runtime_times(result: ModelProfile, call: LoadedCall, path: Path | None, is_measured: bool) -> ModelProfile:
+    """Map a runtime's profile onto the layers, if a file of it is given."""
     from edge_opt.measuring.runtime_profile import map_runtime_profile, read_runtime_profile
 
     if path is None:
         return result
     if is_measured:
         raise InvalidInput("--measure and --runtime-profile both say what was measured; drop one of them")
-    return map_runtime_profile(result, read_runtime_profile(path), getattr(loaded.model, "module_of", None), path.name)
+    return map_runtime_profile(result, read_runtime_profile(path), getattr(call.model, "module_of", None), path.name)
 
 
-def _saved(
-    path: Path, result: ModelProfile, loaded: Loaded, level: Level, model: str, arguments: Arguments
-) -> Path:  # fmt: skip
+def _save(path: Path, result: ModelProfile, call: LoadedCall, level: Level, model: str) -> Path:
+    """Save the profile, or a view of the model's file with costs on its nodes."""
     if not _is_view_of_file(path, model):
         return result.save(path, level)
     from edge_opt.model_files.node_costs import save_program_view, save_view
 
-    positional, named = with_example(arguments, loaded.example, loaded.name, announce=False)
     if model.lower().endswith(".pt2"):
-        return save_program_view(open_program(Path(model)), positional or None, named, path)
-    return save_view(cast(Any, loaded.model), result, positional or None, named, path)
+        return save_program_view(open_program(Path(model)), call.inputs, call.kwargs, path)
+    return save_view(call.model, result, call.inputs, call.kwargs, path)
 
 
 # Views that show costs on the nodes of a file, and the files that have such nodes.
@@ -175,7 +195,7 @@ _VIEWS = {".onnx": (".onnx",), ".nodes.json": MODEL_FILES}
 
 
 def _is_view_of_file(path: Path, model: str) -> bool:
-    """Whether the output shows costs on the nodes of a model's file, which only such a file has."""
+    """Return whether the output shows costs on the nodes of a model's file, which only such a file has."""
     suffix = next((suffix for suffix in _VIEWS if path.name.lower().endswith(suffix)), None)
     if suffix is not None and not model.lower().endswith(_VIEWS[suffix]):
         files = ", ".join(_VIEWS[suffix][:-1]) + f" or {_VIEWS[suffix][-1]}" if len(_VIEWS[suffix]) > 1 else ".onnx"
@@ -183,45 +203,20 @@ def _is_view_of_file(path: Path, model: str) -> bool:
     return suffix is not None
 
 
-def _profiled(
-    loaded: Loaded, arguments: Arguments, mode: str, convention: str, measure: bool | dict[str, Any],
-    place: dict[str, Any],
-) -> ModelProfile:  # fmt: skip
+def profile_of_file(model: str) -> ModelProfile:
+    """Return the costs of a file's model with the inputs that the file itself describes."""
     import edge_opt as eo
 
-    positional, named = with_example(arguments, loaded.example, loaded.name)
-    report_progress(f"tracing {loaded.name}")
-    return eo.profile(
-        loaded.model,
-        positional or None,
-        kwargs=named,
-        mode=cast(Literal["eval", "train"], mode),
-        convention=convention,
-        name=loaded.name,
-        measure=measure,
-        **place,
-    )
-
-
-def profile_of_file(model: str) -> ModelProfile:
-    """What the model of a file costs with the inputs that the file itself describes."""
     with redirect_stdout(sys.stderr):
         loaded = load_model(model)
-        if loaded.example is None:
-            raise InvalidInput(
-                f"{model!r} leaves the shapes of its inputs open; `edge-opt profile {model} -i SHAPE -o report.html` "
-                "writes its page"
-            )
-        return _profiled(loaded, read_arguments([], [], None), "eval", "edge_opt", False, {})
-
-
-def _show(
-    result: ModelProfile, depth: int | None, sort: str | None, top: int | None, level: Level, *, is_verbose: bool,
-) -> None:  # fmt: skip
-    from edge_opt.report.profile_text import show
-
-    console = result_console()
-    show(result, console, depth=depth, sort=sort, top=top, level=level, is_verbose=is_verbose)
+    if loaded.example is None:
+        raise InvalidInput(
+            f"{model!r} leaves the shapes of its inputs open; `edge-opt profile {model} -i SHAPE -o report.html` "
+            "writes its page"
+        )
+    positional, named = loaded.example
+    report_progress(f"tracing {loaded.name}")
+    return eo.profile(loaded.model, list(positional) or None, kwargs=named, name=loaded.name)
 
 
 _Outputs = Annotated[
@@ -232,7 +227,7 @@ _Outputs = Annotated[
 def train_cost(
     model: ModelArgument,
     inputs: Inputs = None,
-    made_by: Maker = None,
+    inputs_ref: InputsRef = None,
     batch: Batch = None,
     kwarg: Keywords = None,
     loss: Annotated[
@@ -276,17 +271,13 @@ def train_cost(
 
     for path in output or []:
         check_suffix(path)
-    # What the user's code prints goes to stderr: stdout holds results only.
-    with redirect_stdout(sys.stderr):
-        arguments = read_arguments(inputs or [], kwarg or [], batch, made_by)
-        loaded = load_model(model)
-        positional, named = with_example(arguments, loaded.example, loaded.name)
+    with loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
         options: dict[str, Any] = {
             "loss": _loss(loss), "optimizer": optimizer, "frozen": frozen, "autocast": autocast,
             "accumulate": accumulate,
         }  # fmt: skip
         step = eo.training_step(
-            loaded.model, positional or None, kwargs=named, checkpoint=checkpoint, name=loaded.name,
+            call.model, call.inputs, kwargs=call.kwargs, checkpoint=checkpoint, name=call.name,
             target=target or None, remedies=help_me, **options,
         )  # fmt: skip
     if json:
@@ -294,24 +285,25 @@ def train_cost(
     else:
         print_sheet(result_console(), training_sheet(step, top) if top else sheet_of(step, is_brief=True))
     for path in output or []:
-        talk(f"saved to {step.save(path)}")
+        print_status(f"saved to {step.save(path)}")
     if budget is not None and step.peak_bytes > budget * 2**20:
-        found = eo.fewest_checkpoints(loaded.model, positional or None, kwargs=named, budget_mb=budget, **options)
-        cure = f"--checkpoint {','.join(found.paths)} keeps it" if found.fits else "no set of checkpoints keeps it"
-        talk(f"the peak is above {budget:g} MiB; {cure}")
+        choice = eo.fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=budget, **options)
+        hint = f"--checkpoint {','.join(choice.paths)} keeps it" if choice.fits else "no set of checkpoints keeps it"
+        print_status(f"the peak is above {budget:g} MiB; {hint}")
         raise typer.Exit(NOT_SATISFIED)
 
 
 def _loss(reference: str | None) -> Any:
+    """Return the loss that a reference names."""
     if reference is None:
         return None
     parsed = parse_reference(reference)
-    found = None if parsed is None else find_object(parsed)
-    if isinstance(found, type):
-        found = found()
-    if not callable(found):
+    loss = None if parsed is None else find_object(parsed)
+    if isinstance(loss, type):
+        loss = loss()
+    if not callable(loss):
         raise InvalidInput(f"--loss {reference!r} names no function; write file.py:NAME or package.module:NAME")
-    return found
+    return loss
 
 
 _MODEL = "hf:ORG/NAME, a folder or config.json, or file.py:NAME for a model or configuration of your own."
@@ -370,9 +362,9 @@ def llm(
 
     for path in output or []:
         check_suffix(path)
-    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
+    # What the user's own code prints goes to stderr: stdout holds results only.
     with redirect_stdout(sys.stderr):
-        found = eo.llm(
+        result = eo.llm(
             _source(model),
             target=target if len(target or []) > 1 else next(iter(target or []), None),
             weights=weights,
@@ -386,19 +378,19 @@ def llm(
             ram_gib=ram,
             measure=measure,
         )
-    reports: tuple[ServingReport, ...] = found.reports if isinstance(found, ServingComparison) else (found,)
+    reports: tuple[ServingReport, ...] = result.reports if isinstance(result, ServingComparison) else (result,)
     if json:
-        typer.echo(record_document(found), nl=False)
+        typer.echo(record_document(result), nl=False)
     else:
-        print_sheet(result_console(), sheet_of(found, is_brief=not verbose))
+        print_sheet(result_console(), sheet_of(result, is_brief=not verbose))
     for path in output or []:
-        talk(f"saved to {found.save(path)}")
+        print_status(f"saved to {result.save(path)}")
     if fail_on_unfit and not all(report.memory.fits for report in reports):
         raise typer.Exit(NOT_SATISFIED)
 
 
 def _source(text: str) -> Any:
-    """A name of the Hub or a path as it is; `file.py:NAME` as the model or configuration that it names."""
+    """Return a name of the Hub or a path as it is, and the model or configuration that `file.py:NAME` names."""
     if text.startswith("hf:") or Path(text).exists() or ".py:" not in text:
         return text
     reference = parse_reference(text)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import json as json_text
+import json as json_format
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
@@ -17,7 +16,7 @@ from typer.core import TyperCommand
 from edge_opt._support.files import write_whole
 from edge_opt.cli.arguments import GRAMMAR, read_arguments
 from edge_opt.cli.profile_commands import profile_of_file
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, result_width, say, talk
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_result, print_status, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, MODEL_FILES
 from edge_opt.runtimes.registry import runtime_names
@@ -79,14 +78,14 @@ def spread(arguments: Sequence[str], option: str) -> list[str]:
     >>> spread(["a.yaml", "--seeds", "1", "2", "-o", "3"], "--seeds")
     ['a.yaml', '--seeds', '1', '--seeds', '2', '-o', '3']
     """
-    found: list[str] = []
+    spread_words: list[str] = []
     is_open = False
     for word in arguments:
-        if is_open and word.isdecimal() and found[-1] != option:
-            found.append(option)
+        if is_open and word.isdecimal() and spread_words[-1] != option:
+            spread_words.append(option)
         is_open = word == option or (is_open and word.isdecimal())
-        found.append(word)
-    return found
+        spread_words.append(word)
+    return spread_words
 
 
 def run(
@@ -120,25 +119,23 @@ def run(
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
-    wanted = seeds or []
-    loaded = _config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
+    from edge_opt.run.config_file import read_config
+
+    seeds = seeds or []
+    loaded = read_config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
     root = output or Path(loaded.output_dir)
-    # Whatever the user's own code prints goes to stderr, so that stdout holds results only.
+    # What the user's own code prints goes to stderr: stdout holds results only.
     with redirect_stdout(sys.stderr):
         options = {"workers": workers, "scheduler": scheduler, "insecure": insecure, "measure_on": measure_on}
-        done = _all(loaded, root, wanted, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
+        done = _all(loaded, root, seeds, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
     if as_json:
-        typer.echo(json.dumps([dict(item.summary) for item in done] if wanted else dict(done[0].summary), indent=1))
+        typer.echo(
+            json_format.dumps([dict(item.summary) for item in done] if seeds else dict(done[0].summary), indent=1)
+        )
     else:
         _conclude(done, root)
     if not all(item.result.accepted for item in done):
         raise typer.Exit(NOT_SATISFIED)
-
-
-def _config(path: Path | None, settings: Sequence[str]) -> RunConfig:
-    from edge_opt.run.config_file import read_config
-
-    return read_config(path, settings)
 
 
 def _all(config: RunConfig, root: Path, seeds: list[int], options: dict[str, Any], as_json: bool) -> list[RunResult]:
@@ -159,27 +156,27 @@ def _conclude(done: list[RunResult], root: Path) -> None:
     for item in done:
         if len(done) > 1:
             typer.echo(f"{item.folder}:")
-        _say_lines(conclusion(item.result), behind=10)
+        _print_lines(conclusion(item.result), behind=10)
         typer.echo(f"report    {item.report}")
-        _ships(item.folder, item.result)
+        _print_best_file(item.folder, item.result)
     if len(done) > 1:
         typer.echo(f"together  {root / 'aggregate.csv'}")
     if not all(item.result.accepted for item in done):
-        talk("nothing satisfies the constraints; loosen one, or widen the space")
+        print_status("nothing satisfies the constraints; loosen one, or widen the space")
 
 
-def _say_lines(lines: Iterable[str], behind: int) -> None:
-    """Print lines as wide as the terminal; what does not fit goes on below, behind so many blanks."""
+def _print_lines(lines: Iterable[str], behind: int) -> None:
+    """Print lines as wide as the terminal; longer ones continue below, behind this many blanks."""
     from edge_opt.report.terminal import wrapped
 
     for line in lines:
         head, rest = line[:behind], line[behind:]
-        for place, part in enumerate(wrapped(rest, result_width() - behind) or [""]):
-            say(f"{head if place == 0 else ' ' * behind}{part}".rstrip())
+        for number, part in enumerate(wrapped(rest, result_width() - behind) or [""]):
+            print_result(f"{head if number == 0 else ' ' * behind}{part}".rstrip())
 
 
-def _ships(folder: Path, result: SweepResult) -> None:
-    """Name the winner's file, last of all."""
+def _print_best_file(folder: Path, result: SweepResult) -> None:
+    """Print the file of the best candidate."""
     from edge_opt.run.export_best import shipped_file
 
     if result.best is not None:
@@ -278,15 +275,15 @@ def _print_sweep(result: SweepResult, output: Path, json: bool) -> None:
     if json:
         typer.echo(sweep_document(result), nl=False)
         return
-    _say_lines(conclusion(result), behind=10)
+    _print_lines(conclusion(result), behind=10)
     typer.echo(f"tables    {output}")
     typer.echo(f"report    {output / 'report.html'}")
-    _ships(output, result)
+    _print_best_file(output, result)
 
 
 def _end(is_accepted: bool) -> None:
     if not is_accepted:
-        talk("nothing satisfies the constraints; loosen one, or widen the space")
+        print_status("nothing satisfies the constraints; loosen one, or widen the space")
         raise typer.Exit(NOT_SATISFIED)
 
 
@@ -327,9 +324,9 @@ def status(
 
     found = status_of(folder)
     if json:
-        typer.echo(json_text.dumps({**asdict(found), "left": found.left, "is_running": found.is_running}, indent=1))
+        typer.echo(json_format.dumps({**asdict(found), "left": found.left, "is_running": found.is_running}, indent=1))
         return
-    _say_lines(status_lines(found), behind=0)
+    _print_lines(status_lines(found), behind=0)
 
 
 def report(

@@ -1,4 +1,4 @@
-"""The shell around every command: what goes wrong is one sentence on stderr and an exit code, never a traceback."""
+"""The shell around every command: an error is one sentence on stderr and an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ Trust = Annotated[
 
 
 class Shell(TyperGroup):
-    """The group of all commands; what edge_opt refuses becomes `error: ...` and its exit code, usually 2."""
+    """The group of all commands; an EdgeOptError becomes `error: ...` and its exit code, usually 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with show_progress(), _former_names_told():
+            with show_progress(), _plain_deprecation_warnings():
                 return super().invoke(ctx)
         except EdgeOptError as error:
             raise self._ended(ctx, error, str(error), error.exit_code) from error
@@ -86,18 +86,18 @@ class Shell(TyperGroup):
     def _ended(self, ctx: Any, error: BaseException, sentence: str, code: int) -> typer.Exit:
         if ctx.find_root().meta.get("edge_opt.debug"):
             traceback.print_exception(error)
-        talk(sentence if isinstance(error, KeyboardInterrupt) else f"error: {sentence}")
+        print_status(sentence if isinstance(error, KeyboardInterrupt) else f"error: {sentence}")
         return typer.Exit(code)
 
 
 @contextmanager
-def _former_names_told() -> Iterator[None]:
-    """Print a warning about a former name as one line; the place in our code where it arose is of no use here."""
+def _plain_deprecation_warnings() -> Iterator[None]:
+    """Print a warning about a former name as one line: on the command line, the line of our code does not help."""
     show = warnings.showwarning
 
     def show_plainly(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
         if issubclass(category, FormerNameWarning):
-            talk(f"warning: {message}")
+            print_status(f"warning: {message}")
         else:
             show(message, category, *where, **options)
 
@@ -109,7 +109,7 @@ def _former_names_told() -> Iterator[None]:
 
 
 def refused(error: OSError) -> str:
-    """A file or a disk that refuses, in one sentence."""
+    """Describe an error of a file or a disk in one sentence."""
     where = f"use {error.filename}" if error.filename else "read or write"
     return (
         f"cannot {where}: {error.strerror}; free some space, allow reading and writing there, or choose another place, "
@@ -118,7 +118,13 @@ def refused(error: OSError) -> str:
 
 
 def run_to_the_end(command: Callable[[], object]) -> None:
-    """Run the command line; what is printed is really written, or a sentence says why it is not."""
+    """Run the command line, and exit with its code after everything that was printed is written.
+
+    Two things need care. An interrupt during imports may be swallowed: a package that catches everything while it is
+    imported goes on, and fails later in its own way. So interrupts are noted by a handler of ours, and decide the exit
+    code. And a closed pipe (`| head`) may show only when the interpreter flushes stdout at its end, where it prints a
+    traceback that nothing can catch. So stdout is flushed here, and is replaced by /dev/null after an error.
+    """
     code: object = 0
     interrupts: list[int] = []
 
@@ -144,13 +150,13 @@ def run_to_the_end(command: Callable[[], object]) -> None:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = _INTERRUPTED
-        talk("interrupted; files that were finished are whole")
+        print_status("interrupted; files that were finished are whole")
     except OSError as error:
         if error.errno == errno.EPIPE:
             code = _PIPE_CLOSED
         elif not code:  # else the command has said so already
             code = EdgeOptError.exit_code
-            talk(f"error: cannot print the result: {error.strerror}; send it to another place")
+            print_status(f"error: cannot print the result: {error.strerror}; send it to another place")
         _give_up_stdout()
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt:
@@ -159,13 +165,13 @@ def run_to_the_end(command: Callable[[], object]) -> None:
 
 
 def _give_up_stdout() -> None:
-    """Let nothing be written at the interpreter's end: it would fail again, with a traceback."""
+    """Send what is still buffered nowhere, because writing it at the end of the interpreter would fail again."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
 
 
 def result_width() -> int:
-    """Columns of the result; a pipe has no width of its own, and 80 columns would hide half of a table."""
+    """Return the columns of the result: a pipe has no width of its own, and 80 would hide half of a table."""
     return console_width() if sys.stdout.isatty() else console_width(120) if _is_width_given() else 120
 
 
@@ -175,7 +181,7 @@ def _is_width_given() -> bool:
 
 
 def result_console(**options: Any) -> Console:
-    """Where a result is printed."""
+    """Return the console for results."""
     from rich.console import Console
 
     class Result(Console):
@@ -185,13 +191,13 @@ def result_console(**options: Any) -> Console:
     return Result(width=result_width(), **options)
 
 
-def say(text: str) -> None:
+def print_result(text: str) -> None:
     """Print a result."""
     typer.echo(text)
 
 
-def talk(sentence: str) -> None:
-    """Tell the user something that is not the result."""
+def print_status(sentence: str) -> None:
+    """Print something that is not the result, to stderr."""
     try:
         typer.echo(sentence, err=True)
     except OSError:  # stderr is closed or full, too: the exit code is all that is left

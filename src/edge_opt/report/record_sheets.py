@@ -10,7 +10,7 @@ from edge_opt.records.compression import Explanation, FineTuned, Pruned, Sensiti
 from edge_opt.records.conversions import Agreement, Converted, RunnerProfile
 from edge_opt.records.costs import Reconciliation
 from edge_opt.records.devices import BatchFit, DeviceSpec, Roofline
-from edge_opt.records.measurements import Comparison, Diagnosis, Latency, LayerLatencies, Measurement
+from edge_opt.records.measurements import Comparison, Diagnosis, Facility, Latency, LayerLatencies, Measurement
 from edge_opt.records.predictions import Calibration, DeviceMemory, MemoryNeed, Prediction, TargetComparison
 from edge_opt.records.profiles import CheckResult, ModelComparison, ModelProfile
 from edge_opt.records.serving import ServingComparison, ServingReport
@@ -244,15 +244,35 @@ def status_lines(found: SweepStatus) -> Iterator[str]:
 
 @sheet(Diagnosis)
 def _diagnosis(found: Diagnosis) -> Sheet:
-    where = found.environment
-    refused = [item.name for item in found.meters if item.refusal is not None]
+    where, noise, again = found.environment, found.noise, found.repetition.ratio_interval
+    load = "not known" if where.load_1min is None else f"{where.load_1min:.2f}"
+    half_width = (noise.median_interval_s.high - noise.median_interval_s.low) / 2 / noise.median_s
     facts = (
-        ("Machine", f"{where.cpu} ({found.cpu_capability}), {where.threads} of {where.cores} cores"),
-        ("Noise", f"the same work took {found.repetition.ratio:.3f} × as long when it was measured again"),
-        ("Meters", f"not usable: {', '.join(refused)}" if refused else "all usable"),
-        *notes(found.noise.remarks),
+        ("Machine", f"{where.cpu} ({found.cpu_capability}), {where.cores} cores, {units.size(where.memory_bytes)}"),
+        ("System", f"{where.system}, Python {where.python}"),
+        ("Threads", f"{where.threads} inside an operator, {found.interop_threads} between operators"),
+        ("Governor", where.governor or "not known: this kernel does not show it"),
+        ("Load", f"{load} in the last minute"),
+        ("Versions", ", ".join(f"{name} {number or 'not installed'}" for name, number in found.versions)),
+        *(("Devices", _facility(device)) for device in found.devices),
+        *(("Energy meters", _facility(meter)) for meter in found.meters),
+        ("Noise", _noise_verdict(noise)),
+        ("Median", f"known to ±{units.percent(half_width)} after {len(noise.samples_s)} blocks"),
+        ("Slow tail", f"p99 is {noise.p99_s / noise.median_s:.2f} × the median"),
+        ("Repeated", f"took {again.low:.3f} to {again.high:.3f} × as long ({found.repetition.clock} time)"),
+        *notes(noise.remarks),
     )
     return Sheet("what a measurement here would rest on", facts=facts)
+
+
+def _facility(facility: Facility) -> str:
+    return f"{facility.name}: {facility.refusal or 'usable'}"
+
+
+def _noise_verdict(noise: Latency) -> str:
+    if noise.is_contended:
+        return "busy: other programs run here, and latencies measured now are those of a shared machine"
+    return "noisy: expect wide intervals" if noise.is_noisy else "quiet: good to measure on"
 
 
 @sheet(Converted)
