@@ -70,7 +70,7 @@ def test_a_net_of_ones_own_is_a_reference_with_its_shape(tmp_path: Path) -> None
         (["--time", "resnet18=fast"], "cannot be read"),
         (["--time", "resnet18=0ms"], "the time of resnet18 is 0 ms"),
         ([], "no time is given"),
-        (["--like", "raspberry-pi-55"], "no platform of 'raspberry-pi-55' is fitted; closest: raspberry-pi-5"),
+        (["--like", "raspberry-pi-55"], "no device named 'raspberry-pi-55'; closest: raspberry-pi-5"),
         (["--time", "resnet18=3", "--precision", "int4"], "precision is 'int4'"),
         (["--time", "resnet18=3", "--threads", "0"], "threads is 0"),
         (["--time", "resnet18=3", "-o", "b.json"], "let its name end in .toml"),
