@@ -112,14 +112,14 @@ def collect_metrics(
     check_whole("benchmark_repeats", benchmark_repeats)
     check_whole("benchmark_trials", benchmark_trials)
     check_whole("benchmark_warmup", benchmark_warmup, least=0)
-    place = _available_device(device)
+    available = _available_device(device)
     dtype = _input_dtype(model, precision)
-    subject = on_device(model, place.torch_name)
-    with _restored(subject, place), torch.no_grad():
+    subject = on_device(model, available.torch_name)
+    with _restored(subject, available), torch.no_grad():
         accuracy, samples, first = _evaluate(subject, loader, dtype)
         runner = TimedCall(lambda: first.answer(subject))
         runner.times(benchmark_warmup)
-        stopwatch = Stopwatch(Clock(wall=clock), place)
+        stopwatch = Stopwatch(Clock(wall=clock), available)
         trials_s = [stopwatch.block(runner, benchmark_repeats)[0] for _ in range(benchmark_trials)]
     low, high = _bootstrap_interval(accuracy, samples)
     trials_ms = np.array(trials_s) * latency_multiplier * 1000

@@ -52,7 +52,7 @@ def board(
         Path | None,
         typer.Option("--export", metavar="DIR", help="Write the nets to time next as ONNX, and how to time them."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the platform as JSON.")] = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -75,15 +75,15 @@ def board(
     texts = [_time(text) for text in time or []]
     with redirect_stdout(sys.stderr):
         times = [(_net(net), milliseconds / 1000) for net, milliseconds in texts]
-    found = fit_platform(name, times, like=like, threads=threads, precision=precision, runtime=runtime)
-    path = save_platform(found, output or Path(f"{name}.toml"))
+    platform = fit_platform(name, times, like=like, threads=threads, precision=precision, runtime=runtime)
+    path = save_platform(platform, output or Path(f"{name}.toml"))
     timed = {net.rpartition(":")[2].partition("@")[0] for net, _ in texts}
-    next_nets = _suggested(found, timed)
+    next_nets = _suggested(platform, timed)
     files = [] if export is None else [_exported(item.name, export) for item in next_nets]
     if json:
-        typer.echo(json_format.dumps(_plain(found, path, next_nets, files), indent=1))
+        typer.echo(json_format.dumps(_plain(platform, path, next_nets, files), indent=1))
     else:
-        for line in (*_lines(found, times, next_nets), *_next_steps(files, threads)):
+        for line in (*_lines(platform, times, next_nets), *_next_steps(files, threads)):
             typer.echo(line)
     print_status(f"saved to {path}")
     print_status(f"use it: edge-opt profile MODEL --target {path}")
@@ -103,7 +103,7 @@ def _time(text: str) -> tuple[str, float]:
 
 
 def _net(text: str) -> Net:
-    """A bundled net by its name, or the profile of a reference."""
+    """Return a bundled net by its name, or the profile of a reference."""
     import edge_opt as eo
     from edge_opt.boards.own_board import bundled_nets
 
@@ -125,16 +125,16 @@ def _net(text: str) -> Net:
     return eo.profile(loaded.model, positional or None, kwargs=named, name=loaded.name)
 
 
-def _suggested(found: Platform, timed: set[str]) -> tuple[Suggestion, ...]:
-    """Bundled nets that are not timed yet, those that would tell most first."""
+def _suggested(platform: Platform, timed: set[str]) -> tuple[Suggestion, ...]:
+    """Return bundled nets that are not timed yet, the most informative first."""
     from edge_opt.boards.own_board import bundled_nets, suggest_next
 
     candidates = [net for name, net in bundled_nets().items() if name not in timed]
-    return suggest_next(found, candidates)[:3] if candidates else ()
+    return suggest_next(platform, candidates)[:3] if candidates else ()
 
 
 def _exported(net: str, folder: Path) -> Path:
-    """A net of torchvision as ONNX, for one image; its weights do not matter for its time."""
+    """Write a net of torchvision as ONNX, for one image; its weights do not matter for its time."""
     from edge_opt.runtimes.export import export_onnx
 
     path = folder / f"{net}.onnx"
@@ -157,20 +157,20 @@ def _next_steps(files: Sequence[Path], threads: int | None) -> Iterator[str]:
         )
 
 
-def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
+def _lines(platform: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
     from edge_opt.boards.fitted import evidence, fitted_time
     from edge_opt.boards.own_board import work_of
 
-    yield f"{found.name}: {evidence(found)}"
+    yield f"{platform.name}: {evidence(platform)}"
     for profile, seconds in times:
-        again = fitted_time(work_of(profile), found)
+        again = fitted_time(work_of(profile), platform)
         yield (
             f"  {profile.name}: typed {units.duration(seconds)}, fitted {units.duration(again.seconds)} "
             f"({units.duration(again.low)} to {units.duration(again.high)} nine times in ten)"
         )
-    for text in found.contradictions:
+    for text in platform.contradictions:
         yield f"  contradiction: {text}"
-    for note in found.notes:
+    for note in platform.notes:
         yield f"  {note}"
     for item in next_nets[:1]:
         yield (
@@ -179,15 +179,15 @@ def _lines(found: Platform, times: Sequence[tuple[Net, float]], next_nets: Seque
         )
 
 
-def _plain(found: Platform, path: Path, next_nets: Sequence[Suggestion], files: Sequence[Path]) -> dict[str, object]:
+def _plain(platform: Platform, path: Path, next_nets: Sequence[Suggestion], files: Sequence[Path]) -> dict[str, object]:
     return {
-        "name": found.name,
+        "name": platform.name,
         "file": str(path),
-        "rows": found.rows,
-        "precision": found.precision,
-        "threads": found.threads,
-        "contradictions": list(found.contradictions),
-        "notes": list(found.notes),
+        "rows": platform.rows,
+        "precision": platform.precision,
+        "threads": platform.threads,
+        "contradictions": list(platform.contradictions),
+        "notes": list(platform.notes),
         "time_next": [
             {"net": item.name, "factor_now": item.factor_now, "factor_then": item.factor_then} for item in next_nets
         ],

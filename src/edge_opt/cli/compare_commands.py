@@ -148,8 +148,8 @@ def _to_check(
         raise InvalidInput(f"the baseline {baseline!r} is a model, and {subject!r} is a profile; give two of a kind")
     with loaded_call(subject, inputs, kwargs, batch, inputs_ref) as call:
         before = load_model(baseline).model
-    given = {"inputs": call.inputs, "kwargs": call.kwargs, "baseline": before, "measure": options or None}
-    return call.model, given
+    options_of_check = {"inputs": call.inputs, "kwargs": call.kwargs, "baseline": before, "measure": options or None}
+    return call.model, options_of_check
 
 
 CheckThreads = Annotated[

@@ -156,9 +156,9 @@ def _compared_targets(call: LoadedCall, targets: list[str], prediction: Mapping[
 
 def _refuse_with_several_targets(options: dict[str, object]) -> None:
     """Refuse options that need the layers of one target."""
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise InvalidInput(f"{given[0]} works with one --target only; drop it, or keep one target")
+    conflicting = [name for name, value in options.items() if value]
+    if conflicting:
+        raise InvalidInput(f"{conflicting[0]} works with one --target only; drop it, or keep one target")
 
 
 def _check_priced(result: ModelProfile) -> None:

@@ -322,11 +322,13 @@ def status(
     from edge_opt.report.record_sheets import status_lines
     from edge_opt.search.sweep_progress import status as status_of
 
-    found = status_of(folder)
+    progress = status_of(folder)
     if json:
-        typer.echo(json_format.dumps({**asdict(found), "left": found.left, "is_running": found.is_running}, indent=1))
+        typer.echo(
+            json_format.dumps({**asdict(progress), "left": progress.left, "is_running": progress.is_running}, indent=1)
+        )
         return
-    _print_lines(status_lines(found), behind=0)
+    _print_lines(status_lines(progress), behind=0)
 
 
 def report(

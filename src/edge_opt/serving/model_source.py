@@ -54,7 +54,7 @@ class LanguageModel:
 def find_language_model(
     source: Any, dtype: torch.dtype, inputs: InputMaker | None = None, name: str | None = None
 ) -> LanguageModel:
-    """The model that `source` names, on the meta device unless it is a module already."""
+    """Return the model that `source` names, on the meta device unless it is a module already."""
     if isinstance(source, nn.Module):
         return _from_module(source, inputs, name)
     if inputs is not None:
@@ -68,7 +68,7 @@ def find_language_model(
 
 
 def find_config(source: Any) -> Any:
-    """A transformers configuration: itself, from a file or a folder, or from the Hub and its local cache."""
+    """Return a transformers configuration: itself, from a file or a folder, or from the Hub and its local cache."""
     transformers = import_transformers()
     if isinstance(source, transformers.PretrainedConfig):
         return source
@@ -88,7 +88,7 @@ def find_config(source: Any) -> Any:
 
 
 def import_transformers() -> Any:
-    """The transformers package. A torchvision that does not fit this torch is hidden from it: text needs none."""
+    """Import transformers; hide a torchvision from it that does not fit this torch, because text needs none."""
     try:
         importlib.import_module("torchvision")
     except ImportError:
@@ -96,9 +96,9 @@ def import_transformers() -> Any:
     except Exception:  # compiled for another torch: which of its imports fails differs by version
         _hide_torchvision()
     try:
-        found = importlib.import_module("transformers")
+        transformers = importlib.import_module("transformers")
         # Names are looked up lazily: a package that is broken inside says so only here.
-        _ = found.PretrainedConfig, found.AutoModelForCausalLM
+        _ = transformers.PretrainedConfig, transformers.AutoModelForCausalLM
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"language models by name need {error.name}, which is not installed; run `pip install transformers`, "
@@ -106,20 +106,27 @@ def import_transformers() -> Any:
         ) from error
     except Exception as error:
         raise MissingExtra(f"transformers is installed but cannot be imported ({first_line(error)})") from error
-    return found
+    return transformers
 
 
 def _hide_torchvision() -> None:
+    """Let transformers believe that torchvision is not installed.
+
+    It looks for the package's metadata only, so a torchvision that was compiled for another torch counts as available,
+    and building any model then fails in its image processing. To put a stub into `sys.modules` would hide torchvision
+    from the user's program as well. The checks are functions that transformers calls at each use, so replacing them in
+    both modules that export them is enough; look there when a new version of transformers fails to import.
+    """
     utilities = importlib.import_module("transformers.utils")
     details = importlib.import_module("transformers.utils.import_utils")
 
     def absent(*_: Any, **__: Any) -> bool:
         return False
 
-    for place in (utilities, details):
+    for module in (utilities, details):
         for check in ("is_torchvision_available", "is_torchvision_v2_available"):
-            if hasattr(place, check):
-                setattr(place, check, absent)
+            if hasattr(module, check):
+                setattr(module, check, absent)
 
 
 def _from_file(path: Path, transformers: Any) -> Any:
@@ -133,7 +140,7 @@ def _from_file(path: Path, transformers: Any) -> Any:
 
 
 def config_from(data: Any, origin: str, transformers: Any) -> Any:
-    """The configuration that the content of a config.json describes."""
+    """Return the configuration that the content of a config.json describes."""
     kind = data.get("model_type") if isinstance(data, Mapping) else None
     if not isinstance(kind, str):
         raise ModelNotFound(f"{origin} has no model_type, so it is no configuration of a model")
@@ -150,7 +157,7 @@ def config_from(data: Any, origin: str, transformers: Any) -> Any:
 
 
 def _from_hub(name: str, transformers: Any) -> Any:
-    """The configuration alone, from the Hub or, without a network, from its local cache."""
+    """Return the configuration from the Hub or, without a network, from its local cache."""
     hub = importlib.import_module("huggingface_hub")
     errors = importlib.import_module("huggingface_hub.errors")
     if not name or name.count("/") > 1:
@@ -187,7 +194,7 @@ def _cached(hub: Any, errors: Any, name: str) -> str | None:
 
 
 def _downloaded(hub: Any, errors: Any, name: str) -> str:
-    """The configuration from the Hub; whether it can be reached is asked first, for its client tries half a minute."""
+    """Download the configuration; try first whether the Hub can be reached: its client waits half a minute."""
     address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if not any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")):
         try:
@@ -198,7 +205,7 @@ def _downloaded(hub: Any, errors: Any, name: str) -> str:
 
 
 def _built(config: Any, dtype: torch.dtype) -> nn.Module:
-    """The model on the meta device, its tied tables tied."""
+    """Build the model on the meta device, with tied tables tied."""
     transformers = import_transformers()
     auto = transformers.AutoModelForCausalLM
     if getattr(config, "is_encoder_decoder", False):
@@ -218,9 +225,9 @@ def _built(config: Any, dtype: torch.dtype) -> nn.Module:
 @contextlib.contextmanager
 def _without_initialization() -> Iterator[None]:
     """Random numbers for tensors without data take seconds; older versions keep the helper elsewhere."""
-    for place in ("transformers.initialization", "transformers.modeling_utils"):
+    for module in ("transformers.initialization", "transformers.modeling_utils"):
         try:
-            helper = getattr(importlib.import_module(place), "no_init_weights", None)
+            helper = getattr(importlib.import_module(module), "no_init_weights", None)
         except ImportError:
             continue
         if helper is not None:
@@ -260,7 +267,7 @@ def _refuse_encoder(config: Any) -> None:
 
 
 def _is_one_of(task: str, config: Any) -> bool:
-    """Whether transformers has a model for a task to this configuration."""
+    """Return whether transformers has a model of this configuration for a task."""
     names = importlib.import_module("transformers.models.auto.modeling_auto")
     return getattr(config, "model_type", "?") in getattr(names, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
 
@@ -282,13 +289,13 @@ def _from_module(module: nn.Module, inputs: InputMaker | None, name: str | None)
 
 
 def text_config(config: Any) -> Any:
-    """The part of a configuration that speaks of text."""
+    """Return the part of a configuration that describes the text model."""
     getter = getattr(config, "get_text_config", None)
     return getter(decoder=True) if callable(getter) else config
 
 
 def max_context(config: Any) -> int | None:
-    """Positions that the model was made for; None where nothing limits them."""
+    """Return the maximum context of the model; None where nothing limits it."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, key, None)
         if isinstance(value, int) and value > 0:
@@ -297,7 +304,7 @@ def max_context(config: Any) -> int | None:
 
 
 def _rope(config: Any) -> str:
-    """How positions were stretched, in words; empty where they were not."""
+    """Describe the RoPE scaling; empty where there is none."""
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if not isinstance(scaling, Mapping):
         return ""

@@ -58,36 +58,36 @@ class Serving:
         return per_value * sum(state.constant for state in self.model.states)
 
     def state_bytes(self, context: int, batch: int) -> int:
-        """The key-value cache in its format, and other state."""
+        """Return the bytes of the key-value cache in its format, and of other state."""
         growing = sum(state.values(context, self.prompt) for state in self.model.states)
         return round(batch * (growing * cache_bytes_per_value(self.kv) + self.constant_bytes))
 
     def streamed(self, step: StepTrace, tokens: int) -> dict[PartName, float]:
-        """Bytes of weights that a step of so many tokens streams, by part."""
-        found: dict[PartName, float] = dict.fromkeys(PARTS, 0.0)
+        """Return the bytes of weights that a step of this many tokens streams, by part."""
+        parts: dict[PartName, float] = dict.fromkeys(PARTS, 0.0)
         for tensor in self.model.tensors:
             use = step.uses.get(tensor.name)
             if use is None:
                 continue
             nbytes = self.tensor_bytes(tensor)
             if use.rows and tensor.shape:
-                found["embedding"] += nbytes / tensor.shape[0] * use.rows * tokens / step.tokens
+                parts["embedding"] += nbytes / tensor.shape[0] * use.rows * tokens / step.tokens
             if use.experts:
-                found["experts"] += nbytes * distinct_experts(use.experts, use.met / step.tokens, tokens) / use.experts
+                parts["experts"] += nbytes * distinct_experts(use.experts, use.met / step.tokens, tokens) / use.experts
             elif use.is_whole:
-                found[use.part] += nbytes
-        return found
+                parts[use.part] += nbytes
+        return parts
 
     def step_bytes(self, context: int) -> dict[PartName, float]:
         """Return the bytes that a decoding step streams, by part: weights once, and the state of each sequence."""
-        found = self.streamed(self.model.decode, self.batch)
+        parts = self.streamed(self.model.decode, self.batch)
         # What does not grow is read and written anew; of the rest one position is written and the others are read.
         passes = DELTA_PASSES if self.model.has_delta_nets and self.runtime == "llama.cpp" else 2
-        found["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes * (passes - 1)
-        return found
+        parts["kv"] = self.state_bytes(context, self.batch) + self.batch * self.constant_bytes * (passes - 1)
+        return parts
 
     def slow_weights(self) -> tuple[float, float]:
-        """Bytes of the weights that take long to unpack in a decoding step, and the operations that this takes."""
+        """Return the bytes of weights that are slow to unpack in a decoding step, and the operations this takes."""
         nbytes = operations = 0.0
         for tensor in self.model.tensors:
             use = self.model.decode.uses.get(tensor.name)
@@ -98,18 +98,18 @@ class Serving:
         return nbytes, operations
 
     def step_flops(self, context: int) -> dict[PartName, int]:
-        """Operations of a decoding step, by part; scores grow with the positions that are held."""
+        """Return the operations of a decoding step, by part; scores grow with the positions in the cache."""
         decode = self.model.decode
         full = sum(state.values(self.context, self.prompt) for state in self.model.states)
         here = sum(state.values(context, self.prompt) for state in self.model.states)
         lost = decode.score_macs * (full - here) // full if full else 0
-        found: dict[PartName, int] = dict.fromkeys(PARTS, 0)
+        parts: dict[PartName, int] = dict.fromkeys(PARTS, 0)
         for name, macs in decode.macs:
-            found[name] = 2 * (macs - (lost if name == "attention" else 0))
-        return found
+            parts[name] = 2 * (macs - (lost if name == "attention" else 0))
+        return parts
 
     def activation_bytes(self, context: int, batch: int) -> int:
-        """The most that tensors hold beside weights and state, in a prompt or a step; proportional to the batch."""
+        """Return the peak of tensors beside weights and state, in a prompt or a step; proportional to the batch."""
         prefill, decode = self.model.prefill, self.model.decode
         if self.runtime != "torch":  # their cache is allocated once, and prompts are read in pieces
             reading = max(0, prefill.live_bytes - prefill.kept_bytes) * min(self.prompt, PIECE) // self.prompt
@@ -121,7 +121,7 @@ class Serving:
         return max(reading, writing) * batch // self.batch
 
     def _traced_state(self, context: int) -> int:
-        """Bytes of the state in the type that was traced."""
+        """Return the bytes of the state in the type that was traced."""
         itemsize = getattr(torch, self.form.computes_in).itemsize
         values = sum(state.values(context, self.prompt) + state.constant for state in self.model.states)
         return int(self.batch * values * itemsize)
@@ -149,14 +149,14 @@ class Serving:
     @property
     def active_params(self) -> int:
         """Parameters that one token meets; of a table that is looked up, none."""
-        found = 0.0
+        params = 0.0
         for tensor in self.model.tensors:
             use = self.model.decode.uses.get(tensor.name)
             if use is not None and use.experts:
-                found += prod(tensor.shape) * use.met / self.model.decode.tokens / use.experts
+                params += prod(tensor.shape) * use.met / self.model.decode.tokens / use.experts
             elif use is not None and use.is_whole:
-                found += prod(tensor.shape)
-        return round(found)
+                params += prod(tensor.shape)
+        return round(params)
 
 
 def distinct_experts(experts: int, per_token: float, tokens: int) -> float:
@@ -205,7 +205,7 @@ class Speed:
     unpack_per_s: float | None = None
 
     def unpacking_s(self, nbytes: float, operations: float) -> float:
-        """Seconds that unpacking takes beyond those in which the same weights are streamed."""
+        """Return the seconds that unpacking takes beyond those of streaming the same weights."""
         if self.unpack_per_s is None or self.rate is None:
             return 0.0
         return max(0.0, operations / self.unpack_per_s - nbytes / self.rate.bytes_per_s)
@@ -219,7 +219,7 @@ class Speed:
     def step(
         self, nbytes: float, flops: float, step: StepTrace, has_one_row: bool, unpacking_s: float = 0.0
     ) -> tuple[float | None, Bound]:
-        """Seconds of a step, and what most of them go to."""
+        """Return the seconds of a step, and what bounds it."""
         if self.rate is None:
             return None, "unknown"
         moving = nbytes / self.rate.bytes_per_s
@@ -237,7 +237,7 @@ def speed_of(
     threads: int | None = None,
     runtime: str | None = None,
 ) -> Speed:
-    """What a device does in a format; with fewer threads than cores a CPU multiplies at that part of its rate."""
+    """Return the speed of a device in a format; with fewer threads than cores a CPU has that share of its rate."""
     if spec is None:
         return Speed(None, None, None, None, None, None, "", "")
     wanted: Engine = engine or spec.engine
@@ -262,6 +262,7 @@ def speed_of(
 
 
 def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
+    """Return the cost of writing one token per sequence at a length of context."""
     nbytes = sum(serving.step_bytes(context).values())
     flops = sum(serving.step_flops(context).values())
     unpacking_s = speed.unpacking_s(*serving.slow_weights())
@@ -282,6 +283,7 @@ def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
 
 
 def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
+    """Return the cost of reading the prompt."""
     step = serving.model.prefill
     flops = 2 * sum(macs for _, macs in step.macs)
     nbytes = sum(serving.streamed(step, step.tokens).values()) + serving.state_bytes(serving.prompt, serving.batch)
@@ -299,16 +301,18 @@ def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
 
 
 def serving_parts(serving: Serving) -> tuple[ServingPart, ...]:
+    """Return weights, streamed bytes and operations of a step by part, without empty parts."""
     nbytes, flops = serving.step_bytes(serving.context), serving.step_flops(serving.context)
-    held: dict[PartName, int] = dict.fromkeys(PARTS, 0)
+    weights_bytes: dict[PartName, int] = dict.fromkeys(PARTS, 0)
     for tensor in serving.model.tensors:
         use = serving.model.decode.uses.get(tensor.name)
-        held[use.part if use else "other"] += serving.tensor_bytes(tensor)
-    found = (ServingPart(name, held[name], round(nbytes[name]), flops[name]) for name in PARTS)
-    return tuple(part for part in found if part.weights_bytes or part.bytes_per_step or part.flops_per_step)
+        weights_bytes[use.part if use else "other"] += serving.tensor_bytes(tensor)
+    parts = (ServingPart(name, weights_bytes[name], round(nbytes[name]), flops[name]) for name in PARTS)
+    return tuple(part for part in parts if part.weights_bytes or part.bytes_per_step or part.flops_per_step)
 
 
 def serving_curve(serving: Serving, speed: Speed) -> tuple[CurvePoint, ...]:
+    """Return the cache and the speed at powers of two up to the context."""
     lengths = sorted({size for size in (1 << power for power in range(7, 40)) if size < serving.context})
     return tuple(
         CurvePoint(size, serving.state_bytes(size, serving.batch), decode_cost(serving, speed, size).tokens_per_s)

@@ -284,7 +284,7 @@ class _HubSteps:
     def _filled(self, tokens: int, batch: int) -> tuple[Trace, Any]:
         results: list[Any] = []
         wrapper = Prefill(self.model.module, self.extra, self.is_pair)
-        found = trace(wrapper, [InputSpec((batch, tokens), "int64")], results=results)
+        recorded = trace(wrapper, [InputSpec((batch, tokens), "int64")], results=results)
         _, cache = results[-1]
         if _is_fixed(cache) and not any(True for _ in _state_tensors(cache)):
             kind = getattr(self.model.config, "model_type", type(self.model.module).__name__)
@@ -292,7 +292,7 @@ class _HubSteps:
                 f"a model of type {kind!r} hands out nothing of what it remembers from token to token, so that cannot "
                 "be counted; pass the module with inputs=, its state among them"
             )
-        return found, cache
+        return recorded, cache
 
     def states(self) -> tuple[LayerState, ...]:
         if _is_fixed(self.template):
@@ -306,16 +306,16 @@ class _HubSteps:
     def decode(self, context: int, batch: int, prompt: int, absorbs_mla: bool) -> StepTrace:
         past = max(context - 1, 1)
         wrapper = Decode(self.model.module, self.extra, self.template, past, prompt if self.is_pair else None)
-        found = trace(wrapper, [InputSpec((batch, 1), "int64")])
-        return _step(self.model, found, batch, self._kept_bytes(past, batch, prompt), absorbs_mla)
+        recorded = trace(wrapper, [InputSpec((batch, 1), "int64")])
+        return _step(self.model, recorded, batch, self._kept_bytes(past, batch, prompt), absorbs_mla)
 
     def prefill(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
         if self._loops(batch):
             return self._extrapolated(prompt, batch, absorbs_mla)
-        found, _ = self._filled(prompt, batch)
+        recorded, _ = self._filled(prompt, batch)
         # Behind an encoder, one token is written when the prompt has been read.
-        held = 1 if self.is_pair else prompt
-        return _step(self.model, found, batch * prompt, self._kept_bytes(held, batch, prompt), absorbs_mla)
+        past = 1 if self.is_pair else prompt
+        return _step(self.model, recorded, batch * prompt, self._kept_bytes(past, batch, prompt), absorbs_mla)
 
     def _kept_bytes(self, past: int, batch: int, prompt: int) -> int:
         """Return the bytes of the cache in the trace, which has the model's own type."""
@@ -354,19 +354,19 @@ class _HubSteps:
         )
 
     def _short(self, tokens: int, batch: int, absorbs_mla: bool) -> StepTrace:
-        found, _ = self._filled(tokens, batch)
-        return _step(self.model, found, batch * tokens, self._kept_bytes(tokens, batch, tokens), absorbs_mla)
+        recorded, _ = self._filled(tokens, batch)
+        return _step(self.model, recorded, batch * tokens, self._kept_bytes(tokens, batch, tokens), absorbs_mla)
 
 
 def _state(layer: Any) -> LayerState:
-    """What a layer of a transformers cache holds, per sequence."""
+    """Return what a layer of a transformers cache holds, per sequence."""
     growing = constant = 0
     for value in vars(layer).values():
         if isinstance(value, torch.Tensor) and value.dim() == 4 and value.numel():
             growing += prod(value.shape[1:-2]) * value.shape[-1]
         elif isinstance(value, dict):
-            held = [item for item in value.values() if isinstance(item, torch.Tensor)]
-            constant += sum(item.numel() // max(item.shape[0], 1) for item in held if item.dim() > 1)
+            tensors = [item for item in value.values() if isinstance(item, torch.Tensor)]
+            constant += sum(item.numel() // max(item.shape[0], 1) for item in tensors if item.dim() > 1)
     return LayerState(per_position=growing, constant=constant, window=getattr(layer, "sliding_window", None))
 
 
@@ -382,12 +382,12 @@ class _OwnSteps:
 
     def _arguments(self, tokens: int, past: int, batch: int) -> dict[str, Any]:
         try:
-            found = self.make(tokens=tokens, past=past, batch=batch)
+            arguments = self.make(tokens=tokens, past=past, batch=batch)
         except TypeError as error:
             raise InvalidInput(f"inputs= cannot be called with tokens=, past= and batch=: {error}") from error
-        if not isinstance(found, Mapping):
-            raise InvalidInput(f"inputs= returned a {type(found).__name__}; it must return arguments by name")
-        return dict(found)
+        if not isinstance(arguments, Mapping):
+            raise InvalidInput(f"inputs= returned a {type(arguments).__name__}; it must return arguments by name")
+        return dict(arguments)
 
     def states(self) -> tuple[LayerState, ...]:
         less, more = (self._held(past) for past in (64, 128))
@@ -399,12 +399,12 @@ class _OwnSteps:
         return sum(map(_floating_values, self._arguments(1, past, 1).values()))
 
     def decode(self, context: int, batch: int, prompt: int, absorbs_mla: bool) -> StepTrace:
-        found = trace(self.model.module, None, self._arguments(1, context - 1, batch))
-        return _step(self.model, found, batch, 0, absorbs_mla, prefix="")
+        recorded = trace(self.model.module, None, self._arguments(1, context - 1, batch))
+        return _step(self.model, recorded, batch, 0, absorbs_mla, prefix="")
 
     def prefill(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
-        found = trace(self.model.module, None, self._arguments(prompt, 0, batch))
-        return _step(self.model, found, batch * prompt, 0, absorbs_mla, prefix="")
+        recorded = trace(self.model.module, None, self._arguments(prompt, 0, batch))
+        return _step(self.model, recorded, batch * prompt, 0, absorbs_mla, prefix="")
 
 
 def _floating_values(value: Any) -> int:
@@ -418,16 +418,16 @@ def _floating_values(value: Any) -> int:
 
 
 def _step(
-    model: LanguageModel, found: Trace, tokens: int, kept_bytes: int, absorbs_mla: bool, prefix: str = _INNER
+    model: LanguageModel, recorded: Trace, tokens: int, kept_bytes: int, absorbs_mla: bool, prefix: str = _INNER
 ) -> StepTrace:
     """Summarize a trace as one step."""
-    if found.used_real_tensors and any(p.is_meta for p in model.module.parameters()):
+    if recorded.used_real_tensors and any(p.is_meta for p in model.module.parameters()):
         raise TraceFailed("the model looks at values, so its cost cannot be computed from shapes alone")
-    reader = WeightReader(model.module, found, prefix)
+    reader = WeightReader(model.module, recorded, prefix)
     macs: dict[PartName, int] = {}
     score_macs = products = operators = 0
-    for call in found.ops:
-        signature = found.signatures[call.signature]
+    for call in recorded.ops:
+        signature = recorded.signatures[call.signature]
         cost = price(signature)
         reader.read(call, signature, tokens)
         operators += cost.status != "free"
@@ -448,11 +448,11 @@ def _step(
         uses=reader.uses,
         products=products,
         operators=operators,
-        live_bytes=max((call.live_bytes for call in found.ops), default=0),
+        live_bytes=max((call.live_bytes for call in recorded.ops), default=0),
         kept_bytes=kept_bytes,
-        input_bytes=found.input_bytes,
-        called=frozenset(call.path.removeprefix(prefix) for call in found.modules),
-        unpriced=tuple(sorted({item.op for item in found.signatures if price(item).status == "unpriced"})),
+        input_bytes=recorded.input_bytes,
+        called=frozenset(call.path.removeprefix(prefix) for call in recorded.modules),
+        unpriced=tuple(sorted({item.op for item in recorded.signatures if price(item).status == "unpriced"})),
     )
 
 
@@ -467,7 +467,7 @@ def _spent(
     latent: rank + rope for the scores, rank for the values. A trace always has transformers' way, so the other one is
     derived here from its shapes.
     """
-    has_weight = any(reader.found.storages[number].role == "parameter" for number in call.reads)
+    has_weight = any(reader.trace.storages[number].role == "parameter" for number in call.reads)
     # A router's weights are widened first, so that they come as a tensor of the step.
     grows = not has_weight and reader.part(reader.path(call), signature) == "attention"
     owner = reader.module(reader.path(call))
@@ -505,18 +505,18 @@ _MLP = re.compile(r"mlp|ffn|ff$|feed_?forward|fc\d?$|dense|expert|moe|channel_mi
 class WeightReader:
     """Finds which parameter a call reads, by the running module and the shape; a trace knows storages, not names."""
 
-    def __init__(self, module: nn.Module, found: Trace, prefix: str) -> None:
-        self.found = found
+    def __init__(self, module: nn.Module, trace: Trace, prefix: str) -> None:
+        self.trace = trace
         self.prefix = prefix
         self.modules = dict(module.named_modules())
         self.head = _head_path(module)
-        self.has_experts = any(item.op == "aten._grouped_mm" for item in found.signatures)
+        self.has_experts = any(item.op == "aten._grouped_mm" for item in trace.signatures)
         self.uses: dict[str, WeightUse] = {}
         self._names = {id(value): name for name, value in module.named_parameters()}
         self._by_storage: dict[int, str | None] = {}
 
     def path(self, call: OpCall) -> str:
-        return self.found.modules[call.module].path.removeprefix(self.prefix)
+        return self.trace.modules[call.module].path.removeprefix(self.prefix)
 
     def module(self, path: str) -> nn.Module | None:
         return self.modules.get(path)
@@ -540,7 +540,7 @@ class WeightReader:
     def read(self, call: OpCall, signature: OpSignature, tokens: int) -> None:
         """Note how a call uses the parameters that it reads; what was read whole stays so."""
         for number, tensor in zip(call.reads, signature.inputs, strict=True):
-            if self.found.storages[number].role != "parameter":
+            if self.trace.storages[number].role != "parameter":
                 continue
             name = self._name(call, number, tensor.shape)
             if name is None:
@@ -565,7 +565,7 @@ class WeightReader:
 
     def _found_name(self, path: str, number: int, shape: tuple[int, ...]) -> str | None:
         """Return the parameter behind a storage: of the running module, one inside it, or the nearest outer one."""
-        nbytes = self.found.storages[number].nbytes
+        nbytes = self.trace.storages[number].nbytes
         taken = set(self._by_storage.values())
 
         def fitting(owned: Iterable[nn.Parameter | None]) -> str | None:

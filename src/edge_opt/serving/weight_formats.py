@@ -219,30 +219,30 @@ def weight_format(name: str, runtime: str | None = None) -> tuple[WeightFormat, 
 
     `2.7bpw` is a GGUF file of somebody's own mix, by its bits per weight.
 
-    >>> found, runtime = weight_format("Q4_K_M")
-    >>> found.name, found.bits, runtime
+    >>> form, runtime = weight_format("Q4_K_M")
+    >>> form.name, form.bits, runtime
     ('q4_k_m', 4.5, 'llama.cpp')
     """
     plain = name.strip().lower() if isinstance(name, str) else repr(name)
-    found = WEIGHT_FORMATS.get(_ALIASES.get(plain, plain)) or _by_bits(plain)
-    if found is None:
+    form = WEIGHT_FORMATS.get(_ALIASES.get(plain, plain)) or _by_bits(plain)
+    if form is None:
         close = get_close_matches(plain, [*WEIGHT_FORMATS, *_ALIASES], n=3)
         hint = f"closest: {', '.join(close)}" if close else f"known: {', '.join(WEIGHT_FORMATS)}"
         raise InvalidInput(f"no weight format named {name!r}; {hint}")
     if runtime is None:
-        return found, found.runtimes[0]
+        return form, form.runtimes[0]
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}")
-    if runtime not in found.runtimes:
+    if runtime not in form.runtimes:
         has = ", ".join(item.name for item in _ALL if runtime in item.runtimes)
-        raise InvalidInput(f"{runtime} has no weights in {found.name}; it has {has}")
-    return found, next(item for item in RUNTIMES if item == runtime)
+        raise InvalidInput(f"{runtime} has no weights in {form.name}; it has {has}")
+    return form, next(item for item in RUNTIMES if item == runtime)
 
 
 def _by_bits(name: str) -> WeightFormat | None:
-    """A GGUF file of somebody's own mix, such as 2.7bpw: that many bits for each weight of every matrix."""
-    found = _BITS.fullmatch(name)
-    bits = float(found[1]) if found else 0.0
+    """Return the format of a GGUF file with a mix of its own, such as 2.7bpw: bits per weight of every matrix."""
+    match = _BITS.fullmatch(name)
+    bits = float(match[1]) if match else 0.0
     if not 1 <= bits <= 32:
         return None
     kind = BlockType(name, 1, bits / 8)
@@ -253,7 +253,7 @@ _BITS = re.compile(r"(\d+(?:\.\d+)?)bpw")
 
 
 def cache_bytes_per_value(name: str) -> float:
-    """Bytes of one value of the key-value cache in that format, scales included.
+    """Return the bytes of one value of the key-value cache in that format, scales included.
 
     >>> cache_bytes_per_value("fp16"), cache_bytes_per_value("q8_0")
     (2.0, 1.0625)
