@@ -112,10 +112,10 @@ def import_transformers() -> Any:
 def _hide_torchvision() -> None:
     """Let transformers believe that torchvision is not installed.
 
-    It looks for the package's metadata only, so a torchvision that was compiled for another torch counts as available,
-    and building any model then fails in its image processing. To put a stub into `sys.modules` would hide torchvision
-    from the user's program as well. The checks are functions that transformers calls at each use, so replacing them in
-    both modules that export them is enough; look there when a new version of transformers fails to import.
+    It asks `importlib.util.find_spec` only, so a torchvision that was compiled for another torch counts as available,
+    and an import of a model fails later. A stub in `sys.modules` would hide torchvision from the user's program as
+    well. So the two checks are replaced in the modules that export them (`transformers.utils` and its `import_utils`);
+    look there when a new version of transformers fails to import.
     """
     utilities = importlib.import_module("transformers.utils")
     details = importlib.import_module("transformers.utils.import_utils")
