@@ -67,10 +67,10 @@ def test_every_precision_with_a_kernel_has_peaks(quick: tuple[Calibration, Path]
 @pytest.mark.slow
 def test_the_file_says_what_it_is_of(quick: tuple[Calibration, Path]) -> None:
     data = json.loads(quick[1].read_text())
-    assert (data["schema"], data["version"]) == ("edge-opt calibration", 1)
-    assert data["machine"]["threads"] == 1
-    assert data["machine"]["torch"] == torch.__version__
-    assert {"cpu", "cores", "load_1min", "system"} <= set(data["machine"])
+    assert (data["schema"], data["version"]) == ("edge-opt calibration", 2)
+    machine = data["calibration"]["machine"]
+    assert (machine["threads"], machine["torch"]) == (1, torch.__version__)
+    assert {"cpu", "cores", "load_1min", "system"} <= set(machine)
 
 
 def test_calibrating_leaves_the_process_as_it_was() -> None:

@@ -50,7 +50,7 @@ def test_a_sample_has_no_candidate_twice_and_follows_its_seed() -> None:
         ((0.0, 0.0), ("fp32",), ("torch",), "names a value twice"),
         ((1.0,), ("fp32",), ("torch",), "holds 1.0; expected shares"),
         ((0.0,), ("int4",), ("torch",), "unknown precision 'int4'"),
-        ((0.0,), ("int8",), ("torch",), "nothing to try: eager torch"),
+        ((0.0,), ("int8",), ("torch",), "nothing to try: torch"),
     ],
 )
 def test_an_unusable_space_is_refused(

@@ -8,12 +8,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
-
 from edge_opt._support.deprecation import current_keywords, former_names
+from edge_opt._support.extras import missing_extra
 from edge_opt.errors import InvalidConfig
 from edge_opt.run.config import SWEEP_KEYS, RunConfig, SmallCNNConfig
+
+try:
+    import yaml
+    from pydantic import BaseModel, ValidationError
+except ModuleNotFoundError as error:
+    raise missing_extra("this needs", error.name or "pydantic", "run") from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
