@@ -93,8 +93,8 @@ class OutsideWork:
         """Return the unknown tensors that are younger than the trace and no views of older ones."""
         if not self._unknown:
             return []
-        # The collector is paused and ran once before the trace: what was made since is in the youngest generation.
-        young = {id(value) for value in gc.get_objects(0)}
+        # The collector is paused and ran once before the trace: what was made since is in the two younger generations.
+        young = {id(value) for generation in (0, 1) for value in gc.get_objects(generation)}
         candidates = [(tensor, frame) for tensor, frame in self._unknown if id(tensor) in young]
         if not self._is_real and candidates:
             # On the meta device `torch.tensor([1, 2], device=x.device)` makes a tensor that no mode sees. It looks like
@@ -105,8 +105,7 @@ class OutsideWork:
             candidates = [pair for pair in candidates if pair[0].numel() > least]
         if not candidates:
             return []
-        older = (value for generation in (1, 2) for value in gc.get_objects(generation))
-        storages = {_address(value) for value in older if torch.Tensor in type(value).__mro__}
+        storages = {_address(value) for value in gc.get_objects(2) if torch.Tensor in type(value).__mro__}
         return [(tensor, frame) for tensor, frame in candidates if _address(tensor) not in storages]
 
     def end(self) -> None:

@@ -87,14 +87,14 @@ def _empty_hidden(addresses: set[int]) -> list[str]:
 class _Search:
     """Follows holders upwards, from objects that forward made to the first one that was there before.
 
-    Made before the collector runs: while it is paused, what forward made is in the youngest generation.
+    Made before the collector runs: while it is paused, what forward made is in the two younger generations.
     """
 
     def __init__(self) -> None:
         self.places: list[str] = []  # where the value before is not known
-        self._young = {id(value) for value in gc.get_objects(0)}
+        self._young = {id(value) for generation in (0, 1) for value in gc.get_objects(generation)}
         # What is in neither set was made by this search.
-        self._old = {id(value) for generation in (1, 2) for value in gc.get_objects(generation)}
+        self._old = {id(value) for value in gc.get_objects(2)}
         self._seen: set[int] = set()
 
     def release_all(self, addresses: set[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection
 from math import prod
 from typing import Any
@@ -275,6 +276,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return placeholders[-1]
 
         result = self._call(facts, *tree_map_only(_Tensor, placeholder, (args, kwargs)))
+        # A cycle that holds an exception of the kernel also holds the frames that called it, this one and forward's
+        # among them, with all of their variables. It is young, so that looking for it is cheap.
+        gc.collect(0)
         whole = result if isinstance(result, (tuple, list)) else (result,)
         addresses = {tensor.untyped_storage()._cdata for tensor in placeholders}
         if not all(isinstance(item, _Tensor) and item.untyped_storage()._cdata not in addresses for item in whole):

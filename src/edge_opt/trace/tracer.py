@@ -208,8 +208,8 @@ def _run(traced: TracedModel, arguments: CallArguments, is_real: bool, note: str
     owned = owned_parameters(traced.paths)
     has_failed = False
     with gc_paused():
-        # While the collector is paused, objects of the youngest generation are those that the trace makes.
-        gc.collect(0)
+        # While the collector is paused, objects of the two younger generations are those that the trace makes.
+        gc.collect(1)
         try:
             with unchanged(modules, traced.training) as snapshot:
                 tape.constants = snapshot.tensors
