@@ -110,7 +110,7 @@ class TrialMetrics(Shown):
         default=None,
     )
     deploy_latency_s: float | None = field(
-        "Seconds per call of that batch, measured; of finalists, in turns at quiet moments.",
+        "Seconds per call of that batch, measured; of finalists, interleaved, in the least-disturbed rounds.",
         default=None,
     )
     deploy_latency_low_s: float | None = field("Lower end of its 95 % interval.", default=None)
@@ -187,7 +187,7 @@ class Violation(Record):
 
 @record
 class Trial(Shown):
-    """What became of one candidate: figures, or the reason why there are none."""
+    """The result of one candidate: its metrics, or why it has none."""
 
     candidate: Candidate = field("The candidate.")
     status: TrialStatus = field("Whether it ran to its end.")
@@ -206,7 +206,7 @@ class Trial(Shown):
 
 @record
 class SpeedupRatio(Record):
-    """How many times as fast one thing is as another, timed in turns at quiet moments."""
+    """A speedup with its interval, from interleaved measurements in the least-disturbed rounds."""
 
     ratio: float = field("The one's calls per second over the other's; 2 is twice as fast.")
     low: float = field("Lower end of its 95 % interval.")
@@ -277,7 +277,7 @@ class SweepResult(Shown):
 
     name: str = field("Name of the sweep.")
     baseline: Trial = field("What the others are compared with.")
-    trials: tuple[Trial, ...] = field("What became of each candidate.")
+    trials: tuple[Trial, ...] = field("The result of each candidate.")
     constraints: tuple[str, ...] = field("The constraints as they were written.")
     frontiers: tuple[tuple[str, tuple[str, ...]], ...] = field(
         "Objectives with commas between, and the keys of the candidates that no other beats in all of them."

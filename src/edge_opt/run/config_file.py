@@ -53,10 +53,10 @@ def read_config(path: str | Path | None = None, settings: Sequence[str] = ()) ->
 
 def read_settings(settings: Sequence[str], content: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Keys set one by one as `key=value`, on top of what is there."""
-    found = dict(content or {})
+    merged = dict(content or {})
     for setting in settings:
-        _set(found, setting)
-    return found
+        _set(merged, setting)
+    return merged
 
 
 def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
@@ -205,8 +205,8 @@ def _short(value: Any) -> str:
 
 
 def _known_keys(steps: Sequence[Any]) -> Iterable[str]:
-    found: type[BaseModel] = SmallCNNConfig if list(steps) == ["model"] else RunConfig
-    return found.model_fields
+    section: type[BaseModel] = SmallCNNConfig if list(steps) == ["model"] else RunConfig
+    return section.model_fields
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
