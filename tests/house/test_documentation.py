@@ -95,7 +95,7 @@ def test_no_sample_is_wider_than_the_column(page: Path) -> None:
     assert not wide
 
 
-@pytest.mark.parametrize("script", ["write_cli_page", "write_columns_page"])
+@pytest.mark.parametrize("script", ["write_cli_page", "write_columns_page", "write_configuration_page"])
 def test_pages_that_are_written_by_a_script_are_up_to_date(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     writer = import_module(script)

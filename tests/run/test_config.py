@@ -25,7 +25,6 @@ from edge_opt.run.config import (
     RunConfig,
     Scope,
     declared,
-    settings_table,
     template,
 )
 from edge_opt.run.config_file import read_config, sweep_settings
@@ -179,10 +178,6 @@ def test_init_writes_a_configuration_and_never_over_one(tmp_path: Path) -> None:
     assert path.read_text() == "epochs: 1\n"
     assert CliRunner().invoke(app, ["init", str(path), "--force"]).exit_code == 0
     assert path.read_text() == template()
-
-
-def test_the_page_lists_every_key_with_its_default_and_purpose() -> None:
-    assert settings_table() in (ROOT / "docs/sweeping.md").read_text(encoding="utf-8")
 
 
 def test_every_key_declares_its_scope_and_results_depend_on_all_but_search_and_report() -> None:
