@@ -8,7 +8,9 @@ import os
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy
 import pytest
@@ -16,7 +18,8 @@ import torch
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.errors import TraceFailed
+import rasp
+from edge_opt.errors import EdgeOptError, TraceFailed
 from needed import needed
 from zoo import torchvision_models
 
@@ -93,6 +96,13 @@ class Handing(nn.Module):
         worker.start()
         worker.join()
         return results[0]
+
+    def added_thread(self, x):
+        results = []
+        worker = threading.Thread(target=lambda: results.append(torch.ones_like(x) @ torch.ones(8, 8, device=x.device)))
+        worker.start()
+        worker.join()
+        return self.linear(x) + results[0]
 
     def thread_pool(self, x):
         with multiprocessing.pool.ThreadPool(1) as pool:
@@ -288,3 +298,47 @@ def test_a_number_made_in_forward_is_not_taken_for_the_work_of_a_busy_thread() -
     is_done.set()
     worker.join()
     assert not profile.totals.is_lower_bound
+
+
+class InNumpy(nn.Linear):
+    def forward(self, x):
+        return torch.from_numpy(super().forward(x).detach().numpy() @ numpy.ones((8, 8), "float32"))
+
+
+def test_a_training_step_with_work_in_another_thread_is_a_lower_bound() -> None:
+    step = eo.training_step(Handing("added_thread"), (2, 8), accumulate=2)
+    assert step.cost.is_lower_bound
+    assert step.unpriced == ("outside torch (another thread or C) in the model",)
+    assert not eo.training_step(Handing("idle_thread"), (2, 8)).unpriced
+
+
+def test_a_training_step_of_numpy_is_refused() -> None:
+    with pytest.raises(TraceFailed, match="numpy"):
+        eo.training_step(InNumpy(8, 8), (2, 8))
+
+
+@pytest.mark.parametrize(
+    ("model", "step"), [(InNumpy(8, 8), "forward"), (Handing("added_thread"), "train")], ids=["numpy", "train"]
+)
+def test_a_largest_batch_says_whose_memory_is_not_known(model: nn.Module, step: str) -> None:
+    fit = eo.fit_batch(model, (8,), memory_limit_mb=1, most=64, step=step)
+    assert len(fit.outside) == 1
+    assert f"{fit.outside[0]}: its memory is not known" in fit.remark
+
+
+def test_rasp_says_that_work_in_numpy_is_a_lower_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    rasp.stat(InNumpy(8, 8), (2, 8))
+    assert "outside torch (numpy); the figures are lower bounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["prune", "convert"])
+def test_a_model_that_computes_in_numpy_is_not_modified(change: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), InNumpy(8, 8), nn.Linear(8, 4)).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with suppress(EdgeOptError):
+        if change == "prune":
+            eo.compress.prune(model, (2, 8), 0.5)
+        else:
+            eo.compress.convert(model, torch.zeros(2, 8), "fp32", folder=tmp_path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any("forward" in module.__dict__ for module in model.modules())

@@ -20,6 +20,7 @@ from edge_opt.boards.fused_layers import ITEMSIZE
 from edge_opt.boards.targets import Target, find_spec, resolve_targets
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.profiling import profile
+from edge_opt.records.costs import OUTSIDE
 from edge_opt.records.devices import BatchFit, Precision
 from edge_opt.records.predictions import MemoryNeed, Prediction, TargetComparison, TargetFit
 from edge_opt.records.profiles import ModelProfile
@@ -95,9 +96,11 @@ def _training_needs(model: nn.Module, arguments: CallArguments, options: dict[st
     @cache
     def need(batch: int) -> MemoryNeed:
         report_progress(f"fitting: a training step with a batch of {batch}")
-        memory = training_step(model, _with_batch(arguments, batch), **options).peak.memory
+        traced = training_step(model, _with_batch(arguments, batch), **options)
+        memory = traced.peak.memory
+        outside = tuple(name for name in traced.unpriced if name.startswith(OUTSIDE))
         activation_bytes = memory.total - memory.weights - memory.buffers - memory.inputs
-        return MemoryNeed(memory.weights, memory.buffers, memory.inputs, activation_bytes, "static eager")
+        return MemoryNeed(memory.weights, memory.buffers, memory.inputs, activation_bytes, "static eager", outside)
 
     return need
 
@@ -164,6 +167,7 @@ def largest_fit(
         activation_bytes=memory.activation_bytes,
         shortfall_bytes=None if batch == most else need(batch + 1).total_bytes - limit_bytes,
         most=most,
+        outside=memory.outside,
     )
 
 

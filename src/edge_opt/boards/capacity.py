@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from edge_opt.boards.fused_layers import ITEMSIZE, WEIGHT_ITEMSIZE, floating_itemsize
-from edge_opt.records.costs import Role, TensorInfo, Trace
+from edge_opt.records.costs import OUTSIDE, Role, TensorInfo, Trace
 from edge_opt.records.devices import SCRATCH_IS_APART as SCRATCH_IS_APART
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import MemoryKind, MemoryNeed
@@ -67,6 +67,9 @@ def peak_memory(
         input_bytes=totals.input_bytes - of("input"),
         activation_bytes=live,
         kind=_KINDS[lifetimes],
+        outside=tuple(
+            f"{item.op} in {item.module or 'the model'}" for item in profile.unpriced if item.op.startswith(OUTSIDE)
+        ),
     )
 
 

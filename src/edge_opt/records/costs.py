@@ -10,6 +10,7 @@ from edge_opt.records.fields import field, record
 
 Shape = tuple[int, ...]
 Role = Literal["activation", "parameter", "buffer", "input"]
+OUTSIDE = "outside torch"  # begins the name of the operator that stands for work in NumPy, another thread or C
 
 
 @record

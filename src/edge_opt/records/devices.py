@@ -222,6 +222,9 @@ class BatchFit(Shown):
         "Bytes that the allocator takes from the device; None without one.",
         default=None,
     )
+    outside: tuple[str, ...] = field(
+        "Work outside torch, each with its module. Its memory is unknown, so the bytes are a lower bound.", default=()
+    )
 
     @property
     def fits(self) -> bool:
@@ -230,7 +233,7 @@ class BatchFit(Shown):
     @property
     def remark(self) -> str:
         """What the bytes leave out, in a sentence."""
-        return SCRATCH_IS_APART
+        return "; ".join((SCRATCH_IS_APART, *(f"{work}: its memory is not known" for work in self.outside)))
 
     @property
     def total_bytes(self) -> int:

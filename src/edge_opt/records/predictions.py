@@ -208,6 +208,9 @@ class MemoryNeed(Shown):
         "Whose lifetimes count: those of an eager run, or those of a runtime that plans.",
         default="static eager",
     )
+    outside: tuple[str, ...] = field(
+        "Work outside torch, each with its module. Its memory is unknown, so the bytes are a lower bound.", default=()
+    )
 
     @property
     def total_bytes(self) -> int:

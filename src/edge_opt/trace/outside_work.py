@@ -61,8 +61,10 @@ class OutsideWork:
             self.add(frame, "numpy" if is_numpy else "python")
 
     def meet_unknown(self, tensor: torch.Tensor, frame: Frame | None) -> None:
-        """Note an operand that the tape has not seen before; `conclude` finds out where it came from."""
+        """Note an operand that the tape has not seen before, and find out where it came from: now, or in `conclude`."""
         self._unknown.append((tensor, frame))
+        if gc.isenabled():
+            self._judge()  # where the collector runs, what is young now is old later
 
     def add(self, frame: Frame | None, origin: str) -> None:
         """Note that a result was computed somewhere else, once per module call."""
@@ -85,6 +87,9 @@ class OutsideWork:
         numbers = (float, complex) if numpy is None else (float, complex, numpy.ndarray, numpy.floating)
         if self._has_left() and any(isinstance(leaf, numbers) for leaf in leaves):
             self.add(root, "python")
+        self._judge()
+
+    def _judge(self) -> None:
         for tensor, frame in self._made_elsewhere():
             self.add(frame, "numpy" if not tensor.untyped_storage().resizable() else "another thread or C")
         self._unknown.clear()
@@ -93,7 +98,7 @@ class OutsideWork:
         """Return the unknown tensors that are younger than the trace and no views of older ones."""
         if not self._unknown:
             return []
-        # The collector is paused and ran once before the trace: what was made since is in the two younger generations.
+        # The collector ran once before the trace and does not run since: what is new is in the two younger generations.
         young = {id(value) for generation in (0, 1) for value in gc.get_objects(generation)}
         candidates = [(tensor, frame) for tensor, frame in self._unknown if id(tensor) in young]
         if not self._is_real and candidates:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
-from edge_opt.records.costs import OpCall, OpSignature, Role
+from edge_opt.records.costs import OUTSIDE, OpCall, OpSignature, Role
 from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.module_calls import ModuleStack
@@ -346,8 +346,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outside.conclude(result, stack.frames[0] if stack.frames else None, self._is_recorded)
         for frame, origin in self.outside.origins:
             outer, stack.current = stack.current, frame
-            self._record(OpSignature(f"outside torch ({origin})", (), (), (), (), False, 0, ()), [], [])
+            self._record(OpSignature(f"{OUTSIDE} ({origin})", (), (), (), (), False, 0, ()), [], [])
             stack.current = outer
+        self.outside.origins.clear()
 
     def _is_recorded(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._roles or id(tensor) in self.constants or self.lifetimes.number_of(tensor) >= 0

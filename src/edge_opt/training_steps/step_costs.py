@@ -16,7 +16,7 @@ from edge_opt.boards.targets import ResolvedTarget, Target, resolve_targets
 from edge_opt.calibration.operator_bench import relative_work
 from edge_opt.cost import price
 from edge_opt.profiling import profile
-from edge_opt.records.costs import OpCost, OpSignature
+from edge_opt.records.costs import OUTSIDE, OpCost, OpSignature
 from edge_opt.records.predictions import Calibration, Prediction, ReferenceRun
 from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
@@ -55,10 +55,11 @@ class StepCosts:
 
     def _add(self, index: int, op: StepOp, times: int) -> None:
         verdict = price(op.signature)
-        if verdict.status == "unpriced":
-            self.unpriced[op.signature.op] += 1
-        cost = verdict.cost
         path = LOSS if op.module_call is None else self.trace.modules[op.module_call].path
+        if verdict.status == "unpriced":
+            name = op.signature.op
+            self.unpriced[f"{name} in {path or 'the model'}" if name.startswith(OUTSIDE) else name] += 1
+        cost = verdict.cost
         phase = op.phase
         column = _COLUMNS.get(phase)
         if column is None:

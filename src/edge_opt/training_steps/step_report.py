@@ -149,7 +149,8 @@ def _report(
             "the peak is up to a quarter off, with a projection more",
         )
     if costs.unpriced:
-        remarks += (f"{len(costs.unpriced)} operators have no cost rule, so FLOPs and bytes are lower bounds",)
+        names = ", ".join(list(costs.unpriced)[:3])
+        remarks += (f"{len(costs.unpriced)} operators have no cost rule ({names}): FLOPs and bytes are lower bounds",)
     return TrainingStep(
         name,
         optimizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from edge_opt.records.costs import ModuleCall, Role, StorageInfo
 from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import module_paths, owned_parameters
+from edge_opt.trace.outside_work import ValueReads
 from edge_opt.trace.survivors import forget_frames, release_trace_tensors
 from edge_opt.trace.tape import NeedsData
 from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
@@ -139,6 +141,7 @@ def _run(
     tape: StepTape | None = None
     # The collector stays on, unlike in a trace of forward: autograd functions written in Python keep their outputs in
     # cycles, and a real step frees those when the collector runs.
+    gc.collect(1)  # objects that are there already are old now: see `trace.outside_work`
     try:
         with unchanged(modules, training=None) as snapshot:
             twins = _twins_of(modules, plan.trains, is_real)
@@ -228,6 +231,7 @@ class _Step:
         for parameter in self.parameters:
             lifetimes.register(parameter, "parameter")
         self._input_numbers = frozenset(lifetimes.register(tensor, "input") for tensor in self.inputs)
+        tape.outside.has_real_inputs |= any(not tensor.is_meta for tensor in self.inputs)
         # A model in training mode may hold modules in eval mode, such as norms that keep their statistics.
         if not self.model.training:
             for module in self.modules:
@@ -235,7 +239,8 @@ class _Step:
         tape.stack.watch(self.modules)
         self._checkpoint()
         on_cpu = as_on_cpu(self.plan.autocast) if not tape.is_real else nullcontext()
-        with torch.enable_grad(), on_cpu, tape:
+        reads = ValueReads(tape.outside, tape.is_constant) if tape.is_real else nullcontext()
+        with torch.enable_grad(), on_cpu, reads, tape:
             self._batch("batch")
             if self.plan.has_second_batch:
                 self.loss = self.loss if self.plan.adds_up else None
@@ -301,6 +306,7 @@ class _Step:
             with casting(self.plan.autocast is not None):
                 result = self.model(*self.call.args, **self.call.kwargs)
                 loss = summed(result) if self.plan.loss is None else self.plan.loss(result)
+            self.tape.record_outside_work(result)
         except (NeedsData, EdgeOptError):
             raise
         except Exception as error:
