@@ -21,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "platform_fit"))
 
+from board_priors import fit_prior
 from fit_platforms import declare_operators, groups, same_run, timm_group
 from held_out import (
     FEW_FAMILIES,
@@ -35,8 +36,7 @@ from held_out import (
 from published_tables import Board, ncnn_nets, read_tables
 
 from edge_opt.boards.catalog import devices
-from edge_opt.boards.class_costs import CLASSES, KernelConventions, ModelWork
-from edge_opt.boards.class_fit import Costs, fit_costs, fit_prior
+from edge_opt.boards.class_costs import CLASSES, Costs, KernelConventions, ModelWork, fit_costs
 from edge_opt.boards.estimate import (
     CALL_OPERATIONS,
     DENSE,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "platform_fit"))
 
+from board_priors import IN_ORDER_INT8, broad_prior, fit_prior
 from held_out import (
     FEW_TRIALS,
     Trial,
@@ -35,8 +36,7 @@ from held_out import (
 )
 from published_tables import Board, Net, named, read_tables, timm_rows
 
-from edge_opt.boards.class_costs import KernelConventions, ModelWork, Vector
-from edge_opt.boards.class_fit import IN_ORDER_INT8, Costs, broad_prior, fit_costs, fit_prior
+from edge_opt.boards.class_costs import Costs, KernelConventions, ModelWork, Vector, fit_costs
 from edge_opt.boards.fused_layers import model_work
 from edge_opt.boards.platform_file import (
     FOLDER,

@@ -14,7 +14,7 @@ from fit_platforms import declare_operators
 
 import edge_opt
 from edge_opt.boards.fused_layers import model_work
-from edge_opt.boards.own_board import NETS
+from edge_opt.boards.platforms import NETS
 
 NAMES = (
     "alexnet", "efficientnet_b0", "googlenet", "mnasnet1_0", "mobilenet_v2", "mobilenet_v3_large",

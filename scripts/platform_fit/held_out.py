@@ -11,19 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from board_priors import fit_prior, outside_share, shrunk
 from published_tables import Board
 
-from edge_opt.boards.class_costs import KernelConventions, Vector
-from edge_opt.boards.class_fit import (
-    NOISE,
-    OUTSIDE_SHARE,
-    Costs,
-    Spread,
-    fit_costs,
-    fit_prior,
-    outside_share,
-    shrunk,
-)
+from edge_opt.boards.class_costs import NOISE, Costs, KernelConventions, Spread, Vector, fit_costs
+from edge_opt.boards.platforms import OUTSIDE_SHARE
 
 # A time may lie outside its interval one time in ten.
 LEVEL = 0.9

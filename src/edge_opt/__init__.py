@@ -17,8 +17,7 @@ _HOMES = {
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
-    "boards.known_platforms": ("platforms",),
-    "boards.own_board": ("fit_platform",),
+    "boards.platforms": ("fit_platform", "platforms"),
     "boards.roofline": ("roofline",),
     "boards.targets": ("calibrated_device",),
     "budgets.check": ("check",),
@@ -65,8 +64,8 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.boards.catalog import device as device
     from edge_opt.boards.catalog import devices as devices
     from edge_opt.boards.estimate import estimate as estimate
-    from edge_opt.boards.known_platforms import platforms as platforms
-    from edge_opt.boards.own_board import fit_platform as fit_platform
+    from edge_opt.boards.platforms import fit_platform as fit_platform
+    from edge_opt.boards.platforms import platforms as platforms
     from edge_opt.boards.roofline import roofline as roofline
     from edge_opt.boards.targets import calibrated_device as calibrated_device
     from edge_opt.budgets.check import check as check

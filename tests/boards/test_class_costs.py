@@ -6,10 +6,11 @@ import numpy as np
 import published_nets as nets
 import pytest
 import torch
+from board_priors import PARENTS
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.boards.class_costs import CLASSES, PARENTS, KernelConventions
+from edge_opt.boards.class_costs import CLASSES, KernelConventions
 from edge_opt.boards.fused_layers import model_work
 from edge_opt.errors import InvalidInput
 from zoo import torchvision_models

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from board_priors import IN_ORDER_INT8, INHERITED_SD, PARENTS, TYPICAL, broad_prior, fit_prior, shrunk
 from held_out import Trial, calibrated, new_family_quantile, noise_ratio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_opt.boards.class_costs import CLASSES, PARENTS, Vector
-from edge_opt.boards.class_fit import (
-    IN_ORDER_INT8,
-    INHERITED_SD,
-    TYPICAL,
-    Costs,
-    Spread,
-    broad_prior,
-    fit_costs,
-    fit_prior,
-    shrunk,
-)
+from edge_opt.boards.class_costs import CLASSES, Costs, Spread, Vector, fit_costs
 from edge_opt.errors import InvalidInput
 
 SIZE = len(CLASSES)

@@ -13,8 +13,6 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.boards.class_costs import CLASSES, ModelWork
-from edge_opt.boards.fitted import FittedTime, fitted_time
-from edge_opt.boards.own_board import fit_platform, suggest_next, work_of
 from edge_opt.boards.platform_file import (
     FOLDER,
     PRIORS,
@@ -26,6 +24,7 @@ from edge_opt.boards.platform_file import (
     platform_text,
     tomllib,
 )
+from edge_opt.boards.platforms import FittedTime, fit_platform, fitted_time, suggest_next, work_of
 from edge_opt.boards.targets import resolve_target
 from edge_opt.errors import InvalidInput, UnknownDevice
 from edge_opt.model import SmallCNN

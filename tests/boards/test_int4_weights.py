@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 import edge_opt as eo
-from edge_opt.boards.estimate import estimate_roofline
+from edge_opt.boards.estimate import estimate
 from edge_opt.boards.fused_layers import passes
 from edge_opt.records.devices import Figure
 
@@ -29,7 +29,7 @@ def test_a_memory_bound_layer_takes_its_bytes_share_of_the_time() -> None:
     # By the roofline both times: fp32 has published times there, and int4 has none.
     free = Figure(0.0, "test", "derived")  # calls
     spec = replace(eo.device("raspberry-pi-5"), overhead_s=free)
-    wide, narrow = (estimate_roofline(profile, spec, precision) for precision in ("fp32", "int4"))
+    wide, narrow = (estimate(profile, spec, precision) for precision in ("fp32", "int4"))
     assert wide.seconds is not None and narrow.seconds is not None and narrow.bound == "memory"
     read = {"fp32": 4096 * 4096 * 4 + 2 * 4096 * 4, "int4": 4096 * 4096 * BITS / 8 + 2 * 4096 * 2}
     assert abs(narrow.seconds / wide.seconds - read["int4"] / read["fp32"]) < 1e-6

@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import edge_opt as eo
-from edge_opt.boards.estimate import estimate, estimate_roofline
+from edge_opt.boards.estimate import estimate
 from edge_opt.boards.platform_file import fitted_platforms, save_platform
 from edge_opt.boards.targets import best_known, find_spec, named_target, resolve_target
 from edge_opt.cli import app
@@ -177,10 +177,6 @@ def test_runtime_and_threads_need_a_target() -> None:
     for name, value in (("runtime", "ncnn"), ("threads", 2)):
         with pytest.raises(InvalidInput, match=f"{name} is of a target"):
             eo.profile(SmallCNN(), SHAPE, **{name: value})  # type: ignore[arg-type]
-
-
-def test_the_roofline_can_still_be_asked_for(profile: ModelProfile) -> None:
-    assert estimate_roofline(profile, "raspberry-pi-4").basis == "roofline"
 
 
 def test_errors_choose_the_runtime_and_all_big_cores_the_threads() -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import edge_opt as eo
-from edge_opt.boards.own_board import bundled_nets
+from edge_opt.boards.platforms import bundled_nets
 from edge_opt.cli import app
 from edge_opt.model import SmallCNN
 from zoo import torchvision_models

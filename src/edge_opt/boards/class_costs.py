@@ -1,8 +1,8 @@
 """Classes of work: a model as some twenty quantities, each of which has one cost on a platform.
 
 The time of a model is taken as the sum of quantities times costs. A quantity is an amount of one class of work, such as
-the MACs of 1x1 convolutions. A platform's costs are fitted to published times (`class_fit`); `fused_layers` reads the
-layers of a profile; this module only counts.
+the MACs of 1x1 convolutions; `fused_layers` reads the layers of a profile. A platform's costs are fitted to published
+times by `BoardStack`, which derives how.
 
 Three choices make the quantities fit what runtimes do:
 
@@ -18,7 +18,7 @@ What a runtime does with groups and caches is in `KernelConventions`, so that on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -26,35 +26,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.errors import InvalidInput
 from edge_opt.records.display import Record
 
 Vector = NDArray[np.float64]
 WorkKind = Literal["conv", "linear", "product", "elementwise", "pool", "move", "detection"]
 
-# Every class, with the one whose cost it takes where no fitted row has it. None: it stands for itself.
-PARENTS: Mapping[str, str | None] = {
-    "conv3x3_macs": "conv1x1_macs",
-    "conv3x3_elements": "conv1x1_elements",
-    "conv1x1_macs": None,
-    "conv1x1_elements": None,
-    "conv_macs": "conv1x1_macs",
-    "conv_elements": "conv1x1_elements",
-    "first_macs": "conv_macs",
-    "first_elements": "conv_elements",
-    "depthwise_macs": "conv_macs",
-    "depthwise_elements": "conv1x1_elements",
-    "grouped_macs": "conv_macs",
-    "linear_weights": "weights",
-    "product_macs": "conv1x1_macs",
-    "attention_macs": "product_macs",
-    "weights": "conv1x1_elements",
-    "elementwise_elements": "conv1x1_elements",
-    "pooled_elements": "elementwise_elements",
-    "moved_elements": "elementwise_elements",
-    "layers": None,
-    "detections": "layers",
-}
-CLASSES: tuple[str, ...] = tuple(PARENTS)
+CLASSES: tuple[str, ...] = (
+    "conv3x3_macs", "conv3x3_elements", "conv1x1_macs", "conv1x1_elements", "conv_macs", "conv_elements",
+    "first_macs", "first_elements", "depthwise_macs", "depthwise_elements", "grouped_macs", "linear_weights",
+    "product_macs", "attention_macs", "weights", "elementwise_elements", "pooled_elements", "moved_elements",
+    "layers", "detections",
+)  # fmt: skip
 # Counts are in millions, so that costs are in ms per million, but for these, which are counted one by one.
 _COUNTED = ("layers", "detections")
 _UNIT = np.array([1.0 if name in _COUNTED else 1e-6 for name in CLASSES])
@@ -209,3 +192,187 @@ def _tile_share(places: Sequence[int]) -> float:
     True
     """
     return prod(-(-place // TILE) * TILE for place in places) / prod(places)
+
+
+# Scale of relative residuals and degrees of freedom of their distribution. Two people who time the same board are
+# 1.4 to 9 % apart after one common factor.
+NOISE = 0.1
+FREEDOM = 4.0
+_LARGEST_STEP = 2.0
+
+# Quantities of some nets, and the ms that each took.
+Rows = tuple[Vector, Vector]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Logarithms of class costs (ms per million, or per layer), and how well they are known.
+
+    `mean` has one entry per class, in the order of CLASSES; `covariance` is theirs. `seen` is how many rows, or boards
+    of a prior, had at least 3 % of their time in a class.
+    """
+
+    mean: Vector
+    covariance: Vector
+    seen: Vector
+
+    def log_time(self, quantities: Vector) -> float:
+        """Logarithm of the predicted time in ms of one net.
+
+        Args:
+            quantities: amounts of every class.
+        """
+        return float(np.log(np.exp(self.mean) @ quantities))
+
+    def shares(self, quantities: Vector) -> Vector:
+        """Share of every class in the predicted time.
+
+        Args:
+            quantities: amounts of every class.
+        """
+        parts: Vector = np.exp(self.mean) * quantities
+        shares: Vector = parts / parts.sum()
+        return shares
+
+    def variance(self, quantities: Vector) -> float:
+        """Variance of the logarithm of the predicted time, from that of the costs alone.
+
+        Args:
+            quantities: amounts of every class.
+        """
+        shares = self.shares(quantities)
+        return float(shares @ self.covariance @ shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far times lie from predictions, in logarithms: sd^2 = noise^2 + trust * variance of the fit.
+
+    `quantile` of these sd hold nine times in ten. `noise` is the scatter of nets about any sum of class costs.
+    """
+
+    noise: float
+    trust: float
+    quantile: float
+
+    def width(self, variance: float, noise_ratio: float = 1.0) -> float:
+        """Half of the interval, as a logarithm.
+
+        Args:
+            variance: of the logarithm of the prediction, as `Costs.variance` has it.
+            noise_ratio: how much noisier this platform is than others of its kind; 1 where nothing is known.
+        """
+        return self.quantile * float(np.sqrt((self.noise * noise_ratio) ** 2 + self.trust * variance))
+
+
+def fit_costs(quantities: Vector, times_ms: Vector, prior: Costs) -> Costs:
+    """Return the costs of one board from the times of some nets, and from the prior where they say nothing.
+
+    Args:
+        quantities: one row per net, one column per class.
+        times_ms: what each net took, in ms, more than zero. May be empty: then the prior is the answer.
+        prior: costs that are likely before any time is known.
+    """
+    if not len(times_ms):
+        return prior
+    means, covariances = BoardStack([(quantities, times_ms)]).fitted(prior.mean[None, :], prior.covariance, None)
+    return Costs(means[0], covariances[0], rows_with_class(quantities, means[0]))
+
+
+def rows_with_class(quantities: Vector, mean: Vector) -> Vector:
+    """Count the rows that have at least 3 % of their predicted time in each class."""
+    parts = quantities * np.exp(mean)
+    counts: Vector = (parts >= 0.03 * parts.sum(axis=1, keepdims=True)).sum(axis=0).astype(float)
+    return counts
+
+
+class BoardStack:
+    """The fit of class costs to times, for several boards at once: a positive cost per class, with a common prior.
+
+    Board b runs net i in t = sum_k c_k * x_ik, with x the net's quantities and c > 0 the board's costs. Times span four
+    decades and errors are relative, so that the fit is of log t, in the logarithms f_k = log c_k:
+
+        r_i = log t_i - log sum_k exp(f_k) x_ik
+
+    Residuals follow a Student t with nu = 4 and a scale s of 0.1: a net that a runtime has no good kernel for must not
+    bend the costs of all others. Boards are alike, so f has a Gaussian prior N(m, S), and the fit minimises
+
+        sum_i (nu + 1)/2 * log(1 + (r_i/s)^2 / nu)  +  1/2 * (f - m)' S^-1 (f - m)
+
+    The derivative of -r_i by f_k is J_ik = c_k x_ik / t_i: the share of class k in the predicted time, so rows of J add
+    up to 1. A t-distributed residual acts as a Gaussian one with the weight w_i = (nu + 1) / (nu + (r_i/s)^2) / s^2.
+    The step of Levenberg and Marquardt solves
+
+        (J'WJ + S^-1 + lambda * diag) step = J'W r - S^-1 (f - m)
+
+    At the minimum H = J'WJ + S^-1 is the curvature, and H^-1 the covariance of f (Laplace). Boards may have different
+    numbers of rows: they are padded with rows of weight zero, whose quantities are one, so that their logarithm exists.
+    scripts/platform_fit/board_priors.py finds the prior.
+    """
+
+    def __init__(self, boards: Sequence[Rows]) -> None:
+        longest = max(len(times) for _, times in boards)
+        self.x = np.ones((len(boards), longest, boards[0][0].shape[1]))
+        self.log_t = np.zeros((len(boards), longest))
+        self.is_row = np.zeros((len(boards), longest))
+        for number, (rows, times) in enumerate(boards):
+            wrong = [time for time in times if not (np.isfinite(time) and time > 0)]
+            if wrong:
+                raise InvalidInput(f"a time is {wrong[0]:g}; times must be finite and more than zero")
+            self.x[number, : len(times)] = rows
+            self.log_t[number, : len(times)] = np.log(times)
+            self.is_row[number, : len(times)] = 1.0
+
+    def _log_time(self, f: Vector) -> Vector:
+        logs: Vector = np.log((self.x * np.exp(f)[:, None, :]).sum(axis=2))
+        return logs
+
+    def fitted(self, centre: Vector, spread: Vector, start: Vector | None) -> tuple[Vector, Vector]:
+        """Return the minimum for every board, and the covariance there.
+
+        Every board has a damping of its own. A step that lowers the objective is taken, and the damping divided by
+        three; another one is dropped, and the damping multiplied by five, which turns the step towards the gradient and
+        shortens it. Steps are clipped to a factor of e^2 in any cost: far from the minimum the curvature is that of
+        another place, and one cost would run away before the others have moved.
+        """
+        precision: Vector = np.asarray(np.linalg.inv(spread), np.float64)
+        f: Vector = self.scaled(centre) if start is None else start.copy()
+        damping = np.full(len(f), 1e-2)
+        value, residuals = self._objective(f, centre, precision)
+        for _ in range(60):
+            curvature, gradient = self._derivatives(f, residuals, centre, precision)
+            diagonal = np.einsum("bii->bi", curvature)
+            damped = curvature + damping[:, None, None] * diagonal[:, :, None] * np.eye(f.shape[1])
+            step = np.clip(np.linalg.solve(damped, gradient[:, :, None])[:, :, 0], -_LARGEST_STEP, _LARGEST_STEP)
+            new_value, new_residuals = self._objective(f + step, centre, precision)
+            is_better = new_value <= value
+            f = np.where(is_better[:, None], f + step, f)
+            value = np.where(is_better, new_value, value)
+            residuals = np.where(is_better[:, None], new_residuals, residuals)
+            damping = np.where(is_better, np.maximum(damping / 3, 1e-7), np.minimum(damping * 5, 1e6))
+            if np.all(np.abs(step) < 1e-3):
+                break
+        curvature, _ = self._derivatives(f, residuals, centre, precision)
+        covariances: Vector = np.asarray(np.linalg.inv(curvature), np.float64)
+        return f, covariances
+
+    def scaled(self, centre: Vector) -> Vector:
+        """Return costs in the given proportions, scaled to each board's median net."""
+        residuals = np.where(self.is_row > 0, self.log_t - self._log_time(centre), np.nan)
+        scale: Vector = np.nanmedian(residuals, axis=1)
+        return centre + scale[:, None]
+
+    def _objective(self, f: Vector, centre: Vector, precision: Vector) -> tuple[Vector, Vector]:
+        residuals = self.log_t - self._log_time(f)
+        misfit = self.is_row * (FREEDOM + 1) / 2 * np.log1p((residuals / NOISE) ** 2 / FREEDOM)
+        away = f - centre
+        return misfit.sum(axis=1) + 0.5 * np.einsum("bi,ij,bj->b", away, precision, away), residuals
+
+    def _derivatives(self, f: Vector, residuals: Vector, centre: Vector, precision: Vector) -> tuple[Vector, Vector]:
+        parts = self.x * np.exp(f)[:, None, :]
+        shares = parts / parts.sum(axis=2, keepdims=True)
+        weights = self.is_row * (FREEDOM + 1) / (FREEDOM + (residuals / NOISE) ** 2) / NOISE**2
+        weighted = shares * weights[:, :, None]
+        curvature = np.matmul(weighted.transpose(0, 2, 1), shares) + precision
+        gradient = np.einsum("bnk,bn->bk", weighted, residuals) - (f - centre) @ precision
+        return curvature, gradient

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from edge_opt import units
-from edge_opt.boards.energy_table import with_energies
-from edge_opt.boards.fitted import estimate_fitted
-from edge_opt.boards.fused_layers import MemoryPass, fused_passes, model_work, passes
+from edge_opt.boards.fused_layers import ITEMSIZE, MemoryPass, by_module, fused_passes, model_work, passes
+from edge_opt.boards.platforms import estimate_fitted
 from edge_opt.boards.roofline import LOWER_BOUNDS, NO_OVERHEAD, EngineLimits, check_asked, limit
-from edge_opt.boards.targets import ResolvedTarget, Target, find_spec, platforms_of, resolve_target
+from edge_opt.boards.targets import ResolvedTarget, Target, platforms_of, resolve_target
 from edge_opt.calibration.predict import predict
 from edge_opt.errors import InvalidInput
-from edge_opt.records.devices import Bound, DeviceSpec, Engine, Figure, Precision
+from edge_opt.measuring.energy import BYTE_PJ, OPERATION_PJ
+from edge_opt.records.devices import Bound, DeviceSpec, Engine, Figure, Power, Precision
+from edge_opt.records.measurements import Energy
 from edge_opt.records.predictions import LayerPrediction, Prediction
 from edge_opt.records.profiles import ModelProfile
 
@@ -42,7 +43,6 @@ LAUNCH_S = 24e-6
 INTERVAL_FACTOR = 3.5
 # A layer's own efficiency strays from its class by another factor of two, which averages out over the whole.
 LAYER_INTERVAL_FACTOR = 2 * INTERVAL_FACTOR
-_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 # tests/boards/test_estimate.py derives all of these from the catalogue's files.
 
 # Dispatch in a framework and launches on a GPU take microseconds to some tens of them. Where a device has no figure for
@@ -117,13 +117,13 @@ def _predicted(
 ) -> Prediction:
     if target.calibration is not None:
         predicted = predict(profile, target.calibration, precision)
-        return with_energies(predicted, passes(profile, precision), None, bool(profile.unpriced))
+        return _with_energies(predicted, passes(profile, precision), None, bool(profile.unpriced))
     check_asked(profile, precision, engine)
     items = passes(profile, precision)
     predicted = _from_platform(profile, target) or _from_roofline(
         profile, target.spec, precision, engine, threads, items
     )
-    return with_energies(predicted, items, target.spec, bool(profile.unpriced))
+    return _with_energies(predicted, items, target.spec, bool(profile.unpriced))
 
 
 def _from_platform(profile: ModelProfile, target: ResolvedTarget) -> Prediction | None:
@@ -138,27 +138,6 @@ def _from_platform(profile: ModelProfile, target: ResolvedTarget) -> Prediction 
     return replace(predicted, remarks=(*predicted.remarks, LOWER_BOUNDS)) if profile.unpriced else predicted
 
 
-def estimate_roofline(
-    profile: ModelProfile,
-    device: Target,
-    precision: Precision = "fp32",
-    *,
-    engine: Engine | None = None,
-    threads: int | None = None,
-) -> Prediction:
-    """Estimate what a model would take by the device's figures alone, whatever was published of it.
-
-    Args:
-        profile: The model and its inputs.
-        device: As in `estimate`.
-        precision: Type of the numbers there.
-        engine: Who computes; the device's own choice unless given.
-        threads: Of the CPU; all of its cores unless given.
-    """
-    spec = find_spec(device)
-    return _predicted(profile, ResolvedTarget(spec.name, spec), precision, engine, threads)
-
-
 def _from_roofline(
     profile: ModelProfile,
     whole: DeviceSpec,
@@ -169,11 +148,8 @@ def _from_roofline(
 ) -> Prediction:
     spec, remark = _with_threads(whole, engine or whole.engine, threads)
     roof = EngineLimits(spec, engine or spec.engine, precision, may_widen=True)
-    by_module: dict[int, list[MemoryPass]] = {}
-    for item in items:
-        by_module.setdefault(item.module, []).append(item)
     overheads = _Overheads(profile, whole, roof)
-    layers = tuple(_layer(profile, number, by_module[number], roof, overheads) for number in sorted(by_module))
+    layers = tuple(_layer(profile, number, own, roof, overheads) for number, own in sorted(by_module(items).items()))
     bound, seconds = _timed(items, roof, overheads)
     if seconds is not None:  # the layers' own sum, to the last bit
         seconds = math.fsum(layer.seconds for layer in layers if layer.seconds is not None)
@@ -230,7 +206,7 @@ def _gain(roof: EngineLimits) -> float:
     """How much faster than the wider peak an engine may be at a precision whose own peak nobody has said."""
     if roof.peak is None or roof.precision == "int4":  # weights of four bits are widened in any case
         return 1.0
-    return _BYTES[roof.computes_in] / _BYTES[roof.precision]
+    return ITEMSIZE[roof.computes_in] / ITEMSIZE[roof.precision]
 
 
 class _Overheads:
@@ -301,8 +277,8 @@ def _timed(items: Sequence[MemoryPass], roof: EngineLimits, overheads: _Overhead
     priced = [item for item in items if not item.is_unpriced]
     reached = PAPER_BANDWIDTH if roof.bandwidth and roof.bandwidth.method in ("datasheet", "quoted") else 1.0
     return limit(
-        [_divided(roof.memory_s(item), reached) for item in priced],
-        [0.0 if roof.peak is None else _divided(roof.compute_s(item), _efficiency(item)) for item in priced],
+        [roof.memory_s(item, reached) for item in priced],
+        [0.0 if roof.peak is None else roof.compute_s(item, _efficiency(item)) for item in priced],
         overheads.seconds(items),
     )
 
@@ -312,10 +288,6 @@ _EFFICIENCY = {"depthwise": DEPTHWISE, "grouped": GROUPED}
 
 def _efficiency(item: MemoryPass) -> float:
     return _EFFICIENCY.get(item.grouping, DENSE if item.macs else ELEMENTWISE)
-
-
-def _divided(seconds: float | None, share: float) -> float | None:
-    return None if seconds is None else seconds / share
 
 
 def _cure(spec: DeviceSpec, precision: str) -> str:
@@ -368,3 +340,105 @@ def _remarks(
             yield NO_OVERHEAD
     if profile.unpriced:
         yield LOWER_BOUNDS
+
+
+# Under a model's load a device draws its power under load; a power mode and a TDP are ceilings, idle is no load at all.
+_WORKING_STATES = ("load", "highest_mode", "tdp")
+_TABLE_DTYPE: dict[Precision, str] = {
+    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "float16",
+}  # fmt: skip
+
+
+def _with_energies(
+    prediction: Prediction, items: Sequence[MemoryPass], spec: DeviceSpec | None, is_lower_bound: bool
+) -> Prediction:
+    """Return the prediction with the device's RAM, and its energy by every way there is; power times time comes first.
+
+    Layers get their part of the first one, so that they add up to it. Where nothing is known a remark says so.
+
+    Args:
+        prediction: Times of the model and its layers.
+        items: Passes of the model at the prediction's precision.
+        spec: The device; None for a calibrated machine, whose power nobody has said.
+        is_lower_bound: Whether some operators have no price.
+    """
+    power = None if spec is None else working_power(spec)
+    proxy = None if power is None or prediction.seconds is None else _proxy(power, prediction.seconds)
+    table = _from_table(items, prediction.precision, is_lower_bound)
+    remarks: tuple[str, ...] = ()
+    if spec is not None and proxy is None:
+        missing = "the power at work" if power is None else "the time"
+        remarks += (f"{missing} is unknown, so there is no energy from power and time",)
+    if table is None:
+        remarks += (f"the table of energies per operation has no figure for {prediction.precision}",)
+    layers = prediction.layers
+    if proxy is not None and power is not None:
+        watts = power.figure.value
+        layers = tuple(
+            replace(layer, energy_j=None if layer.seconds is None else watts * layer.seconds) for layer in layers
+        )
+    elif table is not None:
+        own = by_module(items)
+        layers = tuple(
+            replace(layer, energy_j=_table_joules(own.get(layer.module, ()), prediction.precision)) for layer in layers
+        )
+    return replace(
+        prediction,
+        layers=layers,
+        energies=tuple(energy for energy in (proxy, table) if energy is not None),
+        remarks=prediction.remarks + remarks,
+        # A board of the user's own is like another in its times, not in its RAM.
+        ram_bytes=tuple(int(s.value) for s in spec.ram_bytes) if spec and spec.name == prediction.target else (),
+    )
+
+
+def working_power(spec: DeviceSpec) -> Power | None:
+    """Return the watts of the device at work: under load, else in its highest mode, else its TDP; None: not known.
+
+    >>> from edge_opt.boards.catalog import device
+    >>> [(power.state, power.figure.value) for power in (working_power(device("jetson-nano")),)]
+    [('highest_mode', 10.0)]
+    """
+    by_state = {power.state: power for power in spec.powers}
+    return next((by_state[state] for state in _WORKING_STATES if state in by_state), None)
+
+
+def _from_table(items: Iterable[MemoryPass], precision: Precision, is_lower_bound: bool = False) -> Energy | None:
+    """Return the energy of these passes by the table of `measuring.energy`; None where it lacks the precision."""
+    joules = _table_joules(items, precision)
+    if joules is None:
+        return None
+    add_pj, multiply_pj = OPERATION_PJ[_TABLE_DTYPE[precision]]
+    note = (
+        f"model, not measured: operations by Horowitz, ISSCC 2014 (45 nm; {_TABLE_DTYPE[precision]} add {add_pj:g} pJ, "
+        f"multiply {multiply_pj:g} pJ), bytes {BYTE_PJ:g} pJ (four in five from cache, one from DRAM); "
+        "for comparing variants, not for sizing a battery"
+    )
+    return Energy(joules, "model", note + ("; a lower bound, for some operators are unpriced" * is_lower_bound))
+
+
+def _table_joules(items: Iterable[MemoryPass], precision: Precision) -> float | None:
+    """Return joules: a MAC is a multiplication and an addition, other arithmetic multiplications, bytes all the same.
+
+    None where the table has no figure for the precision and something is computed in it.
+    """
+    picojoules = 0.0
+    for item in items:
+        picojoules += BYTE_PJ * (item.bytes_read + item.bytes_written)
+        if item.arithmetic == "none" or not item.flops:
+            continue
+        dtype = "int8" if item.arithmetic == "int8" else _TABLE_DTYPE[precision]
+        if dtype not in OPERATION_PJ:
+            return None
+        add_pj, multiply_pj = OPERATION_PJ[dtype]
+        picojoules += item.macs * (add_pj + multiply_pj) + (item.flops - 2 * item.macs) * multiply_pj
+    return picojoules * 1e-12
+
+
+def _proxy(power: Power, seconds: float) -> Energy:
+    watts = power.figure.value
+    note = (
+        f"proxy, not measured: {watts:g} W ({power.state}; {power.figure.kind}: {power.figure.source}) × "
+        f"predicted {seconds:.4g} s"
+    )
+    return Energy(watts * seconds, "proxy", note)

@@ -63,6 +63,14 @@ def passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPass, ...
     )
 
 
+def by_module(items: Sequence[MemoryPass]) -> dict[int, list[MemoryPass]]:
+    """Return the passes of each module call."""
+    grouped: dict[int, list[MemoryPass]] = {}
+    for item in items:
+        grouped.setdefault(item.module, []).append(item)
+    return grouped
+
+
 def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPass, ...]:
     """Return the same with one pass per convolution or product and what directly follows on its result.
 

@@ -15,8 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from edge_opt._support.files import write_named
-from edge_opt.boards.class_costs import CLASSES, KernelConventions, Vector
-from edge_opt.boards.class_fit import Costs, Spread
+from edge_opt.boards.class_costs import CLASSES, Costs, KernelConventions, Spread, Vector
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.records.devices import Engine
 from edge_opt.records.display import Record

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast, get_args
 
 from edge_opt.boards.catalog import ENGINES
-from edge_opt.boards.fused_layers import MemoryPass, fused_passes, passes
+from edge_opt.boards.fused_layers import MemoryPass, by_module, fused_passes, passes
 from edge_opt.boards.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import (
@@ -150,32 +150,31 @@ class EngineLimits:
             return None
         return min(self.peak.value, flops / nbytes * self.bandwidth.bytes_per_s) if nbytes else self.peak.value
 
-    def memory_s(self, item: MemoryPass) -> float | None:
+    def memory_s(self, item: MemoryPass, share: float = 1.0) -> float | None:
+        """Return the seconds to move a pass's bytes at a share of the bandwidth; None where it is not known."""
         moved = item.bytes_read + item.bytes_written
         if not moved:
             return 0.0
-        return None if self.bandwidth is None else moved / self.bandwidth.bytes_per_s
+        return None if self.bandwidth is None else moved / self.bandwidth.bytes_per_s / share
 
-    def compute_s(self, item: MemoryPass) -> float | None:
+    def compute_s(self, item: MemoryPass, share: float = 1.0) -> float | None:
+        """Return the seconds of a pass's arithmetic at a share of the peak; None where it is not known."""
         if not item.flops or item.arithmetic == "none":
             return 0.0
         peak: Figure | None = self.peak if item.arithmetic == "asked" else self.int8_peak
-        return None if peak is None else item.flops / peak.value
+        return None if peak is None else item.flops / peak.value / share
 
 
 def _points(
-    profile: ModelProfile, found: Sequence[MemoryPass], roof: EngineLimits
+    profile: ModelProfile, items: Sequence[MemoryPass], roof: EngineLimits
 ) -> tuple[tuple[RooflinePoint, ...], RooflinePoint]:
     """One point per module call that does work of its own, in order of the trace, and one for the whole."""
-    by_module: dict[int, list[MemoryPass]] = {}
-    for item in found:
-        by_module.setdefault(item.module, []).append(item)
     modules = profile.trace.modules
     layers = tuple(
-        _point(roof, by_module[number], number, modules[number].path, modules[number].kind, profile)
-        for number in sorted(by_module)
+        _point(roof, own, number, modules[number].path, modules[number].kind, profile)
+        for number, own in sorted(by_module(items).items())
     )
-    return layers, _point(roof, found, None, "", profile.name, profile)
+    return layers, _point(roof, items, None, "", profile.name, profile)
 
 
 def _point(

@@ -22,8 +22,8 @@ from edge_opt.loading import load_model
 
 if TYPE_CHECKING:
     from edge_opt.boards.class_costs import ModelWork
-    from edge_opt.boards.own_board import Suggestion
     from edge_opt.boards.platform_file import Platform
+    from edge_opt.boards.platforms import Suggestion
     from edge_opt.records.profiles import ModelProfile
 
     Net = ModelProfile | ModelWork
@@ -65,8 +65,8 @@ def board(
 
     A net is bundled, such as squeezenet1_1 or resnet18 of torchvision, or a reference as in `edge-opt profile`.
     """
-    from edge_opt.boards.own_board import fit_platform
     from edge_opt.boards.platform_file import save_platform
+    from edge_opt.boards.platforms import fit_platform
 
     if not name.strip():
         raise InvalidInput("the board has no name; write one, such as my-board")
@@ -105,7 +105,7 @@ def _time(text: str) -> tuple[str, float]:
 def _net(text: str) -> Net:
     """Return a bundled net by its name, or the profile of a reference."""
     import edge_opt as eo
-    from edge_opt.boards.own_board import bundled_nets
+    from edge_opt.boards.platforms import bundled_nets
 
     reference, _, shape = text.partition("@")
     bundled = bundled_nets()
@@ -127,7 +127,7 @@ def _net(text: str) -> Net:
 
 def _suggested(platform: Platform, timed: set[str]) -> tuple[Suggestion, ...]:
     """Return bundled nets that are not timed yet, the most informative first."""
-    from edge_opt.boards.own_board import bundled_nets, suggest_next
+    from edge_opt.boards.platforms import bundled_nets, suggest_next
 
     candidates = [net for name, net in bundled_nets().items() if name not in timed]
     return suggest_next(platform, candidates)[:3] if candidates else ()
@@ -158,8 +158,7 @@ def _next_steps(files: Sequence[Path], threads: int | None) -> Iterator[str]:
 
 
 def _lines(platform: Platform, times: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion]) -> Iterator[str]:
-    from edge_opt.boards.fitted import evidence, fitted_time
-    from edge_opt.boards.own_board import work_of
+    from edge_opt.boards.platforms import evidence, fitted_time, work_of
 
     yield f"{platform.name}: {evidence(platform)}"
     for profile, seconds in times:

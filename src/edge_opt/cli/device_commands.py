@@ -19,7 +19,7 @@ from edge_opt.report.terminal import Cell, Strip, print_table
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
-    from edge_opt.boards.known_platforms import KnownPlatform
+    from edge_opt.boards.platforms import KnownPlatform
     from edge_opt.records.devices import DeviceSpec
     from edge_opt.records.predictions import Calibration
     from edge_opt.report.sheets import Sheet
@@ -63,10 +63,10 @@ def devices(
 
 def _platforms(spec: DeviceSpec) -> Sheet:
     """Return a table of the device's platforms: basis, held-out error, rows and source."""
-    from edge_opt.boards.known_platforms import by_figures, fitted_known
+    from edge_opt.boards.platforms import platforms as known_platforms
     from edge_opt.report.sheets import Sheet
 
-    platforms = [*fitted_known(spec), *by_figures(spec)]
+    platforms = known_platforms(spec)
     sources = dict.fromkeys(platform.source for platform in platforms)
     marks = {source: f"[{number}]" for number, source in enumerate(sources, start=1)}
 

@@ -14,7 +14,7 @@ from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.boards.catalog import ENGINES
-from edge_opt.boards.energy_table import working_power
+from edge_opt.boards.estimate import working_power
 from edge_opt.boards.targets import HOST, Target, find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec, Engine

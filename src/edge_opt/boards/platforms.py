@@ -1,0 +1,460 @@
+"""Platforms: a device with an engine, a runtime, a precision and threads, whose costs were fitted to times of nets.
+
+All that are known, what a model takes on one with its interval, and a platform of your own from a few typed times. The
+times may be of any nets and any runtime: they condition what is known of boards in general, or of one that is alike
+(`like`), by the same fit that made the shipped platforms. Only whole models were timed: a layer's time follows from the
+class costs, and only the sum of all layers could be checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from edge_opt._support.checks import check_one_of, check_whole
+from edge_opt.boards.catalog import devices
+from edge_opt.boards.class_costs import CLASSES, Costs, LayerWork, ModelWork, Vector, fit_costs
+from edge_opt.boards.fused_layers import model_work
+from edge_opt.boards.platform_file import Platform, PlatformFamily, fitted_platforms, platform_family
+from edge_opt.boards.roofline import EngineLimits, used_bandwidth
+from edge_opt.boards.targets import HOST, Target, find_spec, named_target, platforms_of, select_platform
+from edge_opt.calibration.calibration_file import host_file, load_calibration
+from edge_opt.errors import InvalidInput
+from edge_opt.records.devices import Bound, DeviceSpec, Precision
+from edge_opt.records.display import Record
+from edge_opt.records.predictions import Basis, Calibration, LayerPrediction, Prediction
+from edge_opt.records.profiles import ModelProfile
+
+# Precisions that the roofline of a device is listed in.
+_LISTED: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+# From this share of the time on, classes that no fitted row has make a prediction one that lies outside the fit.
+OUTSIDE_SHARE = 0.25
+# Outside the fit nothing was held out. Errors there, of attention predicted from convolutions, reach a factor of seven.
+OUTSIDE_FACTOR = 7.0
+# A class that one family alone has, as ncnn's table has attention, was fitted but never held out.
+UNTESTED_FACTOR = 2.5
+# How layers such as an LSTM are named among what lies outside.
+RECURRENT = "recurrent layers"
+# What the cost of a class stands for: arithmetic, tensors and weights that are read, or the call itself.
+_BOUND_OF_CLASS: tuple[Bound, ...] = tuple(
+    "compute" if name.endswith("_macs") else "overhead" if name in ("layers", "detections") else "memory"
+    for name in CLASSES
+)
+# A number is said to contradict the others when it lies this much further off than nine in ten would.
+_CONTRADICTION = 1.6
+# Of a board that is like another, clock and build may differ: a common factor of 1.35, one time in three.
+_LIKE_SCALE_SD = 0.3
+_DEFAULT_KINDS = {"int8": "ncnn-cpu-int8"}
+
+# Layers of torchvision's nets for one image of 224 x 224, written by scripts/write_bundled_nets.py.
+NETS = Path(__file__).parent / "data" / "bundled_nets.json"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlatform(Record):
+    """One platform and what its times rest on.
+
+    Attributes:
+        name: Device, engine with threads, runtime and precision; it works as a target where `basis` is "fitted".
+        device: Name of the device.
+        engine: Who computes.
+        runtime: What runs the model; None where nobody says, as with a roofline.
+        day: Date of the runtime, as precise as known; None where there is none.
+        precision: Type of the numbers; None where there is no time in any.
+        threads: Of the runtime; None where they are not known.
+        basis: "fitted", "calibrated" or "roofline"; None where there is no time at all.
+        error: Median relative error of nets that were held out, 0.1 is 10 %; None where it is not known.
+        factor: Nine in ten of those nets lie within this factor; None where it is not known.
+        rows: Times that it was fitted to; 0 for a roofline.
+        source: Where the times or figures are from, or why there is no time.
+    """
+
+    name: str
+    device: str
+    engine: str
+    runtime: str | None
+    day: str | None
+    precision: str | None
+    threads: int | None
+    basis: Basis | None
+    error: float | None
+    factor: float | None
+    rows: int
+    source: str
+
+
+def platforms(device: Target | None = None) -> tuple[KnownPlatform, ...]:
+    """Return every platform there is a time for, and every device there is none for, with what it rests on.
+
+    Args:
+        device: One device, by name or alias; all of them, and this host if it was calibrated, unless given.
+
+    >>> [item.basis for item in platforms("stm32h747")]
+    ['fitted']
+    >>> platforms("hailo-8")[0].basis is None
+    True
+    """
+    if device is not None:
+        spec = find_spec(device)
+        return (*map(_fitted, platforms_of(spec)), *_by_figures(spec))
+    by_figures = (item for spec in devices() for item in _by_figures(spec))
+    known = [*map(_fitted, fitted_platforms()), *by_figures, *_calibrated_host()]
+    return tuple(sorted(known, key=lambda item: (item.device, item.basis != "fitted", item.name)))
+
+
+def _fitted(platform: Platform) -> KnownPlatform:
+    return KnownPlatform(
+        name=platform.name, device=platform.device, engine=platform.engine, runtime=platform.runtime, day=platform.day,
+        precision=platform.precision, threads=platform.threads, basis="fitted", error=platform.error,
+        factor=platform.factor, rows=platform.rows, source=platform.source,
+    )  # fmt: skip
+
+
+def _by_figures(spec: DeviceSpec) -> Iterator[KnownPlatform]:
+    """Yield the precisions that a roofline answers in; a device that answers in none says why, unless it was timed."""
+    if used_bandwidth(spec, spec.engine) is None:
+        if not platforms_of(spec):
+            why = spec.bandwidth_unknown or f"the bandwidth of its {spec.engine} is not known"
+            yield _roofline(spec, None, None, f"no time: {why}; type in a few times with fit_platform")
+        return
+    for precision in _LISTED:
+        roof = EngineLimits(spec, spec.engine, precision, may_widen=True)
+        if roof.peak is None:
+            source = "what memory takes alone, without an upper end: no peak is known"
+        else:
+            source = roof.peak.source + (f" (computes in {roof.computes_in})" * (roof.computes_in != precision))
+        yield _roofline(spec, precision, "roofline", source)
+
+
+def _roofline(spec: DeviceSpec, precision: str | None, basis: Basis | None, source: str) -> KnownPlatform:
+    name = "/".join(part for part in (spec.name, spec.engine, basis, precision) if part)
+    return KnownPlatform(name, spec.name, spec.engine, None, None, precision, None, basis, None, None, 0, source)
+
+
+def _calibrated_host() -> Iterator[KnownPlatform]:
+    if host_file().exists():
+        own = load_calibration()
+        yield KnownPlatform(
+            name=f"{HOST}/cpu-{own.machine.threads}/torch/fp32", device=HOST, engine="cpu", runtime="torch",
+            day=own.created[:10], precision="fp32", threads=own.machine.threads, basis="calibrated",
+            error=own.whole_deviation, factor=None, rows=len(own.samples), source=f"calibration of {own.machine.cpu}",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTime:
+    """Seconds of a model on a platform, nine times in ten between `low` and `high`.
+
+    `width` is half of the interval as a logarithm. `by_module` has the seconds of each module call, by class of work:
+    what is fused into a layer is counted with it. `outside` names classes and operators that the fit has never seen,
+    where they matter: then the interval is as wide as errors were outside.
+    """
+
+    width: float
+    by_module: Mapping[int, Vector]
+    outside: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(float(row.sum()) for row in self.by_module.values())
+
+    @property
+    def low(self) -> float:
+        return self.seconds / math.exp(self.width)
+
+    @property
+    def high(self) -> float:
+        return self.seconds * math.exp(self.width)
+
+
+def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
+    """Return what a model takes on a platform.
+
+    Args:
+        work: The model, for the batch that is asked for.
+        platform: One of `fitted_platforms()`, or what `fit_platform` returned.
+    """
+    if not work.works:
+        raise InvalidInput(f"{work.name} has no layer that computes; there is nothing to estimate")
+    quantities = work.layer_quantities(platform_family(platform.kind).conventions)
+    by_layer: Vector = quantities * np.exp(platform.costs.mean) / 1000
+    by_module: dict[int, Vector] = {module: np.zeros(len(CLASSES)) for module in sorted({w.module for w in work.works})}
+    for item, seconds in zip(work.works, by_layer, strict=True):
+        by_module[item.module] += seconds
+    # Weights of recurrent layers are read again in every step, and nobody has published a time of such a net.
+    recurrent = float(by_layer[[item.is_recurrent for item in work.works]].sum() / by_layer.sum())
+    width, outside = _interval(work, platform, quantities.sum(axis=0), recurrent >= OUTSIDE_SHARE)
+    return FittedTime(width, by_module, outside)
+
+
+def estimate_fitted(profile: ModelProfile, work: ModelWork, platform: Platform, target: str) -> Prediction:
+    """Return the prediction of a profiled model on a platform, layer by layer; layers add up to the whole.
+
+    Args:
+        profile: Of the model.
+        work: Its layers, as `model_work` reads them.
+        platform: Where it runs.
+        target: Its name in the result.
+    """
+    time = fitted_time(work, platform)
+    is_outside = np.array([name in time.outside for name in CLASSES])
+    layers = []
+    for number, row in time.by_module.items():
+        module, seconds = profile.trace.modules[number], float(row.sum())
+        is_unseen = float(row[is_outside].sum()) > seconds / 2
+        layers.append(LayerPrediction(number, module.path, module.kind, seconds, None, None, _bound(row), is_unseen))
+    return Prediction(
+        target=target,
+        basis="fitted",
+        precision=cast(Precision, platform.precision),
+        seconds=time.seconds,
+        low=time.low,
+        high=None if profile.unpriced else time.high,
+        bound=_bound(sum(time.by_module.values(), np.zeros(len(CLASSES)))),
+        layers=tuple(layers),
+        outside=time.outside,
+        energies=(),
+        remarks=tuple(_remarks(platform, time)),
+    )
+
+
+def _interval(work: ModelWork, platform: Platform, row: Vector, is_recurrent: bool) -> tuple[float, tuple[str, ...]]:
+    """Return half of the 90 % interval, as a logarithm, and the classes and operators that lie outside the fit."""
+    family = platform_family(platform.kind)
+    spread = family.spread if platform.origin == "fitted" else family.typed_spread
+    width = spread.width(platform.costs.variance(row), platform.noise_ratio)
+    # How many families of nets every class was fitted with; a net that was typed in counts as one.
+    seen = family.prior.seen + (platform.costs.seen if platform.origin == "typed" else 0)
+    shares = platform.costs.shares(row)
+    names = tuple(name for name, share, count in zip(CLASSES, shares, seen, strict=True) if share > 0.05 and count < 2)
+    if is_recurrent:
+        return max(width, math.log(OUTSIDE_FACTOR)), (*work.outside, RECURRENT, *names)
+    if work.outside or float(shares[seen == 0].sum()) >= OUTSIDE_SHARE:
+        return max(width, math.log(OUTSIDE_FACTOR)), (*work.outside, *names)
+    if float(shares[seen < 2].sum()) >= OUTSIDE_SHARE:
+        return max(width, math.log(UNTESTED_FACTOR)), names
+    return width, ()
+
+
+def _bound(spent: Vector) -> Bound:
+    """Return what most of the time goes to, from seconds by class."""
+    totals: dict[Bound, float] = {}
+    for bound, seconds in zip(_BOUND_OF_CLASS, spent, strict=True):
+        totals[bound] = totals.get(bound, 0.0) + float(seconds)
+    return max(totals, key=lambda bound: totals[bound])
+
+
+def _remarks(platform: Platform, time: FittedTime) -> Sequence[str]:
+    remarks = [
+        f"platform {platform.name}: {evidence(platform)}; nine times in ten within a factor of "
+        f"{math.exp(time.width):.2f}",
+        "layers follow from the costs of their classes; only the whole could be checked",
+    ]
+    if time.outside:
+        remarks.append(f"outside the fit, so that the interval is wide: {', '.join(time.outside)}")
+    remarks += [f"a typed time contradicts the others: {text}" for text in platform.contradictions]
+    return [*remarks, *platform.notes]
+
+
+def evidence(platform: Platform) -> str:
+    """Return what a platform rests on, in one line: rows, runtime with its date, threads, held-out error and source.
+
+    Args:
+        platform: Fitted or typed in.
+
+    >>> from edge_opt.boards.targets import resolve_target
+    >>> evidence(resolve_target("raspberry-pi-4", runtime="ncnn", threads=1).platform).split(";")[0]
+    'fitted to 23 published times (ncnn of 2023-06-15, 1 thread)'
+    """
+    day = f" of {platform.day}" if platform.day else ""
+    threads = "" if platform.threads is None else f", {platform.threads} thread{'s' * (platform.threads != 1)}"
+    with_what = f"({platform.runtime}{day}{threads})"
+    if platform.origin == "core":
+        return f"no time of it is known: costs of a board with the same core {with_what}; source: {platform.source}"
+    if platform.origin != "fitted":
+        return f"from {platform.rows} typed time{'s' * (platform.rows != 1)} {with_what}"
+    error = (
+        "too few to hold any out"
+        if platform.error is None
+        else f"nets whose family was held out are {platform.error:.1%} off in the middle"
+    )
+    return f"fitted to {platform.rows} published times {with_what}; {error}; source: {platform.source}"
+
+
+Timed = tuple[ModelProfile | ModelWork, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion(Record):
+    """A net whose time would tell most, and the factor of the mean 90 % interval before and after it is known."""
+
+    name: str
+    factor_now: float
+    factor_then: float
+
+
+def fit_platform(
+    name: str,
+    times: Sequence[Timed],
+    *,
+    like: Platform | str | None = None,
+    threads: int | None = None,
+    precision: str = "fp32",
+    runtime: str = "typed",
+) -> Platform:
+    """Fit a platform to a few times: profiles of nets, and the seconds that each took on the board.
+
+    Three to eight nets are enough; with one, the interval is wide and a note says so. Times that contradict each other
+    by more than their noise are named in `contradictions`; the fit gives them less weight, but keeps them.
+
+    Args:
+        name: what to call the board.
+        times: pairs of a profile (of the batch that was timed) and seconds, more than zero. None at all needs `like`.
+        like: a platform, its file, or the name of a device that has one: the board is taken to have the same core.
+        threads: that the nets were timed with. Chooses among the platforms of `like`, and is noted.
+        precision: that the nets ran in.
+        runtime: what ran them, for the record.
+
+    >>> import edge_opt as eo
+    >>> from edge_opt.model import SmallCNN
+    >>> profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
+    >>> mine = fit_platform("my-board", [(profile, 400e-6)], like="raspberry-pi-5", threads=4)
+    >>> eo.estimate(profile, mine).basis
+    'fitted'
+    """
+    check_one_of("precision", precision, ("fp32", "int8"))
+    if threads is not None:
+        check_whole("threads", threads)
+    works = [(work_of(profile), float(seconds)) for profile, seconds in times]
+    for work, seconds in works:
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise InvalidInput(f"the time of {work.name} is {seconds:g} s; it must be finite and more than zero")
+    if not works and like is None:
+        raise InvalidInput("no time is given; type in at least one, or say which device the board is like=")
+    base = None if like is None else _platform_like(like, precision, threads)
+    family = platform_family(base.kind if base is not None else _DEFAULT_KINDS.get(precision, "ncnn-cpu"))
+    prior = family.prior
+    if base is not None:
+        # A board that is like another has its costs, with the spread between boards of one core.
+        spread = base.costs.covariance + family.same_core + _LIKE_SCALE_SD**2
+        prior = Costs(base.costs.mean, spread, base.costs.seen)
+    notes = [] if base is None else [f"taken to be like {base.name}"]
+    if not works:
+        notes.append("no time was typed in: all of it is what boards with that core take")
+    elif len(works) == 1:
+        notes.append("one time only, so the interval is wide; three to eight make it narrower")
+    return Platform(
+        name=name, device=name, title=name, engine="cpu" if base is None else base.engine, cores="all",
+        runtime=runtime, day="", precision=precision, threads=threads, core=None if base is None else base.core,
+        ghz=None, kind=family.name, costs=_fit(works, family, prior), rows=len(works), error=None, factor=None,
+        noise_ratio=1.0, source="typed in", origin="typed" if works else "core", notes=tuple(notes),
+        contradictions=tuple(_contradictions(works, family, prior)),
+    )  # fmt: skip
+
+
+@cache
+def bundled_nets() -> Mapping[str, ModelWork]:
+    """Return nets of torchvision that can be named without it, by their names there, for one image of 224 x 224.
+
+    >>> "resnet18" in bundled_nets()
+    True
+    """
+
+    def layer(values: Sequence[object]) -> LayerWork:
+        return LayerWork(*(tuple(value) if isinstance(value, list) else value for value in values))  # type: ignore[arg-type]
+
+    data = json.loads(NETS.read_text(encoding="utf-8"))
+    return {name: ModelWork(name, tuple(map(layer, layers))) for name, layers in data.items()}
+
+
+def work_of(profile: ModelProfile | ModelWork) -> ModelWork:
+    """Return the layers of a profile; bundled nets are lists of layers already."""
+    return profile if isinstance(profile, ModelWork) else model_work(profile)
+
+
+def _platform_like(like: Platform | str, precision: str, threads: int | None) -> Platform:
+    """Return the platform that a board is like: the one that is named, or the best-known one of a device."""
+    named = named_target(like)
+    if isinstance(named, Platform):
+        return named
+    known = () if isinstance(named, Calibration) else platforms_of(named)
+    platform = select_platform(known, precision, threads=threads)
+    if platform is None:
+        names = ", ".join(platform.name for platform in known) or "none"
+        raise InvalidInput(
+            f"{named.name} has no fitted platform in {precision}, threads={threads}; there are: {names}. Name another "
+            "device with like=, or leave it out"
+        )
+    return platform
+
+
+def _fit(works: Sequence[tuple[ModelWork, float]], family: PlatformFamily, prior: Costs) -> Costs:
+    rows = np.array([work.quantities(family.conventions) for work, _ in works]).reshape(-1, len(CLASSES))
+    return fit_costs(rows, np.array([1000 * seconds for _, seconds in works]), prior)
+
+
+def _contradictions(works: Sequence[tuple[ModelWork, float]], family: PlatformFamily, prior: Costs) -> list[str]:
+    """Name times that the others speak against, the worst first; each is left out before the next is looked for."""
+    agreeing, contradictions = list(works), []
+    while len(agreeing) > 1:
+        scores = [_against(agreeing, number, family, prior) for number in range(len(agreeing))]
+        worst = int(np.argmax([abs(error) / width for error, width in scores]))
+        error, width = scores[worst]
+        if abs(error) <= _CONTRADICTION * width:
+            break
+        work, seconds = agreeing.pop(worst)
+        relation = "more" if error > 0 else "less"
+        contradictions.append(
+            f"{work.name}: {1000 * seconds:.4g} ms is {math.exp(abs(error)):.3g} times {relation} than the other times "
+            f"say, and {math.exp(width):.2g} is their noise"
+        )
+    return contradictions
+
+
+def _against(
+    works: Sequence[tuple[ModelWork, float]], number: int, family: PlatformFamily, prior: Costs
+) -> tuple[float, float]:
+    """Return the error of one time, predicted from the others, and half of the interval of that prediction."""
+    others = [pair for position, pair in enumerate(works) if position != number]
+    costs = _fit(others, family, prior)
+    row = works[number][0].quantities(family.conventions)
+    error = math.log(1000 * works[number][1]) - costs.log_time(row)
+    return error, family.typed_spread.width(costs.variance(row))
+
+
+def suggest_next(platform: Platform, candidates: Sequence[ModelProfile | ModelWork]) -> tuple[Suggestion, ...]:
+    """Rank nets by what their time would tell: those that shrink the interval of all candidates most come first.
+
+    A time of net j with shares s of the classes turns the covariance C of the costs into C - Cs s'C / (s'Cs + noise^2),
+    whatever the time is; so the gain is known beforehand.
+
+    Args:
+        platform: what is known by now.
+        candidates: profiles of nets that could be timed, at least one.
+    """
+    if not candidates:
+        raise InvalidInput("there are no candidates; give profiles of nets that could be timed")
+    family = platform_family(platform.kind)
+    works = [work_of(candidate) for candidate in candidates]
+    shares = np.array([platform.costs.shares(work.quantities(family.conventions)) for work in works])
+    now = _mean_width(shares, platform.costs.covariance, family)
+    suggestions = []
+    for work, share in zip(works, shares, strict=True):
+        reach = platform.costs.covariance @ share
+        then = platform.costs.covariance - np.outer(reach, reach) / (
+            float(share @ reach) + family.typed_spread.noise**2
+        )
+        suggestions.append(Suggestion(work.name, math.exp(now), math.exp(_mean_width(shares, then, family))))
+    return tuple(sorted(suggestions, key=lambda item: item.factor_then))
+
+
+def _mean_width(shares: Vector, covariance: Vector, family: PlatformFamily) -> float:
+    variances = np.maximum(np.einsum("nk,kl,nl->n", shares, covariance, shares), 0.0)
+    return float(np.mean([family.typed_spread.width(variance) for variance in variances]))
