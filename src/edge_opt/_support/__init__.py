@@ -1,1 +1,1 @@
-"""Helpers that several rooms need: checks, extras, files, JSON, state."""
+"""Helpers that several packages need: checks, extras, files, JSON, progress, unchanged models."""

@@ -14,12 +14,20 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 _MISSING: Any = object()
+
+
+class _Kind(NamedTuple):
+    """How to record objects of a class: `read` their content, follow its `children`, and `write` it back later."""
+
+    read: Callable[[Any], Any]
+    children: Callable[[Any], Iterable[Any]] | None = None
+    write: Callable[[Any, Any], Any] | None = None
 
 
 class Snapshot:
@@ -33,191 +41,74 @@ class Snapshot:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
         self._seen: set[int] = set()
-        self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._sequences: list[tuple[Any, list[Any]]] = []
-        self._sets: list[tuple[set[Any], set[Any]]] = []
-        self._slots: list[tuple[Any, str, Any]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._generators: list[tuple[Callable[[Any], Any], Any]] = []
-        self._classes = [(module, module.__class__) for module in modules]
-        self._pending: list[Any] = [module for module, _ in self._classes]
+        self._pending: list[Any] = list(modules)
+        # How to write back, the object, and its content.
+        self._entries: list[tuple[Callable[[Any, Any], Any], Any, Any]] = [
+            (_write_class, module, module.__class__) for module in self._pending
+        ]
         while self._pending:
             self._add(self._pending.pop())
-        self._states = TensorStates(self.tensors.values())
 
     def _add(self, value: Any) -> None:
         cls = value.__class__
-        add = _WALKS.get(cls, _MISSING)
-        if add is _MISSING:
-            add = _WALKS[cls] = _walk_of(cls)
-        if add is not None and id(value) not in self._seen:
-            self._seen.add(id(value))
-            add(self, value)
+        kind = _KINDS.get(cls, _MISSING)
+        if kind is _MISSING:
+            kind = _KINDS[cls] = _kind_of(cls)
+        if kind is None or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if kind is _TENSOR:
+            self.tensors[id(value)] = value
+            self._entries.append((_write_tensor, value, _tensor_state(value)))
+            return
+        if kind is _MODULE:
+            self._add_module(value)
+        else:
+            content = kind.read(value)
+            if kind.write is not None:
+                self._entries.append((kind.write, value, content))
+            if kind.children is not None:
+                self._pending.extend(kind.children(content))
+            attributes = getattr(value, "__dict__", None)
+            if isinstance(attributes, dict):
+                self._pending.append(attributes)
+        names = slot_names(cls)
+        if names:
+            slots = {name: _slot(value, name) for name in names}
+            self._entries.append((_write_slots, value, slots))
+            self._pending.extend(slots.values())
 
     def _add_module(self, module: nn.Module) -> None:
         attributes = module.__dict__
-        # Hook tables are the only OrderedDicts of a module's own; their values are not followed.
-        self._tables.append((attributes, copied := attributes.copy()))
+        self._entries.append((restore, attributes, copied := attributes.copy()))
         for value in copied.values():
             cls = value.__class__
+            # Hook tables are the only OrderedDicts of a module's own; their values are not followed.
             if cls is collections.OrderedDict:
-                self._tables.append((value, value.copy()))
-            elif _WALKS.get(cls, _MISSING) is not None:
+                self._entries.append((restore, value, value.copy()))
+            elif _KINDS.get(cls, _MISSING) is not None:
                 self._pending.append(value)
-        self._add_slots(module)
-
-    def _add_tensor(self, tensor: torch.Tensor) -> None:
-        self.tensors[id(tensor)] = tensor
-
-    def _add_dict(self, table: dict[Any, Any]) -> None:
-        # dict.items on purpose: tables of transformers import what they name when they are asked for their items.
-        copied = dict(dict.items(table))
-        self._tables.append((table, copied))
-        self._pending.extend(copied.values())
-        self._add_attributes(table)
-
-    def _add_sequence(self, sequence: Any) -> None:
-        self._sequences.append((sequence, list(sequence)))
-        self._pending.extend(sequence)
-        self._add_attributes(sequence)
-
-    def _add_set(self, group: set[Any]) -> None:
-        self._sets.append((group, set(group)))
-        self._add_attributes(group)
-
-    def _add_items(self, items: Iterable[Any]) -> None:
-        self._pending.extend(items)
-
-    def _add_function(self, function: types.FunctionType) -> None:
-        for cell in function.__closure__ or ():
-            try:
-                content = cell.cell_contents
-            except ValueError:  # nothing assigned yet
-                content = _MISSING
-            self._cells.append((cell, content))
-            self._pending.append(content)
-        if function.__dict__:
-            self._pending.append(function.__dict__)
-
-    def _add_method(self, method: types.MethodType) -> None:
-        self._pending += (method.__self__, method.__func__)
-
-    def _add_partial(self, partial: functools.partial[Any]) -> None:
-        self._pending += (partial.func, partial.args, partial.keywords)
-
-    def _add_torch_generator(self, generator: torch.Generator) -> None:
-        self._generators.append((generator.set_state, generator.get_state()))
-
-    def _add_python_generator(self, generator: random.Random) -> None:
-        self._generators.append((generator.setstate, generator.getstate()))
-
-    def _add_numpy_generator(self, generator: Any) -> None:
-        bits = getattr(generator, "bit_generator", None) or generator._bit_generator
-        self._generators.append((functools.partial(setattr, bits, "state"), bits.state))
-
-    def _add_object(self, value: Any) -> None:
-        self._add_attributes(value)
-        self._add_slots(value)
-
-    def _add_attributes(self, value: Any) -> None:
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
-            self._pending.append(attributes)
-
-    def _add_slots(self, value: Any) -> None:
-        for name in slot_names(value.__class__):
-            try:
-                content = object.__getattribute__(value, name)
-            except AttributeError:
-                content = _MISSING
-            self._slots.append((value, name, content))
-            self._pending.append(content)
 
     def replace(self, replacement: Callable[[Any], Any], kind: type) -> None:
         """Put a replacement in the place of each object of a class, until everything is restored."""
-        for table, copied in self._tables:
-            for key, value in copied.items():
-                if isinstance(value, kind):
-                    dict.__setitem__(table, key, replacement(value))
-        for sequence, items in self._sequences:
-            for index, item in enumerate(items):
-                if isinstance(item, kind):
-                    sequence[index] = replacement(item)
+        for write, container, content in self._entries:
+            if write is restore:
+                for key, value in content.items():
+                    if isinstance(value, kind):
+                        dict.__setitem__(container, key, replacement(value))
+            elif write is _write_items:
+                for index, item in enumerate(content):
+                    if isinstance(item, kind):
+                        container[index] = replacement(item)
 
     def restore(self) -> None:
         """Write back what differs. An interrupt in the middle waits."""
         try:
-            self._restore()
+            for write, value, content in self._entries:
+                write(value, content)
         except KeyboardInterrupt:
-            self._restore()
+            self.restore()
             raise
-
-    def _restore(self) -> None:
-        for module, cls in self._classes:
-            if module.__class__ is not cls:
-                module.__class__ = cls
-        for table, copied in self._tables:
-            restore(table, copied)
-        for sequence, items in self._sequences:
-            if len(sequence) != len(items) or not all(map(is_, sequence, items)):
-                sequence.clear()
-                sequence.extend(items)
-        for group, members in self._sets:
-            if len(group) != len(members) or not all(item in members for item in group):
-                group.clear()
-                group.update(members)
-        for value, name, content in self._slots:
-            if getattr(value, name, _MISSING) is content:
-                continue
-            if content is _MISSING:
-                object.__delattr__(value, name)
-            else:
-                object.__setattr__(value, name, content)
-        for cell, content in self._cells:
-            if content is _MISSING:
-                del cell.cell_contents
-            elif cell.cell_contents is not content:
-                cell.cell_contents = content
-        for set_state, state in self._generators:
-            set_state(state)
-        self._states.restore()
-
-
-def _walk_of(cls: type) -> Callable[[Snapshot, Any], None] | None:
-    """Return how to record an object of a class; None where it has nothing that a forward could change."""
-    if issubclass(cls, nn.Module):
-        return Snapshot._add_module
-    for base, add in _WALKS_BY_BASE:
-        if issubclass(cls, base):
-            return add
-    root = cls.__module__.partition(".")[0]
-    if root == "numpy" and cls.__name__ in ("Generator", "RandomState"):
-        return Snapshot._add_numpy_generator
-    if root in ("builtins", "torch", "numpy", "pandas") or root in sys.stdlib_module_names - {"__main__"}:
-        return None
-    return Snapshot._add_object
-
-
-_WALKS_BY_BASE: tuple[tuple[Any, Callable[[Snapshot, Any], None] | None], ...] = (
-    (torch.Tensor, Snapshot._add_tensor),
-    ((type, types.ModuleType, types.BuiltinFunctionType), None),
-    (dict, Snapshot._add_dict),
-    ((list, collections.deque), Snapshot._add_sequence),
-    (set, Snapshot._add_set),
-    ((tuple, frozenset), Snapshot._add_items),
-    (types.FunctionType, Snapshot._add_function),
-    (types.MethodType, Snapshot._add_method),
-    (functools.partial, Snapshot._add_partial),
-    (torch.Generator, Snapshot._add_torch_generator),
-    (random.Random, Snapshot._add_python_generator),
-    (
-        (types.SimpleNamespace, argparse.Namespace, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
-        Snapshot._add_attributes,
-    ),
-)
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, object)
-# Classes that a process makes on the fly are few: the table is not bounded.
-_WALKS: dict[type, Callable[[Snapshot, Any], None] | None] = dict.fromkeys(_PLAIN)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -250,46 +141,129 @@ def restore(table: dict[Any, Any], copied: dict[Any, Any]) -> None:
             base.__setitem__(table, key, value)
 
 
-class TensorStates:
-    """Data, gradient, flags, hooks and attributes of tensors, to be restored later. Values are not copied."""
+def _write_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    if module.__class__ is not cls:
+        module.__class__ = cls
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._tensors = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
-        self._data = [tensor.data for tensor in self._tensors]
-        self._states = self._current()
-        self._tables = {
-            index: (None if hooks is None else dict(hooks), dict(attributes or {}))
-            for index, (_, _, hooks, _, attributes) in enumerate(self._states)
-            if hooks is not None or attributes
-        }
 
-    def _current(self) -> list[tuple[Any, ...]]:
-        return [
-            (t.data_ptr(), t.requires_grad, t._backward_hooks, t.grad if t.requires_grad else None, t.__dict__ or None)
-            for t in self._tensors
-        ]
+def _write_items(sequence: Any, items: list[Any]) -> None:
+    if len(sequence) != len(items) or not all(map(is_, sequence, items)):
+        sequence.clear()
+        sequence.extend(items)
 
-    def restore(self) -> None:
-        """Restore what was changed."""
-        for index, (now, before) in enumerate(zip(self._current(), self._states, strict=True)):
-            # The storage of a tensor without data has no address; it is cheap to restore.
-            if now[0] != before[0] or not now[0] or index in self._tables or not all(map(is_, now[1:], before[1:])):
-                self._restore(self._tensors[index], self._data[index], before, *self._tables.get(index, (None, {})))
 
-    @staticmethod
-    def _restore(tensor: torch.Tensor, data: torch.Tensor, before: Any, hooks: Any, attributes: Any) -> None:
+def _write_set(group: set[Any], members: set[Any]) -> None:
+    if len(group) != len(members) or not all(item in members for item in group):
+        group.clear()
+        group.update(members)
+
+
+def _slot(value: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return _MISSING
+
+
+def _write_slots(value: Any, slots: dict[str, Any]) -> None:
+    for name, content in slots.items():
+        if _slot(value, name) is content:
+            continue
+        if content is _MISSING:
+            object.__delattr__(value, name)
+        else:
+            object.__setattr__(value, name, content)
+
+
+def _cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing assigned yet
+        return _MISSING
+
+
+def _write_cell(cell: types.CellType, content: Any) -> None:
+    if content is _MISSING:
+        del cell.cell_contents
+    elif _cell_content(cell) is not content:
+        cell.cell_contents = content
+
+
+def _tensor_state(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Return data, gradient, flags, hooks and attributes of a tensor; values are not copied."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    grad = tensor.grad if tensor.requires_grad and tensor.is_leaf else None
+    hooks = tensor._backward_hooks
+    hooks_before = None if hooks is None else dict(hooks)
+    return tensor.data, tensor.requires_grad, grad, hooks, hooks_before, dict(tensor.__dict__)
+
+
+def _write_tensor(tensor: torch.Tensor, state: tuple[Any, ...] | None) -> None:
+    if state is None:
+        return
+    data, requires_grad, grad, hooks, hooks_before, attributes = state
+    address = data.data_ptr()
+    # The storage of a tensor without data has no address; others are asked for theirs, which is quick.
+    if not address or tensor.data_ptr() != address:
         is_same = tensor.untyped_storage()._cdata == data.untyped_storage()._cdata
         if not is_same or tensor.shape != data.shape or tensor.stride() != data.stride():
             tensor.data = data
-        if tensor.is_leaf and (before[1] or tensor.requires_grad) and tensor.grad is not before[3]:
-            tensor.grad = before[3]
-        if tensor.requires_grad is not before[1]:
-            tensor.requires_grad_(before[1])
-        if tensor._backward_hooks is not before[2]:
-            tensor._backward_hooks = before[2]
-        if hooks is not None:
-            restore(before[2], hooks)
+    if (requires_grad or tensor.requires_grad) and tensor.is_leaf and tensor.grad is not grad:
+        tensor.grad = grad
+    if tensor.requires_grad is not requires_grad:
+        tensor.requires_grad_(requires_grad)
+    if tensor._backward_hooks is not hooks:
+        tensor._backward_hooks = hooks
+    if hooks is not None:
+        restore(hooks, hooks_before)
+    if attributes or tensor.__dict__:
         restore(tensor.__dict__, attributes)
+
+
+def _bit_generator(generator: Any) -> Any:
+    return getattr(generator, "bit_generator", None) or generator._bit_generator
+
+
+def _kind_of(cls: type) -> _Kind | None:
+    """Return how to record an object of a class; None where it has nothing that a forward could change."""
+    for base, kind in _KINDS_BY_BASE:
+        if issubclass(cls, base):
+            return kind
+    root = cls.__module__.partition(".")[0]
+    if root == "numpy" and cls.__name__ in ("Generator", "RandomState"):
+        return _NUMPY_GENERATOR
+    if root in ("builtins", "torch", "numpy", "pandas") or root in sys.stdlib_module_names - {"__main__"}:
+        return None
+    return _OBJECT
+
+
+_MODULE, _TENSOR = _Kind(id), _Kind(type)  # recorded by `Snapshot` itself
+_OBJECT = _Kind(id)  # its attributes and slots, as of every kind
+_NUMPY_GENERATOR = _Kind(
+    lambda generator: _bit_generator(generator).state,
+    write=lambda generator, state: setattr(_bit_generator(generator), "state", state),
+)
+_KINDS_BY_BASE: tuple[tuple[Any, _Kind | None], ...] = (
+    (nn.Module, _MODULE),
+    (torch.Tensor, _TENSOR),
+    ((type, types.ModuleType, types.BuiltinFunctionType), None),
+    # dict.items on purpose: tables of transformers import what they name when they are asked for their items.
+    (dict, _Kind(lambda table: dict(dict.items(table)), dict.values, restore)),
+    ((list, collections.deque), _Kind(list, iter, _write_items)),
+    (set, _Kind(set, write=_write_set)),
+    ((tuple, frozenset), _Kind(tuple, iter)),
+    (types.FunctionType, _Kind(lambda function: function.__closure__ or (), iter)),
+    (types.CellType, _Kind(_cell_content, lambda content: (content,), _write_cell)),
+    (types.MethodType, _Kind(lambda method: (method.__self__, method.__func__), iter)),
+    (functools.partial, _Kind(lambda partial: (partial.func, partial.args, partial.keywords), iter)),
+    (torch.Generator, _Kind(torch.Generator.get_state, write=torch.Generator.set_state)),
+    (random.Random, _Kind(random.Random.getstate, write=random.Random.setstate)),
+    ((types.SimpleNamespace, argparse.Namespace, weakref.WeakKeyDictionary, weakref.WeakValueDictionary), _OBJECT),
+)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, object)
+# Classes that a process makes on the fly are few: the table is not bounded.
+_KINDS: dict[type, _Kind | None] = dict.fromkeys(_PLAIN)
 
 
 @contextmanager
