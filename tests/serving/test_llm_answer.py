@@ -18,9 +18,10 @@ import edge_opt as eo
 from edge_opt.boards.catalog import device
 from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.records.serving import ServingComparison
-from edge_opt.serving.host_decoding import decode_peak_bytes
+from edge_opt.serving.host_decoding import peak_bytes
 from edge_opt.serving.llm_report import llm
 from edge_opt.serving.model_source import import_transformers
+from edge_opt.serving.token_trace import filled_cache
 from language_models import CONFIGS, config, small_llama
 
 PI = "raspberry-pi-5"
@@ -175,7 +176,8 @@ def test_the_measured_peak_agrees() -> None:
     static = llm(configuration, weights="fp32", context=200, prompt=1).memory
     with torch.no_grad():
         cache = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=True).past_key_values
-    assert decode_peak_bytes(model, cache, torch.zeros(1, 1, dtype=torch.int64), 200) == static.total_bytes
+        peak = peak_bytes(model, torch.zeros(1, 1, dtype=torch.int64), lambda: filled_cache(cache, 199))
+    assert peak == static.total_bytes
 
 
 def test_formats_and_targets_side_by_side(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_a_module_of_ones_own() -> None:
     assert found.memory.kv_bytes == 2 * 32 * 100 * 4
     assert found.decode.flops_per_token == 2 * (32 * 96 + 32 * 50 + 2 * 32 * 100)
     assert found.part("embedding").bytes_per_step == 32 * 4
-    with pytest.raises(InvalidInput, match="Tiny is no transformers model; pass inputs="):
+    with pytest.raises(InvalidInput, match="Tiny is not a transformers model; pass inputs="):
         llm(Tiny())
 
 
@@ -316,6 +318,12 @@ def test_measuring_runs_the_loop_here_and_its_prompt_counts() -> None:
     assert found.measured is not None
     assert found.measured.decode_tokens_per_s > 0 and found.measured.tokens >= 5
     assert found.measured.peak_bytes == found.memory.total_bytes
+
+
+def test_measuring_keeps_the_mode_of_the_users_model() -> None:
+    model = import_transformers().AutoModelForCausalLM.from_config(small_llama()).train()
+    assert llm(model, weights="fp32", context=16, prompt=4, measure=True).measured is not None
+    assert all(module.training for module in model.modules())
 
 
 def test_the_front_door_has_it() -> None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
 from edge_opt.measuring.machine import read_environment
 from edge_opt.measuring.memory import record_events, replay
 from edge_opt.records.devices import Bandwidth, DeviceSpec, Figure, Peak
 from edge_opt.records.serving import MeasuredServing
 from edge_opt.serving.model_source import find_config, find_language_model, import_transformers, quiet
-from edge_opt.serving.token_trace import cache_argument, filled_cache, output_cache, traced_model
+from edge_opt.serving.token_trace import filled_cache, output_cache, run_step, traced_model
 
 if TYPE_CHECKING:
     from edge_opt.serving.serving_costs import Serving
@@ -144,7 +144,10 @@ _LOOP_S = 5.0
 
 
 def measured_serving(source: Any, serving: Serving) -> MeasuredServing:
-    """Run the loop in torch; refuse formats that torch does not run, and models that do not fit this machine."""
+    """Time the prefill once after a warm-up, then the median of steps with one token each, in torch.
+
+    Refuse formats that torch does not run, and models that do not fit this machine.
+    """
     if serving.form.name not in _TORCH_FORMATS:
         raise InvalidInput(
             f"torch runs no weights in {serving.form.name}; measure with weights in {', '.join(_TORCH_FORMATS)}, and "
@@ -158,25 +161,9 @@ def measured_serving(source: Any, serving: Serving) -> MeasuredServing:
         )
     check_multiplies(serving.form.computes_in)
     model = _real_model(source, getattr(torch, serving.form.computes_in))
-    return measured_torch(model, serving)
-
-
-def _real_model(source: Any, dtype: torch.dtype) -> nn.Module:
-    """Return the module if it has weights, or one built with random weights."""
-    if isinstance(source, nn.Module) and not any(item.is_meta for item in source.parameters()):
-        return source.eval()
-    config = source.config if isinstance(source, nn.Module) else find_config(source)
-    transformers = import_transformers()
-    with quiet():
-        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval()
-
-
-def measured_torch(model: nn.Module, serving: Serving) -> MeasuredServing:
-    """Time the prefill once after a warm-up, then the median of steps with one token each."""
     ids = torch.zeros(serving.batch, serving.prompt, dtype=torch.int64)
     next_ids = torch.zeros(serving.batch, 1, dtype=torch.int64)
-    with torch.inference_mode(), quiet():
+    with torch.inference_mode(), quiet(), unchanged(list(model.modules()), training=False):
         _call(model, ids[:, :1], None)
         start = time.perf_counter()
         cache = output_cache(_call(model, ids, None))
@@ -187,10 +174,10 @@ def measured_torch(model: nn.Module, serving: Serving) -> MeasuredServing:
             start = time.perf_counter()
             cache = output_cache(_call(model, next_ids, cache))
             steps.append(time.perf_counter() - start)
-        peak = decode_peak_bytes(model, cache, next_ids, serving.context)
-        if peak is not None:
-            del cache
-            peak = max(peak, peak_bytes(model, ids))
+        peak = None
+        if hasattr(cache, "layers"):  # else it cannot be made as long as the context
+            full = partial(filled_cache, cache, max(serving.context - 1, 1))
+            peak = max(peak_bytes(model, next_ids, full), peak_bytes(model, ids))
     return MeasuredServing(
         runtime=f"torch {torch.__version__}",
         weights=serving.form.name,
@@ -203,12 +190,20 @@ def measured_torch(model: nn.Module, serving: Serving) -> MeasuredServing:
     )
 
 
+def _real_model(source: Any, dtype: torch.dtype) -> nn.Module:
+    """Return the module if it has weights, or one built with random weights."""
+    if isinstance(source, nn.Module) and not any(item.is_meta for item in source.parameters()):
+        return source
+    config = source.config if isinstance(source, nn.Module) else find_config(source)
+    transformers = import_transformers()
+    with quiet():
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model
+
+
 def _call(model: nn.Module, ids: torch.Tensor, cache: Any) -> Any:
-    extra: dict[str, Any] = {cache_argument(model): cache} if cache is not None else {}
-    if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
-        extra["logits_to_keep"] = 1
     try:
-        return model(input_ids=ids, use_cache=True, **extra)
+        return run_step(model, cache, input_ids=ids)
     except Exception as error:  # whatever a model's own forward raises
         raise MeasurementFailed(f"the loop stopped in {type(model).__name__}: {first_line(error)}") from error
 
@@ -224,10 +219,3 @@ def peak_bytes(model: nn.Module, ids: torch.Tensor, make_cache: Callable[[], Any
     with torch.no_grad():
         events = record_events(lambda: _call(model, ids, make_cache and make_cache()), torch.device("cpu"))
     return sum(resident.values()) + replay(events).tensor_peak_bytes
-
-
-def decode_peak_bytes(model: nn.Module, template: Any, ids: torch.Tensor, context: int) -> int | None:
-    """Return the peak of a step at full context; None where the model returns no cache that can be made that long."""
-    if template is None or not hasattr(template, "layers"):
-        return None
-    return peak_bytes(model, ids, lambda: filled_cache(template, max(context - 1, 1)))

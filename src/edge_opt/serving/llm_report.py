@@ -26,7 +26,7 @@ from edge_opt.records.serving import (
     ServingMemory,
     ServingReport,
 )
-from edge_opt.serving.model_source import InputMaker, LanguageModel, find_language_model
+from edge_opt.serving.model_source import InputMaker, LanguageModel, find_language_model, rope_scaling
 from edge_opt.serving.serving_costs import (
     Serving,
     Speed,
@@ -95,16 +95,18 @@ def llm(
     (True, 2.0)
     """
     request = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib)
-    formats = _listed(weights)
-    targets: list[Any] = list(target) if isinstance(target, (list, tuple)) else [target]
+    is_one_format = isinstance(weights, str) and "," not in weights
+    formats = [item.strip() for item in weights.split(",") if item.strip()] if isinstance(weights, str) else weights
+    targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     if not formats or not targets:
         raise InvalidInput("no weight format or no target is given; name one, such as q4_k_m or raspberry-pi-5")
-    sources = _Sources(model, inputs, name)
-    reports = tuple(
-        _report(sources, _spec(item, form, request), form, request, measure) for item in targets for form in formats
-    )
-    is_single = isinstance(weights, str) and "," not in weights and not isinstance(target, (list, tuple))
-    return reports[0] if is_single else ServingComparison(reports)
+    traced = _tracer(model, inputs, name, request)
+    reports = []
+    for item in targets:
+        for form in formats:
+            serving = _served(traced, form, request)
+            reports.append(_report(serving, _spec(item, serving), request, model if measure else None))
+    return reports[0] if is_one_format and targets is not target else ServingComparison(tuple(reports))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +154,9 @@ class _Request:
         limit = model.max_context
         context = self.context or min(CONTEXT, limit or CONTEXT)
         if limit is not None and context > limit:
-            scaling = f" ({model.rope})" if model.rope else " (no RoPE scaling)" if model.config is not None else ""
+            scaling = rope_scaling(model.config) or "no RoPE scaling"
             raise InvalidInput(
-                f"context is {context}, and {model.name} was made for {limit} positions{scaling}; ask for at most "
+                f"context is {context}, and {model.name} was made for {limit} positions ({scaling}); ask for at most "
                 f"{limit}, or change rope_scaling and max_position_embeddings in its config.json"
             )
         prompt = self.prompt or min(PROMPT, context)
@@ -163,42 +165,40 @@ class _Request:
         return context, prompt
 
 
-class _Sources:
-    """A model, found and traced once for each type that it computes in."""
+def _tracer(
+    source: Any, inputs: InputMaker | None, name: str | None, request: _Request
+) -> Callable[[torch.dtype, bool], tuple[TracedLanguageModel, int, int]]:
+    """Return a function that traces the model, once for each type that it computes in; context and prompt follow."""
 
-    def __init__(self, source: Any, inputs: InputMaker | None, name: str | None) -> None:
-        self.source = source
+    @cache
+    def traced(dtype: torch.dtype, absorbs_mla: bool) -> tuple[TracedLanguageModel, int, int]:
+        report_progress("building the language model without its weights")
+        model = find_language_model(source, dtype, inputs, name)
+        context, prompt = request.lengths(model)
+        report_progress(f"tracing the prompt and a step at {context} positions")
+        return traced_model(model, context, prompt, request.batch, absorbs_mla), context, prompt
 
-        @cache
-        def model(dtype: torch.dtype) -> LanguageModel:
-            report_progress("building the language model without its weights")
-            return find_language_model(source, dtype, inputs, name)
-
-        @cache
-        def traced(dtype: torch.dtype, context: int, prompt: int, batch: int, absorbs_mla: bool) -> TracedLanguageModel:
-            report_progress(f"tracing the prompt and a step at {context} positions")
-            return traced_model(model(dtype), context, prompt, batch, absorbs_mla)
-
-        self.model: Callable[[torch.dtype], LanguageModel] = model
-        self.traced: Callable[[torch.dtype, int, int, int, bool], TracedLanguageModel] = traced
+    return traced
 
 
-def _listed(weights: str | Sequence[str]) -> list[str]:
-    if isinstance(weights, str):
-        return [item.strip() for item in weights.split(",") if item.strip()]
-    return list(weights)
+def _served(traced: Callable[..., Any], weights: str, request: _Request) -> Serving:
+    """Return the model traced in the format's type, with the lengths that hold for it."""
+    form, runtime = weight_format(weights, request.runtime)
+    kv = request.kv or ("fp32" if form.name == "fp32" else "fp16")
+    cache_bytes_per_value(kv)
+    model, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
+    return Serving(model, form, runtime, kv, context, prompt, request.batch)
 
 
-def _spec(target: Any, weights: str, request: _Request) -> DeviceSpec | None:
+def _spec(target: Any, serving: Serving) -> DeviceSpec | None:
     """Return the target's figures; the host is measured now, in the type that it would compute in."""
     if target is None:
         return None
     if isinstance(target, str) and target == HOST:
         from edge_opt.serving.host_decoding import host_spec
 
-        form, runtime = weight_format(weights, request.runtime)
-        is_torch = runtime == "torch"
-        return host_spec(form.computes_in if is_torch else "float32", is_torch)
+        is_torch = serving.runtime == "torch"
+        return host_spec(serving.form.computes_in if is_torch else "float32", is_torch)
     return find_spec(target)
 
 
@@ -215,30 +215,17 @@ def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
     return Energy(watts / decode.tokens_per_s, "proxy", note)
 
 
-def _served(sources: _Sources, weights: str, request: _Request) -> Serving:
-    """Return the model traced in the format's type, with the lengths that hold for it."""
-    form, runtime = weight_format(weights, request.runtime)
-    kv = request.kv or ("fp32" if form.name == "fp32" else "fp16")
-    cache_bytes_per_value(kv)
-    dtype: torch.dtype = getattr(torch, form.computes_in)
-    context, prompt = request.lengths(sources.model(dtype))
-    traced = sources.traced(dtype, context, prompt, request.batch, runtime != "torch")
-    return Serving(traced, form, runtime, kv, context, prompt, request.batch)
-
-
-def _report(
-    sources: _Sources, spec: DeviceSpec | None, weights: str, request: _Request, measure: bool
-) -> ServingReport:
-    serving = _served(sources, weights, request)
+def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measured_model: Any) -> ServingReport:
+    """Return the report of one format on one target; `measured_model` also runs here, unless it is None."""
     request.check_threads(spec)
     speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
     measured: MeasuredServing | None = None
-    if measure:
+    if measured_model is not None:
         from edge_opt.serving.host_decoding import measured_serving
 
-        measured = measured_serving(sources.source, serving)
+        measured = measured_serving(measured_model, serving)
     memory = serving.memory(request.ram_bytes(spec))
     return ServingReport(
         model=serving.model.name,
@@ -271,15 +258,15 @@ def _report(
 def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> list[str]:
     model = serving.model
     remarks = list(model.remarks)
-    if speed.spec is not None and speed.flops_per_s is None:
+    if speed.spec is not None and speed.matrix_rate is None:
         remarks.append(
             f"no peak of {speed.spec.name} ({speed.engine}) is known, so there is no time for the prompt, and decoding "
             "is taken to be bound by memory"
         )
-    if speed.row_reading:
-        remarks.append(f"decoding multiplies at {speed.row_reading}")
-    if speed.matrix_reading:
-        remarks.append(f"products run at {speed.matrix_reading}, within a factor of {PREFILL_SPREAD:g}")
+    if speed.row_rate and speed.row_rate != speed.matrix_rate:
+        remarks.append(f"decoding multiplies at {speed.row_rate.reading}")
+    if speed.matrix_rate:
+        remarks.append(f"products run at {speed.matrix_rate.reading}, within a factor of {PREFILL_SPREAD:g}")
     experts = max((use.experts for use in model.decode.uses.values()), default=0)
     if experts:
         remarks.append(f"of {experts} experts those that tokens meet at random are streamed, and all are held")

@@ -28,18 +28,12 @@ InputMaker = Callable[..., Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A model ready to be traced.
-
-    `config` is its transformers configuration; None for a module of the user's own, which then has `inputs`.
-    `max_context` is None where nothing limits it, as in a state-space model.
-    """
+    """A model ready to be traced; `config` is None for a module of the user's own, which then has `inputs`."""
 
     name: str
     module: nn.Module
     config: Any
-    inputs: InputMaker | None
-    max_context: int | None
-    rope: str
+    inputs: InputMaker | None = None
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -50,21 +44,38 @@ class LanguageModel:
         """Whether pictures or sound are read as well, by parts that writing text does not meet."""
         return self.config is not None and text_config(self.config) is not self.config and not self.is_encoder_decoder
 
+    @property
+    def max_context(self) -> int | None:
+        """The maximum context; None where nothing limits it, as in a state-space model."""
+        text = text_config(self.config)
+        keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+        lengths = (getattr(text, key, None) for key in keys)
+        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
 
 def find_language_model(
     source: Any, dtype: torch.dtype, inputs: InputMaker | None = None, name: str | None = None
 ) -> LanguageModel:
     """Return the model that `source` names, on the meta device unless it is a module already."""
-    if isinstance(source, nn.Module):
-        return _from_module(source, inputs, name)
+    if not isinstance(source, nn.Module):
+        if inputs is not None:
+            raise InvalidInput("inputs= makes the arguments of a module of your own; drop it, or pass the module")
+        config = find_config(source)
+        _refuse_encoder(config)
+        return LanguageModel(name or _name(source, config), _built(config, dtype), config)
+    name = name or type(source).__name__
     if inputs is not None:
-        raise InvalidInput("inputs= makes the arguments of a module of your own; drop it, or pass the module")
-    config = find_config(source)
+        if not callable(inputs):
+            raise InvalidInput(f"inputs is a {type(inputs).__name__}; it must be a function of tokens, past and batch")
+        return LanguageModel(name, source, None, inputs)
+    config = getattr(source, "config", None)
+    if config is None or not hasattr(source, "get_output_embeddings"):
+        raise InvalidInput(
+            f"{type(source).__name__} is not a transformers model; pass inputs=, a function of tokens, past and batch "
+            "that returns its arguments, the cache among them"
+        )
     _refuse_encoder(config)
-    module = _built(config, dtype)
-    text = text_config(config)
-    shown = name or _name(source, config)
-    return LanguageModel(shown, module, config, None, max_context(text), _rope(text))
+    return LanguageModel(name, source, config)
 
 
 def find_config(source: Any) -> Any:
@@ -164,44 +175,49 @@ def _from_hub(name: str, transformers: Any) -> Any:
         raise ModelNotFound(f"{HUB}{name} is no name on the Hub; write {HUB}ORG/NAME")
     try:
         with quiet():
-            path = _cached(hub, errors, name) or _downloaded(hub, errors, name)
-    except errors.GatedRepoError as error:
-        raise ModelNotFound(
-            f"{HUB}{name} is gated: accept its terms on huggingface.co and log in with `hf auth login`, or pass its "
-            "config.json"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelNotFound(
-            f"the Hub has no model {name!r}, or it is private; check the name, or pass its config.json"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise ModelNotFound(
-            f"the configuration of {name!r} is not in the local Hugging Face cache, and the Hub cannot be reached; "
-            "pass its config.json"
-        ) from error
-    except errors.EntryNotFoundError as error:
-        raise ModelNotFound(f"{HUB}{name} has no config.json; name the model that it was made from") from error
-    except Exception as error:  # requests, httpx and the operating system, each with its own
-        raise ModelNotFound(f"the configuration of {name!r} cannot be fetched: {first_line(error)}") from error
-    return _from_file(Path(path), transformers)
+            path = _config_path(hub, errors, name)
+    except Exception as error:  # of the Hub, requests, httpx and the operating system, each with its own
+        raise ModelNotFound(_hub_refusal(error, errors, name)) from error
+    return _from_file(path, transformers)
 
 
-def _cached(hub: Any, errors: Any, name: str) -> str | None:
-    try:
-        return str(hub.hf_hub_download(name, "config.json", local_files_only=True))
-    except errors.LocalEntryNotFoundError:
-        return None
+def _config_path(hub: Any, errors: Any, name: str) -> Path:
+    """Return the configuration's file, from the local cache or downloaded.
 
-
-def _downloaded(hub: Any, errors: Any, name: str) -> str:
-    """Download the configuration; try first whether the Hub can be reached: its client waits half a minute."""
+    Whether the Hub can be reached is tried first: its own client waits half a minute.
+    """
+    with contextlib.suppress(errors.LocalEntryNotFoundError):
+        return Path(hub.hf_hub_download(name, "config.json", local_files_only=True))
     address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if not any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")):
         try:
             socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
         except OSError as error:
             raise errors.LocalEntryNotFoundError(str(error)) from error
-    return str(hub.hf_hub_download(name, "config.json"))
+    return Path(hub.hf_hub_download(name, "config.json"))
+
+
+def _hub_refusal(error: Exception, errors: Any, name: str) -> str:
+    """Say what to do about an error of the Hub; the kinds are in the order in which they specialize each other."""
+    refusals = (
+        (
+            errors.GatedRepoError,
+            f"{HUB}{name} is gated: accept its terms on huggingface.co and log in with `hf auth login`, or pass its "
+            "config.json",
+        ),
+        (
+            errors.RepositoryNotFoundError,
+            f"the Hub has no model {name!r}, or it is private; check the name, or pass its config.json",
+        ),
+        (
+            errors.LocalEntryNotFoundError,
+            f"the configuration of {name!r} is not in the local Hugging Face cache, and the Hub cannot be reached; "
+            "pass its config.json",
+        ),
+        (errors.EntryNotFoundError, f"{HUB}{name} has no config.json; name the model that it was made from"),
+    )
+    unknown = f"the configuration of {name!r} cannot be fetched: {first_line(error)}"
+    return next((refusal for kind, refusal in refusals if isinstance(error, kind)), unknown)
 
 
 def _built(config: Any, dtype: torch.dtype) -> nn.Module:
@@ -272,53 +288,25 @@ def _is_one_of(task: str, config: Any) -> bool:
     return getattr(config, "model_type", "?") in getattr(names, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
 
 
-def _from_module(module: nn.Module, inputs: InputMaker | None, name: str | None) -> LanguageModel:
-    config = getattr(module, "config", None)
-    if inputs is not None:
-        if not callable(inputs):
-            raise InvalidInput(f"inputs is a {type(inputs).__name__}; it must be a function of tokens, past and batch")
-        return LanguageModel(name or type(module).__name__, module, None, inputs, None, "")
-    if config is None or not hasattr(module, "get_output_embeddings"):
-        raise InvalidInput(
-            f"{type(module).__name__} is no transformers model; pass inputs=, a function of tokens, past and batch "
-            "that returns its arguments, the cache among them"
-        )
-    _refuse_encoder(config)
-    text = text_config(config)
-    return LanguageModel(name or type(module).__name__, module, config, None, max_context(text), _rope(text))
-
-
 def text_config(config: Any) -> Any:
     """Return the part of a configuration that describes the text model."""
     getter = getattr(config, "get_text_config", None)
     return getter(decoder=True) if callable(getter) else config
 
 
-def max_context(config: Any) -> int | None:
-    """Return the maximum context of the model; None where nothing limits it."""
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        value = getattr(config, key, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
-
-
-def _rope(config: Any) -> str:
-    """Describe the RoPE scaling; empty where there is none."""
-    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+def rope_scaling(config: Any) -> str:
+    """Describe the RoPE scaling of a configuration; empty where there is none."""
+    text = text_config(config)
+    scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if not isinstance(scaling, Mapping):
         return ""
     nested = [value for value in scaling.values() if isinstance(value, Mapping)]
     for item in nested or [scaling]:
         kind = item.get("rope_type") or item.get("type")
         if kind and kind != "default":
-            factor = item.get("factor")
-            origin = item.get("original_max_position_embeddings")
-            return (
-                f"RoPE scaling {kind}"
-                + (f", factor {factor:g}" if isinstance(factor, (int, float)) else "")
-                + (f", from {origin} positions" if origin else "")
-            )
+            factor, origin = item.get("factor"), item.get("original_max_position_embeddings")
+            scaled = f", factor {factor:g}" if isinstance(factor, (int, float)) else ""
+            return f"RoPE scaling {kind}{scaled}" + (f", from {origin} positions" if origin else "")
     return ""
 
 

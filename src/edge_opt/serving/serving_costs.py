@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +16,7 @@ from edge_opt.serving.token_rates import (
     DELTA_PASSES,
     PREFILL_SPREAD,
     UNPACK_OPERATIONS,
+    ProductRate,
     ReadRate,
     matrix_rate,
     overhead_s,
@@ -104,7 +106,7 @@ class Serving:
         here = sum(state.values(context, self.prompt) for state in self.model.states)
         lost = decode.score_macs * (full - here) // full if full else 0
         parts: dict[PartName, int] = dict.fromkeys(PARTS, 0)
-        for name, macs in decode.macs:
+        for name, macs in decode.macs.items():
             parts[name] = 2 * (macs - (lost if name == "attention" else 0))
         return parts
 
@@ -176,32 +178,23 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
     >>> largest(lambda size: size * size <= 50, 100)
     7
     """
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return bisect_left(range(1, most + 1), True, key=lambda size: not fits(size))
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     """What a device makes of bytes and operations; without a device, nothing.
 
-    Products of many rows run at `flops_per_s`, those with one row at `row_flops_per_s`. Weights are unpacked to floats
-    at `unpack_per_s` where that takes time of its own.
+    Products of many rows run at `matrix_rate`, those with one row at `row_rate`. Weights are unpacked to floats at
+    `unpack_per_s` where that takes time of its own.
     """
 
-    spec: DeviceSpec | None
-    engine: Engine | None
-    threads: int | None
-    rate: ReadRate | None
-    flops_per_s: float | None
-    row_flops_per_s: float | None
-    matrix_reading: str
-    row_reading: str
+    spec: DeviceSpec | None = None
+    engine: Engine | None = None
+    threads: int | None = None
+    rate: ReadRate | None = None
+    matrix_rate: ProductRate | None = None
+    row_rate: ProductRate | None = None
     unpack_per_s: float | None = None
 
     def unpacking_s(self, nbytes: float, operations: float) -> float:
@@ -223,8 +216,8 @@ class Speed:
         if self.rate is None:
             return None, "unknown"
         moving = nbytes / self.rate.bytes_per_s
-        flops_per_s = self.row_flops_per_s if has_one_row else self.flops_per_s
-        computing = 0.0 if flops_per_s is None else flops / flops_per_s
+        product_rate = self.row_rate if has_one_row else self.matrix_rate
+        computing = 0.0 if product_rate is None else flops / product_rate.flops_per_s
         overhead = self.overhead_s(step)
         spent: dict[Bound, float] = {"memory": moving, "compute": max(computing, unpacking_s), "overhead": overhead}
         return max(moving + unpacking_s, computing) + overhead, max(spent, key=lambda bound: spent[bound])
@@ -239,7 +232,7 @@ def speed_of(
 ) -> Speed:
     """Return the speed of a device in a format; with fewer threads than cores a CPU has that share of its rate."""
     if spec is None:
-        return Speed(None, None, None, None, None, None, "", "")
+        return Speed()
     wanted: Engine = engine or spec.engine
     used, part = None, 1.0
     if wanted == "cpu":
@@ -247,18 +240,10 @@ def speed_of(
         # Threads wait for each other, so that slow cores beside fast ones only hold a step up.
         used = threads or (cores if spec.fast_cores is None else int(spec.fast_cores.value))
         part = share_of_peak(spec, min(used, cores), cores) if used and cores else 1.0
-    many, one = matrix_rate(spec, form, wanted), row_rate(spec, form, wanted)
-    return Speed(
-        spec,
-        wanted,
-        used,
-        read_rate(spec, wanted, runtime or form.runtimes[0], form.bits),
-        many[0] * part if many else None,
-        one[0] * part if one else None,
-        many[1] if many else "",
-        one[1] if one and one != many else "",
-        unpack_rate(spec, wanted),
-    )
+    rates = matrix_rate(spec, form, wanted), row_rate(spec, form, wanted)
+    matrix, row = (rate and rate._replace(flops_per_s=rate.flops_per_s * part) for rate in rates)
+    streamed = read_rate(spec, wanted, runtime or form.runtimes[0], form.bits)
+    return Speed(spec, wanted, used, streamed, matrix, row, unpack_rate(spec, wanted))
 
 
 def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
@@ -285,9 +270,9 @@ def decode_cost(serving: Serving, speed: Speed, context: int) -> DecodeCost:
 def prefill_cost(serving: Serving, speed: Speed) -> PrefillCost:
     """Return the cost of reading the prompt."""
     step = serving.model.prefill
-    flops = 2 * sum(macs for _, macs in step.macs)
+    flops = 2 * sum(step.macs.values())
     nbytes = sum(serving.streamed(step, step.tokens).values()) + serving.state_bytes(serving.prompt, serving.batch)
-    seconds, bound = speed.step(nbytes, flops, step, False) if speed.flops_per_s is not None else (None, "unknown")
+    seconds, bound = speed.step(nbytes, flops, step, False) if speed.matrix_rate is not None else (None, "unknown")
     return PrefillCost(
         tokens=serving.prompt,
         flops=flops,

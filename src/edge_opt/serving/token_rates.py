@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_opt.errors import InvalidInput
-from edge_opt.records.devices import DeviceSpec, Engine
+from edge_opt.records.devices import DeviceSpec, Engine, Figure
 from edge_opt.serving.weight_formats import WeightFormat
 
 # Part of the bandwidth on paper that streaming weights reaches: the median over the machines that
@@ -43,7 +44,7 @@ COPY_SHARE = 0.85
 
 
 def overhead_s(engine: Engine, threads: int | None = None) -> float:
-    """Seconds that an operator takes beside its bytes; on a CPU they grow with the threads that wait for each other.
+    """Return the seconds of an operator beside its bytes; on a CPU they grow with the threads that wait.
 
     >>> overhead_s("cpu", 4), overhead_s("gpu")
     (2e-06, 1.7e-06)
@@ -99,10 +100,17 @@ class ReadRate:
         return self.most_above or self.spread
 
 
+class ProductRate(NamedTuple):
+    """Operations per second that products reach, and where that comes from."""
+
+    flops_per_s: float
+    reading: str
+
+
 def read_rate(
     spec: DeviceSpec, engine: Engine | None = None, runtime: str | None = None, bits: float = 4.5
 ) -> ReadRate:
-    """What an engine streams under load: measured where the catalogue knows it, else a share of the data sheet.
+    """Return what an engine streams under load: measured where the catalogue knows it, else a share of the data sheet.
 
     `runtime` is the program that decodes; a figure of llama.cpp counts for llama.cpp alone. `bits` are those of one
     weight.
@@ -134,14 +142,14 @@ def read_rate(
 
 
 def sheet_share(engine: Engine, datasheet_bytes_per_s: float, bits: float = 4.5) -> tuple[float, float]:
-    """Part of the bandwidth on paper that an engine streams, and the factor that nine in ten published rows keep."""
+    """Return the share of the data sheet that it streams, and the factor that nine in ten published rows meet."""
     if engine != "cpu" and datasheet_bytes_per_s > WIDE_BYTES_PER_S and bits < WIDE_BITS:
         return WIDE_SHARE, WIDE_SPREAD
     return SHARE[engine], SPREAD[engine]
 
 
 def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
-    """What copies and fills say where nothing better is known; a device without any figure is refused."""
+    """Return what copies and fills say where nothing better is known; a device without any figure is refused."""
     copy, stream = spec.bandwidth("memcpy", engine), spec.bandwidth("stream_copy", engine)
     if stream is not None:
         return ReadRate(stream.value, f"STREAM copy on the {engine} ({stream.source})", SPREAD[engine])
@@ -163,8 +171,8 @@ def _from_copies(spec: DeviceSpec, engine: Engine) -> ReadRate:
     )
 
 
-def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> tuple[float, str] | None:
-    """Operations per second that products of many rows reach in a format, and why; None where no peak is known.
+def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> ProductRate | None:
+    """Return the rate that products of many rows reach in a format; None where no peak is known.
 
     >>> from edge_opt.boards.catalog import device
     >>> from edge_opt.serving.weight_formats import WEIGHT_FORMATS
@@ -174,21 +182,25 @@ def matrix_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = No
     wanted = engine or spec.engine
     int8 = spec.peak(wanted, "int8")
     if wanted == "cpu" and form.name in REPACKED and int8 is not None:
-        return REPACKED_SHARE * int8.value, f"{REPACKED_SHARE:g} of the int8 peak ({int8.source})"
+        return _share_of_peak(REPACKED_SHARE, "int8", int8)
     if wanted == "cpu" and form.is_quantized and int8 is not None and _has_dot_products(spec):
-        return UNPACKED_SHARE * int8.value, f"{UNPACKED_SHARE:g} of the int8 peak ({int8.source})"
+        return _share_of_peak(UNPACKED_SHARE, "int8", int8)
     for precision in ("fp32", "fp16", "bf16") if wanted == "cpu" else ("fp16", "bf16", "fp32"):
         peak = spec.peak(wanted, precision)
         if peak is not None:
-            return MATRIX_SHARE * peak.value, f"{MATRIX_SHARE:g} of the {precision} peak ({peak.source})"
+            return _share_of_peak(MATRIX_SHARE, precision, peak)
     fp64 = spec.peak(wanted, "fp64")
     if fp64 is not None:  # HPL, reached and not on paper: fp32 does twice as much
-        return 2 * fp64.value, f"twice the fp64 rate ({fp64.source})"
+        return ProductRate(2 * fp64.value, f"twice the fp64 rate ({fp64.source})")
     return None
 
 
+def _share_of_peak(share: float, precision: str, peak: Figure, why: str = "") -> ProductRate:
+    return ProductRate(share * peak.value, f"{share:g} of the {precision} peak ({peak.source}){why}")
+
+
 def unpack_rate(spec: DeviceSpec, engine: Engine | None = None) -> float | None:
-    """Operations per second with which an engine unpacks weights to floats; None where that takes no time of its own.
+    """Return the operations per second of unpacking weights to floats; None where that takes no time of its own.
 
     >>> from edge_opt.boards.catalog import device
     >>> unpack_rate(device("apple-m1")), unpack_rate(device("raspberry-pi-5"))
@@ -200,8 +212,8 @@ def unpack_rate(spec: DeviceSpec, engine: Engine | None = None) -> float | None:
     return peak.value if is_metal and peak is not None else None
 
 
-def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> tuple[float, str] | None:
-    """Operations per second that products with one row reach in a format, and why; None where no peak is known.
+def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None) -> ProductRate | None:
+    """Return the rate that products with one row reach in a format; None where no peak is known.
 
     >>> from edge_opt.boards.catalog import device
     >>> from edge_opt.serving.weight_formats import WEIGHT_FORMATS
@@ -211,15 +223,14 @@ def row_rate(spec: DeviceSpec, form: WeightFormat, engine: Engine | None = None)
     wanted = engine or spec.engine
     fp32, int8 = spec.peak(wanted, "fp32"), spec.peak(wanted, "int8")
     if wanted == "cpu" and form.is_quantized and fp32 and int8 and not _has_dot_products(spec):
-        reading = f"{ROW_SHARE:g} of the fp32 peak ({fp32.source}), for there are no dot products of int8"
-        return ROW_SHARE * fp32.value, reading
+        return _share_of_peak(ROW_SHARE, "fp32", fp32, ", for there are no dot products of int8")
     if wanted == "cpu" and form.is_quantized and fp32 and form.name not in REPACKED:
         # A single row stays in registers, so that block by block costs less than in a product of many.
-        return MATRIX_SHARE * fp32.value, f"{MATRIX_SHARE:g} of the fp32 peak ({fp32.source})"
+        return _share_of_peak(MATRIX_SHARE, "fp32", fp32)
     return matrix_rate(spec, form, wanted)
 
 
 def _has_dot_products(spec: DeviceSpec) -> bool:
-    """Whether a CPU has instructions for dot products of int8, by its peaks: they do four times what fp32 does."""
+    """Return whether a CPU has dot products of int8, by its peaks: these instructions do four times what fp32 does."""
     fp32, int8 = spec.peak("cpu", "fp32"), spec.peak("cpu", "int8")
     return fp32 is not None and int8 is not None and int8.value >= _DOT_PRODUCT * fp32.value

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput, TraceFailed
@@ -22,7 +23,7 @@ from edge_opt.serving.weight_formats import WeightTensor, described
 from edge_opt.trace import InputSpec, trace
 from edge_opt.trace.inputs import copied_with
 
-_INNER = "model."  # where the model stands in the wrappers below
+_INNER = "model."  # where the model stands in the wrapper below
 _PRODUCTS = ("matmul", "attention", "conv")
 
 
@@ -39,12 +40,10 @@ class LayerState:
     constant: int = 0
     window: int | None = None
 
-    def positions(self, context: int) -> int:
-        return context if self.window is None else min(context, self.window)
-
     def values(self, context: int, prompt: int) -> int:
-        """Values that grow, at a length of context."""
-        return self.per_position * self.positions(context) + self.per_prompt * prompt
+        """Return the values that grow, at a length of context."""
+        positions = context if self.window is None else min(context, self.window)
+        return self.per_position * positions + self.per_prompt * prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +65,19 @@ class StepTrace:
     """One call of the model.
 
     `macs` are of products and attention, by part; `live_bytes` is the most that tensors held at once, the cache among
-    them, weights and inputs apart; `kept_bytes` is what the trace itself has in its cache.
+    them, weights and inputs apart; `kept_bytes` is what the trace of a prompt itself has in its cache.
     """
 
     tokens: int
-    macs: tuple[tuple[PartName, int], ...]
+    macs: Mapping[PartName, int]
     score_macs: int
     uses: Mapping[str, WeightUse]
-    products: int
     operators: int
     live_bytes: int
     kept_bytes: int
     input_bytes: int
     unpriced: tuple[str, ...]
-    called: frozenset[str] = frozenset()  # paths of modules
-
-    def part_macs(self, name: PartName) -> int:
-        return dict(self.macs).get(name, 0)
+    called: frozenset[str]  # paths of modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,6 @@ class TracedLanguageModel:
     decode: StepTrace
     prefill: StepTrace
     buffer_bytes: int
-    layers: int
     is_latent: bool
     has_delta_nets: bool
     max_context: int | None
@@ -109,32 +103,32 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
     `absorbs_mla`: the runtime multiplies a compressed cache (MLA) as it is, instead of expanding it at each step.
     """
     with quiet():
-        steps = _OwnSteps(model) if model.inputs is not None else _HubSteps(model, batch, prompt)
-        states = steps.states()
-        decode = steps.decode(context, batch, prompt, absorbs_mla)
-        prefill = steps.prefill(prompt, batch, absorbs_mla)
+        steps = (_HubSteps if model.inputs is None else _OwnSteps)(model, batch, absorbs_mla)
+        decode, prefill = steps.decode(context, prompt), steps.prefill(prompt)
     parameters = dict(model.module.named_parameters())
     remarks = steps.remarks
     if model.sees_more_than_text:
         whole = sum(value.numel() for value in parameters.values())
-        parameters = {name: value for name, value in parameters.items() if _is_met(name, decode, prefill)}
+        parameters = {
+            name: value
+            for name, value in parameters.items()
+            if any(name.rpartition(".")[0] in step.called or name in step.uses for step in (decode, prefill))
+        }
         unmet = whole - sum(value.numel() for value in parameters.values())
         remarks += (f"the text part alone: {unmet:,} parameters that read pictures or sound are not in it",)
     text = text_config(model.config)
     heads = getattr(text, "num_attention_heads", None), getattr(text, "num_key_value_heads", None)
     sharing = heads[0] // heads[1] if isinstance(heads[0], int) and isinstance(heads[1], int) and heads[1] else 1
-    tensors = described(((name, tuple(value.shape)) for name, value in parameters.items()), sharing, _experts(decode))
+    experts = max((use.experts for use in decode.uses.values()), default=0) or 1
     head = _head_path(model.module)
-    is_tied = bool(head) and f"{head}.weight" not in parameters
     return TracedLanguageModel(
         name=model.name,
-        tensors=tensors,
-        is_tied=is_tied,
-        states=states,
+        tensors=described(((name, tuple(value.shape)) for name, value in parameters.items()), sharing, experts),
+        is_tied=bool(head) and f"{head}.weight" not in parameters,
+        states=steps.states,
         decode=decode,
         prefill=prefill,
-        buffer_bytes=sum(value.numel() * value.itemsize for value in _buffers(model.module)),
-        layers=max((tensor.layers for tensor in tensors), default=0),
+        buffer_bytes=sum(value.numel() * value.itemsize for value in model.module.buffers()),
         is_latent=any(_is_latent(module) for module in model.module.modules()),
         has_delta_nets=any("DeltaNet" in type(module).__name__ for module in model.module.modules()),
         max_context=model.max_context,
@@ -142,73 +136,22 @@ def traced_model(model: LanguageModel, context: int, prompt: int, batch: int, ab
     )
 
 
-def _is_met(name: str, *steps: StepTrace) -> bool:
-    """Return whether a step calls the module that holds a parameter, or reads the parameter."""
-    return any(name.rpartition(".")[0] in step.called or name in step.uses for step in steps)
-
-
-def _buffers(module: nn.Module) -> Iterator[torch.Tensor]:
-    seen: set[int] = set()
-    for value in module.buffers():
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield value
-
-
-def _experts(step: StepTrace) -> int:
-    return max((use.experts for use in step.uses.values()), default=0) or 1
-
-
 _CACHES = ("past_key_values", "cache_params", "state")
+
+
+def run_step(module: nn.Module, cache: Any, **arguments: Any) -> Any:
+    """Call a transformers model on its cache or state, None at first; as in generate(), the head sees one position."""
+    parameters = inspect.signature(type(module).forward).parameters
+    if cache is not None:
+        arguments[next((name for name in reversed(_CACHES) if name in parameters), _CACHES[0])] = cache
+    if "logits_to_keep" in parameters:
+        arguments["logits_to_keep"] = 1
+    return module(use_cache=True, **arguments)
 
 
 def output_cache(out: Any) -> Any:
     """Return the cache or state among the results of a model; None where it returns none."""
     return next((cache for name in _CACHES if (cache := getattr(out, name, None)) is not None), None)
-
-
-def cache_argument(module: nn.Module) -> str:
-    """Return the name of the parameter by which a model takes its cache or state."""
-    parameters = inspect.signature(type(module).forward).parameters
-    return next((name for name in reversed(_CACHES) if name in parameters), _CACHES[0])
-
-
-class Prefill(nn.Module):
-    """The model reads a prompt; the cache that it fills is the second of its results."""
-
-    def __init__(self, model: nn.Module, extra: dict[str, Any], is_pair: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.extra = extra
-        self.is_pair = is_pair
-
-    def forward(self, input_ids: torch.Tensor) -> Any:
-        extra = dict(self.extra)
-        if self.is_pair:
-            extra["decoder_input_ids"] = input_ids[:, :1]
-        out = self.model(input_ids=input_ids, use_cache=True, **extra)
-        return out.logits, output_cache(out)
-
-
-class Decode(nn.Module):
-    """The model makes one token for each sequence, on a cache that is made first, as tensors of its own."""
-
-    def __init__(self, model: nn.Module, extra: dict[str, Any], template: Any, past: int, prompt: int | None) -> None:
-        super().__init__()
-        self.model = model
-        self.extra = extra
-        self.template = template
-        self.past = past
-        self.prompt = prompt
-
-    def forward(self, input_ids: torch.Tensor) -> Any:
-        extra = dict(self.extra)
-        extra[cache_argument(self.model)] = filled_cache(self.template, self.past, self.prompt)
-        if self.prompt is None:
-            return self.model(input_ids=input_ids, use_cache=True, **extra).logits
-        model: Any = self.model
-        states = torch.empty(input_ids.shape[0], self.prompt, model.config.d_model, dtype=model.dtype, device="meta")
-        return self.model(decoder_input_ids=input_ids, encoder_outputs=(states,), use_cache=True, **extra).logits
 
 
 def filled_cache(template: Any, past: int, prompt: int | None = None) -> Any:
@@ -219,7 +162,7 @@ def filled_cache(template: Any, past: int, prompt: int | None = None) -> Any:
     A layer with a window keeps one position less than the window, as transformers does: the next token is the last.
     """
     if _is_fixed(template):
-        return copied_with(torch.empty_like, template)
+        return copied_with(_empty, template)
     cache = copy.copy(template)
     if hasattr(template, "cross_attention_cache"):
         cache.self_attention_cache = filled_cache(template.self_attention_cache, past)
@@ -235,130 +178,26 @@ def _is_fixed(cache: Any) -> bool:
     return not hasattr(cache, "layers") and not hasattr(cache, "cross_attention_cache")
 
 
-def _state_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping) or hasattr(value, "__dict__"):
-        for item in (value if isinstance(value, Mapping) else vars(value)).values():
-            yield from _state_tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _state_tensors(item)
-
-
 def _filled_layer(template: Any, past: int) -> Any:
     layer = copy.copy(template)
     window = getattr(layer, "sliding_window", None)
     positions = past if window is None else min(past, window - 1)
     for name, value in vars(template).items():
         if isinstance(value, torch.Tensor) and value.dim() == 4:
-            shape = (*value.shape[:-2], positions, value.shape[-1])
-            setattr(layer, name, torch.empty(shape, dtype=value.dtype, device=value.device))
+            setattr(layer, name, _empty(value, (*value.shape[:-2], positions, value.shape[-1])))
         elif isinstance(value, dict):
-            copies = {
-                key: torch.empty(item.shape, dtype=item.dtype, device=item.device)
-                if isinstance(item, torch.Tensor)
-                else item
-                for key, item in value.items()
-            }
-            setattr(layer, name, copies)
+            tensors = {key: _empty(item) for key, item in value.items() if isinstance(item, torch.Tensor)}
+            setattr(layer, name, value | tensors)
     if hasattr(layer, "cumulative_length"):
         layer.cumulative_length = past
     return layer
 
 
-class _HubSteps:
-    """The steps of a transformers model. A short prompt first: the cache it fills is the pattern of all others."""
-
-    PROBE = 4
-
-    def __init__(self, model: LanguageModel, batch: int, prompt: int) -> None:
-        self.model, self.batch = model, batch
-        self.is_pair = model.is_encoder_decoder
-        parameters = inspect.signature(type(model.module).forward).parameters
-        # As generate() does: the head sees the last position only.
-        self.extra: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        self.probe, self.template = self._filled(self.PROBE, batch)
-        self.remarks: tuple[str, ...] = ()
-
-    def _filled(self, tokens: int, batch: int) -> tuple[Trace, Any]:
-        results: list[Any] = []
-        wrapper = Prefill(self.model.module, self.extra, self.is_pair)
-        recorded = trace(wrapper, [InputSpec((batch, tokens), "int64")], results=results)
-        _, cache = results[-1]
-        if _is_fixed(cache) and not any(True for _ in _state_tensors(cache)):
-            kind = getattr(self.model.config, "model_type", type(self.model.module).__name__)
-            raise InvalidInput(
-                f"a model of type {kind!r} hands out nothing of what it remembers from token to token, so that cannot "
-                "be counted; pass the module with inputs=, its state among them"
-            )
-        return recorded, cache
-
-    def states(self) -> tuple[LayerState, ...]:
-        if _is_fixed(self.template):
-            return (LayerState(constant=sum(item.numel() for item in _state_tensors(self.template)) // self.batch),)
-        if self.is_pair:
-            own = tuple(map(_state, self.template.self_attention_cache.layers))
-            across = map(_state, self.template.cross_attention_cache.layers)
-            return own + tuple(LayerState(per_prompt=state.per_position) for state in across)
-        return tuple(map(_state, self.template.layers))
-
-    def decode(self, context: int, batch: int, prompt: int, absorbs_mla: bool) -> StepTrace:
-        past = max(context - 1, 1)
-        wrapper = Decode(self.model.module, self.extra, self.template, past, prompt if self.is_pair else None)
-        recorded = trace(wrapper, [InputSpec((batch, 1), "int64")])
-        return _step(self.model, recorded, batch, self._kept_bytes(past, batch, prompt), absorbs_mla)
-
-    def prefill(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
-        if self._loops(batch):
-            return self._extrapolated(prompt, batch, absorbs_mla)
-        recorded, _ = self._filled(prompt, batch)
-        # Behind an encoder, one token is written when the prompt has been read.
-        past = 1 if self.is_pair else prompt
-        return _step(self.model, recorded, batch * prompt, self._kept_bytes(past, batch, prompt), absorbs_mla)
-
-    def _kept_bytes(self, past: int, batch: int, prompt: int) -> int:
-        """Return the bytes of the cache in the trace, which has the model's own type."""
-        itemsize = next((p.itemsize for p in self.model.module.parameters() if p.is_floating_point()), 4)
-        return batch * itemsize * sum(state.values(past, prompt) + state.constant for state in self.states())
-
-    def _loops(self, batch: int) -> bool:
-        """Return whether the model reads a prompt token by token: a long one would take minutes to trace."""
-        if not any(state.constant for state in self.states()):
-            return False
-        longer, _ = self._filled(self.PROBE + 2, batch)
-        return len(longer.ops) > len(self.probe.ops) + 8
-
-    def _extrapolated(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
-        """Return the prefill of a long prompt, extrapolated linearly from two short ones."""
-        short = self._short(self.PROBE, batch, absorbs_mla)
-        longer = self._short(2 * self.PROBE, batch, absorbs_mla)
-        self.remarks += ("the prompt is extrapolated from two short ones, because the model reads it token by token",)
-
-        def at(first: int, second: int) -> int:
-            return first + (second - first) * (prompt - self.PROBE) // self.PROBE
-
-        parts = dict(longer.macs)
-        return StepTrace(
-            tokens=batch * prompt,
-            macs=tuple((name, at(short.part_macs(name), parts[name])) for name in parts),
-            score_macs=at(short.score_macs, longer.score_macs),
-            uses=longer.uses,
-            products=longer.products,
-            operators=longer.operators,
-            live_bytes=at(short.live_bytes, longer.live_bytes),
-            kept_bytes=at(short.kept_bytes, longer.kept_bytes),
-            input_bytes=at(short.input_bytes, longer.input_bytes),
-            unpriced=longer.unpriced,
-            called=longer.called,
-        )
-
-    def _short(self, tokens: int, batch: int, absorbs_mla: bool) -> StepTrace:
-        recorded, _ = self._filled(tokens, batch)
-        return _step(self.model, recorded, batch * tokens, self._kept_bytes(tokens, batch, tokens), absorbs_mla)
+def _empty(tensor: torch.Tensor, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    return torch.empty(tensor.shape if shape is None else shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def _state(layer: Any) -> LayerState:
+def _layer_state(layer: Any) -> LayerState:
     """Return what a layer of a transformers cache holds, per sequence."""
     growing = constant = 0
     for value in vars(layer).values():
@@ -370,89 +209,192 @@ def _state(layer: Any) -> LayerState:
     return LayerState(per_position=growing, constant=constant, window=getattr(layer, "sliding_window", None))
 
 
+def _state_tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a state that does not grow, wherever they stand in it."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = vars(value) if hasattr(value, "__dict__") and not isinstance(value, Mapping) else value
+    if isinstance(parts, Mapping):
+        parts = list(parts.values())
+    return [tensor for part in parts for tensor in _state_tensors(part)] if isinstance(parts, (list, tuple)) else []
+
+
+class _Wrapper(nn.Module):
+    """A way to call the model, as a module that can be traced."""
+
+    def __init__(self, model: nn.Module, call: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.call = call
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        return self.call(input_ids)
+
+
+class _HubSteps:
+    """The steps of a transformers model. A short prompt first: the cache it fills is the pattern of all others."""
+
+    PROBE = 4
+
+    def __init__(self, model: LanguageModel, batch: int, absorbs_mla: bool) -> None:
+        self.model, self.batch, self.absorbs_mla = model, batch, absorbs_mla
+        self.module, self.is_pair = model.module, model.is_encoder_decoder
+        self.probe, self.template = self._read(self.PROBE)
+        self.states = self._states()
+        self.remarks: tuple[str, ...] = ()
+
+    def _trace(self, call: Callable[[torch.Tensor], Any], tokens: int, results: list[Any] | None = None) -> Trace:
+        return trace(_Wrapper(self.module, call), [InputSpec((self.batch, tokens), "int64")], results=results)
+
+    def _read(self, tokens: int) -> tuple[Trace, Any]:
+        """Trace the reading of a prompt; return the cache that it fills as well."""
+
+        def read(input_ids: torch.Tensor) -> Any:
+            pair = {"decoder_input_ids": input_ids[:, :1]} if self.is_pair else {}
+            out = run_step(self.module, None, input_ids=input_ids, **pair)
+            return out.logits, output_cache(out)
+
+        results: list[Any] = []
+        recorded = self._trace(read, tokens, results)
+        _, cache = results[-1]
+        if _is_fixed(cache) and not _state_tensors(cache):
+            kind = getattr(self.model.config, "model_type", type(self.module).__name__)
+            raise InvalidInput(
+                f"a model of type {kind!r} hands out nothing of what it remembers from token to token, so that cannot "
+                "be counted; pass the module with inputs=, its state among them"
+            )
+        return recorded, cache
+
+    def _states(self) -> tuple[LayerState, ...]:
+        if _is_fixed(self.template):
+            return (LayerState(constant=sum(item.numel() for item in _state_tensors(self.template)) // self.batch),)
+        if self.is_pair:
+            own = tuple(map(_layer_state, self.template.self_attention_cache.layers))
+            across = map(_layer_state, self.template.cross_attention_cache.layers)
+            return own + tuple(LayerState(per_prompt=state.per_position) for state in across)
+        return tuple(map(_layer_state, self.template.layers))
+
+    def decode(self, context: int, prompt: int) -> StepTrace:
+        """Return the step that makes one token for each sequence, on a cache that it makes first."""
+
+        def write(input_ids: torch.Tensor) -> Any:
+            cache = filled_cache(self.template, max(context - 1, 1), prompt if self.is_pair else None)
+            if not self.is_pair:
+                return run_step(self.module, cache, input_ids=input_ids).logits
+            module: Any = self.module
+            states = torch.empty(len(input_ids), prompt, module.config.d_model, dtype=module.dtype, device="meta")
+            return run_step(module, cache, decoder_input_ids=input_ids, encoder_outputs=(states,)).logits
+
+        return _step(self.model, self._trace(write, 1), self.batch, self.absorbs_mla)
+
+    def prefill(self, prompt: int) -> StepTrace:
+        """Return the step that reads the prompt; a long one that is read token by token would take minutes to trace.
+
+        That one is extrapolated linearly from two short ones.
+        """
+        if not any(state.constant for state in self.states) or not self._loops():
+            return self._read_step(prompt)
+        short, longer = self._read_step(self.PROBE), self._read_step(2 * self.PROBE)
+        self.remarks += ("the prompt is extrapolated from two short ones, because the model reads it token by token",)
+
+        def at(first: int, second: int) -> int:
+            return first + (second - first) * (prompt - self.PROBE) // self.PROBE
+
+        return replace(
+            longer,
+            tokens=self.batch * prompt,
+            macs={name: at(short.macs.get(name, 0), macs) for name, macs in longer.macs.items()},
+            score_macs=at(short.score_macs, longer.score_macs),
+            live_bytes=at(short.live_bytes, longer.live_bytes),
+            kept_bytes=at(short.kept_bytes, longer.kept_bytes),
+            input_bytes=at(short.input_bytes, longer.input_bytes),
+        )
+
+    def _loops(self) -> bool:
+        longer, _ = self._read(self.PROBE + 2)
+        return len(longer.ops) > len(self.probe.ops) + 8
+
+    def _read_step(self, tokens: int) -> StepTrace:
+        recorded, _ = self._read(tokens)
+        itemsize = next((p.itemsize for p in self.module.parameters() if p.is_floating_point()), 4)
+        # Behind an encoder, one token is written when the prompt has been read.
+        past = 1 if self.is_pair else tokens
+        kept_bytes = self.batch * itemsize * sum(state.values(past, tokens) + state.constant for state in self.states)
+        return _step(self.model, recorded, self.batch * tokens, self.absorbs_mla, kept_bytes)
+
+
 class _OwnSteps:
     """The steps of a user's own module, whose arguments a function makes: inputs(tokens=, past=, batch=)."""
 
     remarks: tuple[str, ...] = ()
 
-    def __init__(self, model: LanguageModel) -> None:
-        assert model.inputs is not None
-        self.model = model
-        self.make = model.inputs
+    def __init__(self, model: LanguageModel, batch: int, absorbs_mla: bool) -> None:
+        self.model, self.batch, self.absorbs_mla = model, batch, absorbs_mla
+        less, more = (sum(map(_floating_values, tree_leaves(self._arguments(1, past, 1)))) for past in (64, 128))
+        growing = (more - less) // 64
+        self.states = (LayerState(per_position=growing, constant=less - 64 * growing),)
 
     def _arguments(self, tokens: int, past: int, batch: int) -> dict[str, Any]:
+        assert self.model.inputs is not None
         try:
-            arguments = self.make(tokens=tokens, past=past, batch=batch)
+            arguments = self.model.inputs(tokens=tokens, past=past, batch=batch)
         except TypeError as error:
             raise InvalidInput(f"inputs= cannot be called with tokens=, past= and batch=: {error}") from error
         if not isinstance(arguments, Mapping):
             raise InvalidInput(f"inputs= returned a {type(arguments).__name__}; it must return arguments by name")
         return dict(arguments)
 
-    def states(self) -> tuple[LayerState, ...]:
-        less, more = (self._held(past) for past in (64, 128))
-        growing = (more - less) // 64
-        return (LayerState(per_position=growing, constant=less - 64 * growing),)
+    def decode(self, context: int, prompt: int) -> StepTrace:
+        recorded = trace(self.model.module, None, self._arguments(1, context - 1, self.batch))
+        return _step(self.model, recorded, self.batch, self.absorbs_mla, prefix="")
 
-    def _held(self, past: int) -> int:
-        """Return the number of floating-point values among the arguments: the cache, because tokens are integers."""
-        return sum(map(_floating_values, self._arguments(1, past, 1).values()))
-
-    def decode(self, context: int, batch: int, prompt: int, absorbs_mla: bool) -> StepTrace:
-        recorded = trace(self.model.module, None, self._arguments(1, context - 1, batch))
-        return _step(self.model, recorded, batch, 0, absorbs_mla, prefix="")
-
-    def prefill(self, prompt: int, batch: int, absorbs_mla: bool) -> StepTrace:
-        recorded = trace(self.model.module, None, self._arguments(prompt, 0, batch))
-        return _step(self.model, recorded, batch * prompt, 0, absorbs_mla, prefix="")
+    def prefill(self, prompt: int) -> StepTrace:
+        recorded = trace(self.model.module, None, self._arguments(prompt, 0, self.batch))
+        return _step(self.model, recorded, self.batch * prompt, self.absorbs_mla, prefix="")
 
 
 def _floating_values(value: Any) -> int:
+    """Return the floating-point values in an argument: they are the cache, because tokens are integers."""
     if isinstance(value, torch.Tensor):
         return value.numel() if value.is_floating_point() else 0
     if isinstance(value, InputSpec):
         return 0 if value.dtype and "int" in value.dtype else prod(value.shape)
-    if isinstance(value, (list, tuple)):
-        return sum(map(_floating_values, value))
-    return sum(map(_floating_values, value.values())) if isinstance(value, Mapping) else 0
+    return 0
 
 
 def _step(
-    model: LanguageModel, recorded: Trace, tokens: int, kept_bytes: int, absorbs_mla: bool, prefix: str = _INNER
+    model: LanguageModel, recorded: Trace, tokens: int, absorbs_mla: bool, kept_bytes: int = 0, prefix: str = _INNER
 ) -> StepTrace:
     """Summarize a trace as one step."""
     if recorded.used_real_tensors and any(p.is_meta for p in model.module.parameters()):
         raise TraceFailed("the model looks at values, so its cost cannot be computed from shapes alone")
     reader = WeightReader(model.module, recorded, prefix)
     macs: dict[PartName, int] = {}
-    score_macs = products = operators = 0
+    score_macs = operators = 0
     for call in recorded.ops:
         signature = recorded.signatures[call.signature]
         cost = price(signature)
-        reader.read(call, signature, tokens)
+        reader.read(call, signature)
         operators += cost.status != "free"
-        if cost.kind not in _PRODUCTS or not cost.cost.macs:
-            continue
         path = reader.path(call)
-        if "rotary" in path:  # a table of angles: one value by one, though written as a product
+        # Rotary angles are a table of values, one by one, though written as a product.
+        if cost.kind not in _PRODUCTS or not cost.cost.macs or "rotary" in path:
             continue
-        spent, is_score = _spent(call, signature, cost.cost.macs, tokens, reader, absorbs_mla)
-        products += 1
-        score_macs += spent if is_score else 0
         part = reader.part(path, signature)
+        spent, is_score = _spent(call, signature, cost.cost.macs, tokens, reader, absorbs_mla)
+        score_macs += spent if is_score else 0
         macs[part] = macs.get(part, 0) + spent
     return StepTrace(
         tokens=tokens,
-        macs=tuple(macs.items()),
+        macs=macs,
         score_macs=score_macs,
         uses=reader.uses,
-        products=products,
         operators=operators,
         live_bytes=max((call.live_bytes for call in recorded.ops), default=0),
         kept_bytes=kept_bytes,
         input_bytes=recorded.input_bytes,
-        called=frozenset(call.path.removeprefix(prefix) for call in recorded.modules),
         unpriced=tuple(sorted({item.op for item in recorded.signatures if price(item).status == "unpriced"})),
+        called=frozenset(call.path.removeprefix(prefix) for call in recorded.modules),
     )
 
 
@@ -467,14 +409,14 @@ def _spent(
     latent: rank + rope for the scores, rank for the values. A trace always has transformers' way, so the other one is
     derived here from its shapes.
     """
+    path = reader.path(call)
     has_weight = any(reader.trace.storages[number].role == "parameter" for number in call.reads)
     # A router's weights are widened first, so that they come as a tensor of the step.
-    grows = not has_weight and reader.part(reader.path(call), signature) == "attention"
-    owner = reader.module(reader.path(call))
+    grows = not has_weight and reader.part(path, signature) == "attention"
     if not absorbs_mla:
         return macs, grows
-    parent = reader.module(reader.path(call).rpartition(".")[0])
-    if _is_latent(parent) and reader.path(call).endswith("kv_b_proj"):
+    owner, parent = reader.modules.get(path), reader.modules.get(path.rpartition(".")[0])
+    if _is_latent(parent) and path.endswith("kv_b_proj"):
         rows = prod(signature.inputs[0].shape[:-1])
         return macs * tokens // max(rows, 1), False
     if _is_latent(owner) and signature.op.endswith("scaled_dot_product_attention"):
@@ -518,9 +460,6 @@ class WeightReader:
     def path(self, call: OpCall) -> str:
         return self.trace.modules[call.module].path.removeprefix(self.prefix)
 
-    def module(self, path: str) -> nn.Module | None:
-        return self.modules.get(path)
-
     def part(self, path: str, signature: OpSignature) -> PartName:
         if signature.op == "aten.embedding":
             return "embedding"
@@ -537,47 +476,37 @@ class WeightReader:
                 return "attention" if word == "c_proj" and "attn" in words else "mlp"
         return "other"
 
-    def read(self, call: OpCall, signature: OpSignature, tokens: int) -> None:
+    def read(self, call: OpCall, signature: OpSignature) -> None:
         """Note how a call uses the parameters that it reads; what was read whole stays so."""
+        path = self.path(call)
         for number, tensor in zip(call.reads, signature.inputs, strict=True):
             if self.trace.storages[number].role != "parameter":
                 continue
-            name = self._name(call, number, tensor.shape)
+            if number not in self._by_storage:
+                self._by_storage[number] = self._parameter_name(path, number, tensor.shape)
+            name = self._by_storage[number]
             if name is None:
                 continue
-            part = self.part(self.path(call), signature)
-            known = self.uses.get(name)
-            rows = known.rows if known else 0
+            part = self.part(path, signature)
+            known = self.uses.get(name, WeightUse(part, is_whole=False))
             if signature.op == "aten.embedding":
-                rows += prod(signature.inputs[1].shape)
-                self.uses[name] = WeightUse(known.part if known else part, known is not None and known.is_whole, rows)
-            elif "experts" in self.path(call).split(".") and len(tensor.shape) == 3:
+                self.uses[name] = replace(known, rows=known.rows + prod(signature.inputs[1].shape))
+            elif "experts" in path.split(".") and len(tensor.shape) == 3:
                 met = signature.inputs[0].shape[0] if signature.op == "aten._grouped_mm" else 0
-                met = max(met, known.met if known else 0)
-                self.uses[name] = WeightUse("experts", False, experts=tensor.shape[0], met=met)
-            elif known is None or not (known.is_whole or known.experts):
-                self.uses[name] = WeightUse(part, True, rows)
+                self.uses[name] = WeightUse("experts", False, experts=tensor.shape[0], met=max(met, known.met))
+            elif not known.is_whole and not known.experts:
+                self.uses[name] = WeightUse(part, True, known.rows)
 
-    def _name(self, call: OpCall, number: int, shape: tuple[int, ...]) -> str | None:
-        if number not in self._by_storage:
-            self._by_storage[number] = self._found_name(self.path(call), number, shape)
-        return self._by_storage[number]
-
-    def _found_name(self, path: str, number: int, shape: tuple[int, ...]) -> str | None:
+    def _parameter_name(self, path: str, number: int, shape: tuple[int, ...]) -> str | None:
         """Return the parameter behind a storage: of the running module, one inside it, or the nearest outer one."""
-        nbytes = self.trace.storages[number].nbytes
-        taken = set(self._by_storage.values())
-
-        def fitting(owned: Iterable[nn.Parameter | None]) -> str | None:
-            fits = [item for item in owned if item is not None and item.untyped_storage().nbytes() == nbytes]
-            fits.sort(key=lambda item: tuple(item.shape) != tuple(shape))
-            names = (self._names.get(id(item)) for item in fits)
-            return next((name for name in names if name is not None and name not in taken), None)
-
+        nbytes, taken = self.trace.storages[number].nbytes, set(self._by_storage.values())
         while True:
             owner = self.modules.get(path)
-            if owner is not None:
-                name = fitting(owner._parameters.values()) or (fitting(owner.parameters()) if path else None)
+            for owned in () if owner is None else (owner._parameters.values(), owner.parameters() if path else ()):
+                fits = [item for item in owned if item is not None and item.untyped_storage().nbytes() == nbytes]
+                fits.sort(key=lambda item: tuple(item.shape) != tuple(shape))
+                names = (self._names.get(id(item)) for item in fits)
+                name = next((name for name in names if name is not None and name not in taken), None)
                 if name is not None:
                     return name
             if not path:

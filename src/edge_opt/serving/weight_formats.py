@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from math import prod
-from types import MappingProxyType
 from typing import Literal
 
 from edge_opt.errors import InvalidInput
@@ -35,18 +34,15 @@ class BlockType:
         return self.block_bytes * 8 / self.block
 
 
-def _types(**sizes: tuple[int, float]) -> Mapping[str, BlockType]:
-    return MappingProxyType({name: BlockType(name, block, nbytes) for name, (block, nbytes) in sizes.items()})
-
-
-# Sizes of the structs in ggml-common.h (ggml-org/llama.cpp): for Q4_0 a half and 16 bytes per 32 weights, and so on.
-BLOCK_TYPES = _types(
-    F32=(1, 4), F16=(1, 2), BF16=(1, 2),
-    Q4_0=(32, 18), Q4_1=(32, 20), Q5_0=(32, 22), Q5_1=(32, 24), Q8_0=(32, 34),
-    Q2_K=(256, 84), Q3_K=(256, 110), Q4_K=(256, 144), Q5_K=(256, 176), Q6_K=(256, 210),
-    IQ1_S=(256, 50), IQ1_M=(256, 56), IQ2_XXS=(256, 66), IQ2_XS=(256, 74), IQ2_S=(256, 82),
-    IQ3_XXS=(256, 98), IQ3_S=(256, 110), IQ4_NL=(32, 18), IQ4_XS=(256, 136), MXFP4=(32, 17),
-)  # fmt: skip
+# Weights and bytes of the structs in ggml-common.h (ggml-org/llama.cpp): for Q4_0 a half and 16 bytes per 32 weights.
+_BLOCKS: dict[str, tuple[int, float]] = {
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2),
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17),
+}  # fmt: skip
+BLOCK_TYPES: Mapping[str, BlockType] = {name: BlockType(name, *size) for name, size in _BLOCKS.items()}
 # Where a row is no multiple of the block, llama.cpp takes the next type with blocks of 32; after that, F16.
 _FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -54,7 +50,7 @@ _FALLBACK = {
 }  # fmt: skip
 
 # When a rule of a mix holds; `layer` of `layers`, `sharing` query heads per key head.
-Condition = Literal["always", "more_bits", "first_8th", "first_16th", "first_2", "first_4", "sharing_4", "middle"]
+Condition = Literal["always", "more_bits", "first_8th", "first_16th", "first_2", "first_4", "sharing_4"]
 _Rule = tuple[Condition, str]
 
 
@@ -79,7 +75,7 @@ class WeightFormat:
     embedding: BlockType
     head: BlockType
     small: BlockType
-    rules: tuple[tuple[TensorRole, tuple[_Rule, ...]], ...] = ()
+    rules: Mapping[str, tuple[_Rule, ...]] = field(default_factory=dict)
     computes_in: Literal["float32", "float16", "bfloat16"] = "float32"
 
     @property
@@ -108,16 +104,8 @@ class WeightTensor:
 def _gguf(
     name: str, base: str, head: str = "Q6_K", embedding: str | None = None, **rules: tuple[_Rule, ...]
 ) -> WeightFormat:
-    types = BLOCK_TYPES
-    return WeightFormat(
-        name,
-        ("llama.cpp",),
-        types[base],
-        types[embedding or base],
-        types[head],
-        types["F32"],
-        tuple(rules.items()),  # type: ignore[arg-type]
-    )
+    inner, outer, last = (BLOCK_TYPES[kind] for kind in (base, embedding or base, head))
+    return WeightFormat(name, ("llama.cpp",), inner, outer, last, BLOCK_TYPES["F32"], rules)
 
 
 def _plain(name: str, type_name: str, computes_in: Literal["float32", "float16", "bfloat16"]) -> WeightFormat:
@@ -199,7 +187,7 @@ _ALL = (
     # Experts in MXFP4, the rest in Q8_0.
     _gguf("mxfp4", "Q8_0", head="Q8_0"),
 )  # fmt: skip
-WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType({item.name: item for item in _ALL})
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = {item.name: item for item in _ALL}
 _ALIASES = {
     "int4": "int4-g128", "f32": "fp32", "f16": "fp16", "float32": "fp32", "float16": "fp16", "half": "fp16",
     "bfloat16": "bf16", "q4": "q4_0", "q8": "q8_0", "q6": "q6_k", "4bit": "mlx-4bit", "8bit": "mlx-8bit",
@@ -208,14 +196,14 @@ _ALIASES = {
 }  # fmt: skip
 
 # What the key-value cache may be held in: bytes per value, scales included.
-CACHE_FORMATS: Mapping[str, float] = MappingProxyType(
-    {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
-     "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}
-)  # fmt: skip
+CACHE_FORMATS: Mapping[str, float] = {
+    "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+    "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
 
 
 def weight_format(name: str, runtime: str | None = None) -> tuple[WeightFormat, ServingRuntime]:
-    """The format of that name, and the runtime that runs it; what does not go together is refused in one sentence.
+    """Return the format of that name, and the runtime that runs it; refuse a runtime that does not have the format.
 
     `2.7bpw` is a GGUF file of somebody's own mix, by its bits per weight.
 
@@ -241,15 +229,11 @@ def weight_format(name: str, runtime: str | None = None) -> tuple[WeightFormat, 
 
 def _by_bits(name: str) -> WeightFormat | None:
     """Return the format of a GGUF file with a mix of its own, such as 2.7bpw: bits per weight of every matrix."""
-    match = _BITS.fullmatch(name)
-    bits = float(match[1]) if match else 0.0
-    if not 1 <= bits <= 32:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)bpw", name)
+    if match is None or not 1 <= float(match[1]) <= 32:
         return None
-    kind = BlockType(name, 1, bits / 8)
+    kind = BlockType(name, 1, float(match[1]) / 8)
     return WeightFormat(name, ("llama.cpp",), kind, kind, kind, BLOCK_TYPES["F32"])
-
-
-_BITS = re.compile(r"(\d+(?:\.\d+)?)bpw")
 
 
 def cache_bytes_per_value(name: str) -> float:
@@ -264,7 +248,7 @@ def cache_bytes_per_value(name: str) -> float:
 
 
 def tensor_bytes(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False) -> int:
-    """Bytes of a parameter in a format. `is_tied`: the embedding table is the head as well.
+    """Return the bytes of a parameter in a format. `is_tied`: the embedding table is the head as well.
 
     >>> table = WeightTensor("embed_tokens.weight", (1000, 256), "embedding", None, 2)
     >>> tensor_bytes(table, WEIGHT_FORMATS["q4_k_m"])  # 1000 rows of one block of 144 bytes
@@ -277,7 +261,7 @@ def tensor_bytes(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False
 
 
 def tensor_type(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False) -> BlockType:
-    """The type that a parameter gets in a format: by its role, its layer, and whether its rows fill whole blocks."""
+    """Return the type of a parameter in a format: by its role, its layer, and whether its rows fill whole blocks."""
     if tensor.role in ("small", "router") or len(tensor.shape) < 2:
         return form.small
     if tensor.role == "head" or (tensor.role == "embedding" and is_tied):
@@ -290,7 +274,7 @@ def tensor_type(tensor: WeightTensor, form: WeightFormat, is_tied: bool = False)
         kind = BLOCK_TYPES["MXFP4"]
     else:
         kind = form.base
-        for condition, name in dict(form.rules).get(tensor.role, ()):
+        for condition, name in form.rules.get(tensor.role, ()):
             if _holds(condition, tensor):
                 kind = BLOCK_TYPES[name]
                 break
@@ -341,21 +325,17 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 def described(
     parameters: Iterable[tuple[str, tuple[int, ...]]], sharing: int = 1, experts: int = 1
 ) -> tuple[WeightTensor, ...]:
-    """Parameters by name and shape, with the role that their names tell.
+    """Return parameters by name and shape, with the role that their names tell.
 
     >>> described([("model.layers.1.mlp.down_proj.weight", (64, 256))])[0].role
     'ffn_down'
     """
-    listed = list(parameters)
-    numbers = [int(found[1]) for name, _ in listed if (found := _LAYER.search(name))]
-    layers = max(numbers, default=-1) + 1
+    listed = [(name, shape, _LAYER.search(name)) for name, shape in parameters]
+    layers = max((int(layer[1]) for _, _, layer in listed if layer), default=-1) + 1
     return tuple(
-        WeightTensor(
-            name, shape, _role(name, shape), int(found[1]) if (found := _LAYER.search(name)) else None, layers, sharing,
-            experts,
-        )
-        for name, shape in listed
-    )  # fmt: skip
+        WeightTensor(name, shape, _role(name, shape), int(layer[1]) if layer else None, layers, sharing, experts)
+        for name, shape, layer in listed
+    )
 
 
 def _role(name: str, shape: tuple[int, ...]) -> TensorRole:

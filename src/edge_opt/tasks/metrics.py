@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -18,11 +17,8 @@ from edge_opt._support.output_tensors import flat_tensors, map_tensors
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
 from edge_opt.loading import parse_reference
 from edge_opt.records.sweeps import MetricDirection
-from edge_opt.tasks.paired_scores import RESAMPLES, Score, resampled
+from edge_opt.tasks.paired_scores import RESAMPLES, Numbers, Score, resampled
 from edge_opt.text import edit_distance
-
-Table = npt.NDArray[np.float64]
-Weights = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +41,8 @@ class QualityMetric:
 
     name: str
     direction: MetricDirection
-    gather: Callable[[Any, Any], Table] | None = None
-    reckon: Callable[[Table, Weights], float] | None = None
+    gather: Callable[[Any, Any], Numbers] | None = None
+    reckon: Callable[[Numbers, Numbers], float] | None = None
     whole: Callable[[Any, Any], float] | None = field(default=None, repr=False)
     is_mean: bool = False
 
@@ -54,26 +50,15 @@ class QualityMetric:
         """Return the metric of these outputs."""
         return self.scored([(outputs, targets)], resamples=0).value
 
-    def per_sample(self, outputs: Any, targets: Any) -> npt.NDArray[np.float64] | None:
-        """Return one number per sample whose mean decides the metric; None where there is no such number."""
-        return self.scored([(outputs, targets)], resamples=0).per_sample
-
-    def drop(self, reference: float, value: float) -> float:
-        """Return by how much a value is worse than the reference's; below zero where it is better.
-
-        >>> metric_named("mae").drop(0.30, 0.25), metric_named("accuracy").drop(0.90, 0.88)
-        (-0.04999999999999999, 0.020000000000000018)
-        """
-        return reference - value if self.direction == "higher" else value - reference
-
     def scored(self, answers: Iterable[tuple[Any, Any]], resamples: int = RESAMPLES) -> Score:
         """Return the metric over batches of (outputs, targets), with its values over resamples."""
-        batches = iter(answers)
         if self.gather is None:
-            return self._scored_whole(list(batches), resamples)
+            return self._scored_whole(list(answers), resamples)
         tables, samples = [], 0
-        for number, (outputs, targets) in enumerate(batches):
-            table = self._gathered(outputs, targets, number)
+        for number, (outputs, targets) in enumerate(answers):
+            if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in flat_tensors(outputs)):
+                raise MeasurementFailed(f"outputs of batch {number} are NaN; {self.name} has no meaning")
+            table = self.gather(outputs, targets)
             table[:, 0] += samples
             samples += count_samples(targets)
             tables.append(table)
@@ -87,12 +72,6 @@ class QualityMetric:
         each = columns[:, 0] / columns[:, 1] if self.is_mean else None
         return Score(self, value, samples, drawn, each)
 
-    def _gathered(self, outputs: Any, targets: Any, number: int) -> Table:
-        assert self.gather is not None
-        if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in flat_tensors(outputs)):
-            raise MeasurementFailed(f"outputs of batch {number} are NaN; {self.name} has no meaning")
-        return self.gather(outputs, targets)
-
     def _finite(self, value: Any) -> float:
         number = float(value)
         if not math.isfinite(number):
@@ -103,19 +82,19 @@ class QualityMetric:
         if not answers:
             raise InvalidInput(f"the loader has no batches; {self.name} needs at least one")
         assert self.whole is not None
-        whole, own = self.whole, self.name
-        outputs = _joined([outputs for outputs, _ in answers], own)
-        targets = _joined([targets for _, targets in answers], own)
-        samples, first = count_samples(targets), whole(outputs, targets)
-        values = _numbers(first, samples)
-        if values is not None:
-            return _mean_score(self, values, resamples)
-        if np.size(_plain(first)) != 1:
+        whole = self.whole
+        outputs, targets = (_joined(list(parts), self.name) for parts in zip(*answers, strict=True))
+        samples, result = count_samples(targets), _plain(whole(outputs, targets))
+        if np.shape(result) == (samples,) and samples > 1:
+            values = np.asarray(result, dtype=np.float64)
+            drawn = resampled(samples, resamples, lambda weights: float(weights @ values) / samples)
+            return Score(self, self._finite(values.mean()), samples, drawn, values)
+        if np.size(result) != 1:
             raise InvalidInput(
-                f"metric {own} returns {tuple(np.shape(_plain(first)))}; it must return one number, or one per sample"
+                f"metric {self.name} returns {np.shape(result)}; it must return one number, or one per sample"
             )
 
-        def again(weights: Weights) -> float:
+        def again(weights: Numbers) -> float:
             chosen = torch.from_numpy(np.repeat(np.arange(samples), weights.astype(np.int64)))
 
             def picked(leaf: torch.Tensor) -> torch.Tensor:
@@ -123,14 +102,7 @@ class QualityMetric:
 
             return float(_plain(whole(map_tensors(picked, outputs), map_tensors(picked, targets))))
 
-        return Score(self, self._finite(_plain(first)), samples, resampled(samples, resamples, again), None)
-
-
-def _mean_score(metric: QualityMetric, values: npt.NDArray[np.float64], resamples: int) -> Score:
-    """Return the score of a metric that gives one number per sample: their mean."""
-    mean = metric._finite(values.mean())
-    drawn = resampled(len(values), resamples, lambda weights: float(weights @ values) / len(values))
-    return Score(metric, mean, len(values), drawn, values)
+        return Score(self, self._finite(result), samples, resampled(samples, resamples, again), None)
 
 
 def first_tensor(output: Any) -> torch.Tensor:
@@ -140,7 +112,7 @@ def first_tensor(output: Any) -> torch.Tensor:
         scores = scores[0]
     if isinstance(scores, Mapping):
         scores = scores.get("logits", next(iter(scores.values()), None))
-    elif not isinstance(scores, (torch.Tensor, np.ndarray)):
+    elif not _is_array(scores):
         scores = getattr(scores, "logits", next(iter(flat_tensors(scores)), None))
     if isinstance(scores, np.ndarray):
         scores = torch.from_numpy(scores)
@@ -152,7 +124,8 @@ def first_tensor(output: Any) -> torch.Tensor:
 def _pair(name: str, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scores in float32 and targets, both on the CPU."""
     scores = first_tensor(outputs).detach().cpu()
-    if isinstance(targets, Mapping) or (isinstance(targets, (tuple, list)) and tree_has_tensors(targets)):
+    is_sequence_of_tensors = isinstance(targets, (tuple, list)) and any(map(_is_array, tree_leaves(targets)))
+    if isinstance(targets, Mapping) or is_sequence_of_tensors:
         raise InvalidInput(
             f"targets are a {type(targets).__name__} of several, and {name} takes one tensor; "
             "set metric to a function of your own on (outputs, targets): file.py:f"
@@ -164,9 +137,8 @@ def _pair(name: str, outputs: Any, targets: Any) -> tuple[torch.Tensor, torch.Te
     return scores.float() if scores.is_floating_point() else scores, labels
 
 
-def tree_has_tensors(value: Any) -> bool:
-    """Return whether a structure holds tensors or arrays at all."""
-    return any(isinstance(leaf, (torch.Tensor, np.ndarray)) for leaf in tree_leaves(value))
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray))
 
 
 def class_scores(name: str, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,10 +180,10 @@ def _way_out(scores: torch.Tensor, labels: torch.Tensor) -> str:
     return f"Set metric to what fits them: mae, rmse, r2, miou, auroc, perplexity, wer, {own}"
 
 
-def _hits(name: str, most: int) -> Callable[[Any, Any], Table]:
+def _hits(name: str, most: int) -> Callable[[Any, Any], Numbers]:
     """Tabulate right answers and answers per sample: right is a label among the `most` best scores."""
 
-    def gather(outputs: Any, targets: Any) -> Table:
+    def gather(outputs: Any, targets: Any) -> Numbers:
         scores, labels = class_scores(name, *_pair(name, outputs, targets))
         if most >= scores.shape[-1]:
             raise InvalidInput(f"{name} of {scores.shape[-1]} classes is always 1; set metric to accuracy")
@@ -225,10 +197,10 @@ def _hits(name: str, most: int) -> Callable[[Any, Any], Table]:
     return gather
 
 
-def _confusion(name: str) -> Callable[[Any, Any], Table]:
+def _confusion(name: str) -> Callable[[Any, Any], Numbers]:
     """Tabulate (sample, truth, guess, how often)."""
 
-    def gather(outputs: Any, targets: Any) -> Table:
+    def gather(outputs: Any, targets: Any) -> Numbers:
         scores, labels = class_scores(name, *_pair(name, outputs, targets))
         classes, guesses = scores.shape[-1], scores.argmax(-1)
         samples = torch.arange(len(labels))[:, None].expand_as(labels)
@@ -241,7 +213,7 @@ def _confusion(name: str) -> Callable[[Any, Any], Table]:
     return gather
 
 
-def _by_class(columns: Table, weights: Weights) -> tuple[Any, Any, Any]:
+def _by_class(columns: Numbers, weights: Numbers) -> tuple[Any, Any, Any]:
     """Return right, true and guessed counts of each class."""
     truth, guess = columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64)
     counts, size = columns[:, 2] * weights, int(columns[:, :2].max(initial=0)) + 1
@@ -249,24 +221,24 @@ def _by_class(columns: Table, weights: Weights) -> tuple[Any, Any, Any]:
     return right, np.bincount(truth, counts, size), np.bincount(guess, counts, size)
 
 
-def _f1(columns: Table, weights: Weights) -> float:
+def _f1(columns: Numbers, weights: Numbers) -> float:
     """Return the mean over classes of 2 right / (true + guessed), without classes that are in neither."""
     right, true, guessed = _by_class(columns, weights)
     met = true + guessed > 0
     return float((2 * right[met] / (true + guessed)[met]).mean())
 
 
-def _miou(columns: Table, weights: Weights) -> float:
+def _miou(columns: Numbers, weights: Numbers) -> float:
     """Return the mean over classes of right / (true + guessed - right), without classes that are in neither."""
     right, true, guessed = _by_class(columns, weights)
     union = true + guessed - right
     return float((right[union > 0] / union[union > 0]).mean())
 
 
-def _errors(name: str, power: int, with_truth: bool = False) -> Callable[[Any, Any], Table]:
+def _errors(name: str, power: int, with_truth: bool = False) -> Callable[[Any, Any], Numbers]:
     """Tabulate summed errors and their number per sample, on request with the sums of targets and their squares."""
 
-    def gather(outputs: Any, targets: Any) -> Table:
+    def gather(outputs: Any, targets: Any) -> Numbers:
         values, truth = _pair(name, outputs, targets)
         if values.shape != truth.shape and values.numel() == truth.numel() and len(values) == len(truth):
             # (samples, 1) and (samples,) mean the same; subtracting them would compare all with all.
@@ -283,19 +255,19 @@ def _errors(name: str, power: int, with_truth: bool = False) -> Callable[[Any, A
     return gather
 
 
-def _ratio(columns: Table, weights: Weights) -> float:
+def _ratio(columns: Numbers, weights: Numbers) -> float:
     top, bottom = weights @ columns[:, :2]
     return float(top / bottom) if bottom else math.nan
 
 
-def _r2(columns: Table, weights: Weights) -> float:
+def _r2(columns: Numbers, weights: Numbers) -> float:
     """Return 1 - squared errors / squared distances from the mean, all outputs together."""
     error, count, total, squares = weights @ columns
     spread = squares - total**2 / count
     return float(1 - error / spread) if spread > 0 else math.nan
 
 
-def _surprise(outputs: Any, targets: Any) -> Table:
+def _surprise(outputs: Any, targets: Any) -> Numbers:
     """Tabulate summed negative log likelihoods and their number per sample."""
     scores, labels = class_scores("perplexity", *_pair("perplexity", outputs, targets))
     asked = labels >= 0
@@ -303,7 +275,7 @@ def _surprise(outputs: Any, targets: Any) -> Table:
     return _table(-(chosen * asked).sum(1), asked.sum(1))
 
 
-def _ranks(outputs: Any, targets: Any) -> Table:
+def _ranks(outputs: Any, targets: Any) -> Numbers:
     """Tabulate scores and labels, 0 or 1; several classes side by side."""
     scores, labels = _pair("auroc", outputs, targets)
     scores = scores.reshape(len(scores), -1) if scores.dim() < 3 else scores
@@ -325,7 +297,7 @@ def _ranks(outputs: Any, targets: Any) -> Table:
     )
 
 
-def _auroc(columns: Table, weights: Weights) -> float:
+def _auroc(columns: Numbers, weights: Numbers) -> float:
     """Return how often a positive sample is scored above a negative one, ties half; the mean over classes."""
     classes = columns.shape[1] // 2
     areas = []
@@ -340,7 +312,7 @@ def _auroc(columns: Table, weights: Weights) -> float:
     return float(np.mean(areas)) if areas else math.nan
 
 
-def _edits(outputs: Any, targets: Any) -> Table:
+def _edits(outputs: Any, targets: Any) -> Numbers:
     """Tabulate edits (inserted, deleted, replaced tokens) and target tokens per sample."""
     tokens, truth = _pair("wer", outputs, targets)
     guesses = tokens.argmax(-1) if tokens.is_floating_point() else tokens
@@ -357,7 +329,7 @@ def _edits(outputs: Any, targets: Any) -> Table:
     return _table(torch.tensor([edit_distance(*pair) for pair in pairs]), torch.tensor([len(w) for _, w in pairs]))
 
 
-def _table(*columns: torch.Tensor) -> Table:
+def _table(*columns: torch.Tensor) -> Numbers:
     rows = torch.stack([torch.arange(len(columns[0])).double(), *(column.double() for column in columns)], 1)
     return rows.numpy()
 
@@ -425,7 +397,7 @@ def metric_of(metric: Any, direction: MetricDirection | None = None, name: str |
         raise InvalidInput(
             f"metric is a {type(metric).__name__}; it must be a name or a function of (outputs, targets)"
         )
-    name = name or own_name(metric)
+    name = name or reference_name(metric)
     said = getattr(metric, "higher_is_better", None)
     better = direction or (None if said is None else "higher" if said else "lower")
     if better not in ("higher", "lower"):
@@ -433,13 +405,7 @@ def metric_of(metric: Any, direction: MetricDirection | None = None, name: str |
             f"is a higher {name} better, or a lower one? Set metric_direction to higher or lower, "
             f"or {name}.higher_is_better to True or False"
         )
-    return QualityMetric(name, better, whole=_guarded(_updated(metric) if is_stateful else metric, name))
-
-
-def own_name(given: Any) -> str:
-    """Return what columns and constraints call a function or an object of the user's."""
-    name = getattr(given, "__name__", None) or type(given).__name__
-    return plain_name(str(name))
+    return QualityMetric(name, better, whole=_guarded(metric, name, is_stateful))
 
 
 def plain_name(name: str) -> str:
@@ -448,39 +414,39 @@ def plain_name(name: str) -> str:
     return plain if plain.isidentifier() else "score"
 
 
-def reference_name(given: Any) -> str:
+def reference_name(metric: Any) -> str:
     """Return what columns call a metric, from its name, its reference, or itself; nothing is imported for it.
 
     >>> reference_name("top-5"), reference_name("net.py:dice")
     ('top5', 'dice')
     """
-    parsed = parse_reference(given) if isinstance(given, str) else None
-    if parsed is not None:
-        return plain_name(parsed.name.rpartition(".")[2])
-    return metric_named(given).name if isinstance(given, str) else own_name(given)
+    if not isinstance(metric, str):
+        return plain_name(str(getattr(metric, "__name__", None) or type(metric).__name__))
+    parsed = parse_reference(metric)
+    return metric_named(metric).name if parsed is None else plain_name(parsed.name.rpartition(".")[2])
 
 
-def _updated(given: Any) -> Callable[[Any, Any], Any]:
-    """Return a metric with update() and compute(), as torchmetrics has, as a function."""
+def _guarded(metric: Any, name: str, is_stateful: bool) -> Callable[[Any, Any], Any]:
+    """Return the user's metric as a function of outputs and targets; what it raises is one sentence.
 
-    def whole(outputs: Any, targets: Any) -> Any:
-        given.reset()
-        given.update(first_tensor(outputs), targets)
-        return given.compute()
-
-    return whole
-
-
-def _guarded(function: Callable[[Any, Any], Any], name: str) -> Callable[[Any, Any], Any]:
-    """Return the user's function; what it raises is one sentence."""
+    `is_stateful`: it has update() and compute(), as torchmetrics.
+    """
 
     def whole(outputs: Any, targets: Any) -> Any:
         try:
-            return function(outputs, targets)
+            if not is_stateful:
+                return metric(outputs, targets)
+            metric.reset()
+            metric.update(first_tensor(outputs), targets)
+            return metric.compute()
         except EdgeOptError:
             raise
         except Exception as error:
-            shapes = " and ".join(_shapes(each) for each in (outputs, targets))
+            shapes = " and ".join(
+                ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(each) if hasattr(leaf, "shape"))
+                or type(each).__name__
+                for each in (outputs, targets)
+            )
             raise InvalidInput(
                 f"metric {name} raised {first_line(error)} on outputs and targets of {shapes}"
             ) from error
@@ -501,23 +467,20 @@ def takes_model(function: Callable[..., Any]) -> bool:
     return not any(p.kind is p.VAR_POSITIONAL for p in parameters) and (len(required) or len(positional)) == 1
 
 
-def _shapes(value: Any) -> str:
-    shapes = [str(tuple(leaf.shape)) for leaf in tree_leaves(value) if hasattr(leaf, "shape")]
-    return ", ".join(shapes) or type(value).__name__
-
-
 def count_samples(targets: Any) -> int:
     """Return how many samples there are."""
-    for leaf in tree_leaves(targets):
-        if isinstance(leaf, (torch.Tensor, np.ndarray)):
-            return len(leaf) if leaf.ndim else 1
-    return len(targets)
+    array = next(filter(_is_array, tree_leaves(targets)), None)
+    return len(targets) if array is None else len(array) if array.ndim else 1
 
 
 def _joined(parts: list[Any], name: str) -> Any:
     """Join batches into one, leaf by leaf."""
+
+    def end_to_end(*column: torch.Tensor) -> torch.Tensor:
+        return torch.cat([leaf.detach().cpu().reshape(leaf.shape or (1,)) for leaf in column])
+
     try:
-        return map_tensors(_end_to_end, *parts)
+        return map_tensors(end_to_end, *parts)
     except (RuntimeError, ValueError, KeyError) as error:
         raise InvalidInput(
             f"metric {name} sees all batches at once, and they cannot be put end to end ({first_line(error)}); pad "
@@ -525,15 +488,5 @@ def _joined(parts: list[Any], name: str) -> Any:
         ) from error
 
 
-def _end_to_end(*column: torch.Tensor) -> torch.Tensor:
-    return torch.cat([leaf.detach().cpu() if leaf.dim() else leaf[None].detach().cpu() for leaf in column])
-
-
 def _plain(value: Any) -> Any:
     return value.detach().cpu().double().numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _numbers(value: Any, samples: int) -> npt.NDArray[np.float64] | None:
-    """Return one number per sample, where that is what a metric returns."""
-    numbers = np.asarray(_plain(value), dtype=np.float64) if np.ndim(_plain(value)) == 1 else None
-    return numbers if numbers is not None and len(numbers) == samples > 1 else None

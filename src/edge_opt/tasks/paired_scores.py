@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edge_opt.errors import InvalidInput
 from edge_opt.measuring.statistics import wilson
 from edge_opt.records.sweeps import SHARES
 
@@ -69,31 +68,8 @@ class Score:
         right = self.right_answers
         if right is not None:
             return wilson(int(right.sum()), len(right))
-        return _middle(self.resamples, self.value)
-
-    def difference(self, other: Score) -> tuple[float, float, float]:
-        """Return by how much `other` is worse than this on the same samples, with the paired 95 % interval.
-
-        >>> import torch
-        >>> from edge_opt.tasks.metrics import metric_named
-        >>> truth = torch.arange(4.0)
-        >>> one, two = (metric_named("mae").scored([(truth + gap, truth)]) for gap in (0.5, 0.75))
-        >>> one.difference(two)
-        (0.25, 0.25, 0.25)
-        """
-        if self.samples != other.samples or self.metric.name != other.metric.name:
-            raise InvalidInput(
-                f"{self.metric.name} over {self.samples} samples and {other.metric.name} over {other.samples} "
-                "cannot be paired; score both by the same metric on the same data"
-            )
-        paired = paired_difference(
-            self.value - other.value,
-            (self.right_answers, other.right_answers),
-            (self.resamples, other.resamples),
-        )
-        value = self.value - other.value
-        low, high = (value, value) if paired is None else (paired.low, paired.high)
-        return (value, low, high) if self.metric.direction == "higher" else (-value, -high, -low)
+        known = self.resamples[np.isfinite(self.resamples)]
+        return _middle(known, self.value) if len(known) >= _FEWEST_RESAMPLES else (self.value, self.value)
 
 
 class PairedDifference(NamedTuple):
@@ -138,8 +114,7 @@ def paired_difference(
     known = draws[np.isfinite(draws)]
     if not len(known):
         return None
-    low, high = np.quantile(known, (0.025, 0.975))
-    return PairedDifference(value, min(float(low), value), max(float(high), value), "a paired bootstrap's", 0)
+    return PairedDifference(value, *_middle(known, value), "a paired bootstrap's", 0)
 
 
 def paired_shares(first: RightAnswers, second: RightAnswers) -> PairedDifference:
@@ -171,11 +146,8 @@ def paired_shares(first: RightAnswers, second: RightAnswers) -> PairedDifference
 
 
 def _middle(values: Numbers, value: float) -> tuple[float, float]:
-    """Return the middle 95 % of resampled values; the value itself alone where there are none."""
-    known = values[np.isfinite(values)]
-    if len(known) < _FEWEST_RESAMPLES:
-        return value, value
-    low, high = np.quantile(known, (0.025, 0.975))
+    """Return the middle 95 % of resampled values, widened to the value itself."""
+    low, high = np.quantile(values, (0.025, 0.975))
     return min(float(low), value), max(float(high), value)
 
 
