@@ -6,8 +6,11 @@ import os
 import shlex
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from torch import nn
@@ -17,12 +20,16 @@ import edge_opt as eo
 ROOT = Path(__file__).parents[2]
 
 
-def run_action(folder: Path, **values: str) -> subprocess.CompletedProcess[str]:
-    """The script of the action, with `gh` in place of the service: it keeps what it is asked to say."""
-    steps = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
-    script = next(step["run"] for step in steps if step.get("name") == "Check")
+def action_steps() -> list[dict[str, str]]:
+    steps: list[dict[str, str]] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
+    return steps
+
+
+def run_action(folder: Path, python: Path | str = sys.executable, **values: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of the action; a function `gh` keeps what the service would get."""
+    script = next(step["run"] for step in action_steps() if step["name"] == "Check")
     (folder / "net.py").write_text("from torch import nn\n\ndef Net():\n    return nn.Linear(8, 4)\n", encoding="utf-8")
-    entry = f"{shlex.quote(sys.executable)} -m edge_opt.cli"
+    entry = f"{shlex.quote(str(python))} -m edge_opt.cli"
     functions = f'edge-opt() {{ {entry} "$@"; }}\ngh() {{ cp "$5" comment.md; echo "$@" >> gh.log; }}\n'
     given = {"MODEL": "net.py:Net", "SHAPES": "1x8", "BUDGETS": "", "BASELINE": "", "INCREASES": "", "COMMENT": "true",
              "TRUST": "false", "PULL_REQUEST": "7", "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}  # fmt: skip
@@ -62,6 +69,26 @@ def test_the_action_opens_an_exported_program_only_with_trust(tmp_path: Path) ->
     assert refused.returncode == 2 and "can execute code from the file" in refused.stderr
     done = run_action(tmp_path, MODEL="net.pt2", BUDGETS="macs <= 32", TRUST="true")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_runner_installs_the_action_from_its_own_files_and_names_the_model(tmp_path: Path) -> None:
+    """A job in a fresh environment that has torch, as a runner with a cache has, and no edge-opt."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    [site_packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # All packages of this environment but edge-opt itself: entries of a folder on PYTHONPATH run no .pth files.
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_paths()["purelib"]}
+    install = next(step["run"] for step in action_steps() if step["name"] == "Install")
+    pip = f'pip() {{ {shlex.quote(str(python))} -m pip "$@" --no-deps --no-build-isolation; }}\n'
+    subprocess.run(
+        ["bash", "-e", "-c", pip + install],
+        cwd=tmp_path, env={**environment, "PACKAGE": "", "ACTION_PATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    assert (site_packages / "edge_opt" / "cli").is_dir()
+    done = run_action(tmp_path, python=python, BUDGETS="macs <= 32", PYTHONPATH=environment["PYTHONPATH"])
+    assert done.returncode == 0, done.stderr
+    assert " Net: within 1 budget" in (tmp_path / "summary.md").read_text()
 
 
 def test_the_hook_names_a_command_that_is_there() -> None:
