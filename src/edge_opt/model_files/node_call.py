@@ -39,6 +39,12 @@ def operator(*names: str, has_values: bool = True) -> Callable[[Handler], Handle
     return register
 
 
+def operators(table: Mapping[str, Handler], prefix: str = "", has_values: bool = True) -> None:
+    """Register operators that are one expression of torch, by type; `prefix` is their domain, such as "tflite:"."""
+    for name, handler in table.items():
+        operator(f"{prefix}{name}", has_values=has_values)(handler)
+
+
 def handler_of(node: FileNode) -> Handler | None:
     return _handlers.get(_key(node))
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from edge_opt.model_files.node_call import NodeCall, numbers, operator
+from edge_opt.model_files.node_call import NodeCall, numbers, operator, operators
 from edge_opt.model_files.shared_operators import (
     ARITHMETIC,
     REDUCTIONS,
@@ -19,6 +19,7 @@ from edge_opt.model_files.shared_operators import (
     can_broadcast,
     pooled_as_int8,
     same_padding,
+    unary,
 )
 
 aten = torch.ops.aten
@@ -166,11 +167,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return torch.addmm(bias, x, weight.t())
 
 
-@operator("Einsum")
-def einsum(call: NodeCall) -> torch.Tensor:
-    return torch.einsum(call.get("equation", ""), *call.inputs)
-
-
 def _flipped(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
     """Return a comparison that takes a number in front as well: torch takes it behind only."""
     mirrors: dict[Any, Any] = {torch.gt: torch.lt, torch.ge: torch.le, torch.lt: torch.gt, torch.le: torch.ge}
@@ -187,8 +183,10 @@ _BINARY: dict[str, TensorFunction] = {
 
 
 _BOTH_TENSORS = (torch.logical_and, torch.logical_or, torch.logical_xor, torch.fmod)
-for _name, _function in _BINARY.items():
-    operator(_name)(partial(binary, function=_function, takes_numbers=_function not in _BOTH_TENSORS))
+operators({
+    name: partial(binary, function=function, takes_numbers=function not in _BOTH_TENSORS)
+    for name, function in _BINARY.items()
+})  # fmt: skip
 
 
 @operator("Pow")
@@ -218,28 +216,8 @@ _ALIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "IsInf": torch.isinf, "Selu": F.selu, "Celu": F.celu, "HardSigmoid": F.hardsigmoid, "Swish": F.silu,
     "Shrink": F.hardshrink, "com.microsoft:QuickGelu": F.gelu,
 }  # fmt: skip
-for _name, _one in (_UNARY | _ALIKE).items():
-    operator(_name, has_values=_name in _UNARY)(lambda call, function=_one: function(call.tensor()))  # type: ignore[misc]
-
-
-@operator("LeakyRelu")
-def leaky_relu(call: NodeCall) -> torch.Tensor:
-    return F.leaky_relu(call.tensor(), call.get("alpha", 0.01))
-
-
-@operator("Elu")
-def elu(call: NodeCall) -> torch.Tensor:
-    return F.elu(call.tensor(), call.get("alpha", 1.0))
-
-
-@operator("ThresholdedRelu")
-def thresholded_relu(call: NodeCall) -> torch.Tensor:
-    return F.threshold(call.tensor(), call.get("alpha", 1.0), 0.0)
-
-
-@operator("Gelu")
-def gelu(call: NodeCall) -> torch.Tensor:
-    return F.gelu(call.tensor(), approximate=call.get("approximate", "none"))
+operators({name: partial(unary, function) for name, function in _UNARY.items()})
+operators({name: partial(unary, function) for name, function in _ALIKE.items()}, has_values=False)
 
 
 @operator("com.microsoft:BiasGelu", "com.microsoft:FastGelu")
@@ -277,19 +255,6 @@ def clip(call: NodeCall) -> torch.Tensor:
     return torch.clamp(x, low, high)
 
 
-@operator("Min", "Max")
-def extreme(call: NodeCall) -> torch.Tensor:
-    function = torch.minimum if call.node.op == "Min" else torch.maximum
-    result: torch.Tensor = reduce(function, call.inputs)
-    return result
-
-
-@operator("Sum", "Mean")
-def total(call: NodeCall) -> torch.Tensor:
-    result: torch.Tensor = reduce(torch.add, call.inputs)
-    return result / len(call.inputs) if call.node.op == "Mean" else result
-
-
 @operator("Where")
 def where(call: NodeCall) -> Any:
     condition, *others = call.inputs
@@ -316,12 +281,6 @@ def cumsum(call: NodeCall) -> torch.Tensor:
     result = torch.cumsum(x, axis, dtype=x.dtype)
     result = result - x if call.get("exclusive", 0) else result
     return result.flip(axis) if is_reversed else result
-
-
-@operator("BitShift")
-def bit_shift(call: NodeCall) -> torch.Tensor:
-    shift = torch.bitwise_left_shift if call.get("direction") == "LEFT" else torch.bitwise_right_shift
-    return shift(call.tensor(), call.tensor(1))
 
 
 @operator("Softmax", "LogSoftmax")
@@ -424,11 +383,6 @@ def group_norm(call: NodeCall) -> torch.Tensor:
     return F.group_norm(x, groups, weight, bias)
 
 
-@operator("LpNormalization")
-def lp_normalization(call: NodeCall) -> torch.Tensor:
-    return F.normalize(call.tensor(), float(call.get("p", 2)), call.axis(-1))
-
-
 @operator("LRN")
 def local_response_norm(call: NodeCall) -> torch.Tensor:
     alpha, beta, bias = (call.get(name, default) for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
@@ -465,12 +419,6 @@ def reduction(call: NodeCall) -> torch.Tensor:
     if call.node.op in _OF_FLOATS and not x.is_floating_point():
         return _REDUCTIONS[call.node.op](x.to(torch.float64), axes, keep).to(x.dtype)
     return _REDUCTIONS[call.node.op](x, axes, keep)
-
-
-@operator("ArgMax", "ArgMin")
-def position(call: NodeCall) -> torch.Tensor:
-    function = torch.argmax if call.node.op == "ArgMax" else torch.argmin
-    return function(call.tensor(), call.axis(0), keepdim=bool(call.get("keepdims", 1)))
 
 
 @operator("TopK")
@@ -536,12 +484,28 @@ def sklearn_linear(call: NodeCall) -> Any:
     return torch.argmax(scores, -1), scores if shares is None else shares(scores)
 
 
-@operator("ai.onnx.ml:Scaler")
-def scaler(call: NodeCall) -> torch.Tensor:
-    return (call.tensor() - call.tensor(1)) * call.tensor(2)
-
-
 @operator("ai.onnx.ml:Normalizer", has_values=False)
 def normalizer(call: NodeCall) -> torch.Tensor:
     x = call.tensor() if call.tensor().is_floating_point() else call.tensor().to(torch.float32)
     return F.normalize(x, {"L1": 1.0, "L2": 2.0, "MAX": float("inf")}.get(call.get("norm", "MAX"), 2.0), -1)
+
+
+_SHIFTS: dict[bool, TensorFunction] = {True: torch.bitwise_left_shift, False: torch.bitwise_right_shift}
+operators(
+    {
+        "Einsum": lambda call: torch.einsum(call.get("equation", ""), *call.inputs),
+        "LeakyRelu": lambda call: F.leaky_relu(call.tensor(), call.get("alpha", 0.01)),
+        "Min": lambda call: reduce(torch.minimum, call.inputs),
+        "Max": lambda call: reduce(torch.maximum, call.inputs),
+        "Sum": lambda call: reduce(torch.add, call.inputs),
+        "Mean": lambda call: reduce(torch.add, call.inputs) / len(call.inputs),
+        "ArgMax": lambda call: torch.argmax(call.tensor(), call.axis(0), keepdim=bool(call.get("keepdims", 1))),
+        "ArgMin": lambda call: torch.argmin(call.tensor(), call.axis(0), keepdim=bool(call.get("keepdims", 1))),
+        "BitShift": lambda call: _SHIFTS[call.get("direction") == "LEFT"](call.tensor(), call.tensor(1)),
+        "Elu": lambda call: F.elu(call.tensor(), call.get("alpha", 1.0)),
+        "ThresholdedRelu": lambda call: F.threshold(call.tensor(), call.get("alpha", 1.0), 0.0),
+        "Gelu": lambda call: F.gelu(call.tensor(), approximate=call.get("approximate", "none")),
+        "LpNormalization": lambda call: F.normalize(call.tensor(), float(call.get("p", 2)), call.axis(-1)),
+        "ai.onnx.ml:Scaler": lambda call: (call.tensor() - call.tensor(1)) * call.tensor(2),
+    },
+)

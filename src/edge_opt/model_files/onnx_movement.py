@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from edge_opt.model_files.file_graph import FileTensor
-from edge_opt.model_files.node_call import NodeCall, numbers, operator, real_values, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, numbers, operator, operators, real_values, torch_dtype
 from edge_opt.model_files.onnx_reader import DTYPES
 from edge_opt.model_files.shared_operators import filled, one_hot, unrecorded
 
@@ -43,11 +43,6 @@ def shape(call: NodeCall) -> torch.Tensor:
     return torch.tensor(list(call.tensor().shape)[call.get("start", 0) : call.get("end")], dtype=torch.int64)
 
 
-@operator("Size")
-def size(call: NodeCall) -> torch.Tensor:
-    return torch.tensor(call.tensor().numel(), dtype=torch.int64)
-
-
 @operator("Constant")
 def constant(call: NodeCall) -> torch.Tensor:
     """Return a constant inside the graph: a tensor, or numbers as an attribute."""
@@ -75,11 +70,6 @@ def constant_of_shape(call: NodeCall) -> torch.Tensor:
 def _said_dtype(call: NodeCall, default: torch.dtype) -> torch.dtype:
     """Return the element type of the attribute `dtype`."""
     return torch_dtype(DTYPES[call.get("dtype")]) if call.get("dtype") in DTYPES else default
-
-
-@operator("EyeLike", has_values=False)
-def eye_like(call: NodeCall) -> torch.Tensor:
-    return torch.zeros_like(call.tensor(), dtype=_said_dtype(call, call.tensor().dtype))
 
 
 @operator("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
@@ -345,16 +335,6 @@ def resize(call: NodeCall) -> torch.Tensor:
         return resized.permute([order.index(axis) for axis in range(x.dim())])
 
 
-@operator("DepthToSpace", has_values=False)
-def depth_to_space(call: NodeCall) -> torch.Tensor:
-    return F.pixel_shuffle(call.tensor(), int(call.get("blocksize", 1)))
-
-
-@operator("SpaceToDepth", has_values=False)
-def space_to_depth(call: NodeCall) -> torch.Tensor:
-    return F.pixel_unshuffle(call.tensor(), int(call.get("blocksize", 1)))
-
-
 @operator("Trilu")
 def trilu(call: NodeCall) -> torch.Tensor:
     diagonal = int(call.values(1)[0]) if call.has(1) else 0
@@ -368,11 +348,6 @@ def one_hot_of_indices(call: NodeCall) -> torch.Tensor:
     return one_hot(call, _from_front(index, int(call.values(1)[0])) if call.device == "cpu" else index, on, off)
 
 
-@operator("ReverseSequence", has_values=False)
-def reverse_sequence(call: NodeCall) -> torch.Tensor:
-    return call.tensor().flip(int(call.get("time_axis", 0)))
-
-
 @operator("ai.onnx.ml:ArrayFeatureExtractor")
 def array_feature(call: NodeCall) -> torch.Tensor:
     features = torch.index_select(call.tensor(), -1, call.tensor(1).reshape(-1).to(torch.int64))
@@ -382,26 +357,11 @@ def array_feature(call: NodeCall) -> torch.Tensor:
 # Sequences: lists of tensors
 
 
-@operator("SequenceConstruct", has_values=False)
-def sequence(call: NodeCall) -> Any:
-    return ([*call.inputs],)
-
-
-@operator("SequenceEmpty", has_values=False)
-def sequence_empty(call: NodeCall) -> Any:
-    return ([],)
-
-
 @operator("SequenceInsert", has_values=False)
 def sequence_insert(call: NodeCall) -> Any:
     items = list(call.inputs[0])
     items.insert(int(call.values(2)[0]) if call.has(2) else len(items), call.inputs[1])
     return (items,)
-
-
-@operator("SequenceAt")
-def sequence_at(call: NodeCall) -> Any:
-    return call.inputs[0][int(call.values(1)[0])]
 
 
 @operator("ConcatFromSequence")
@@ -418,3 +378,24 @@ def split_sequence(call: NodeCall) -> Any:
     pieces = torch.split(x, sizes[0] if is_one_size else sizes, axis)
     is_dropped = not call.has(1) and not call.get("keepdims", 1)
     return ([piece.squeeze(axis) if is_dropped else piece for piece in pieces],)
+
+
+operators(
+    {
+        "Size": lambda call: torch.tensor(call.tensor().numel(), dtype=torch.int64),
+        "SequenceAt": lambda call: call.inputs[0][int(call.values(1)[0])],
+    },
+)
+
+
+operators(
+    {
+        "EyeLike": lambda call: torch.zeros_like(call.tensor(), dtype=_said_dtype(call, call.tensor().dtype)),
+        "DepthToSpace": lambda call: F.pixel_shuffle(call.tensor(), int(call.get("blocksize", 1))),
+        "SpaceToDepth": lambda call: F.pixel_unshuffle(call.tensor(), int(call.get("blocksize", 1))),
+        "ReverseSequence": lambda call: call.tensor().flip(int(call.get("time_axis", 0))),
+        "SequenceConstruct": lambda call: ([*call.inputs],),
+        "SequenceEmpty": lambda call: ([],),
+    },
+    has_values=False,
+)

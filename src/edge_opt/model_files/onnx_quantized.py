@@ -12,7 +12,7 @@ from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.products import convolution as convolution_cost
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.file_graph import FileNode
-from edge_opt.model_files.node_call import NodeCall, operator, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, operator, operators, torch_dtype
 from edge_opt.model_files.onnx_arithmetic import convolution, evenly_padded, linear, pooled, windows
 from edge_opt.model_files.onnx_reader import DTYPES
 from edge_opt.model_files.shared_operators import TensorFunction, define, unrecorded
@@ -118,11 +118,6 @@ def dequantize(call: NodeCall) -> torch.Tensor:
     return dequantize_op(call.tensor(), call.tensor(1), call.optional(2), call.tensor(1).dtype)
 
 
-@operator("DynamicQuantizeLinear", has_values=False)
-def dynamic_quantize(call: NodeCall) -> Any:
-    return dynamic_quantize_op(call.tensor())
-
-
 @operator("MatMulInteger", has_values=False)
 def matmul_integer(call: NodeCall) -> torch.Tensor:
     a, b = call.tensor(), call.tensor(1)
@@ -151,16 +146,6 @@ def conv_integer(call: NodeCall) -> torch.Tensor:
     strides, dilations, pads = windows(call, list(weight.shape[2:]))
     x, padding = evenly_padded(x, pads)
     return integer_convolution(x, weight, strides, padding, dilations, int(call.get("group", 1)))
-
-
-@operator("QLinearConv", has_values=False)
-def qlinear_conv(call: NodeCall) -> torch.Tensor:
-    return convolution(call, call.tensor(), call.tensor(3), call.optional(8))
-
-
-@operator("QLinearMatMul", has_values=False)
-def qlinear_matmul(call: NodeCall) -> torch.Tensor:
-    return torch.matmul(call.tensor(), call.tensor(3))
 
 
 @operator("com.microsoft:QGemm", has_values=False)
@@ -252,3 +237,13 @@ def quantized_nodes(nodes: tuple[FileNode, ...], constants: frozenset[str], outp
         if first is not None and nodes[first].op != "DequantizeLinear" and first not in quantized:
             quantized.discard(index)
     return frozenset(quantized)
+
+
+operators(
+    {
+        "DynamicQuantizeLinear": lambda call: dynamic_quantize_op(call.tensor()),
+        "QLinearConv": lambda call: convolution(call, call.tensor(), call.tensor(3), call.optional(8)),
+        "QLinearMatMul": lambda call: torch.matmul(call.tensor(), call.tensor(3)),
+    },
+    has_values=False,
+)

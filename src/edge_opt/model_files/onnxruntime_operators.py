@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from edge_opt.cost.products import DEQUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.node_call import NodeCall, operator
+from edge_opt.model_files.node_call import NodeCall, operator, operators
 from edge_opt.model_files.onnx_quantized import dequantize_op, integer_product
 from edge_opt.model_files.shared_operators import byte_softmax_op, define, recurrent_op, unrecorded
 from edge_opt.records.costs import TensorInfo
@@ -172,11 +172,6 @@ def grouped_attention(call: NodeCall) -> Any:
 # Parts of transformers and of pictures
 
 
-@operator("com.microsoft:RotaryEmbedding", "RotaryEmbedding", has_values=False)
-def rotary_embedding(call: NodeCall) -> torch.Tensor:
-    return _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0)))
-
-
 @operator("com.microsoft:SkipLayerNormalization", "com.microsoft:SkipSimplifiedLayerNormalization", has_values=False)
 def skip_layer_norm(call: NodeCall) -> Any:
     whole = call.tensor() + call.tensor(1)
@@ -235,21 +230,11 @@ def dynamic_lstm(call: NodeCall) -> Any:
     return (output, output[-1], output[-1])[: len(call.node.outputs)]
 
 
-@operator("com.microsoft:QLinearSoftmax", has_values=False)
-def byte_softmax(call: NodeCall) -> torch.Tensor:
-    return byte_softmax_op(call.tensor())
-
-
 @operator("com.microsoft:QLinearReduceMean", has_values=False)
 def byte_mean(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
     axes = [int(axis) for axis in call.get("axes", ())] or list(range(x.dim()))
     return x.sum(axes, keepdim=bool(call.get("keepdims", 1)), dtype=x.dtype).mul_(1)
-
-
-@operator("com.microsoft:QLinearWhere", has_values=False)
-def byte_where(call: NodeCall) -> torch.Tensor:
-    return torch.where(call.tensor(), call.tensor(1), call.tensor(4))
 
 
 # Blocks of channels, as kernels for wide registers want them
@@ -263,3 +248,14 @@ def reordered(call: NodeCall) -> torch.Tensor:
     channels = int(call.get("channels", 0)) or x.shape[1]
     result = x[:, :channels].clone()
     return result.permute(0, 2, 3, 1) if call.get("channels_last", 0) and call.node.op == "ReorderOutput" else result
+
+
+operators(
+    {
+        "com.microsoft:RotaryEmbedding": lambda call: _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0))),
+        "RotaryEmbedding": lambda call: _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0))),
+        "com.microsoft:QLinearSoftmax": lambda call: byte_softmax_op(call.tensor()),
+        "com.microsoft:QLinearWhere": lambda call: torch.where(call.tensor(), call.tensor(1), call.tensor(4)),
+    },
+    has_values=False,
+)

@@ -33,7 +33,11 @@ def viewed_as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.view(dtype)
 
 
-# Arithmetic with two operands
+# Arithmetic with one operand, or with two
+
+
+def unary(function: TensorFunction, call: NodeCall) -> torch.Tensor:
+    return function(call.tensor())
 
 
 def subtract(a: Any, b: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from edge_opt.model_files.node_call import NodeCall, operator, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, operator, operators, torch_dtype
 from edge_opt.model_files.onnx_arithmetic import cumsum, linear, top_k
 from edge_opt.model_files.onnx_quantized import (
     dequantize_op,
@@ -31,6 +31,7 @@ from edge_opt.model_files.shared_operators import (
     pooled_as_int8,
     recurrent_op,
     same_padding,
+    unary,
     unrecorded,
 )
 from edge_opt.model_files.tflite_reader import ACTIVATIONS
@@ -235,17 +236,6 @@ def arithmetic(call: NodeCall) -> torch.Tensor:
     return activated(call, binary(call, _BINARY[call.node.op], call.node.op in _WITH_NUMBERS))
 
 
-@tflite("SQUARED_DIFFERENCE")
-def squared_difference(call: NodeCall) -> torch.Tensor:
-    return torch.sub(call.tensor(), call.tensor(1)).square_()
-
-
-@tflite("ADD_N")
-def add_n(call: NodeCall) -> torch.Tensor:
-    total: torch.Tensor = reduce(torch.add, call.inputs)
-    return total
-
-
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "LOGISTIC": torch.sigmoid, "TANH": torch.tanh, "EXP": torch.exp, "LOG": torch.log, "SQRT": torch.sqrt,
     "RSQRT": torch.rsqrt, "SIN": torch.sin, "COS": torch.cos, "ELU": F.elu, "HARD_SWISH": F.hardswish,
@@ -265,20 +255,8 @@ def _curve(function: Callable[[torch.Tensor], torch.Tensor], call: NodeCall) -> 
     return function(x) if x.is_floating_point() else F.relu(x)
 
 
-for _name, _function in _UNARY.items():
-    tflite(_name)(partial(_curve, _function))
-for _name, _function in _EXACT.items():
-    tflite(_name)(lambda call, function=_function: function(call.tensor()))
-
-
-@tflite("GELU")
-def gelu(call: NodeCall) -> torch.Tensor:
-    return _curve(partial(F.gelu, approximate="tanh" if call.get("approximate") else "none"), call)
-
-
-@tflite("LEAKY_RELU")
-def leaky_relu(call: NodeCall) -> torch.Tensor:
-    return _curve(partial(F.leaky_relu, negative_slope=call.get("alpha", 0.01)), call)
+operators({name: partial(_curve, function) for name, function in _UNARY.items()}, "tflite:")
+operators({name: partial(unary, function) for name, function in _EXACT.items()}, "tflite:")
 
 
 @tflite("PRELU")
@@ -355,9 +333,6 @@ def result_dtype(call: NodeCall, index: int = 0) -> torch.dtype:
     return torch_dtype(call.get("results")[index][1] or "uint8")
 
 
-tflite("CUMSUM")(cumsum)
-
-
 @tflite("TOPK_V2")
 def top_k_v2(call: NodeCall) -> Any:
     values, positions = cast("tuple[torch.Tensor, torch.Tensor]", top_k(call))
@@ -403,3 +378,15 @@ def recurrent(call: NodeCall) -> Any:
     widths = [sizes[-1] for sizes, _ in call.get("results")]
     output = recurrent_op(x, weights, call.node.op, [*x.shape[:-1], sum(widths)])
     return torch.split(output, widths, -1) if len(widths) > 1 else output
+
+
+operators(
+    {
+        "ADD_N": lambda call: reduce(torch.add, call.inputs),
+        "CUMSUM": cumsum,
+        "SQUARED_DIFFERENCE": lambda call: torch.sub(call.tensor(), call.tensor(1)).square_(),
+        "GELU": lambda call: _curve(partial(F.gelu, approximate="tanh" if call.get("approximate") else "none"), call),
+        "LEAKY_RELU": lambda call: _curve(partial(F.leaky_relu, negative_slope=call.get("alpha", 0.01)), call),
+    },
+    "tflite:",
+)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.node_call import NodeCall, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, operators, torch_dtype
+from edge_opt.model_files.onnx_movement import squeeze, tile
 from edge_opt.model_files.onnx_quantized import dequantize_op, requantized
 from edge_opt.model_files.shared_operators import define, filled, one_hot, unrecorded
 from edge_opt.model_files.tflite_arithmetic import (
@@ -41,11 +44,6 @@ def whole(call: NodeCall, index: int) -> list[int]:
 # Steps between floats and integers
 
 
-@tflite("QUANTIZE", has_values=False)
-def quantize(call: NodeCall) -> torch.Tensor:
-    return requantized(call.tensor(), result_dtype(call))
-
-
 @tflite("DEQUANTIZE", has_values=False)
 def dequantize(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
@@ -61,11 +59,6 @@ _fake_quantized = define("fake_quantized(Tensor x) -> Tensor", lambda x: torch.e
 def fake_quantized_cost(out: TensorInfo, x: TensorInfo) -> Work:
     """To steps and back, where each element stands."""
     return Work(other_ops=out.elements * (QUANTIZE_OPS + DEQUANTIZE_OPS))
-
-
-@tflite("FAKE_QUANT", has_values=False)
-def fake_quant(call: NodeCall) -> torch.Tensor:
-    return _fake_quantized(call.tensor())
 
 
 @tflite("CAST")
@@ -85,16 +78,6 @@ def bitcast(call: NodeCall) -> torch.Tensor:
 # Shapes
 
 
-@tflite("SHAPE")
-def shape(call: NodeCall) -> torch.Tensor:
-    return torch.tensor(list(call.tensor().shape), dtype=result_dtype(call))
-
-
-@tflite("RANK")
-def rank_of(call: NodeCall) -> torch.Tensor:
-    return torch.tensor(call.tensor().dim(), dtype=torch.int32)
-
-
 @tflite("RESHAPE")
 def reshape(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
@@ -106,22 +89,6 @@ def reshape(call: NodeCall) -> torch.Tensor:
     return x.reshape(sizes)
 
 
-@tflite("SQUEEZE")
-def squeeze(call: NodeCall) -> torch.Tensor:
-    axes = [int(axis) for axis in call.get("axes", ())]
-    return call.tensor().squeeze(axes) if axes else call.tensor().squeeze()
-
-
-@tflite("EXPAND_DIMS")
-def expand_dims(call: NodeCall) -> torch.Tensor:
-    return call.tensor().unsqueeze(whole(call, 1)[0])
-
-
-@tflite("TRANSPOSE")
-def transpose(call: NodeCall) -> torch.Tensor:
-    return call.tensor().permute(whole(call, 1))
-
-
 @tflite("BROADCAST_TO")
 def broadcast(call: NodeCall) -> torch.Tensor:
     sizes = whole(call, 1)
@@ -130,21 +97,6 @@ def broadcast(call: NodeCall) -> torch.Tensor:
 
 
 # Parts and wholes
-
-
-@tflite("CONCATENATION")
-def concatenation(call: NodeCall) -> torch.Tensor:
-    return activated(call, torch.cat(call.inputs, int(call.get("axis", 0))))
-
-
-@tflite("PACK")
-def pack(call: NodeCall) -> torch.Tensor:
-    return torch.stack(call.inputs, int(call.get("axis", 0)))
-
-
-@tflite("UNPACK")
-def unpack(call: NodeCall) -> Any:
-    return call.tensor().unbind(int(call.get("axis", 0)))
 
 
 @tflite("SPLIT")
@@ -197,19 +149,8 @@ def strided_slice(call: NodeCall) -> torch.Tensor:
     backwards = any(isinstance(pick, slice) and pick.step < 0 for pick in picks)
     if not backwards:
         return x[tuple(picks)]
-    sizes: list[int] = []  # torch has no steps back; the shape follows from Python's own rule
-    used = sum(not (pick is None or pick is Ellipsis) for pick in picks)
-    remaining = iter(x.shape)
-    for pick in [*picks, *([] if Ellipsis in picks else [Ellipsis])]:
-        if pick is None:
-            sizes.append(1)
-        elif pick is Ellipsis:
-            sizes += [next(remaining) for _ in range(x.dim() - used)]
-        elif isinstance(pick, slice):
-            sizes.append(len(range(next(remaining))[pick]))
-        else:
-            next(remaining)
-    return _rearranged(x, sizes)
+    # torch has no steps back; NumPy has, and tells the shape of the result without its values.
+    return _rearranged(x, list(np.broadcast_to(np.int8(0), x.shape)[tuple(picks)].shape))
 
 
 @tflite("GATHER")
@@ -268,18 +209,6 @@ def select(call: NodeCall) -> torch.Tensor:
     return torch.where(condition, first, second)
 
 
-@tflite("TILE")
-def tile(call: NodeCall) -> torch.Tensor:
-    x, times = call.tensor(), whole(call, 1)
-    call.check_size(size * time for size, time in zip(x.shape, times, strict=True))
-    return x.repeat(times)
-
-
-@tflite("REVERSE_V2")
-def reverse(call: NodeCall) -> torch.Tensor:
-    return call.tensor().flip(whole(call, 1))
-
-
 @tflite("PAD", "PADV2", "MIRROR_PAD")
 def pad(call: NodeCall) -> torch.Tensor:
     x, sizes = call.tensor(), whole(call, 1)
@@ -309,9 +238,7 @@ def batches(call: NodeCall) -> torch.Tensor:
     if len(edges) != 2 * count or x.dim() < count + 1 or min(block, default=1) < 1:
         raise call.error(f"its blocks {block} do not fit its input {tuple(x.shape)}")
     spare = [edges[2 * axis] + edges[2 * axis + 1] for axis in range(count)]
-    times = 1
-    for size in block:
-        times *= size
+    times = prod(block)
     if call.node.op == "SPACE_TO_BATCH_ND":
         sizes = [(x.shape[1 + axis] + spare[axis]) // block[axis] for axis in range(count)]
         sizes = [x.shape[0] * times, *sizes, *x.shape[1 + count :]]
@@ -333,26 +260,11 @@ def resize(call: NodeCall) -> torch.Tensor:
 # Made from nothing
 
 
-@tflite("FILL")
-def fill(call: NodeCall) -> torch.Tensor:
-    return filled(call, call.values(0), call.tensor(1).dtype, lambda: call.values(1)[0])
-
-
-@tflite("ZEROS_LIKE")
-def zeros_like(call: NodeCall) -> torch.Tensor:
-    return torch.zeros_like(call.tensor())
-
-
 @tflite("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")
 def random(call: NodeCall) -> torch.Tensor:
     sizes = tuple(whole(call, 0))
     call.check_size(sizes)
     return torch.rand(sizes, device=call.device)
-
-
-@tflite("ONE_HOT")
-def one_hot_of_indices(call: NodeCall) -> torch.Tensor:
-    return one_hot(call, call.tensor(), call.tensor(2), call.tensor(3))
 
 
 # Variables that are kept between runs, under a handle
@@ -370,6 +282,32 @@ def read_variable(call: NodeCall) -> torch.Tensor:
     return call.empty(tuple(sizes), torch_dtype(dtype or "uint8"))
 
 
-@tflite("ASSIGN_VARIABLE")
-def assign_variable(call: NodeCall) -> Any:
-    return ()
+operators(
+    {
+        "TILE": tile,
+        "SQUEEZE": squeeze,
+        "SHAPE": lambda call: torch.tensor(list(call.tensor().shape), dtype=result_dtype(call)),
+        "RANK": lambda call: torch.tensor(call.tensor().dim(), dtype=torch.int32),
+        "EXPAND_DIMS": lambda call: call.tensor().unsqueeze(whole(call, 1)[0]),
+        "TRANSPOSE": lambda call: call.tensor().permute(whole(call, 1)),
+        "CONCATENATION": lambda call: activated(call, torch.cat(call.inputs, int(call.get("axis", 0)))),
+        "PACK": lambda call: torch.stack(call.inputs, int(call.get("axis", 0))),
+        "UNPACK": lambda call: call.tensor().unbind(int(call.get("axis", 0))),
+        "REVERSE_V2": lambda call: call.tensor().flip(whole(call, 1)),
+        "FILL": lambda call: filled(call, call.values(0), call.tensor(1).dtype, lambda: call.values(1)[0]),
+        "ZEROS_LIKE": lambda call: torch.zeros_like(call.tensor()),
+        "ONE_HOT": lambda call: one_hot(call, call.tensor(), call.tensor(2), call.tensor(3)),
+        "ASSIGN_VARIABLE": lambda call: (),
+    },
+    "tflite:",
+)
+
+
+operators(
+    {
+        "QUANTIZE": lambda call: requantized(call.tensor(), result_dtype(call)),
+        "FAKE_QUANT": lambda call: _fake_quantized(call.tensor()),
+    },
+    "tflite:",
+    has_values=False,
+)
