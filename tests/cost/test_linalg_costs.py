@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -68,6 +70,23 @@ def test_singular_values() -> None:
     m, n = 8, 3
     assert ops(lambda a: torch.linalg.svd(a, full_matrices=False), (m, n)) == 14 * m * n * n + 8 * n**3
     assert ops(torch.linalg.svd, (m, n)) == 4 * m * m * n + 8 * m * n * n + 9 * n**3
+
+
+def test_values_alone_are_counted_without_vectors() -> None:
+    m, n = 7, 5
+    singular_values = math.ceil(4 * m * n * n - Fraction(4 * n**3, 3))
+    for function in (
+        torch.linalg.svdvals,
+        torch.linalg.cond,
+        torch.linalg.matrix_rank,
+        lambda a: torch.linalg.matrix_norm(a, "nuc"),
+        lambda a: torch.linalg.matrix_norm(a, 2),
+    ):
+        assert ops(function, (m, n)) == singular_values
+    eigenvalues = math.ceil(Fraction(4 * n**3, 3))
+    assert ops(torch.linalg.eigvalsh, (n, n)) == eigenvalues
+    assert ops(lambda a: torch.linalg.matrix_rank(a, hermitian=True), (n, n)) == eigenvalues
+    assert ops(torch.linalg.eigvals, (n, n)) == 10 * n**3
 
 
 def test_eigenvalues() -> None:

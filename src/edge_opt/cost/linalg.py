@@ -179,6 +179,12 @@ def svd(out: Any, x: TensorInfo, full_matrices: bool = False, compute_uv: bool =
     return _work(x, _batch(x), svd_ops(m, n, with_vectors=compute_uv, is_full=full_matrices))
 
 
+@cost_rule(aten.linalg_svdvals, kind="linalg")
+def singular_values(out: Any, x: TensorInfo, **_: Any) -> Work:
+    """Golub-Reinsch without vectors."""
+    return _work(x, _batch(x), svd_ops(*x.shape[-2:], with_vectors=False))
+
+
 @cost_rule(aten.linalg_pinv, kind="linalg")
 def pseudo_inverse(out: TensorInfo, x: TensorInfo, *_: Any, **options: Any) -> Work:
     """Singular values with thin U and V (eigenvalues where it is Hermitian), scaled, and the product of the two."""
@@ -193,6 +199,12 @@ def symmetric_eigenvalues(out: Any, x: TensorInfo, uplo: str = "L", compute_v: b
     """The symmetric QR algorithm: 4n³/3, about 9n³ with vectors (GVL 8.3)."""
     n = x.shape[-1]
     return _work(x, _batch(x), 9 * n**3 if compute_v else Fraction(4 * n**3, 3))
+
+
+@cost_rule(aten.linalg_eigvalsh, kind="linalg")
+def symmetric_eigenvalues_alone(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
+    """The symmetric QR algorithm without vectors: 4n³/3 (GVL 8.3)."""
+    return _work(x, _batch(x), Fraction(4 * x.shape[-1] ** 3, 3))
 
 
 @cost_rule(aten.linalg_eig, kind="linalg")
