@@ -57,8 +57,11 @@ class ExecutionPlan:
         constants |= _weights_of_nodes(file.graph)
         self.nodes = tuple(_with_weights(node, index, constants) for index, node in enumerate(file.graph.nodes))
         self.reads = tuple(names_read(node) for node in self.nodes)
-        _check_order(self.nodes, self.reads, constants, file.graph)
+        available = {*constants, *(value.name for value in file.graph.inputs), ""}
+        check_order(self.nodes, available)
         self.outputs = frozenset(value.name for value in file.graph.outputs)
+        if not self.outputs <= available:
+            raise UnreadableModel(f"the output {min(self.outputs - available)!r} is made by no node")
         self.folded, self.constant_names = _constant_nodes(self.nodes, self.reads, constants)
         self.runs_quantized = quantized_nodes(self.nodes, self.constant_names, self.outputs)
         chains = self._chains()
@@ -255,21 +258,15 @@ def _unpack(node: FileNode, constants: dict[str, FileTensor]) -> None:
     constants[packed.name] = FileTensor(packed.name, (rows, columns), f"uint{bits}", None)
 
 
-def _check_order(
-    nodes: Sequence[FileNode], reads: Sequence[Sequence[str]], constants: Mapping[str, FileTensor], graph: FileGraph
-) -> None:
-    """Refuse a file that reads a value before a node makes it; a cycle would, too."""
-    available = {*constants, *(value.name for value in graph.inputs), ""}
-    for node, names in zip(nodes, reads, strict=True):
-        missing = next((name for name in names if name not in available), None)
+def check_order(nodes: Sequence[FileNode], available: set[str]) -> None:
+    """Refuse a graph that reads a value before a node makes it, as a cycle would; `available` grows by the results."""
+    for node in nodes:
+        missing = next((name for name in names_read(node) if name not in available), None)
         if missing is not None:
             raise UnreadableModel(
                 f"{node.label} reads {missing!r}, which no node before it makes: they are in a circle, or in disorder"
             )
         available.update(node.outputs)
-    lost = next((value.name for value in graph.outputs if value.name not in available), None)
-    if lost is not None:
-        raise UnreadableModel(f"the output {lost!r} is made by no node")
 
 
 def _constant_nodes(

@@ -44,59 +44,36 @@ def _short(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A constant of the file.
-
-    Attributes:
-        name: Its name in the graph.
-        shape: Its dimensions.
-        dtype: Its element type by torch's name; text counts as bytes.
-        values: Its values where they are few enough to be read; None for weights.
-    """
+    """A constant of the file."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
-    values: np.ndarray[Any, Any] | None
+    dtype: str  # by torch's name; text counts as bytes
+    values: np.ndarray[Any, Any] | None  # None for weights: only few values are read
 
 
 @dataclass(frozen=True, slots=True)
 class FileValue:
-    """A value that the file describes: an input, an output, or one in between.
-
-    Attributes:
-        name: Its name in the graph.
-        shape: Its dimensions, an unknown one by its name, "" where it has none; None where the rank is unknown.
-        dtype: Its element type by torch's name; None for text, sequences and maps.
-        role: What torch's exporter says it was in the model: "PARAMETER", "BUFFER"; "" where it says nothing.
-    """
+    """A value that the file describes: an input, an output, or one in between."""
 
     name: str
+    # An unknown dimension is its name, or "" where it has none; None where the rank is unknown.
     shape: tuple[int | str, ...] | None
-    dtype: str | None
-    role: str = ""
+    dtype: str | None  # by torch's name; None for text, sequences and maps
+    role: str = ""  # "PARAMETER" or "BUFFER" where torch's exporter says so
 
 
 @dataclass(frozen=True, slots=True)
 class FileNode:
-    """One operator of a graph.
+    """One operator of a graph."""
 
-    Attributes:
-        op: Its type, such as "Conv" or "CONV_2D".
-        domain: Where the type is defined; "" for ONNX itself.
-        name: Its name; may be empty.
-        inputs: Names of the values that it reads; "" for one that is left out.
-        outputs: Names of the values that it makes.
-        attributes: Its settings: numbers, texts, lists, tensors and graphs.
-        metadata: What exporters wrote beside it, such as the path of its module.
-    """
-
-    op: str
-    domain: str
-    name: str
-    inputs: tuple[str, ...]
+    op: str  # its type, such as "Conv" or "CONV_2D"
+    domain: str  # where the type is defined; "" for ONNX itself
+    name: str  # may be empty
+    inputs: tuple[str, ...]  # names of values; "" for one that is left out
     outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    metadata: dict[str, str]
+    attributes: dict[str, Any]  # numbers, texts, lists, tensors and graphs
+    metadata: dict[str, str]  # what exporters wrote beside it, such as the path of its module
 
     @property
     def label(self) -> str:
@@ -107,55 +84,33 @@ class FileNode:
 
 @dataclass(frozen=True, slots=True)
 class FileGraph:
-    """Nodes in the order of execution, and what they start from.
-
-    Attributes:
-        nodes: The operators.
-        constants: The file's constants by name.
-        inputs: What a call must give; names of constants are left out.
-        outputs: What it returns.
-        values: Everything else that the file describes, by name.
-    """
+    """Nodes in the order of execution, and what they start from; constants and values by name."""
 
     nodes: tuple[FileNode, ...]
     constants: dict[str, FileTensor]
-    inputs: tuple[FileValue, ...]
+    inputs: tuple[FileValue, ...]  # what a call must give, without constants
     outputs: tuple[FileValue, ...]
     values: dict[str, FileValue]
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Nodes under a name of their own, which other nodes call.
-
-    Attributes:
-        inputs: Names of what it is given.
-        outputs: Names of what it returns.
-        defaults: Values of attributes that a call may leave out.
-        nodes: Its operators.
-    """
+    """Nodes under a name of their own, which other nodes call."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    defaults: dict[str, Any]
+    defaults: dict[str, Any]  # of attributes that a call may leave out
     nodes: tuple[FileNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What a file holds.
-
-    Attributes:
-        path: The file.
-        graph: Its graph.
-        opset: Version of ONNX's own operators; 0 for other formats.
-        functions: Nodes that are called by name, by (domain, name).
-    """
+    """What a file holds."""
 
     path: Path
     graph: FileGraph
-    opset: int
-    functions: dict[tuple[str, str], Function]
+    opset: int  # version of ONNX's own operators; 0 for other formats
+    functions: dict[tuple[str, str], Function]  # by domain and name
 
 
 @dataclass(frozen=True, slots=True)

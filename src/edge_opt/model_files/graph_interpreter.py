@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edge_opt.errors import EdgeOptError, TraceFailed, UnreadableModel, first_line
+from edge_opt.errors import EdgeOptError, TraceFailed, first_line
 from edge_opt.model_files import (
     onnx_arithmetic,
     onnx_movement,
@@ -20,11 +21,19 @@ from edge_opt.model_files import (
     tflite_arithmetic,
     tflite_movement,
 )
-from edge_opt.model_files.execution_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, ExecutionPlan
+from edge_opt.model_files.execution_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, ExecutionPlan, check_order
 from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeReference, FileGraph, FileNode, Function
 from edge_opt.model_files.module_scopes import ModuleSpan, names_from_outside, names_read
-from edge_opt.model_files.node_call import NodeCall, handler_of, has_exact_values, numbers, real_values, torch_dtype
-from edge_opt.model_files.shared_operators import define, unrecorded
+from edge_opt.model_files.node_call import (
+    NodeCall,
+    define,
+    handler_of,
+    has_exact_values,
+    numbers,
+    real_values,
+    torch_dtype,
+    unrecorded,
+)
 from edge_opt.records.costs import Shape
 from edge_opt.trace.lifetimes import nbytes_of, shape_of
 from edge_opt.trace.module_calls import ModuleStack
@@ -54,15 +63,18 @@ def recorded_operators() -> int:
 
 
 class Reading(NamedTuple):
-    """What one reading of a file noted.
+    """What one reading of a file noted."""
 
-    Attributes:
-        spans: Which operators of the trace each node became, by the node's index: the first, and one past the last.
-        value_bytes: Bytes of each value, by its name.
-    """
-
+    # Which operators of the trace each node became, by the node's index: the first, and one past the last.
     spans: dict[int, tuple[int, int]]
-    value_bytes: dict[str, int]
+    value_bytes: dict[str, int]  # by the value's name
+
+
+class DeferredDequantize(NamedTuple):
+    """Floats that a DequantizeLinear would make, not made yet; what they are made of is kept alive."""
+
+    node: FileNode
+    inputs: dict[str, Any]
 
 
 class _ByRule(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -131,26 +143,24 @@ class GraphInterpreter:
         values = (self.bytes.get(name, self.values.get(name)) for name in names)
         return tuple(shape_of(value) for value in values if isinstance(value, torch.Tensor))
 
-    def node(self, index: int) -> None:
-        """Read one node, and note which operators of the trace it became."""
-        before = recorded_operators()
-        self._node(index)
-        self.reading.spans[index] = (before, recorded_operators())
-
     def _note(self, names: Sequence[str]) -> None:
         for name in names:
             value = self.values.get(name)
             if isinstance(value, torch.Tensor):
                 self.reading.value_bytes[name] = nbytes_of(value)
 
-    def _node(self, index: int) -> None:
+    def node(self, index: int) -> None:
+        """Read one node, and note which operators of the trace it became."""
+        before = recorded_operators()
         node = self.plan.nodes[index]
         self._count(node)
         if index in self.plan.folded:
             self._fold_constant(node)
         elif node.op == "DequantizeLinear":
             self.bytes[node.outputs[0]] = self.value(node.inputs[0])
-            self._defer_dequantize(node)
+            # Put off until somebody reads the floats: a runtime that computes on bytes never makes them.
+            inputs = {name: self.values[name] for name in node.inputs if name}
+            self.values[node.outputs[0]] = DeferredDequantize(node, inputs)
         else:
             self._step(node, index in self.plan.runs_quantized)
         self._note(node.outputs)
@@ -159,12 +169,7 @@ class GraphInterpreter:
             if is_over and name not in self.plan.outputs and name not in self.plan.tensors:
                 self.values.pop(name, None)
                 self.bytes.pop(name, None)
-
-    def _defer_dequantize(self, node: FileNode) -> None:
-        """Put floats off until somebody reads them: a runtime that computes on bytes never makes them."""
-        self.values[node.outputs[0]] = DeferredDequantize(
-            node, {name: self.values[name] for name in node.inputs if name}
-        )
+        self.reading.spans[index] = (before, recorded_operators())
 
     def value(self, name: str, runs_quantized: bool = False) -> Any:
         """Return a value by its name; floats of quantised data are made when they are first read."""
@@ -251,7 +256,7 @@ class GraphInterpreter:
             node, settings, inputs, [self.constant_values.get(name) for name in node.inputs], self.plan.file.opset
         )
         if node.op in CONTROL and node.domain in KNOWN_DOMAINS:
-            results = _Control(self, call).results()
+            results = getattr(_Control(self, call), f"_{node.op.lower()}")()
         elif handler_of(node) is not None:
             results = self._called(call)
             _check_types(call, results)
@@ -277,17 +282,10 @@ class GraphInterpreter:
 
     def _function(self, function: Function, call: NodeCall) -> tuple[Any, ...]:
         """Read a function of the file node by node, with names of its own."""
-        self.depth += 1
-        if self.depth > _DEEPEST_CALL:
-            raise call.error("its functions call each other in a circle")
-        outer_values, outer_constants = self.values, self.constant_values
-        self.values = {"": None, **dict(zip(function.inputs, call.inputs, strict=False))}
-        self.values |= {name: None for name in function.inputs if name not in self.values}
-        self.constant_values = {
-            name: value for name, value in zip(function.inputs, call.constant_values, strict=False) if value is not None
-        }
+        values = {**dict.fromkeys(function.inputs), **dict(zip(function.inputs, call.inputs, strict=False))}
+        known = dict(zip(function.inputs, call.constant_values, strict=False))
         attributes = function.defaults | call.attributes
-        try:
+        with self.names(call, values, known):
             for node in function.nodes:
                 settings = {
                     name: attributes.get(value.name) if isinstance(value, AttributeReference) else value
@@ -296,8 +294,20 @@ class GraphInterpreter:
                 settings = {name: value for name, value in settings.items() if value is not None}
                 self.inner(replace(node, attributes=settings))
             return tuple(self.value(name) for name in function.outputs)
+
+    @contextmanager
+    def names(self, call: NodeCall, values: dict[str, Any], known: Mapping[str, torch.Tensor | None]) -> Iterator[None]:
+        """Read inside a function or a body: other names have values there, and some of these are known."""
+        outer = self.values, self.constant_values, self.loop_values
+        self.depth += 1
+        if self.depth > _DEEPEST_CALL:
+            raise call.error("its functions or graphs call each other in a circle, or too deep")
+        self.values = {"": None, **values}
+        self.constant_values = {name: value for name, value in known.items() if value is not None}
+        try:
+            yield
         finally:
-            self.values, self.constant_values = outer_values, outer_constants
+            self.values, self.constant_values, self.loop_values = outer
             self.depth -= 1
 
     def inner(self, node: FileNode) -> None:
@@ -324,9 +334,6 @@ class GraphInterpreter:
             self._fold_constant(node)
             self.values.update(recorded)
 
-    def _size(self, dim: int | str) -> int | str:
-        return self.dims.get(dim, dim) if isinstance(dim, str) else dim
-
     def _opaque(self, call: NodeCall) -> tuple[Any, ...]:
         """Record an operator without a rule; the file must say the shapes that it returns."""
         outputs = sklearn_outputs(call)
@@ -335,12 +342,13 @@ class GraphInterpreter:
         results = []
         for name in call.node.outputs:
             value = self.plan.file.graph.values.get(name)
-            shape = None if value is None or value.shape is None else [self._size(dim) for dim in value.shape]
-            if value is None or shape is None or value.dtype is None or any(not isinstance(dim, int) for dim in shape):
+            dims: list[Any] = [None]
+            if value is not None and value.shape is not None:
+                dims = [self.dims.get(dim) if isinstance(dim, str) else dim for dim in value.shape]
+            if value is None or value.dtype is None or None in dims:
                 raise call.error("there is no rule for it, and the file does not say the shape of its result; "
                                    "run onnx.shape_inference over the file, or leave that part out")  # fmt: skip
-            sizes = tuple(dim for dim in shape if isinstance(dim, int))
-            results.append(call.empty(sizes, torch_dtype(value.dtype)))
+            results.append(call.empty(tuple(dims), torch_dtype(value.dtype)))
         return _unpriced(call, results)
 
 
@@ -373,23 +381,10 @@ def _unpriced(call: NodeCall, outputs: list[torch.Tensor]) -> tuple[Any, ...]:
     """Record an operator without a rule under its name, and return its results."""
     name = re.sub(r"\W", "_", f"{call.node.domain}_{call.node.op}" if call.node.domain else call.node.op)
     if not hasattr(torch.ops.onnx_file, name):
-        define(f"{name}(Tensor[] inputs, Tensor[] like) -> Tensor[]", _likes)
+        schema = f"{name}(Tensor[] inputs, Tensor[] like) -> Tensor[]"
+        define(schema, lambda inputs, like: [torch.empty_like(tensor) for tensor in like])
     tensors = [value for value in call.inputs if isinstance(value, torch.Tensor)]
     return tuple(getattr(torch.ops.onnx_file, name)(tensors, outputs))
-
-
-def _likes(inputs: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.empty_like(tensor) for tensor in like]
-
-
-class DeferredDequantize:
-    """Floats that a DequantizeLinear would make, not made yet; what they are made of is kept alive."""
-
-    __slots__ = ("inputs", "node")
-
-    def __init__(self, node: FileNode, inputs: dict[str, Any]) -> None:
-        self.node = node
-        self.inputs = inputs
 
 
 class _Control:
@@ -399,41 +394,27 @@ class _Control:
         self.run = run
         self.call = call
 
-    def results(self) -> tuple[Any, ...]:
-        results: tuple[Any, ...] = getattr(self, f"_{self.call.node.op.lower()}")()
-        return results
-
     def _body(
         self, graph: FileGraph, inputs: list[Any], known: list[torch.Tensor | None], is_round: bool = False
     ) -> list[Any]:
         """Run a graph inside a node, or one iteration of a loop's; it sees the values around it."""
         run = self.run
-        run.depth += 1
-        if run.depth > _DEEPEST_CALL:
-            raise self.call.error("its graphs call each other too deep")
-        outer_values, outer_constants, outer_loop_values = run.values, run.constant_values, run.loop_values
         names = [value.name for value in graph.inputs]
-        run.loop_values = run.loop_values.union(names) if is_round else run.loop_values
-        tensors = {name: run.plan.inner[id(constant)] for name, constant in graph.constants.items()}
+        values = {name: run.plan.inner[id(constant)] for name, constant in graph.constants.items()}
         if id(graph) not in run.outside:
             run.outside[id(graph)] = names_from_outside(graph)
-            _check_inner(graph, {*outer_values, *tensors, *names})
+            check_order(graph.nodes, {*run.values, *values, *names})
         around = run.outside[id(graph)]
-        run.values = {"": None, **{name: outer_values[name] for name in around if name in outer_values}, **tensors}
-        run.values |= dict(zip(names, inputs, strict=False))
-        run.constant_values = {name: outer_constants[name] for name in around if name in outer_constants}
-        run.constant_values |= {
-            name: value for name, constant in graph.constants.items() if (value := real_values(constant)) is not None
-        }
-        run.constant_values |= {name: value for name, value in zip(names, known, strict=False) if value is not None}
-        try:
+        values = {name: run.values[name] for name in around if name in run.values} | values
+        constants = {name: run.constant_values.get(name) for name in around}
+        constants |= {name: real_values(constant) for name, constant in graph.constants.items()}
+        constants |= dict(zip(names, known, strict=False))
+        with run.names(self.call, values | dict(zip(names, inputs, strict=False)), constants):
+            run.loop_values = run.loop_values.union(names) if is_round else run.loop_values
             for node in graph.nodes:
                 run.inner(node)
             self.last_constants = [run.constant_values.get(value.name) for value in graph.outputs]
             return [run.value(value.name) for value in graph.outputs]
-        finally:
-            run.values, run.constant_values, run.loop_values = outer_values, outer_constants, outer_loop_values
-            run.depth -= 1
 
     def _check_iterations(self, count: int, body: FileGraph) -> None:
         """Refuse a loop whose number of iterations is too large before its first iteration."""
@@ -518,11 +499,3 @@ class _Control:
                 scans[index].append(value)
         output_axes = list(call.get("scan_output_axes", ())) or [0] * len(scans)
         return (*state, *(torch.stack(values, axis) for values, axis in zip(scans, output_axes, strict=True)))
-
-
-def _check_inner(graph: FileGraph, available: set[str]) -> None:
-    for node in graph.nodes:
-        missing = next((name for name in names_read(node) if name not in available), None)
-        if missing is not None:
-            raise UnreadableModel(f"{node.label} reads {missing!r}, which nothing before it makes")
-        available.update(node.outputs)

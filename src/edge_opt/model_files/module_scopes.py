@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edge_opt.model_files.file_graph import FileGraph, FileNode
@@ -27,48 +28,31 @@ _DEEPEST_SCOPE = 40
 
 
 class Scope(NamedTuple):
-    """A module that a node belongs to.
+    """A module that a node belongs to."""
 
-    Attributes:
-        path: Its path, such as "layer1.0.conv1".
-        kind: Its class with the module it is defined in, such as "torch.nn.modules.conv.Conv2d"; "" if not known.
-    """
-
-    path: str
-    kind: str
+    path: str  # such as "layer1.0.conv1"
+    kind: str  # its class, such as "torch.nn.modules.conv.Conv2d"; "" if not known
 
 
+@dataclass(slots=True)
 class ModuleSpan:
-    """Nodes in a row that one call of a module runs.
+    """Nodes in a row that one call of a module runs."""
 
-    Attributes:
-        scope: The module; for the model itself one without a path.
-        items: Indices of its own nodes, and spans of its children, in order.
-        first: Index of the first node, those of children included.
-        end: Index after the last node.
-    """
-
-    __slots__ = ("end", "first", "items", "scope")
-
-    def __init__(self, scope: Scope, first: int) -> None:
-        self.scope = scope
-        self.items: list[int | ModuleSpan] = []
-        self.first = self.end = first
+    scope: Scope  # for the model itself one without a path
+    first: int  # index of the first node, those of children included
+    end: int  # index after the last node
+    items: list[int | ModuleSpan] = field(default_factory=list)  # own nodes, and spans of children, in order
 
 
 def scopes_of(node: FileNode, index: int) -> tuple[Scope, ...]:
     """Return the modules around a node, outermost first, without the model itself; a node without any is its own."""
-    return _all_scopes(node, index)[:_DEEPEST_SCOPE]
-
-
-def _all_scopes(node: FileNode, index: int) -> tuple[Scope, ...]:
     if _SCOPES in node.metadata:
-        return _exported_scopes(node)
+        return _exported_scopes(node)[:_DEEPEST_SCOPE]
     if OWN_PATH in node.metadata:
         parts = [part for part in node.metadata[OWN_PATH].split(".") if part]
         return tuple(Scope(".".join(parts[: count + 1]), "") for count in range(min(len(parts), _DEEPEST_SCOPE)))
     if node.domain.startswith("tflite"):
-        return _converted_scopes(node, index)
+        return _converted_scopes(node, index)[:_DEEPEST_SCOPE]
     names = [part for part in node.name.split("/") if part]
     if len(names) > 1:
         return _named_scopes(names[:-1][:_DEEPEST_SCOPE])
@@ -165,7 +149,7 @@ def _named_scopes(names: Sequence[str]) -> tuple[Scope, ...]:
 
 def spans(chains: Sequence[tuple[Scope, ...]]) -> ModuleSpan:
     """Return the calls that run the nodes in their order; a module that is left and entered again is called twice."""
-    root = ModuleSpan(Scope("", ""), 0)
+    root = ModuleSpan(Scope("", ""), 0, 0)
     stack = [root]
     for index, chain in enumerate(chains):
         common = 0
@@ -173,7 +157,7 @@ def spans(chains: Sequence[tuple[Scope, ...]]) -> ModuleSpan:
             common += 1
         del stack[common + 1 :]
         for scope in chain[common:]:
-            child = ModuleSpan(scope, index)
+            child = ModuleSpan(scope, index, index)
             stack[-1].items.append(child)
             stack.append(child)
         stack[-1].items.append(index)

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from edge_opt.model_files.node_call import NodeCall, numbers, operator, operators
-from edge_opt.model_files.shared_operators import (
+from edge_opt.model_files.node_call import (
     ARITHMETIC,
     REDUCTIONS,
+    NodeCall,
     TensorFunction,
     binary,
     can_broadcast,
+    numbers,
+    operator,
+    operators,
     pooled_as_int8,
     same_padding,
     unary,

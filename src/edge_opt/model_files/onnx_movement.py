@@ -10,9 +10,18 @@ import torch
 import torch.nn.functional as F
 
 from edge_opt.model_files.file_graph import FileTensor
-from edge_opt.model_files.node_call import NodeCall, numbers, operator, operators, real_values, torch_dtype
+from edge_opt.model_files.node_call import (
+    NodeCall,
+    filled,
+    numbers,
+    one_hot,
+    operator,
+    operators,
+    real_values,
+    torch_dtype,
+    unrecorded,
+)
 from edge_opt.model_files.onnx_reader import DTYPES
-from edge_opt.model_files.shared_operators import filled, one_hot, unrecorded
 
 _MOST_PIECES = 100_000
 

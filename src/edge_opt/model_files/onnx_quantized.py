@@ -12,10 +12,17 @@ from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.products import convolution as convolution_cost
 from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.file_graph import FileNode
-from edge_opt.model_files.node_call import NodeCall, operator, operators, torch_dtype
+from edge_opt.model_files.node_call import (
+    NodeCall,
+    TensorFunction,
+    define,
+    operator,
+    operators,
+    torch_dtype,
+    unrecorded,
+)
 from edge_opt.model_files.onnx_arithmetic import convolution, evenly_padded, linear, pooled, windows
 from edge_opt.model_files.onnx_reader import DTYPES
-from edge_opt.model_files.shared_operators import TensorFunction, define, unrecorded
 from edge_opt.records.costs import TensorInfo
 
 _OBSERVE_OPS = 2  # the smallest and the largest

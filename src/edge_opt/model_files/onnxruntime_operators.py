@@ -9,9 +9,16 @@ import torch.nn.functional as F
 
 from edge_opt.cost.products import DEQUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.node_call import NodeCall, operator, operators
+from edge_opt.model_files.node_call import (
+    NodeCall,
+    byte_softmax_op,
+    define,
+    operator,
+    operators,
+    recurrent_op,
+    unrecorded,
+)
 from edge_opt.model_files.onnx_quantized import dequantize_op, integer_product
-from edge_opt.model_files.shared_operators import byte_softmax_op, define, recurrent_op, unrecorded
 from edge_opt.records.costs import TensorInfo
 
 # Weights of a few bits

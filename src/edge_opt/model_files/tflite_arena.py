@@ -7,9 +7,11 @@ from the first operator to the last. Some operators write over their input where
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,21 +27,14 @@ _SCALAR_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Memory that the interpreter takes for tensors between operators; scratch of kernels comes on top.
+    """Memory that the interpreter takes for tensors between operators; scratch of kernels comes on top."""
 
-    Attributes:
-        nbytes: The whole arena in bytes.
-        offsets: Where each tensor begins, by name; tensors that share a place share it in turn.
-        persistent_bytes: Beside it: weights that are widened once, and kept.
-    """
-
-    nbytes: int
-    offsets: Mapping[str, int]
-    persistent_bytes: int
+    nbytes: int  # of the whole arena
+    offsets: Mapping[str, int]  # where each tensor begins, by name; tensors may have the same memory in turn
+    persistent_bytes: int  # beside it: weights that are widened once, and kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Life:
+class _Life(NamedTuple):
     name: str
     nbytes: int
     first: int
@@ -91,19 +86,12 @@ def _gap(life: _Life, beside: Sequence[tuple[int, _Life]]) -> int:
     return -(-end // ALIGNMENT) * ALIGNMENT if best is None else best
 
 
-def _readers(nodes: Sequence[FileNode], ends: Sequence[str]) -> dict[str, int]:
-    counts: dict[str, int] = dict.fromkeys(ends, 1)
-    for node in nodes:
-        for name in node.inputs:
-            counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
 def _shared(
     nodes: Sequence[FileNode], inputs: Sequence[str], outputs: Sequence[str], nbytes: Mapping[str, int]
 ) -> dict[str, str]:
     """Return results that are written over an input, with the tensor whose memory they take."""
-    readers = _readers(nodes, [*inputs, *outputs])
+    readers = Counter({*inputs, *outputs})
+    readers.update(name for node in nodes for name in node.inputs)
     shared: dict[str, str] = {}
     for node in nodes:
         keeps_values = node.op in _SAME_VALUES
@@ -116,7 +104,7 @@ def _shared(
             if source not in nbytes or source in inputs or nbytes[source] != nbytes[result]:
                 continue
             root = shared.get(source, source)
-            is_free = readers.get(source, 0) <= 1 and readers.get(root, 0) <= 1 and nbytes[source] > _SCALAR_BYTES
+            is_free = readers[source] <= 1 and readers[root] <= 1 and nbytes[source] > _SCALAR_BYTES
             if keeps_values or is_free:
                 shared[result] = root
                 break

@@ -13,7 +13,22 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from edge_opt.model_files.node_call import NodeCall, operator, operators, torch_dtype
+from edge_opt.model_files.node_call import (
+    ARITHMETIC,
+    REDUCTIONS,
+    NodeCall,
+    TensorFunction,
+    binary,
+    byte_softmax_op,
+    operator,
+    operators,
+    pooled_as_int8,
+    recurrent_op,
+    same_padding,
+    torch_dtype,
+    unary,
+    unrecorded,
+)
 from edge_opt.model_files.onnx_arithmetic import cumsum, linear, top_k
 from edge_opt.model_files.onnx_quantized import (
     dequantize_op,
@@ -21,18 +36,6 @@ from edge_opt.model_files.onnx_quantized import (
     integer_convolution,
     integer_product,
     widened,
-)
-from edge_opt.model_files.shared_operators import (
-    ARITHMETIC,
-    REDUCTIONS,
-    TensorFunction,
-    binary,
-    byte_softmax_op,
-    pooled_as_int8,
-    recurrent_op,
-    same_padding,
-    unary,
-    unrecorded,
 )
 from edge_opt.model_files.tflite_reader import ACTIVATIONS
 

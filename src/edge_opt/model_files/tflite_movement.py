@@ -11,10 +11,9 @@ import torch.nn.functional as F
 
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.node_call import NodeCall, operators, torch_dtype
+from edge_opt.model_files.node_call import NodeCall, define, filled, one_hot, operators, torch_dtype, unrecorded
 from edge_opt.model_files.onnx_movement import squeeze, tile
 from edge_opt.model_files.onnx_quantized import dequantize_op, requantized
-from edge_opt.model_files.shared_operators import define, filled, one_hot, unrecorded
 from edge_opt.model_files.tflite_arithmetic import (
     activated,
     channels_last,
