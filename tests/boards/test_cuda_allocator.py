@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_opt.boards.cuda_allocator import (
+from edge_opt.boards.device_memory import (
     LARGE_SEGMENT,
     MIB,
     SMALL_SEGMENT,
@@ -221,7 +221,7 @@ def test_the_same_requests_get_the_same_blocks(wishes: list[tuple[int, bool]]) -
         allocator, found = CachingAllocator(), []
         for nbytes, is_kept in wishes:
             block = allocator.allocate(nbytes)
-            found.append(block.rank)
+            found.append((block.size, block.segment.number, block.offset))
             if not is_kept:
                 allocator.free(block)
         return found

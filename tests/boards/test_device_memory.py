@@ -11,7 +11,7 @@ from torch import nn
 
 import edge_opt as eo
 import rasp
-from edge_opt.boards.cuda_allocator import LARGE_SEGMENT, MIB, SMALL_SEGMENT
+from edge_opt.boards.device_memory import LARGE_SEGMENT, MIB, SMALL_SEGMENT
 from edge_opt.errors import InvalidInput
 from edge_opt.model import SmallCNN
 from zoo import torchvision_models

@@ -14,8 +14,7 @@ from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.boards.capacity import SCRATCH_IS_APART, Lifetimes, largest_batch, peak_memory
-from edge_opt.boards.cuda_allocator import AllocatorSettings, OutOfDeviceMemory
-from edge_opt.boards.device_memory import device_memory
+from edge_opt.boards.device_memory import AllocatorSettings, OutOfDeviceMemory, device_memory
 from edge_opt.boards.fused_layers import ITEMSIZE
 from edge_opt.boards.targets import Target, find_spec, resolve_targets
 from edge_opt.errors import InvalidInput, TraceFailed

@@ -7,10 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class Platform(Record):
 
 
 def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
-    """Every platform that ships with costs, in the order of their names.
+    """Return every platform that ships with costs, in the order of their names.
 
     Args:
         device: only those of this device; all unless given.
@@ -94,12 +94,11 @@ def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
     """
     pattern = "*.toml" if device is None else f"{device}_*.toml"
     paths = (path for path in FOLDER.glob(pattern) if path.name != PRIORS)
-    found = (_shipped(path) for path in paths)
-    return tuple(sorted(found, key=lambda platform: platform.name))
+    return tuple(sorted(map(_shipped, paths), key=lambda platform: platform.name))
 
 
 def timed_devices() -> tuple[str, ...]:
-    """Names of the devices that some shipped platform is of, by the names of the files: none of them is read.
+    """Return the names of devices that some shipped platform is of, by the names of the files: none of them is read.
 
     >>> "orange-pi-zero-2" in timed_devices()
     True
@@ -120,7 +119,17 @@ def platform_family(name: str) -> PlatformFamily:
     Args:
         name: As `Platform.kind` has it.
     """
-    return family_from(name, tomllib.loads(_family_texts()[name])[name])
+    data = tomllib.loads(_family_texts()[name])[name]
+    return PlatformFamily(
+        name=name,
+        conventions=KernelConventions(**data["habits"]),
+        prior=costs_from(data),
+        same_core=_matrix(data["same_core"]),
+        spread=Spread(**data["spread"]),
+        typed_spread=Spread(**data["typed_spread"]),
+        boards=data["boards"],
+        source=data["source"],
+    )
 
 
 @cache
@@ -135,47 +144,16 @@ def _shipped(path: Path) -> Platform:
     return platform_from(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-def family_from(name: str, data: Mapping[str, Any]) -> PlatformFamily:
-    """A kind as its entry in the prior file has it.
-
-    Args:
-        name: of the kind.
-        data: the entry.
-    """
-    return PlatformFamily(
-        name=name,
-        conventions=KernelConventions(**data["habits"]),
-        prior=costs_from(data),
-        same_core=_matrix(data["same_core"]),
-        spread=Spread(**data["spread"]),
-        typed_spread=Spread(**data["typed_spread"]),
-        boards=data["boards"],
-        source=data["source"],
-    )
-
-
 def platform_from(data: Mapping[str, Any]) -> Platform:
-    """A platform as its file has it.
+    """Return a platform as its file has it.
 
     Args:
         data: the file's contents.
     """
-    texts = ("name", "device", "title", "cores", "runtime", "day", "precision", "kind", "source")
-    return Platform(
-        **{key: str(data[key]) for key in texts},
-        engine=cast(Engine, data["engine"]),
-        threads=data.get("threads"),
-        core=data.get("core"),
-        ghz=data.get("ghz"),
-        costs=costs_from(data),
-        rows=data["rows"],
-        error=data.get("error"),
-        factor=data.get("factor"),
-        noise_ratio=data["noise_ratio"],
-        origin=cast(Origin, data.get("origin", "fitted")),
-        notes=tuple(data.get("notes", ())),
-        contradictions=tuple(data.get("contradictions", ())),
-    )
+    values = {field.name: data[field.name] for field in fields(Platform) if field.name in data}
+    lists = {key: tuple(data.get(key, ())) for key in ("notes", "contradictions")}
+    optional = dict.fromkeys(("threads", "core", "ghz", "error", "factor"))
+    return Platform(**{**optional, **values, **lists, "costs": costs_from(data)})
 
 
 def checked_platform(table: Mapping[str, Any], path: str | os.PathLike[str]) -> Platform:
@@ -208,7 +186,7 @@ def save_platform(platform: Platform, path: str | os.PathLike[str]) -> Path:
 
 
 def costs_from(data: Mapping[str, Any]) -> Costs:
-    """Costs, with their covariance and how often each class was seen.
+    """Return costs, with their covariance and how often each class was seen.
 
     Args:
         data: `costs` by class, `seen` by class, and `covariance` as the rows of its lower half.
@@ -228,25 +206,18 @@ def _matrix(rows: Sequence[Sequence[float]]) -> Vector:
 
 
 def platform_text(platform: Platform) -> str:
-    """A platform's file.
+    """Return the text of a platform's file; what is not known is left out.
 
     Args:
         platform: what to write.
     """
-    texts = "name device title engine cores runtime day precision kind source origin".split()
-    lines = [f"{key} = {_quoted(getattr(platform, key))}" for key in texts]
-    for key in ("threads", "core", "ghz", "rows", "error", "factor", "noise_ratio"):
-        value = getattr(platform, key)
-        if value is not None:
-            lines.append(f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}")
-    for key in ("notes", "contradictions"):
-        if getattr(platform, key):
-            lines.append(f"{key} = [{', '.join(_quoted(text) for text in getattr(platform, key))}]")
+    values = {field.name: getattr(platform, field.name) for field in fields(platform) if field.name != "costs"}
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, ())]
     return "\n".join([*lines, *costs_lines(platform.costs)]) + "\n"
 
 
 def costs_lines(costs: Costs, table: str = "") -> list[str]:
-    """Lines of a file with costs: covariance first, for tables must come last.
+    """Return the lines of a file with costs: covariance first, for tables must come last.
 
     Args:
         costs: what to write.
@@ -260,7 +231,7 @@ def costs_lines(costs: Costs, table: str = "") -> list[str]:
 
 
 def matrix_lines(name: str, matrix: Vector) -> list[str]:
-    """The lower half of a symmetric matrix, one row a line.
+    """Return the lower half of a symmetric matrix, one row a line.
 
     Args:
         name: of the key.
@@ -272,10 +243,10 @@ def matrix_lines(name: str, matrix: Vector) -> list[str]:
     return [f"{name} = [", *(f"  [{row}]," for row in rows), "]"]
 
 
-def _number(value: float) -> str:
+def _toml(value: str | float | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
     return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
