@@ -25,7 +25,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt import compress
-from edge_opt.data.sources import find_files, read_idx
+from edge_opt.data.datasets import find_files, read_idx
 from edge_opt.measuring.machine import read_environment
 from edge_opt.model import SmallCNN
 
@@ -47,7 +47,7 @@ def images(part: str) -> tuple[torch.Tensor, torch.Tensor]:
     if files is None:
         raise SystemExit("Fashion-MNIST is not here; as root: apt-get install dataset-fashion-mnist")
     pictures, answers = (file for file in files if file.name.startswith(part))
-    pixels, labels = read_idx(pictures, 3).reshape(-1, 1, 28, 28), read_idx(answers, 1)
+    pixels, labels = read_idx(pictures, 3)[0].reshape(-1, 1, 28, 28), read_idx(answers, 1)[0]
     return (torch.tensor(pixels) / 255 - 0.286) / 0.353, torch.tensor(labels).long()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from edge_opt._support.checks import is_whole
 from edge_opt.cost.conventions.rasp import RELEASES, Release
 from edge_opt.errors import InvalidInput
 
@@ -41,8 +42,7 @@ def _check(section: str, key: str, value: Any) -> None:
     if isinstance(default, bool):
         is_allowed, expected = isinstance(value, bool), "True or False"
     elif isinstance(default, int):
-        is_allowed = isinstance(value, int) and not isinstance(value, bool) and value >= _MINIMUM[key]
-        expected = f"an integer of at least {_MINIMUM[key]}"
+        is_allowed, expected = is_whole(value, _MINIMUM[key]), f"an integer of at least {_MINIMUM[key]}"
     elif isinstance(default, str):
         is_allowed, expected = value == default, f"{default!r}, the only one there is"
     else:
@@ -54,25 +54,21 @@ def _check(section: str, key: str, value: Any) -> None:
 class Section:
     """The settings under one name. A wrong name or value is refused when it is set."""
 
-    __slots__ = ("_name", "_values")
-    _name: str
-    _values: dict[str, Any]
-
     def __init__(self, name: str) -> None:
-        object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_values", dict(SECTIONS[name]))
+        vars(self).update({"_name": name, **SECTIONS[name]})
 
     def __getattr__(self, key: str) -> Any:
-        if key.startswith("_") or key not in self._values:
-            raise AttributeError(f"rasp.CFG.{self._name} has no setting {key!r}; it has {', '.join(self._values)}")
-        return self._values[key]
+        # Python asks here only for what is not set; private names before `_name` is there, as when it is copied.
+        if key.startswith("_"):
+            raise AttributeError(key)
+        raise AttributeError(f"rasp.CFG.{self._name} has no setting {key!r}; it has {', '.join(SECTIONS[self._name])}")
 
     def __setattr__(self, key: str, value: Any) -> None:
         _check(self._name, key, value)
-        self._values[key] = value
+        vars(self)[key] = value
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(self._values.items())
+        return ((key, vars(self)[key]) for key in SECTIONS[self._name])
 
     def __repr__(self) -> str:
         return f"{self._name}({', '.join(f'{key}={value!r}' for key, value in self)})"
@@ -89,7 +85,6 @@ class Config:
     ('latest', 1)
     """
 
-    __slots__ = ("counting", *SECTIONS)
     counting: Release
     frontend: Section
     profile: Section
@@ -97,9 +92,7 @@ class Config:
     analysis: Section
 
     def __init__(self) -> None:
-        object.__setattr__(self, "counting", "latest")
-        for name in SECTIONS:
-            object.__setattr__(self, name, Section(name))
+        vars(self).update({"counting": "latest", **{name: Section(name) for name in SECTIONS}})
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key != "counting":
@@ -107,7 +100,7 @@ class Config:
             raise InvalidInput(f"rasp.CFG.{key} cannot be set; set one of rasp.CFG.counting, {', '.join(names)}")
         if value not in RELEASES:
             raise InvalidInput(f"rasp.CFG.counting is {value!r}; it must be one of {', '.join(map(repr, RELEASES))}")
-        object.__setattr__(self, key, value)
+        vars(self)[key] = value
 
     def __repr__(self) -> str:
         sections = ", ".join(repr(getattr(self, name)) for name in SECTIONS)
@@ -137,10 +130,10 @@ def set_config(config: Config | Mapping[str, Any]) -> None:
     """
     if isinstance(config, Config):
         config = {"counting": config.counting, **{name: dict(getattr(config, name)) for name in SECTIONS}}
-    sections = {key: value for key, value in config.items() if key != "counting"} if isinstance(config, Mapping) else {}
-    if not isinstance(config, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
+    sections = {**config} if isinstance(config, Mapping) else {"": config}
+    counting = sections.pop("counting", CFG.counting)
+    if not all(isinstance(values, Mapping) for values in sections.values()):
         raise InvalidInput(f"the settings are {config!r}; write sections, as in {{'profile': {{'num_batches': 20}}}}")
-    counting = config.get("counting", CFG.counting)
     Config().counting = counting
     for name, values in sections.items():
         if name not in SECTIONS:
@@ -149,5 +142,4 @@ def set_config(config: Config | Mapping[str, Any]) -> None:
             _check(name, key, value)
     CFG.counting = counting
     for name, values in sections.items():
-        for key, value in values.items():
-            setattr(getattr(CFG, name), key, value)
+        vars(getattr(CFG, name)).update(values)

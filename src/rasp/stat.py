@@ -11,20 +11,10 @@ import torch
 from torch import nn
 
 import edge_opt
+from edge_opt._support.checks import check_one_of, is_whole
 from edge_opt.errors import InvalidInput
+from rasp import table
 from rasp.config import CFG
-from rasp.table import (
-    REPORT_TYPES,
-    Need,
-    build_report,
-    check_save_path,
-    choose_columns,
-    dataframe,
-    render_text,
-    save,
-    split_names,
-    total_values,
-)
 from rasp.tree import build_tree, measured
 
 _RESULTS = ("data", "tree", "sum", "totals")
@@ -85,28 +75,29 @@ def stat(
     """
     wanted = _wanted_results(returns, report_type, is_saved=save_path is not None)
     memory = memory or CFG.frontend.stat_mem
-    switches: tuple[tuple[Need, bool], ...] = (("compute", compute), ("timing", timing), ("memory", memory))
+    switches: tuple[tuple[table.Need, bool], ...] = (("compute", compute), ("timing", timing), ("memory", memory))
     on = {need for need, is_on in switches if is_on}
-    columns = choose_columns(on, report_fields, includes, excludes)
+    columns = table.choose_columns(on, report_fields, includes, excludes)
     if save_path is not None:
-        check_save_path(save_path)
+        table.report_file(save_path, "")
     wants_cuda, run_on = _usable_device(device, is_warned=timing or not memory)
 
     model_inputs = _model_inputs(input_shape, inputs)
     profile = edge_opt.profile(model, model_inputs)
     is_simulated = wants_cuda and run_on.type != "cuda"
-    figures = measured(model, model_inputs, profile, run_on, timing, memory, is_simulated)
+    figures = measured(model, model_inputs, profile, run_on, timing=timing, memory=memory, is_simulated=is_simulated)
     tree = build_tree(profile, figures)
-    report = build_report(profile, tree, report_type, include_root, figures)
+    report = table.build_report(profile, tree, report_type, include_root, figures)
 
     if save_path is not None:
-        save(report, columns, save_path)
-    text = render_text(report, columns)
+        table.save(report, columns, save_path)
+    text = table.render_text(report, columns)
     if print_stat and report_type is not None:
         print(text)
-    results: dict[str, Any] = {"tree": tree, "sum": text, "totals": total_values(report, columns)}
+    totals = {column.name: column.value(report.total) for column in columns if not column.is_label}
+    results: dict[str, Any] = {"tree": tree, "sum": text, "totals": totals}
     if "data" in wanted:
-        results["data"] = dataframe(report, columns)
+        results["data"] = table.dataframe(report, columns)
         if keep_tree:
             results["data"].attrs["tree"] = tree
     asked = [results[name] for name in wanted]
@@ -115,29 +106,24 @@ def stat(
 
 def _wanted_results(returns: str | Iterable[str] | None, report_type: str | None, is_saved: bool) -> tuple[str, ...]:
     """Return the names in `returns`; refuse an unknown report type, or one that lacks what they need."""
-    wanted = _allowed("returns", split_names(returns), _RESULTS)
+    wanted = table.split_names(returns)
+    for name in wanted:
+        check_one_of("returns", name, _RESULTS)
     if report_type is not None:
-        _allowed("report_type", (report_type,), REPORT_TYPES, " or None")
+        check_one_of("report_type", report_type, table.REPORT_TYPES)
     elif is_saved or "data" in wanted:
         raise InvalidInput("report_type=None makes no report to save or return as data; choose a report_type")
     return wanted
 
 
-def _allowed(argument: str, names: tuple[str, ...], allowed: tuple[str, ...], more: str = "") -> tuple[str, ...]:
-    for name in names:
-        if name not in allowed:
-            raise InvalidInput(f"{argument} has {name!r}; allowed are {', '.join(allowed)}{more}")
-    return names
-
-
 def _model_inputs(input_shape: Sequence[int] | None, inputs: Any) -> Any:
     if (input_shape is None) == (inputs is None):
-        given = "neither" if inputs is None else "both"
-        raise InvalidInput(f"{given} of input_shape and inputs is given; pass input_shape=(1, 3, 224, 224) or inputs=x")
+        which = "neither" if inputs is None else "both"
+        raise InvalidInput(f"{which} of input_shape and inputs is given; pass input_shape=(1, 3, 224, 224) or inputs=x")
     if input_shape is None:
         return inputs
     dims = tuple(input_shape) if isinstance(input_shape, Sequence) and not isinstance(input_shape, str) else ()
-    if not dims or any(isinstance(dim, bool) or not isinstance(dim, int) or dim < 1 for dim in dims):
+    if not dims or not all(map(is_whole, dims)):
         raise InvalidInput(f"input_shape is {input_shape!r}; it must be positive integers such as (1, 3, 224, 224)")
     return dims if len(dims) > _UNBATCHED_DIMS else (CFG.profile.batch_size, *dims)
 

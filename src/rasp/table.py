@@ -15,7 +15,7 @@ from edge_opt._support.files import write_whole
 from edge_opt.cost.conventions.rasp import Count
 from edge_opt.errors import InvalidInput
 from edge_opt.records.display import Record
-from edge_opt.text import markdown, printable, spreadsheet
+from edge_opt.text import markdown, markdown_table, printable, spreadsheet
 from rasp.tree import NOTHING, Measured, Node, Shapes
 
 if TYPE_CHECKING:
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
 
 Need = Literal["compute", "timing", "memory"]
-
-# The published order; columns of add-ons follow.
-_ORDER = (
-    "name", "type", "in_shape", "out_shape", "params", "lat", "net_lat", "lat[%]", "end_lat", "flops", "FLOPS", "mem_r",
-    "mem_w", "mem_rw", "macc", "net_dev_mem", "dev_mem_alloc", "dev_max_mem_alloc",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +88,7 @@ def choose_columns(
             raise InvalidInput(f"column {name!r} needs {column.needs}=True; turn it on, or leave the column out")
     if report_fields is None:
         defaults = [c.name for c in _columns.values() if c.is_default and (c.needs is None or c.needs in on)]
-        published = {name: rank for rank, name in enumerate(_ORDER)}
-        asked = dict.fromkeys(sorted((*defaults, *asked), key=lambda name: published.get(name, len(published))))
+        asked = dict.fromkeys(sorted((*defaults, *asked), key=list(_columns).index))
     chosen = tuple(_columns[name] for name in asked if name not in unwanted)
     if not chosen:
         raise InvalidInput("no column is left: report_fields and includes name none that excludes keeps")
@@ -109,10 +102,7 @@ def _known(name: str, argument: str) -> Column:
     raise InvalidInput(f"{argument} has the unknown column {name!r}{hint}; known are {', '.join(_columns)}")
 
 
-def _memory_column(name: str, field: str) -> Column:
-    return Column(name, lambda row: None if row.memory is None else getattr(row.memory, field), "memory")
-
-
+# In the published order, which reports follow; columns of add-ons come after.
 for _column in (
     Column("name", lambda row: row.name, is_label=True),
     Column("type", lambda row: row.type, is_label=True),
@@ -123,20 +113,20 @@ for _column in (
     Column("net_lat", lambda row: row.net_s * 1e3, "timing"),
     Column("lat[%]", lambda row: row.share * 100, "timing"),
     Column("end_lat", lambda row: row.end_s * 1e3, "timing", is_default=False),
+    Column("flops", lambda row: row.work.flops, "compute"),
     # Work over time of the calls themselves: children have time and work of their own.
     Column(
         "FLOPS",
         lambda row: sum(node.own.flops for node in row.heads) / row.net_s if row.net_s else math.nan,
         "timing",
     ),
-    _memory_column("net_dev_mem", "before_bytes"),
-    _memory_column("dev_mem_alloc", "allocated_bytes"),
-    _memory_column("dev_max_mem_alloc", "peak_bytes"),
-    Column("flops", lambda row: row.work.flops, "compute"),
     Column("mem_r", lambda row: row.work.bytes_read, "compute"),
     Column("mem_w", lambda row: row.work.bytes_written, "compute"),
     Column("mem_rw", lambda row: row.work.bytes_read + row.work.bytes_written, "compute"),
     Column("macc", lambda row: row.work.macc, "compute", is_default=False),
+    Column("net_dev_mem", lambda row: row.memory and row.memory.before_bytes, "memory"),
+    Column("dev_mem_alloc", lambda row: row.memory and row.memory.allocated_bytes, "memory"),
+    Column("dev_max_mem_alloc", lambda row: row.memory and row.memory.peak_bytes, "memory"),
 ):
     add_column(_column)
 
@@ -148,8 +138,8 @@ REPORT_TYPES = ("tape", "leaves", "all", "nodes", "node", "root")
 class Row(Record):
     """One line of a report: the calls whose own work it sums, labelled as the first of them.
 
-    `heads` are the calls of the module itself, `parts` also what lies beneath them. Where it was measured: the seconds
-    of the parts, those of the heads alone (`net_s`), when it was over, its share of all net seconds, and device memory.
+    `heads` are the calls of the module itself, `parts` also what lies beneath them. `seconds` is the time of the heads
+    with everything beneath them, `share` that of `net_s` in the net seconds of all rows. NaN is not measured.
     """
 
     name: str
@@ -158,16 +148,20 @@ class Row(Record):
     out_shape: Shapes | None
     parts: tuple[Node, ...]
     heads: tuple[Node, ...]
-    seconds: float = math.nan
-    net_s: float = math.nan
-    end_s: float = math.nan
-    share: float = math.nan
-    memory: ModuleMemory | None = None
+    seconds: float
+    end_s: float
+    share: float
+    memory: ModuleMemory | None
 
     @property
     def work(self) -> Count:
         """The work of all parts."""
         return sum((node.own for node in self.parts), Count())
+
+    @property
+    def net_s(self) -> float:
+        """The seconds of the heads without those of their children."""
+        return _seconds(self.heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +177,7 @@ class Report(Record):
 
 
 def build_report(
-    profile: ModelProfile, root: Node, report_type: str | None, include_root: bool, found: Measured = NOTHING
+    profile: ModelProfile, root: Node, report_type: str | None, include_root: bool, measured: Measured = NOTHING
 ) -> Report:
     """Return the rows of a report type, with what was measured.
 
@@ -198,38 +192,56 @@ def build_report(
     that was asked for comes first, and is not summed again. `lat` of the total is that of the whole forward, also
     where the rows are not all of it.
     """
-    rows = _rows(root, report_type)
-    if include_root and report_type not in (None, "root", "node") and root.children:
-        rows = (_row([root], with_children=True), *rows)
     is_by_leaves = report_type in ("tape", "leaves")
-    parts = tuple(_tape(root)) if is_by_leaves else tuple(root.walk())
-    net_s = _seconds(parts)
-    rows = tuple(_measured(row, root, found.whole_s, net_s) for row in rows)
-    total = Row("total", "", None, None, parts, parts, found.whole_s, net_s, found.whole_s, 1.0, root.memory)
-    notes = (*_notes(profile, root, total), *found.notes)
-    return Report(root.type, report_type, rows, total, notes, found.memory_source)
+    every = tuple(root.walk())
+    counted = _tape(root) if is_by_leaves else every
+    whole_s, net_s = measured.whole_s, _seconds(counted)
+
+    def row(calls: Sequence[Node], with_children: bool) -> Row:
+        # By index: a module that calls itself must not count the inner call twice.
+        beneath = {node.index: node for call in calls for node in call.walk()}
+        parts = tuple(beneath.values()) if with_children else tuple(calls)
+        # The whole model takes the time of its forward, not the sum of its modules.
+        is_whole = parts[0] is root and len(parts) == len(every)
+        first = calls[0]
+        return Row(
+            first.name, first.type, first.in_shape, first.out_shape, parts, tuple(calls),
+            seconds=whole_s if is_whole else _seconds(beneath.values()),
+            end_s=whole_s if is_whole else max(node.end_s for node in parts),
+            share=_seconds(calls) / net_s if net_s else math.nan,
+            memory=_memory(parts),
+        )  # fmt: skip
+
+    rows = [row(calls, with_children=not is_by_leaves) for calls in _calls_by_row(root, report_type)]
+    if include_root and report_type not in (None, "root", "node") and root.children:
+        rows.insert(0, row([root], with_children=True))
+    total = Row("total", "", None, None, counted, counted, whole_s, whole_s, 1.0, root.memory)
+    notes = (*_notes(profile, root, total), *measured.notes)
+    return Report(root.type, report_type, tuple(rows), total, notes, measured.memory_source)
 
 
-def _measured(row: Row, root: Node, whole_s: float, all_net_s: float) -> Row:
-    """Return the row with its time and memory.
+def _calls_by_row(root: Node, report_type: str | None) -> list[list[Node]]:
+    if report_type is None:
+        return []
+    if report_type in ("root", "node"):
+        return [[root]]
+    if report_type == "tape":
+        return [[node] for node in _tape(root)]
+    nodes = _tape(root) if report_type == "leaves" else (node for child in root.children for node in child.walk())
+    modules: dict[str, list[Node]] = {}
+    for node in nodes:
+        modules.setdefault(node.name, []).append(node)
+    return [calls for calls in modules.values() if report_type != "nodes" or any(call.children for call in calls)]
 
-    The whole model takes the time of its forward, not the sum of its modules.
-    """
-    is_whole = row.parts[0] is root and len(row.parts) == sum(1 for _ in root.walk())
-    net_s = _seconds(row.heads)
-    return replace(
-        row,
-        seconds=whole_s if is_whole else _seconds([node for head in row.heads for node in head.walk()]),
-        net_s=net_s,
-        end_s=whole_s if is_whole else max(node.end_s for node in row.parts),
-        share=net_s / all_net_s if all_net_s else math.nan,
-        memory=_memory(row.parts),
-    )
+
+def _tape(root: Node) -> tuple[Node, ...]:
+    """Return the calls that have a line in a tape."""
+    return tuple(node for node in root.walk() if node.is_leaf or node.own.macc or node.params)
 
 
 def _seconds(nodes: Iterable[Node]) -> float:
     """Return their own seconds in all; NaN where none was timed. Calls too deep to be timed are part of one above."""
-    known = [node.own_s for node in {node.index: node for node in nodes}.values() if not math.isnan(node.own_s)]
+    known = [node.own_s for node in nodes if not math.isnan(node.own_s)]
     return math.fsum(known) if known else math.nan
 
 
@@ -244,41 +256,6 @@ def _memory(parts: tuple[Node, ...]) -> ModuleMemory | None:
         allocated_bytes=sum(memory.allocated_bytes for memory in known),
         peak_bytes=max(memory.peak_bytes for memory in known),
     )
-
-
-def _rows(root: Node, report_type: str | None) -> tuple[Row, ...]:
-    if report_type is None:
-        return ()
-    if report_type == "tape":
-        return tuple(_row([node], with_children=False) for node in _tape(root))
-    if report_type == "leaves":
-        return tuple(_row(calls, with_children=False) for calls in _by_module(_tape(root)))
-    if report_type in ("root", "node"):
-        return (_row([root], with_children=True),)
-    modules = _by_module(node for child in root.children for node in child.walk())
-    is_all = report_type == "all"
-    return tuple(_row(calls, True) for calls in modules if is_all or any(call.children for call in calls))
-
-
-def _tape(root: Node) -> list[Node]:
-    """Return the calls that have a line in a tape."""
-    return [node for node in root.walk() if node.is_leaf or node.own.macc or node.params]
-
-
-def _by_module(nodes: Iterable[Node]) -> list[list[Node]]:
-    modules: dict[str, list[Node]] = {}
-    for node in nodes:
-        modules.setdefault(node.name, []).append(node)
-    return list(modules.values())
-
-
-def _row(calls: Sequence[Node], with_children: bool) -> Row:
-    """Return the row of a module's calls, by themselves or with everything beneath them."""
-    # By index: a module that calls itself must not count the inner call twice.
-    beneath = {node.index: node for call in calls for node in call.walk()}
-    first = calls[0]
-    parts = tuple(beneath.values()) if with_children else tuple(calls)
-    return Row(first.name, first.type, first.in_shape, first.out_shape, parts, tuple(calls))
 
 
 def _notes(profile: ModelProfile, root: Node, total: Row) -> tuple[str, ...]:
@@ -301,9 +278,6 @@ def _notes(profile: ModelProfile, root: Node, total: Row) -> tuple[str, ...]:
     return tuple(notes)
 
 
-SUFFIXES = (".csv", ".json", ".md", ".txt")
-
-
 def dataframe(report: Report, columns: Sequence[Column]) -> pd.DataFrame:
     """Return one line per row and a last one, labelled `total`; `.attrs` has the notes and the source of memory."""
     import pandas as pd
@@ -316,12 +290,6 @@ def dataframe(report: Report, columns: Sequence[Column]) -> pd.DataFrame:
     return table
 
 
-def total_values(report: Report, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return the figures of the total, by column."""
-    return {column.name: column.value(report.total) for column in columns if not column.is_label}
-
-
-_BINARY = ("mem_r", "mem_w", "mem_rw", "net_dev_mem", "dev_mem_alloc", "dev_max_mem_alloc")
 _NOT_A_SUM = ("lat[%]", "end_lat", "net_dev_mem")
 
 
@@ -350,8 +318,9 @@ def total_lines(report: Report, columns: Sequence[Column]) -> list[str]:
         value = None if column.is_label or column.name in _NOT_A_SUM else column.value(report.total)
         if value is None or _is_unknown(value):
             continue
-        unit = "Byte" if "mem" in column.name else "ms" if "lat" in column.name else ""
-        lines.append(f"Total {column.name}: {round_value(value, column.name in _BINARY)} {unit}".rstrip())
+        is_bytes = "mem" in column.name
+        unit = "Byte" if is_bytes else "ms" if "lat" in column.name else ""
+        lines.append(f"Total {column.name}: {round_value(value, is_bytes)} {unit}".rstrip())
     return lines
 
 
@@ -377,9 +346,8 @@ def render_text(report: Report, columns: Sequence[Column]) -> str:
 def render_markdown(report: Report, columns: Sequence[Column]) -> str:
     """Return the table as Markdown, with its notes beneath."""
     header, *lines = _cells(report, columns)
-    cells = (" | ".join(map(markdown, line)) for line in lines)
-    table = [" | ".join(header), "|".join(["---"] * len(header)), *cells]
-    return "\n".join([*table, *(f"\nNote: {markdown(note)}" for note in report.notes)]) + "\n"
+    notes = (f"\nNote: {markdown(note)}" for note in report.notes)
+    return "\n".join([*markdown_table(header, lines), *notes]) + "\n"
 
 
 def render_json(report: Report, columns: Sequence[Column]) -> str:
@@ -400,31 +368,30 @@ def render_json(report: Report, columns: Sequence[Column]) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def check_save_path(save_path: str | os.PathLike[str]) -> Path:
-    """Return the path; refuse one whose suffix names no format."""
+_RENDERERS: Mapping[str, Callable[[Report, Sequence[Column]], str]] = {
+    ".csv": lambda report, columns: _as_csv(dataframe(report, columns)),
+    ".json": render_json,
+    ".md": render_markdown,
+    ".txt": lambda report, columns: render_text(report, columns) + "\n",
+}
+
+
+def report_file(save_path: str | os.PathLike[str], name: str) -> Path:
+    """Return the file to write; a path without a suffix is a folder, and `name` the file in it."""
     path = Path(save_path)
-    if path.suffix and path.suffix.lower() not in SUFFIXES and not path.is_dir():
+    if path.is_dir() or not path.suffix:
+        return path / name
+    if path.suffix.lower() not in _RENDERERS:
         raise InvalidInput(
-            f"save_path {str(path)!r} ends in {path.suffix!r}; use {', '.join(SUFFIXES)}, or no suffix for a folder"
+            f"save_path {str(path)!r} ends in {path.suffix!r}; use {', '.join(_RENDERERS)}, or no suffix for a folder"
         )
     return path
 
 
 def save(report: Report, columns: Sequence[Column], save_path: str | os.PathLike[str]) -> Path:
-    """Write the table and return its path; without a suffix this is a folder, and the file is named after the model."""
-    path = check_save_path(save_path)
-    if path.is_dir() or not path.suffix:
-        path = path / f"{report.model}_{report.report_type}.csv"
-    suffix = path.suffix.lower()
-    if suffix == ".csv":
-        text = dataframe(report, columns).map(_safe).to_csv(lineterminator="\n")
-    elif suffix == ".json":
-        text = render_json(report, columns)
-    elif suffix == ".md":
-        text = render_markdown(report, columns)
-    else:
-        text = render_text(report, columns) + "\n"
-    return write_whole(path, text)
+    """Write the table and return its path; in a folder, the file is named after the model."""
+    path = report_file(save_path, f"{report.model}_{report.report_type}.csv")
+    return write_whole(path, _RENDERERS[path.suffix.lower()](report, columns))
 
 
 def save_report(report: pd.DataFrame, save_path: str | os.PathLike[str]) -> Path:
@@ -434,12 +401,15 @@ def save_report(report: pd.DataFrame, save_path: str | os.PathLike[str]) -> Path
         report: What `stat(..., returns="data")` gave.
         save_path: The file; without a suffix a folder, in which it is called report.csv.
     """
-    path = check_save_path(save_path)
-    if path.is_dir() or not path.suffix:
-        path = path / "report.csv"
+    path = report_file(save_path, "report.csv")
     if path.suffix.lower() != ".csv":
         raise InvalidInput(f"save_path is {str(path)!r}; a table is saved as .csv (stat(save_path=) writes the others)")
-    return write_whole(path, report.map(_safe).to_csv(lineterminator="\n"))
+    return write_whole(path, _as_csv(report))
+
+
+def _as_csv(table: pd.DataFrame) -> str:
+    safe = table.map(lambda value: spreadsheet(value) if isinstance(value, str) else value)
+    return safe.to_csv(lineterminator="\n")
 
 
 def load_report(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -480,10 +450,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "unknown" if math.isnan(value) else f"{value:.6g}"
     return str(value)
-
-
-def _safe(value: Any) -> Any:
-    return spreadsheet(value) if isinstance(value, str) else value
 
 
 def _is_unknown(value: Any) -> bool:

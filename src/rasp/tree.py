@@ -20,8 +20,8 @@ from rasp.config import CFG
 
 if TYPE_CHECKING:
     from edge_opt import ModelProfile
-    from edge_opt.records.costs import ModuleCall, OpCall, Trace
-    from edge_opt.records.measurements import ModuleMemory
+    from edge_opt.records.costs import ModuleCall, Trace
+    from edge_opt.records.measurements import Measurement, ModuleMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,41 @@ def measured(
     inputs: Any,
     profile: ModelProfile,
     device: torch.device,
+    *,
     timing: bool,
     memory: bool,
-    simulated: bool = False,
+    is_simulated: bool,
 ) -> Measured:
-    """Run the model as often as `CFG.profile` says, and read off what was asked for.
+    """Run the model on `device` as often as `CFG.profile` says, and return the times and memory asked for.
 
-    Args:
-        model: The model, which is run on `device`.
-        inputs: What it is run on.
-        profile: The same model and inputs, traced.
-        device: Where it is run.
-        timing: Whether module calls are timed.
-        memory: Whether the memory around them is wanted.
-        simulated: CUDA's memory is meant and CUDA is not there: it follows from the trace instead of a run.
+    `profile` is of the same model and inputs. `is_simulated`: CUDA's memory is meant and CUDA is not there, so it
+    follows from the trace instead of a run.
     """
     figures = NOTHING
-    if timing or (memory and not simulated):
-        figures = _run(model, inputs, profile, device, timing, memory and not simulated)
-    if not (memory and simulated):
+    if timing or (memory and not is_simulated):
+        settings = CFG.profile
+        if settings.verbose:
+            runs = f"{settings.warmup_batches} + {settings.num_batches} batches" if timing else "one batch"
+            print(f"rasp: {runs} on {device}", file=sys.stderr)
+        measurement = edge_opt.measure(
+            model,
+            inputs,
+            device=device,
+            layers=timing,
+            memory=memory and not is_simulated,
+            energy=None,
+            profile=profile,
+            repeats=settings.num_batches if timing else 1,
+            warmup=settings.warmup_batches if timing else 0,
+        )
+        usage = measurement.memory
+        figures = Measured(
+            *(_call_times(profile.trace, measurement) if timing else ({}, {})),
+            measurement.latency.median_s,
+            {} if usage is None else {row.module: row for row in usage.modules},
+            "" if usage is None or not usage.source else f"measured: {usage.source}",
+        )
+    if not (memory and is_simulated):
         return figures
     on_cuda = profile.device_memory("cuda")
     by_call = {row.module: row for row in on_cuda.modules}
@@ -73,35 +89,14 @@ def measured(
     return replace(figures, memory=by_call, memory_source=on_cuda.source, notes=notes)
 
 
-def _run(
-    model: nn.Module, inputs: Any, profile: ModelProfile, device: torch.device, timing: bool, memory: bool
-) -> Measured:
-    if CFG.profile.verbose:
-        runs = f"{CFG.profile.warmup_batches} + {CFG.profile.num_batches} batches" if timing else "one batch"
-        print(f"rasp: {runs} on {device}", file=sys.stderr)
-    measurement = edge_opt.measure(
-        model,
-        inputs,
-        device=device,
-        layers=timing,
-        memory=memory,
-        energy=None,
-        profile=profile,
-        repeats=CFG.profile.num_batches if timing else 1,
-        warmup=CFG.profile.warmup_batches if timing else 0,
-    )
-    whole_s = measurement.latency.median_s
-    own_s: dict[int, float] = {}
-    if timing:
-        rows = measurement.layers.layers if measurement.layers is not None else ()
-        own_s = dict.fromkeys(range(len(profile.trace.modules)), 0.0) | {row.module: row.seconds for row in rows}
-        # Time between the modules is the model's own: without it the times would not add up to the whole.
-        own_s[0] += max(0.0, whole_s - math.fsum(own_s.values()))
-        own_s = _down_to(profile.trace, own_s, CFG.profile.timing_max_depth)
-    usage = measurement.memory
-    by_call = {} if usage is None else {row.module: row for row in usage.modules}
-    source = "" if usage is None or not usage.source else f"measured: {usage.source}"
-    return Measured(own_s, _ends(profile.trace, own_s) if timing else {}, whole_s, by_call, source)
+def _call_times(trace: Trace, measurement: Measurement) -> tuple[dict[int, float], dict[int, float]]:
+    """Return each call's own seconds, and when it ended."""
+    rows = () if measurement.layers is None else measurement.layers.layers
+    own_s = dict.fromkeys(range(len(trace.modules)), 0.0) | {row.module: row.seconds for row in rows}
+    # Time between the modules is the model's own: without it the times would not add up to the whole.
+    own_s[0] += max(0.0, measurement.latency.median_s - math.fsum(own_s.values()))
+    own_s = _down_to(trace, own_s, CFG.profile.timing_max_depth)
+    return own_s, _ends(trace, own_s)
 
 
 def _down_to(trace: Trace, own_s: dict[int, float], max_depth: int) -> dict[int, float]:
@@ -177,7 +172,40 @@ class Node(Record):
 
 def build_tree(profile: ModelProfile, measured: Measured = NOTHING) -> Node:
     """Return the module calls of a profile, counted and measured; the root is the model itself."""
-    return _folded(_Builder(profile, measured).node(0)[0], CFG.profile.compute_max_depth)
+    trace = profile.trace
+    counts = count_layers(profile, CFG.counting)
+    # The parameters that the operators of a call read: elements by storage.
+    reads: dict[int, dict[int, int]] = defaultdict(dict)
+    for op in trace.ops:
+        for storage, tensor in zip(op.reads, trace.signatures[op.signature].inputs, strict=True):
+            if trace.storages[storage].role == "parameter":
+                reads[op.module][storage] = tensor.elements
+    nodes: dict[int, Node] = {}
+    below: dict[int, list[int]] = defaultdict(list)
+    # A call stands behind its parent: from the end, the children of each are there before it.
+    for call in reversed(trace.modules):
+        children = tuple(nodes[child] for child in reversed(below[call.index]))
+        for child in children:
+            reads[call.index] |= reads[child.index]
+        own, dtype = counts[call.index]
+        nodes[call.index] = Node(
+            call.index,
+            f".{call.path}",
+            call.kind,
+            _joined(call.input_shapes),
+            _joined(call.output_shapes),
+            _params(call, children, reads[call.index]),
+            own,
+            dtype,
+            children,
+            measured.own_s.get(call.index, math.nan),
+            measured.end_s.get(call.index, math.nan),
+            measured.memory.get(call.index),
+            measured.memory_source if call.index in measured.memory else "",
+        )
+        if call.parent is not None:
+            below[call.parent].append(call.index)
+    return _folded(nodes[0], CFG.profile.compute_max_depth)
 
 
 def _folded(node: Node, depth: int) -> Node:
@@ -194,53 +222,6 @@ def _folded(node: Node, depth: int) -> Node:
         params=sum(part.params for part in node.walk()),
         own_s=math.fsum(times) if times else math.nan,
     )
-
-
-class _Builder:
-    """A profile's operators and calls, sorted by the module call they belong to."""
-
-    def __init__(self, profile: ModelProfile, measured: Measured) -> None:
-        self.profile = profile
-        self.measured = measured
-        self.counts = count_layers(profile, CFG.counting)
-        self.ops: dict[int, list[OpCall]] = defaultdict(list)
-        for op in profile.trace.ops:
-            self.ops[op.module].append(op)
-        self.children: dict[int, list[int]] = defaultdict(list)
-        for call in profile.trace.modules:
-            if call.parent is not None:
-                self.children[call.parent].append(call.index)
-
-    def node(self, index: int) -> tuple[Node, dict[int, int]]:
-        """Return the node of one call, and the parameters read in it: elements by storage."""
-        trace = self.profile.trace
-        call = trace.modules[index]
-        below = [self.node(child) for child in self.children[index]]
-        children = tuple(child for child, _ in below)
-        reads = {
-            storage: tensor.elements
-            for op in self.ops[index]
-            for storage, tensor in zip(op.reads, trace.signatures[op.signature].inputs, strict=True)
-            if trace.storages[storage].role == "parameter"
-        }
-        for _, child_reads in below:
-            reads.update(child_reads)
-        own, dtype = self.counts[index]
-        return Node(
-            index,
-            f".{call.path}",
-            call.kind,
-            _joined(call.input_shapes),
-            _joined(call.output_shapes),
-            _params(call, children, reads),
-            own,
-            dtype,
-            children,
-            self.measured.own_s.get(index, math.nan),
-            self.measured.end_s.get(index, math.nan),
-            self.measured.memory.get(index),
-            self.measured.memory_source if index in self.measured.memory else "",
-        ), reads
 
 
 def _joined(shapes: tuple[tuple[int, ...], ...]) -> Shapes:

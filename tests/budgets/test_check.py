@@ -13,8 +13,8 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.budgets import PROFILE_METRICS
+from edge_opt.budgets.budget_metrics import parse_budget, parse_increase
 from edge_opt.budgets.check import check_profile
-from edge_opt.budgets.parse import parse_budget, parse_increase
 from edge_opt.errors import BudgetError, InvalidInput, UnreadableProfile
 from edge_opt.profiling import with_predictions
 from edge_opt.records.measurements import Comparison, Interval

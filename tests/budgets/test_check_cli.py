@@ -63,7 +63,7 @@ def test_exit_code_1_when_broken_with_every_broken_line(folder: Path) -> None:
     ("arguments", "words"),
     [
         (("check", "old.json"), "there is no budget: give --budget"),
-        (("check", "old.json", "--baseline", "old.json"), "there is no budget: give --max-increase"),
+        (("check", "old.json", "--baseline", "old.json"), "there is no budget: give --budget"),
         (("check", "old.json", "--budget", "macs <= six"), "expected a number"),
         (("check", "old.json", "--budget", "mcas <= 6"), "closest: macs"),
         (("check", "old.json", "--max-increase", "macs=5%"), "give --baseline"),

@@ -19,8 +19,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_opt.data import Splits, load_splits, sources
-from edge_opt.data.sources import fingerprint, part_indices, read_idx, stratified_order
+from edge_opt.data import Splits, datasets, load_splits
+from edge_opt.data.datasets import fingerprint, part_indices, read_idx, stratified_order
 from edge_opt.errors import DataNotFound, InvalidInput, ModelNotFound
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -207,19 +207,18 @@ def test_a_download_is_kept_if_its_checksum_fits(
     server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Debian packed the same images anew.
-    packed = [hashlib.sha256((server[1] / f"{stem}.gz").read_bytes()).hexdigest() for stem in sources.FILES]
-    known = sources.SOURCES["fashion-mnist"]
-    monkeypatch.setitem(sources.SOURCES, "fashion-mnist", sources.Source(known.url, tuple(packed)))  # type: ignore[arg-type]
-    paths = sources.fetch("fashion-mnist", tmp_path / "cache", server[0])
-    assert [path.name for path in paths] == [f"{stem}.gz" for stem in sources.FILES]
-    assert sources.find_files("fashion-mnist", tmp_path / "cache") == paths
+    packed = [hashlib.sha256((server[1] / f"{stem}.gz").read_bytes()).hexdigest() for stem in datasets.FILES]
+    monkeypatch.setitem(datasets.SOURCES, "fashion-mnist", (datasets.SOURCES["fashion-mnist"][0], tuple(packed)))
+    paths = datasets.fetch("fashion-mnist", tmp_path / "cache", server[0])
+    assert [path.name for path in paths] == [f"{stem}.gz" for stem in datasets.FILES]
+    assert datasets.find_files("fashion-mnist", tmp_path / "cache") == paths
 
 
 def test_a_download_with_another_checksum_is_not_kept(server: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = server
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))
     with pytest.raises(DataNotFound, match="not the published file: its sha256 is another"):
-        sources.fetch("fashion-mnist", tmp_path / "cache", url)
+        datasets.fetch("fashion-mnist", tmp_path / "cache", url)
     assert not (tmp_path / "cache").exists()
 
 
@@ -227,15 +226,15 @@ def test_a_bomb_is_refused_before_it_is_unpacked(
     server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, folder = server
-    monkeypatch.setattr(sources, "content_of", None)
+    monkeypatch.setattr(datasets, "read_idx", None)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(100_000)))
     with pytest.raises(DataNotFound, match="its sha256 is another"):
-        sources.fetch("fashion-mnist", tmp_path / "cache", url)
+        datasets.fetch("fashion-mnist", tmp_path / "cache", url)
 
 
 def test_without_a_network_the_folder_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match="cannot be reached .* name it as data_dir"):
-        sources.fetch("mnist", tmp_path, "http://127.0.0.1:9/")
+        datasets.fetch("mnist", tmp_path, "http://127.0.0.1:9/")
 
 
 OWN = """
@@ -318,4 +317,4 @@ def test_the_bundled_digits_are_scikit_learn_s() -> None:
 
     bunch = load_digits()
     digest = hashlib.sha256(bunch.images.tobytes() + bunch.target.astype(np.int64).tobytes()).hexdigest()
-    assert sources.digits().checksums == (("sklearn.datasets.load_digits", digest),)
+    assert datasets.digits().checksums == (("sklearn.datasets.load_digits", digest),)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import published_pipeline as published
-from edge_opt.data.sources import find_files
+from edge_opt.data.datasets import find_files
 from edge_opt.run.config import template
 from edge_opt.run.config_file import read_config
 

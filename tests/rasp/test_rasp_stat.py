@@ -197,8 +197,8 @@ def test_absent_cuda_is_a_warning_and_changes_no_figure(net: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"report_type": "tapes"}, "'tapes'; allowed are tape, leaves, all, nodes, node, root or None"),
-        ({"returns": "data,dict"}, "'dict'; allowed are data, tree, sum, totals"),
+        ({"report_type": "tapes"}, "'tapes'; it must be one of tape, leaves, all, nodes, node, root"),
+        ({"returns": "data,dict"}, "'dict'; it must be one of data, tree, sum, totals"),
         ({"report_type": None, "returns": "data"}, "choose a report_type"),
         ({"report_type": None, "save_path": "x.csv"}, "choose a report_type"),
         ({"includes": ["mac"]}, "unknown column 'mac'; known are name, type"),

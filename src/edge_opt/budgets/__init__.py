@@ -1,7 +1,6 @@
 """Budgets as people write them, and whether figures keep within them."""
 
-from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TRIAL_METRICS, Metric, trial_metrics
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TRIAL_METRICS, Metric, parse_budget, trial_metrics
 from edge_opt.budgets.check import violations
-from edge_opt.budgets.parse import parse_budget
 
 __all__ = ["PROFILE_METRICS", "TRIAL_METRICS", "Metric", "parse_budget", "trial_metrics", "violations"]

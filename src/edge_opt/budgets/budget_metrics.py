@@ -1,21 +1,31 @@
-"""The figures that a budget can limit."""
+"""The figures that a budget can limit, and budgets as people write them: `macs <= 600M`, or in pyproject.toml."""
 
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from edge_opt import units
 from edge_opt.boards.capacity import peak_memory
-from edge_opt.errors import InvalidInput
-from edge_opt.records.measurements import Interval, Latency
-from edge_opt.records.profiles import FigureUnit, ModelProfile
+from edge_opt.errors import BudgetError, InvalidInput
+from edge_opt.records.measurements import Interval
+from edge_opt.records.predictions import Prediction
+from edge_opt.records.profiles import Budget, FigureUnit, Increase, ModelProfile, Relation
 from edge_opt.records.sweeps import SHARES, TrialMetrics
 from edge_opt.records.training_steps import TrainingCost
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Kind = FigureUnit
 S = TypeVar("S")
@@ -87,49 +97,36 @@ def _priced(name: str, kind: Kind, read: Callable[[ModelProfile], float]) -> Ite
     return _family(name, kind, read, interval)
 
 
-def _latency(pick: Callable[[Latency], float]) -> Callable[[ModelProfile], float | None]:
-    return lambda profile: None if profile.measurement is None else pick(profile.measurement.latency)
+_FLAGS = {"measurement": "is_measured", "prediction": "is_predicted", "training": "is_trained"}
 
 
-def _latency_interval(profile: ModelProfile) -> Interval | None:
-    return None if profile.measurement is None else profile.measurement.latency.median_interval_s
+def _of(
+    part: str,
+    name: str,
+    kind: Kind,
+    read: Callable[[Any], float | None],
+    interval: Callable[[Any], Interval | None] = lambda _: None,
+) -> Iterator[Metric[ModelProfile]]:
+    """Yield a metric of a part that a profile may lack: its measurement, prediction or training step."""
+
+    def value(profile: ModelProfile) -> float | None:
+        return None if getattr(profile, part) is None else read(getattr(profile, part))
+
+    def bounds(profile: ModelProfile) -> Interval | None:
+        return None if getattr(profile, part) is None else interval(getattr(profile, part))
+
+    return _family(name, kind, value, bounds, **{_FLAGS[part]: True})
 
 
-def _measured_memory(profile: ModelProfile) -> float | None:
-    if profile.measurement is None or profile.measurement.memory is None:
-        return None
-    return profile.measurement.memory.peak_bytes
-
-
-def _energy(profile: ModelProfile) -> float | None:
-    if profile.measurement is None or profile.measurement.energy is None:
-        return None
-    return profile.measurement.energy.joules
-
-
-def _predicted(profile: ModelProfile) -> float | None:
-    return None if profile.prediction is None else profile.prediction.seconds
-
-
-def _predicted_interval(profile: ModelProfile) -> Interval | None:
-    prediction = profile.prediction
-    if prediction is None or prediction.seconds is None:
+def _predicted_interval(prediction: Prediction) -> Interval | None:
+    if prediction.seconds is None:
         return None
     # An end that is not known is open.
     return Interval(prediction.low or 0.0, math.inf if prediction.high is None else prediction.high)
 
 
-def _trained(name: str, kind: Kind, read: Callable[[TrainingCost], int]) -> Iterator[Metric[ModelProfile]]:
-    """Yield a figure of a training step."""
-
-    def value(profile: ModelProfile) -> float | None:
-        return None if profile.training is None else read(profile.training)
-
-    def interval(profile: ModelProfile) -> Interval | None:
-        step = profile.training
-        return Interval(read(step), math.inf) if step and step.is_lower_bound and kind == "count" else None
-
-    return _family(name, kind, value, interval, is_trained=True)
+def _train_flops_interval(step: TrainingCost) -> Interval | None:
+    return Interval(step.flops, math.inf) if step.is_lower_bound else None
 
 
 PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
@@ -153,17 +150,17 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
     _priced("bytes_read", "bytes", lambda profile: profile.totals.bytes_read),
     _priced("bytes_written", "bytes", lambda profile: profile.totals.bytes_written),
     _priced("bytes_moved", "bytes", lambda profile: profile.totals.bytes_read + profile.totals.bytes_written),
-    _trained("train_flops", "count", lambda step: step.flops),
-    _trained("train_peak_memory", "bytes", lambda step: step.peak_bytes),
-    _family("latency", "time", _latency(lambda latency: latency.median_s), _latency_interval, is_measured=True),
-    _family("latency_min", "time", _latency(lambda latency: latency.minimum_s), is_measured=True),
-    _family("latency_p95", "time", _latency(lambda latency: latency.p95_s), is_measured=True),
-    _family("latency_p99", "time", _latency(lambda latency: latency.p99_s), is_measured=True),
-    _family("throughput", "rate", _latency(lambda latency: latency.throughput), is_measured=True),
-    _family("measured_memory", "bytes", _measured_memory, is_measured=True),
-    _family("energy", "energy", _energy, is_measured=True),
+    _of("training", "train_flops", "count", lambda step: step.flops, _train_flops_interval),
+    _of("training", "train_peak_memory", "bytes", lambda step: step.peak_bytes),
+    _of("measurement", "latency", "time", lambda run: run.latency.median_s, lambda run: run.latency.median_interval_s),
+    _of("measurement", "latency_min", "time", lambda run: run.latency.minimum_s),
+    _of("measurement", "latency_p95", "time", lambda run: run.latency.p95_s),
+    _of("measurement", "latency_p99", "time", lambda run: run.latency.p99_s),
+    _of("measurement", "throughput", "rate", lambda run: run.latency.throughput),
+    _of("measurement", "measured_memory", "bytes", lambda run: None if run.memory is None else run.memory.peak_bytes),
+    _of("measurement", "energy", "energy", lambda run: None if run.energy is None else run.energy.joules),
     # No energy: a prediction has no interval for it, so a limit next to it would pass for kept.
-    _family("predicted", "time", _predicted, _predicted_interval, is_predicted=True),
+    _of("prediction", "predicted", "time", lambda prediction: prediction.seconds, _predicted_interval),
 )
 
 
@@ -241,3 +238,143 @@ def trial_metrics(metric: str = "accuracy") -> Mapping[str, Metric[TrialMetrics]
             f"a metric cannot be called {metric!r}: {taken[0]} means something else; rename the function"
         )
     return MappingProxyType({**scores, **others})
+
+
+# Every group matches, if only the empty string: its position is where the caret of an error points.
+_BUDGET = re.compile(
+    r"\s*(?P<name>[A-Za-z_]\w*|)"
+    r"\s*(?P<relation><=|>=|[<>≤≥=]|)"
+    r"\s*(?P<number>-?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|)"
+    r"\s*(?P<suffix>\S*)"
+    r"\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+_PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_RELATIONS: dict[str, Relation] = {"<=": "<=", "<": "<", ">=": ">=", ">": ">", "≤": "<=", "≥": ">="}
+_KNOWN: Mapping[str, Metric[Any]] = {**TRIAL_METRICS, **PROFILE_METRICS}
+
+
+def parse_budget(text: str, metrics: Mapping[str, Metric[Any]] = _KNOWN) -> Budget:
+    """Return the budget that a text states; the limit is in the unit that the metric's name says.
+
+    Counts take k, M, G and T, shares take %. `metrics` are the names to choose from, such as `PROFILE_METRICS`.
+
+    >>> parse_budget("macs <= 600M").limit
+    600000000.0
+    >>> parse_budget("accuracy_drop < 1.5%")
+    Budget(metric='accuracy_drop', relation='<', limit=0.015, text='accuracy_drop < 1.5%')
+    """
+    parts = _match(text)
+    metric = metrics.get(parts["name"])
+    if metric is None:
+        raise BudgetError(text, parts.start("name"), _unknown_metric(parts["name"], metrics))
+    if parts["relation"] not in _RELATIONS:
+        raise BudgetError(text, parts.start("relation"), "expected <=, <, >= or >")
+    return Budget(metric.name, _RELATIONS[parts["relation"]], _value(parts, metric), text)
+
+
+def parse_increase(text: str, metrics: Mapping[str, Metric[Any]] = PROFILE_METRICS) -> Increase:
+    """Return how much a figure may grow, as in `peak_memory=5%` or `params=10k`; an amount is in the metric's unit.
+
+    >>> parse_increase("peak_memory=5%")
+    Increase(metric='peak_memory_mb', share=0.05, amount=None, text='peak_memory=5%')
+    """
+    parts = _match(text)
+    name = parts["name"]
+    # A name without its unit is the metric in the unit that people use.
+    usual = (metric for metric in metrics.values() if metric.family == name and metric.unit in ("mb", "ms", "j"))
+    metric = metrics.get(name) or next(usual, None)
+    if metric is None:
+        raise BudgetError(text, parts.start("name"), _unknown_metric(name, metrics))
+    if parts["relation"] != "=":
+        raise BudgetError(text, parts.start("relation"), "expected =, as in peak_memory=5%")
+    if parts["number"] and parts["suffix"] == "%" and not parts["rest"]:
+        return Increase(metric.name, _number(parts) / 100, None, text)
+    if metric.name != name:
+        problem = f"expected a percentage; for an amount, say the unit, as in {metric.name}=1"
+        raise BudgetError(text, parts.start("suffix"), problem)
+    return Increase(metric.name, None, _value(parts, metric), text)
+
+
+def _unknown_metric(name: str, metrics: Mapping[str, Metric[Any]]) -> str:
+    """Return the message for a name that is not a metric: the closest ones, or that it lacks its unit."""
+    usual = ("macs", "params", "latency_ms", "peak_memory_mb", "size_mb", "energy_j", "accuracy", "accuracy_drop")
+    some = ", ".join(known for known in usual if known in metrics)
+    if not name:
+        return f"expected the name of a metric, such as {some}"
+    with_unit = [metric.name for metric in metrics.values() if metric.family == name]
+    close = with_unit or get_close_matches(name.lower(), metrics, n=3, cutoff=0.5)
+    return f"unknown metric {name!r}; {'closest: ' + ', '.join(close) if close else 'metrics are ' + some}"
+
+
+def _match(text: str) -> re.Match[str]:
+    return cast("re.Match[str]", _BUDGET.match(text))  # the pattern matches any text
+
+
+def _number(parts: re.Match[str]) -> float:
+    if not parts["number"]:
+        raise BudgetError(parts.string, parts.start("number"), "expected a number")
+    value = float(parts["number"].replace("_", ""))
+    if not math.isfinite(value):
+        raise BudgetError(parts.string, parts.start("number"), "expected a number that is not beyond all bounds")
+    return value
+
+
+def _value(parts: re.Match[str], metric: Metric[Any]) -> float:
+    """Return the number with its suffix, in the metric's unit, if the metric can have that value."""
+    value = _number(parts)
+    suffix, unit = parts["suffix"], metric.unit
+    # The metric's own unit may be repeated; not as MJ, which is a billion mJ.
+    spellings = {"energy": ("", unit, f"{unit[:-1]}J"), "bytes": ("", unit, unit.upper(), f"{unit[:1]}B")}
+    if suffix == "%" and metric.kind == "share":
+        value /= 100
+    elif suffix in _PREFIXES and metric.kind in ("count", "rate"):
+        value *= _PREFIXES[suffix]
+    elif suffix not in spellings.get(metric.kind, ("", unit)):
+        expected = "k, M, G or T, or the end of the number"
+        if unit:
+            expected = f"the end of the number: {metric.name} is in {unit} already"
+        elif metric.kind == "share":
+            expected = "% or the end of the number"
+        raise BudgetError(parts.string, parts.start("suffix"), f"expected {expected}")
+    problem = None
+    if not math.isfinite(value):
+        problem = "expected a number that is not beyond all bounds"
+    elif value < 0 and not metric.is_signed:
+        problem = f"expected a number that is not negative: {metric.name} never is"
+    elif metric.kind == "share" and abs(value) > 1 and not metric.family.endswith("_ratio"):
+        problem = f"expected a share of one, such as 0.9 or 90%: {metric.name} is never more"
+    if problem is not None:
+        raise BudgetError(parts.string, parts.start("number"), problem)
+    if parts["rest"]:
+        raise BudgetError(parts.string, parts.start("rest"), "expected nothing more; write one budget at a time")
+    return value
+
+
+TABLE = "[tool.edge-opt.budgets]"
+
+
+def configured_budgets(folder: Path) -> tuple[Budget, ...]:
+    """Return the budgets in the pyproject.toml of a folder or of the nearest one above it; none without a table."""
+    paths = (parent / "pyproject.toml" for parent in (folder, *folder.parents))
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return ()
+    try:
+        data: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot read {str(path)!r}: {error}") from error
+    for step in ("tool", "edge-opt", "budgets"):
+        data = data.get(step, {}) if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        raise InvalidInput(f'{str(path)!r}: {TABLE} is not a table; write lines such as macs = "<= 600M" under it')
+    where = f"{str(path)!r}, {TABLE}"
+    budgets = []
+    for name, value in data.items():
+        if not isinstance(value, str):
+            raise InvalidInput(f'{where}: {name} is {value!r}; write a limit in quotes, such as {name} = "<= {value}"')
+        try:
+            budgets.append(parse_budget(f"{name} {value.strip()}", PROFILE_METRICS))
+        except BudgetError as error:
+            raise InvalidInput(f"{where}: {error}") from error
+    return tuple(budgets)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from edge_opt.budgets.budget_metrics import PROFILE_METRICS, Metric, trial_metrics
-from edge_opt.budgets.parse import parse_budget, parse_increase
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS, Metric, parse_budget, parse_increase, trial_metrics
 from edge_opt.errors import InvalidInput
 from edge_opt.model_comparison import Subject, align, as_profile, compared_latency, layer_figures, profiled_differently
 from edge_opt.records.devices import SCRATCH_IS_APART, Precision
@@ -67,21 +66,8 @@ def check_profile(
     latency: Comparison | None = None,
     on_undecided: Literal["pass", "fail"] = "pass",
 ) -> CheckResult:
-    """Check every budget and, against a baseline, every allowed increase.
-
-    Args:
-        profile: The profile.
-        budgets: Limits of its figures.
-        baseline: An earlier profile.
-        increases: How much figures may grow over the baseline.
-        latency: The noise-aware comparison of both latencies.
-        on_undecided: Whether budgets that are undecided "pass" or "fail".
-    """
-    checked = []
-    for budget in budgets:
-        metric = PROFILE_METRICS[budget.metric]
-        before = None if baseline is None else _baseline_value(metric, profile, baseline)
-        checked.append(_checked(profile, metric, budget, metric.bounds(profile), before, baseline))
+    """Check every budget and, against a baseline, every allowed increase; `latency` compares both latencies."""
+    checked = [_checked(profile, budget, baseline) for budget in budgets]
     if baseline is not None:
         checked += [_checked_increase(profile, increase, baseline, latency) for increase in increases]
     notes = () if baseline is None else profiled_differently([baseline, profile])
@@ -102,44 +88,33 @@ def _checked_increase(
         reason = f"the baseline has no {metric.name}{_predicted_for(metric, profile)}; {_hint(metric, baseline)}"
         return CheckedBudget(budget, "unknown", metric.value(profile), None, None, None, reason, ())
     limit = before * (1 + increase.share) if increase.share is not None else before + (increase.amount or 0.0)
-    bounds = metric.bounds(profile)
+    bounds = None
     if metric.family == "latency" and latency is not None:
         bounds = Interval(before * latency.ratio_interval.low, before * latency.ratio_interval.high)
-    return _checked(profile, metric, Budget(metric.name, "<=", limit, text), bounds, before, baseline)
+    return _checked(profile, Budget(metric.name, "<=", limit, text), baseline, bounds)
 
 
 def _checked(
-    profile: ModelProfile,
-    metric: Metric[ModelProfile],
-    budget: Budget,
-    bounds: Interval | None,
-    before: float | None,
-    baseline: ModelProfile | None,
+    profile: ModelProfile, budget: Budget, baseline: ModelProfile | None, bounds: Interval | None = None
 ) -> CheckedBudget:
-    value = metric.value(profile)
+    """Check one budget; `bounds` replaces the figure's own interval."""
+    metric = PROFILE_METRICS[budget.metric]
+    value, before = metric.value(profile), _baseline_value(metric, profile, baseline)
     if value is None:
         reason = f"the profile has no {metric.name}; {_hint(metric, profile)}"
         return CheckedBudget(budget, "unknown", None, None, None, before, reason, ())
-    low, high = (value, value) if bounds is None else (bounds.low, bounds.high)
-    ends = {budget.holds(low), budget.holds(high)}
+    bounds = bounds or metric.bounds(profile)
+    low, high = (None, None) if bounds is None else (bounds.low, bounds.high)
+    ends = {budget.holds(value if low is None else low), budget.holds(value if high is None else high)}
     outcome: Outcome = "undecided" if len(ends) == 2 else "holds" if ends == {True} else "broken"
     reason = _undecided_reason(metric, profile) if outcome == "undecided" else ""
     layers = () if outcome == "holds" or not budget.is_ceiling else tuple(_top_contributors(profile, metric, baseline))
-    return CheckedBudget(
-        budget,
-        outcome,
-        value,
-        None if bounds is None else low,
-        None if bounds is None else high,
-        before,
-        reason,
-        layers,
-    )
+    return CheckedBudget(budget, outcome, value, low, high, before, reason, layers)
 
 
-def _baseline_value(metric: Metric[ModelProfile], profile: ModelProfile, baseline: ModelProfile) -> float | None:
-    """Return the baseline's figure; None where it was predicted for another target, precision or basis."""
-    if _predicted_for(metric, profile) != _predicted_for(metric, baseline):
+def _baseline_value(metric: Metric[ModelProfile], profile: ModelProfile, baseline: ModelProfile | None) -> float | None:
+    """Return the baseline's figure; None without one, or where it was predicted for another target or precision."""
+    if baseline is None or _predicted_for(metric, profile) != _predicted_for(metric, baseline):
         return None
     return metric.value(baseline)
 
@@ -200,13 +175,12 @@ def _top_contributors(
         earlier = None if earlier is None else earlier / metric.scale
         layer = new[after]
         contributions.append(Contribution(layer.label or profile.name, layer.kind, value / metric.scale, earlier))
-
-    def growth(layer: Contribution) -> float:
-        return 0.0 if layer.baseline is None else layer.value - layer.baseline
-
-    grown = sorted((layer for layer in contributions if growth(layer) > 0), key=growth, reverse=True)
+    grown = [layer for layer in contributions if layer.baseline is not None and layer.value > layer.baseline]
+    if grown:
+        grown.sort(key=lambda layer: layer.value - (layer.baseline or 0.0), reverse=True)
+        return grown[:_MAX_CONTRIBUTORS]
     largest = sorted((layer for layer in contributions if layer.value > 0), key=lambda layer: -layer.value)
-    return (grown or largest)[:_MAX_CONTRIBUTORS]
+    return largest[:_MAX_CONTRIBUTORS]
 
 
 def check(
@@ -274,18 +248,19 @@ def check(
         profile = _with_training(profile, subject, inputs, kwargs, optimizer)
         before = None if before is None else _with_training(before, baseline, inputs, kwargs, optimizer)
     latency = None if before is None else compared_latency(before, profile)
-    if before is not None and is_paired:
-        options = dict(needed) if isinstance(needed, Mapping) else {}
+    if before is not None and baseline is not None and is_paired:
+        from edge_opt.measuring.session import measure_pair
+
+        names_of_pair = ("min_time_s", "max_time_s", "threads", "progress")
+        options = {name: needed[name] for name in names_of_pair if isinstance(needed, Mapping) and name in needed}
         shares = [increase.share for increase in increases if PROFILE_METRICS[increase.metric].family == "latency"]
-        options["limit"] = None if not shares or shares[0] is None else 1 + shares[0]
-        before, profile, latency = _measure_in_turns((baseline, before), (subject, profile), inputs, kwargs, options)
+        first, second, latency = measure_pair(
+            baseline, subject, inputs, kwargs=kwargs, profiles=(before, profile),
+            limit=None if not shares or shares[0] is None else 1 + shares[0], **options,
+        )  # fmt: skip
+        before, profile = replace(before, measurement=first), replace(profile, measurement=second)
     return check_profile(
-        profile,
-        limits,
-        baseline=before,
-        increases=increases,
-        latency=latency,
-        on_undecided=on_undecided,
+        profile, limits, baseline=before, increases=increases, latency=latency, on_undecided=on_undecided
     )
 
 
@@ -302,20 +277,6 @@ def _with_training(
     from edge_opt.training_steps.step_report import training_step
 
     return replace(profile, training=training_step(subject, inputs, kwargs=kwargs, optimizer=optimizer).cost)
-
-
-def _measure_in_turns(
-    baseline: tuple[Any, ModelProfile], change: tuple[Any, ModelProfile], inputs: Any, kwargs: Mapping[str, Any] | None,
-    options: dict[str, Any],
-) -> tuple[ModelProfile, ModelProfile, Comparison]:  # fmt: skip
-    """Measure both models in turns, and return their profiles with the measurements, and the comparison."""
-    from edge_opt.measuring.session import measure_pair
-
-    names = ("min_time_s", "max_time_s", "threads", "progress", "limit")
-    known = {name: options[name] for name in names if name in options}
-    profiles = (baseline[1], change[1])
-    before, after, comparison = measure_pair(baseline[0], change[0], inputs, kwargs=kwargs, profiles=profiles, **known)
-    return replace(profiles[0], measurement=before), replace(profiles[1], measurement=after), comparison
 
 
 def _increases(limits: Mapping[str, str | float] | Sequence[str] | None) -> list[Increase]:

@@ -10,11 +10,11 @@ from typing import Annotated
 
 try:
     import typer
+    from typer import Option
 
-    from edge_opt.cli.board_commands import board, measure_on
     from edge_opt.cli.compare_commands import check, compare
     from edge_opt.cli.compress_commands import export, prune, quantize
-    from edge_opt.cli.device_commands import calibrate, devices, doctor
+    from edge_opt.cli.device_commands import board, calibrate, devices, doctor, measure_on
     from edge_opt.cli.profile_commands import llm, profile, train_cost
     from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
     from edge_opt.cli.shell import Debug, Shell, run_to_the_end
@@ -42,7 +42,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def edge_opt(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
     debug: Debug = False,
 ) -> None:

@@ -8,42 +8,51 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from edge_opt import units
 from edge_opt._support.progress import report_progress, stderr_console
-from edge_opt.cli.shell import print_status, result_console
+from edge_opt.cli.shell import print_status
 from edge_opt.errors import InvalidInput, first_line
-from edge_opt.loading import FORMS, Example, Loaded, find_object, load_model, parse_reference
+from edge_opt.loading import FORMS, Loaded, find_object, load_model, parse_reference
 
 if TYPE_CHECKING:
-    from edge_opt.records.predictions import TargetComparison
     from edge_opt.records.profiles import ModelProfile
     from edge_opt.trace.inputs import InputSpec
 
 
 GRAMMAR = "[NAME:]DIMxDIMx...[:DTYPE], such as 1x3x224x224 or ids:1x128:int64"
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; arguments as 'factory(width=2)'.")]
-Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"{GRAMMAR}.")]
 INPUTS_FORM = (
     "file.py:NAME or package.module:NAME, the inputs as eo.profile takes them, or a function that returns them"
 )
+FORM = "file.py:NAME or package.module:NAME, a loader, a list of batches, or a function that returns one"
+
+ModelArgument = Annotated[str, Argument(metavar="MODEL", help=f"{FORMS}; arguments as 'factory(width=2)'.")]
+Inputs = Annotated[list[str] | None, Option("--input", "-i", metavar="SHAPE", help=f"{GRAMMAR}.")]
 InputsRef = Annotated[
-    str | None, typer.Option("--inputs", metavar="REF", help="Inputs of any kind, or their maker: file.py:NAME.")
+    str | None, Option("--inputs", metavar="REF", help="Inputs of any kind, or their maker: file.py:NAME.")
 ]
-Batch = Annotated[int | None, typer.Option("--batch", "-b", help="First dimension of every input.")]
-Keywords = Annotated[
-    list[str] | None, typer.Option("--kwarg", metavar="NAME=VALUE", help="An argument that is not a tensor.")
-]
+Batch = Annotated[int | None, Option("--batch", "-b", help="First dimension of every input.")]
+Keywords = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="An argument that is not a tensor.")]
 Runtime = Annotated[
-    str | None, typer.Option("--runtime", metavar="NAME", help="On the target, such as ncnn; the best-known one.")
+    str | None, Option(metavar="NAME", help="Runtime on the target, such as ncnn; by default the best-known one.")
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", help="With --measure, threads to measure with; with --target, those of its runtime."),
+Target = Annotated[
+    str | None,
+    Option("--target", "-t", metavar="NAME", help="Predict for a device, a platform, a calibration or host."),
+]
+Targets = Annotated[
+    list[str] | None,
+    Option("--target", "-t", metavar="NAME", help="A device, platform, calibration or host; several: side by side."),
+]
+Threads = Annotated[int | None, Option(help="Threads to measure with, and of the runtime on the target.")]
+MinTime = Annotated[float, Option(metavar="S", help="Least seconds to measure.")]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+RecordFiles = Annotated[
+    list[Path] | None, Option("--output", "-o", metavar="FILE", help="Save as .json, .html, .md or .txt.")
 ]
 
 _SEPARATOR = re.compile(f"[xX{units.TIMES}]")
@@ -87,7 +96,7 @@ def read_arguments(
 
 def _referenced_inputs(reference: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the inputs that a reference names: a dict by name, a list or tuple in order, anything else alone."""
-    value = _referenced(reference, f"--inputs {reference!r} names no inputs; write {INPUTS_FORM}")
+    value = named_object(reference, f"--inputs {reference!r} names no inputs; write {INPUTS_FORM}")
     if callable(value):
         value = _called(value, f"--inputs {reference!r}")
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -96,7 +105,7 @@ def _referenced_inputs(reference: str) -> tuple[list[Any], dict[str, Any]]:
     return (list(value) if isinstance(value, (list, tuple)) and not is_shape else [value]), {}
 
 
-def _referenced(reference: str, problem: str) -> Any:
+def named_object(reference: str, problem: str) -> Any:
     """Return the object that a reference without arguments names."""
     parsed = parse_reference(reference)
     if parsed is None or parsed.arguments:
@@ -112,23 +121,13 @@ def _called(function: Any, name: str) -> Any:
         raise InvalidInput(f"{name} raised {first_line(error)}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedCall:
-    """A model and the arguments that it is called with, as `eo.profile` takes them."""
+class LoadedCall(NamedTuple):
+    """A model, its name in tables, and the arguments that it is called with, as `eo.profile` takes them."""
 
-    loaded: Loaded
+    model: Any
+    name: str
     inputs: list[Any] | None
     kwargs: dict[str, Any]
-
-    @property
-    def model(self) -> Any:
-        """The model itself."""
-        return self.loaded.model
-
-    @property
-    def name(self) -> str:
-        """The model's name in tables."""
-        return self.loaded.name
 
 
 @contextmanager
@@ -138,30 +137,37 @@ def loaded_call(
     kwargs: Sequence[str] | None = None,
     batch: int | None = None,
     inputs_ref: str | None = None,
+    usual_input: str | None = None,
 ) -> Iterator[LoadedCall]:
-    """Load a model and read the arguments of its call. What the user's code prints inside goes to stderr."""
+    """Load a model and read the arguments of its call. What the user's code prints inside goes to stderr.
+
+    Without any input, a file's own inputs are used; a model that is not a file then takes `usual_input`.
+    """
     with redirect_stdout(sys.stderr):
         arguments = read_arguments(inputs or [], kwargs or [], batch, inputs_ref)
         loaded = load_model(reference)
-        positional, named = with_example(arguments, loaded.example, loaded.name)
-        yield LoadedCall(loaded, positional or None, named)
+        if not arguments.has_inputs and loaded.example is None and usual_input is not None:
+            arguments = read_arguments([usual_input], kwargs or [], batch)
+        positional, named = _with_example(arguments, loaded)
+        yield LoadedCall(loaded.model, loaded.name, positional or None, named)
 
 
-def with_example(arguments: Arguments, example: Example | None, name: str) -> tuple[list[Any], dict[str, Any]]:
+def _with_example(arguments: Arguments, loaded: Loaded) -> tuple[list[Any], dict[str, Any]]:
     """Return the call's arguments; without any input, those that the program was exported with, and say so."""
     if arguments.has_inputs:
-        return list(arguments.positional), arguments.named
-    if example is None and arguments.batch is not None:
+        return arguments.positional, arguments.named
+    batch = arguments.batch
+    if loaded.example is None and batch is not None:
         raise InvalidInput("--batch replaces the first dimension of each --input, and there is none; add --input")
-    if example is None:
-        raise InvalidInput(f"no --input given: {name} needs the shape of each of its inputs; write {GRAMMAR}")
+    if loaded.example is None:
+        raise InvalidInput(f"no --input given: {loaded.name} needs the shape of each of its inputs; write {GRAMMAR}")
     print_status("no --input given: using the inputs that the program was exported with")
-    positional, named = list(example[0]), {**example[1], **arguments.named}
-    if arguments.batch is None:
+    positional, named = list(loaded.example[0]), {**loaded.example[1], **arguments.named}
+    if batch is None:
         return positional, named
     return (
-        [_rebatched(value, arguments.batch) for value in positional],
-        {key: _rebatched(value, arguments.batch) for key, value in named.items()},
+        [_rebatched(value, batch) for value in positional],
+        {key: _rebatched(value, batch) for key, value in named.items()},
     )
 
 
@@ -240,12 +246,9 @@ def _literal(value: str, text: str) -> Any:
         ) from None
 
 
-FORM = "file.py:NAME or package.module:NAME, a loader, a list of batches, or a function that returns one"
-
-
 def load_batches(reference: str) -> Iterable[Any]:
     """Return the batches that a reference names."""
-    value = _referenced(reference, f"{reference!r} names no batches; write {FORM}")
+    value = named_object(reference, f"{reference!r} names no batches; write {FORM}")
     if callable(value) and not hasattr(value, "__iter__"):
         value = _called(value, repr(reference))
     if not isinstance(value, Iterable):
@@ -262,18 +265,16 @@ def random_batches(inputs: list[Any], named: dict[str, Any], count: int) -> list
     generator = torch.Generator().manual_seed(0)
 
     def drawn(spec: Any) -> Any:
+        # A file describes its inputs by tensors without values; a tensor with values is kept.
+        if not isinstance(spec, InputSpec) and not (isinstance(spec, torch.Tensor) and spec.is_meta):
+            return spec
         kind = spec.dtype if isinstance(spec, torch.Tensor) else getattr(torch, spec.dtype or "float32")
         if not kind.is_floating_point:
             return torch.zeros(spec.shape, dtype=kind)
         return torch.randn(spec.shape, generator=generator).to(kind)
 
     specs = [*inputs, *(value for value in named.values() if isinstance(value, InputSpec))]
-    # A file describes its inputs by tensors without values.
-    is_open = [isinstance(spec, InputSpec) or (isinstance(spec, torch.Tensor) and spec.is_meta) for spec in specs]
-    return [
-        tuple(drawn(spec) if described else spec for spec, described in zip(specs, is_open, strict=True))
-        for _ in range(count)
-    ]
+    return [tuple(map(drawn, specs)) for _ in range(count)]
 
 
 @contextmanager
@@ -291,7 +292,8 @@ def measuring(
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=stderr_console(), transient=True, disable=not _is_terminal()) as bar:
+    is_terminal = sys.__stderr__ is not None and sys.__stderr__.isatty()
+    with Progress(*columns, console=stderr_console(), transient=True, disable=not is_terminal) as bar:
         task = bar.add_task("", total=1.0)
 
         def progress(share: float, what: str) -> None:
@@ -313,43 +315,17 @@ def split_threads(threads: int | None, is_measured: bool, target: str | None) ->
     return here, None if target is None or (is_measured and is_machine) else threads
 
 
-def _is_terminal() -> bool:
-    return sys.__stderr__ is not None and sys.__stderr__.isatty()
-
-
 def is_profile(reference: str) -> bool:
     """Return whether it names a file that `edge-opt profile -o` wrote, rather than a model."""
     return reference.lower().endswith(".json")
 
 
-def read_profile(
-    reference: str,
-    inputs: Sequence[str] = (),
-    kwargs: Sequence[str] = (),
-    batch: int | None = None,
-    measure: bool | dict[str, Any] = False,
-    inputs_ref: str | None = None,
-) -> ModelProfile:
-    """Return the profile that a reference names: a saved one, or that of a model with its inputs."""
+def read_profile(reference: str, measure: bool | dict[str, Any], *call: Any) -> ModelProfile:
+    """Return the profile that a reference names: a saved one, or that of a model with the inputs of `loaded_call`."""
     import edge_opt as eo
 
     if is_profile(reference):
         return eo.load(reference)
-    with loaded_call(reference, inputs, kwargs, batch, inputs_ref) as call:
-        report_progress(f"tracing {call.name}")
-        return eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, measure=measure)
-
-
-FORMAT = "edge_opt.targets"
-
-
-def print_targets(comparison: TargetComparison, *, json: bool, is_verbose: bool) -> None:
-    """Print a model on several targets."""
-    from edge_opt._support.json import to_plain
-    from edge_opt.report.sheets import print_sheet
-    from edge_opt.report.target_tables import brief_target_sheet, target_sheet
-
-    if json:
-        typer.echo(json_format.dumps({"format": FORMAT, **to_plain(comparison)}, indent=1, allow_nan=False))
-    else:
-        print_sheet(result_console(), target_sheet(comparison) if is_verbose else brief_target_sheet(comparison))
+    with loaded_call(reference, *call) as loaded:
+        report_progress(f"tracing {loaded.name}")
+        return eo.profile(loaded.model, loaded.inputs, kwargs=loaded.kwargs, name=loaded.name, measure=measure)

@@ -7,87 +7,72 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Argument, Option
 
-from edge_opt.budgets.budget_metrics import PROFILE_METRICS
-from edge_opt.budgets.parse import TABLE, configured_budgets, parse_budget, parse_increase
-from edge_opt.cli.arguments import (
-    Batch,
-    Inputs,
-    InputsRef,
-    Keywords,
-    Runtime,
-    is_profile,
-    loaded_call,
-    measuring,
-    read_profile,
-    split_threads,
-)
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_result, print_status, result_console, result_width
+from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budget, parse_increase
+from edge_opt.cli import arguments as shared
+from edge_opt.cli.arguments import is_profile, loaded_call, measuring, read_profile, split_threads
+from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_status, result_console, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
 
 if TYPE_CHECKING:
     from edge_opt.records.devices import Precision
-    from edge_opt.records.profiles import Budget, CheckResult, Increase, ModelComparison, ModelProfile
-    from edge_opt.records.sweeps import Trial
+    from edge_opt.records.profiles import Budget, Increase, ModelComparison
 
 
 FORM = "RUN#CANDIDATE"
 
 
-def is_candidate(reference: str) -> bool:
+def _is_candidate(reference: str) -> bool:
     """Return whether it names a candidate of a run; a file may have a # in its own name."""
     return "#" in reference and not Path(reference.partition(":")[0]).exists()
 
 
-def compare_candidates(references: Sequence[str]) -> ModelComparison:
+def _compare_candidates(references: Sequence[str]) -> ModelComparison:
     """Compare candidates with the first of them; names of several runs include the run."""
     import edge_opt as eo
+    from edge_opt.model_comparison import find_trial
+    from edge_opt.report.sweep_files import load_sweep
 
-    other = next((reference for reference in references if not is_candidate(reference)), None)
+    other = next((reference for reference in references if not _is_candidate(reference)), None)
     if other is not None:
         raise InvalidInput(f"{other!r} is no candidate of a sweep, and those have no layers; write {FORM} for each")
-    trials = [_trial(reference) for reference in references]
     runs = [reference.rpartition("#")[0] for reference in references]
+    trials = [
+        find_trial(load_sweep(run), reference.rpartition("#")[2])
+        for run, reference in zip(runs, references, strict=True)
+    ]
     labels = [trial.candidate.label for trial in trials]
     names = [f"{run}#{label}" for run, label in zip(runs, labels, strict=True)]
     return eo.compare(*trials, names=names if len(set(runs)) > 1 else labels)
 
 
-def _trial(reference: str) -> Trial:
-    from edge_opt.model_comparison import find_trial
-    from edge_opt.report.sweep_files import load_sweep
-
-    run, _, name = reference.rpartition("#")
-    return find_trial(load_sweep(run), name)
-
-
 def compare(
     models: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="A B [C...]",
-            help=f"Each a profile saved as .json, or a model: {FORMS}; or candidates of sweeps, each {FORM}.",
+            help=f"Saved profiles (.json), models ({FORMS}), or candidates of sweeps, each {FORM}.",
         ),
     ],
-    inputs: Inputs = None,
-    inputs_ref: InputsRef = None,
-    batch: Batch = None,
-    kwarg: Keywords = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Run the models too, and compare their latency.")] = False,
-    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads to measure with.")] = None,
+    inputs: shared.Inputs = None,
+    inputs_ref: shared.InputsRef = None,
+    batch: shared.Batch = None,
+    kwarg: shared.Keywords = None,
+    measure: Annotated[bool, Option("--measure", help="Run the models too, and compare their latency.")] = False,
+    min_time: shared.MinTime = 1.0,
+    threads: Annotated[int | None, Option(help="Threads to measure with.")] = None,
     sort: Annotated[
-        str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"By difference in {', '.join(SORT_KEYS)}.")
+        str | None, Option("--sort", "-s", metavar="KEY", help=f"By difference in {', '.join(SORT_KEYS)}.")
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N layers that differ most.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Layers that are the same, too.")] = False,
+    top: Annotated[int | None, Option("--top", "-n", help="Only the N layers that differ most.")] = None,
+    everything: Annotated[bool, Option("--all", help="Layers that are the same, too.")] = False,
     output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .html or .txt."),
+        list[Path] | None, Option("--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .html or .txt.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+    json: shared.Json = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -109,14 +94,19 @@ def compare(
     check_choice(sort, top)
     for path in output or []:
         writer_for(path)
-    if any(is_candidate(model) for model in models):
+    if any(map(_is_candidate, models)):
         if measure or inputs or inputs_ref or kwarg or batch is not None:
             raise InvalidInput("candidates were measured in their sweep; drop --measure, --input, --kwarg and --batch")
-        comparison = compare_candidates(models)
+        comparison = _compare_candidates(models)
     else:
         with measuring(measure, min_time, threads, None) as options:
-            profiles = [read_profile(model, inputs or [], kwarg or [], batch, options, inputs_ref) for model in models]
-        comparison = eo.compare(*profiles, names=_names(models, profiles))
+            profiles = [read_profile(model, options, inputs, kwarg, batch, inputs_ref) for model in models]
+        # A saved profile is shown by its own name and its file, a model as it was named.
+        names = [
+            f"{profile.name} ({model})" if is_profile(model) else model
+            for model, profile in zip(models, profiles, strict=True)
+        ]
+        comparison = eo.compare(*profiles, names=names)
     if json:
         typer.echo(document(comparison), nl=False)
     else:
@@ -125,79 +115,51 @@ def compare(
         print_status(f"saved to {comparison.save(path)}")
 
 
-def _names(references: Sequence[str], profiles: Sequence[ModelProfile]) -> list[str]:
-    """Return each model as it was named; a saved profile by its own name and its file."""
-    return [
-        f"{profile.name} ({reference})" if is_profile(reference) else reference
-        for reference, profile in zip(references, profiles, strict=True)
-    ]
-
-
 def _to_check(
-    subject: str, baseline: str | None, arguments: tuple[list[str], list[str], int | None, str | None],
-    options: bool | dict[str, Any],
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    subject: str, baseline: str | None, call_texts: tuple[Any, ...], options: bool | dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of `check`: a profile and an earlier one, or two models that are timed in turn."""
     import edge_opt as eo
 
-    inputs, kwargs, batch, inputs_ref = arguments
     if baseline is None or is_profile(baseline):
-        profile = read_profile(subject, inputs, kwargs, batch, options, inputs_ref)
+        profile = read_profile(subject, options, *call_texts)
         return profile, {"baseline": None if baseline is None else eo.load(baseline)}
     if is_profile(subject):
         raise InvalidInput(f"the baseline {baseline!r} is a model, and {subject!r} is a profile; give two of a kind")
-    with loaded_call(subject, inputs, kwargs, batch, inputs_ref) as call:
+    with loaded_call(subject, *call_texts) as call:
         before = load_model(baseline).model
-    options_of_check = {"inputs": call.inputs, "kwargs": call.kwargs, "baseline": before, "measure": options or None}
-    return call.model, options_of_check
-
-
-CheckThreads = Annotated[
-    int | None, typer.Option("--threads", help="Threads to measure with; with --target, those of its runtime.")
-]
-CheckTarget = Annotated[
-    str | None, typer.Option("--target", "-t", metavar="NAME", help="Predict for a device, a calibration or host.")
-]
-_Optimizer = Annotated[
-    str, typer.Option("--optimizer", metavar="NAME", help="Of the step in train_flops and train_peak_memory_mb.")
-]
-_FailOnUndecided = Annotated[
-    bool, typer.Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
-]
+    return call.model, {"inputs": call.inputs, "kwargs": call.kwargs, "baseline": before, "measure": options or None}
 
 
 def check(
-    subject: Annotated[
-        str, typer.Argument(metavar="PROFILE|MODEL", help=f"A profile saved as .json, or a model: {FORMS}.")
-    ],
+    subject: Annotated[str, Argument(metavar="PROFILE|MODEL", help=f"A profile saved as .json, or a model: {FORMS}.")],
     budget: Annotated[
-        list[str] | None,
-        typer.Option("--budget", metavar="BUDGET", help=f"Such as 'macs <= 600M'; without any, those of {TABLE}."),
+        list[str] | None, Option(metavar="BUDGET", help=f"Such as 'macs <= 600M'; without any, those of {TABLE}.")
     ] = None,
     baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", metavar="FILE|MODEL", help="An earlier profile, saved as .json, or a model."),
+        str | None, Option(metavar="FILE|MODEL", help="An earlier profile, saved as .json, or a model.")
     ] = None,
     max_increase: Annotated[
-        list[str] | None,
-        typer.Option("--max-increase", metavar="METRIC=SHARE", help="Over the baseline, such as peak_memory=5%."),
+        list[str] | None, Option(metavar="METRIC=SHARE", help="Over the baseline, such as peak_memory=5%.")
     ] = None,
-    inputs: Inputs = None,
-    inputs_ref: InputsRef = None,
-    batch: Batch = None,
-    kwarg: Keywords = None,
-    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
-    threads: CheckThreads = None,
-    target: CheckTarget = None,
-    precision: Annotated[str, typer.Option("--precision", help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
-    runtime: Runtime = None,
-    optimizer: _Optimizer = "adamw",
-    fail_on_undecided: _FailOnUndecided = False,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Save for a pull request.")
-    ] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Save as JUnit XML.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    inputs: shared.Inputs = None,
+    inputs_ref: shared.InputsRef = None,
+    batch: shared.Batch = None,
+    kwarg: shared.Keywords = None,
+    min_time: shared.MinTime = 1.0,
+    threads: shared.Threads = None,
+    target: shared.Target = None,
+    precision: Annotated[str, Option(help="On the target: fp32, fp16, bf16 or int8.")] = "fp32",
+    runtime: shared.Runtime = None,
+    optimizer: Annotated[
+        str, Option(metavar="NAME", help="Of the step in train_flops and train_peak_memory_mb.")
+    ] = "adamw",
+    fail_on_undecided: Annotated[
+        bool, Option("--fail-on-undecided", help="Exit with 1 where noise hides whether a budget is kept.")
+    ] = False,
+    markdown: Annotated[Path | None, Option(metavar="FILE", help="Save for a pull request.")] = None,
+    junit: Annotated[Path | None, Option(metavar="FILE", help="Save as JUnit XML.")] = None,
+    json: shared.Json = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -212,19 +174,18 @@ def check(
     """
     import edge_opt as eo
     from edge_opt._support.files import write_named
-    from edge_opt.report.checks import as_junit, as_markdown
+    from edge_opt.report.checks import as_junit, as_markdown, document, render
 
     budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
     needs_run = any(PROFILE_METRICS[name].is_measured for name in names) and not is_profile(subject)
     here, there = split_threads(threads, needs_run, target)
-    options: bool | dict[str, Any]
-    with measuring(needs_run, min_time, here, None) as options:
-        checked, given = _to_check(subject, baseline, (inputs or [], kwarg or [], batch, inputs_ref), options)
+    with measuring(needs_run, min_time, here, None) as measurement:
+        checked, options = _to_check(subject, baseline, (inputs, kwarg, batch, inputs_ref), measurement)
         result = eo.check(
             checked,
             *budgets,
-            **given,
+            **options,
             max_increase=[increase.text for increase in increases],
             on_undecided="fail" if fail_on_undecided else "pass",
             target=target,
@@ -233,7 +194,10 @@ def check(
             threads=there,
             optimizer=optimizer,
         )
-    _print_check(result, json)
+    if json:
+        typer.echo(document(result), nl=False)
+    else:
+        typer.echo(render(result, result_width()))
     for path, content in ((markdown, as_markdown), (junit, as_junit)):
         if path is not None:
             print_status(f"saved to {write_named(path, content(result))}")
@@ -248,17 +212,10 @@ def _limits(
     budgets = [parse_budget(text, PROFILE_METRICS) for text in budget] or list(configured_budgets(Path.cwd()))
     increases = [parse_increase(text) for text in max_increase]
     if not budgets and not increases:
-        give = "--max-increase macs=5% or --budget 'macs <= 600M'" if has_baseline else "--budget 'macs <= 600M'"
-        raise InvalidInput(f"there is no budget: give {give}, or write {TABLE} in pyproject.toml")
+        raise InvalidInput(
+            f"there is no budget: give --budget 'macs <= 600M', with --baseline also --max-increase macs=5%, "
+            f"or write {TABLE} in pyproject.toml"
+        )
     if increases and not has_baseline:
         raise InvalidInput("--max-increase needs a profile to increase from; give --baseline FILE")
     return budgets, increases
-
-
-def _print_check(result: CheckResult, json: bool) -> None:
-    from edge_opt.report.checks import document, render
-
-    if json:
-        typer.echo(document(result), nl=False)
-        return
-    print_result(render(result, result_width()))

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Option
 
-from edge_opt.cli.arguments import (
-    FORM,
-    Inputs,
-    Keywords,
-    ModelArgument,
-    Runtime,
-    load_batches,
-    loaded_call,
-    random_batches,
-)
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_result, print_status, result_width
+from edge_opt.cli import arguments as shared
+from edge_opt.cli.arguments import FORM, load_batches, loaded_call, random_batches
+from edge_opt.cli.shell import Debug, Trust, not_satisfied, print_record, print_status
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
 from edge_opt.runtimes.registry import runtime_names
 from edge_opt.units import percent
 
 if TYPE_CHECKING:
-    from edge_opt.records.compression import Importance, Pruned
-    from edge_opt.records.conversions import Converted
+    from edge_opt.records.compression import Importance
 
 
 def _source(model: str, taken: tuple[str, ...] = ()) -> str:
@@ -38,96 +28,75 @@ def _source(model: str, taken: tuple[str, ...] = ()) -> str:
     return model
 
 
-def converted(
+def _convert(
     model: str,
     inputs: list[str] | None,
     kwarg: list[str] | None,
     precision: str,
     runtime: str,
     *,
+    json: bool,
+    min_agreement: float | None,
     verify: str | None,
-    calibration: Any = None,
+    calibration: str | None = None,
+    noise_batches: int = 0,
     **options: Any,
-) -> Converted:
-    """Convert the model that a reference names."""
+) -> None:
+    """Convert the model that a reference names, print its verification, and exit with 1 where it is not good enough."""
+    from edge_opt.report.results import conversion_document
     from edge_opt.runtimes.convert import convert
 
+    if min_agreement is not None and not 0 <= min_agreement <= 1:
+        raise InvalidInput(f"--min-agreement is {min_agreement}; it is a share from 0 to 1, such as 0.99")
     source = _source(model, (".onnx", ".pt2") if precision == "int8" else (".pt2",))
     with loaded_call(source, inputs, kwarg) as call:
-        return convert(
+        noise = random_batches(call.inputs or [], call.kwargs, noise_batches) if noise_batches else None
+        done = convert(
             call.model,
             call.inputs,
             precision,
             runtime,
             kwargs=call.kwargs,
-            calibration=calibration(call.inputs or [], call.kwargs) if callable(calibration) else calibration,
+            calibration=noise if calibration is None else load_batches(calibration),
             verify_on=None if verify is None else load_batches(verify),
             **options,
         )
-
-
-def check_share(value: float | None) -> None:
-    """Refuse a --min-agreement outside 0 to 1."""
-    if value is not None and not 0 <= value <= 1:
-        raise InvalidInput(f"--min-agreement is {value}; it is a share from 0 to 1, such as 0.99")
-
-
-def show(done: Converted, json: bool, min_agreement: float | None) -> None:
-    """Print the verification, and exit with 1 where it is not good enough."""
-    from edge_opt.report.results import conversion_document
-    from edge_opt.report.sheets import record_text
-
-    if json:
-        typer.echo(json_format.dumps(conversion_document(done), indent=1))
-    else:
-        print_result(record_text(done, result_width()))
+    print_record(done, json, conversion_document)
     print_status(f"saved to {done.path}")
     if min_agreement is None:
         return
-    if done.agreement.top1 is None:
+    top1 = done.agreement.top1
+    if top1 is None:
         raise InvalidInput("--min-agreement needs a model whose first output is one row of scores per sample")
-    if done.agreement.top1 < min_agreement:
-        print_status(f"top-1 agreement is {percent(done.agreement.top1)}, below the {percent(min_agreement)} asked for")
-        raise typer.Exit(NOT_SATISFIED)
-
-
-PruneTarget = Annotated[
-    str | None,
-    typer.Option("--target", metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for."),
-]
+    if top1 < min_agreement:
+        raise not_satisfied(f"top-1 agreement is {percent(top1)}, below the {percent(min_agreement)} asked for")
 
 
 def prune(
-    model: ModelArgument,
-    inputs: Inputs = None,
-    ratio: Annotated[
-        float | None, typer.Option("--ratio", "-r", help="Share of every layer's channels to remove.")
+    model: shared.ModelArgument,
+    inputs: shared.Inputs = None,
+    ratio: Annotated[float | None, Option("--ratio", "-r", help="Share of every layer's channels to remove.")] = None,
+    macs_target: Annotated[float | None, Option(help="Share of the MACs to remain.")] = None,
+    latency_target: Annotated[float | None, Option(help="Share of the latency to remain, on --target.")] = None,
+    target: Annotated[
+        str | None, Option(metavar="DEVICE", help="Device, calibration or host: predicted on, and rounded for.")
     ] = None,
-    macs_target: Annotated[float | None, typer.Option("--macs-target", help="Share of the MACs to remain.")] = None,
-    latency_target: Annotated[
-        float | None, typer.Option("--latency-target", help="Share of the latency to remain, on --target.")
-    ] = None,
-    target: PruneTarget = None,
-    runtime: Runtime = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Of the runtime on the target.")] = None,
+    runtime: shared.Runtime = None,
+    threads: Annotated[int | None, Option(help="Of the runtime on the target.")] = None,
     layer: Annotated[
-        list[str] | None, typer.Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
+        list[str] | None, Option("--layer", "-l", metavar="NAME=RATIO", help="A ratio for one layer or module.")
     ] = None,
-    importance: Annotated[
-        str, typer.Option("--importance", help="group or random; others need data, in Python.")
-    ] = "auto",
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="NAME", help="A layer or module to leave alone.")
-    ] = None,
-    round_to: Annotated[str, typer.Option("--round-to", help="Kept channels are a multiple; auto is fast.")] = "auto",
+    importance: Annotated[str, Option(help="group or random; others need data, in Python.")] = "auto",
+    ignore: Annotated[list[str] | None, Option(metavar="NAME", help="A layer or module to leave alone.")] = None,
+    round_to: Annotated[str, Option(help="Kept channels are a multiple; auto is fast.")] = "auto",
     weights: Annotated[
-        Path | None, typer.Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
+        Path | None, Option("--weights", "-w", help="Weights to load: .safetensors, or .pt with tensors only.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="For --importance random.")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Save the pruned model.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    seed: Annotated[int, Option(help="For --importance random.")] = 0,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Save the pruned model.")] = None,
+    json: shared.Json = False,
     fail_on_shortfall: Annotated[
-        bool, typer.Option("--fail-on-shortfall", help="Exit with 1 if a target is missed by more than a tenth.")
+        bool, Option("--fail-on-shortfall", help="Exit with 1 if a target is missed by more than a tenth.")
     ] = False,
     trust: Trust = False,
     debug: Debug = False,
@@ -165,22 +134,12 @@ def prune(
             ignored=ignore or (),
             seed=seed,
         )
-    _print_pruned(pruned, None if output is None else compress.save_pruned(pruned, output), json)
-    if fail_on_shortfall and (macs_target or latency_target) and pruned.shortfalls:
-        print_status("the target is missed by more than a tenth")
-        raise typer.Exit(NOT_SATISFIED)
-
-
-def _print_pruned(pruned: Pruned, saved: Path | None, as_json: bool) -> None:
-    if as_json:
-        plain = pruned.to_dict() | {"saved": None if saved is None else str(saved)}
-        typer.echo(json_format.dumps(plain, indent=1, allow_nan=False))
-    else:
-        from edge_opt.report.sheets import record_text
-
-        print_result(record_text(pruned, result_width()))
+    saved = None if output is None else compress.save_pruned(pruned, output)
+    print_record(pruned, json, lambda record: record.to_dict() | {"saved": None if saved is None else str(saved)})
     if saved is not None:
         print_status(f"saved to {saved}; compress.load_pruned({str(saved)!r}, factory) builds it again")
+    if fail_on_shortfall and (macs_target or latency_target) and pruned.shortfalls:
+        raise not_satisfied("the target is missed by more than a tenth")
 
 
 def _layer_ratio(text: str) -> tuple[str, float]:
@@ -194,36 +153,34 @@ def _layer_ratio(text: str) -> tuple[str, float]:
 
 
 MaxDifference = Annotated[
-    float | None,
-    typer.Option("--max-difference", metavar="SHARE", help="Largest difference accepted, over the mean output."),
+    float | None, Option("--max-difference", metavar="SHARE", help="Largest difference accepted, over the mean output.")
 ]
 MinAgreement = Annotated[
-    float | None, typer.Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
+    float | None, Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
 ]
 
 
 def quantize(
-    model: ModelArgument,
-    inputs: Inputs = None,
-    kwarg: Keywords = None,
+    model: shared.ModelArgument,
+    inputs: shared.Inputs = None,
+    kwarg: shared.Keywords = None,
     calibration: Annotated[
-        str | None, typer.Option("--calibration", "-c", metavar="REF", help=f"Real inputs: {FORM}.")
+        str | None, Option("--calibration", "-c", metavar="REF", help=f"Real inputs: {FORM}.")
     ] = None,
     random_calibration: Annotated[
-        bool, typer.Option("--random-calibration", help="Noise instead of real inputs: accuracy then means nothing.")
+        bool, Option("--random-calibration", help="Noise instead of real inputs: accuracy then means nothing.")
     ] = False,
-    batches: Annotated[int, typer.Option("--batches", help="Calibration batches to use at most.")] = 32,
-    runtime: Annotated[str, typer.Option("--runtime", help=f"One of {', '.join(runtime_names())}.")] = "onnxruntime",
-    scheme: Annotated[str, typer.Option("--scheme", help="auto, static, dynamic or weights.")] = "auto",
+    batches: Annotated[int, Option(help="Calibration batches to use at most.")] = 32,
+    runtime: Annotated[str, Option(help=f"One of {', '.join(runtime_names())}.")] = "onnxruntime",
+    scheme: Annotated[str, Option(help="auto, static, dynamic or weights.")] = "auto",
     keep_float: Annotated[
-        list[str] | None,
-        typer.Option("--keep-float", metavar="LAYER", help="Keep a layer in float; auto finds them."),
+        list[str] | None, Option(metavar="LAYER", help="Keep a layer in float; auto finds them.")
     ] = None,
-    verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help="Compare on these batches.")] = None,
+    verify: Annotated[str | None, Option(metavar="REF", help="Compare on these batches.")] = None,
     max_difference: MaxDifference = None,
     min_agreement: MinAgreement = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
+    json: shared.Json = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -234,7 +191,6 @@ def quantize(
     edge-opt quantize torchvision:resnet18 -i 1x3x224x224 --random-calibration --keep-float conv1
     edge-opt quantize model.onnx --calibration data.py:loader -o out/
     """
-    check_share(min_agreement)
     needs_none = scheme in ("dynamic", "weights") and calibration is None
     if (calibration is None) != random_calibration and not needs_none:
         raise InvalidInput(
@@ -243,33 +199,26 @@ def quantize(
             else "--calibration and --random-calibration exclude each other; keep one of them"
         )
 
-    def ranges(positional: list[Any], named: dict[str, Any]) -> Any:
-        if calibration is not None:
-            return load_batches(calibration)
-        return random_batches(positional, named, min(batches, 4)) if random_calibration else None
-
     if random_calibration:
         print_status("calibrated on noise: agreement and accuracy of this file say nothing about real inputs")
-    done = converted(
-        model, inputs, kwarg, "int8", runtime, verify=verify, calibration=ranges, calibration_batches=batches,
-        keep_float="auto" if keep_float == ["auto"] else keep_float or (), folder=output,
-        max_difference=max_difference, scheme=scheme,
+    _convert(
+        model, inputs, kwarg, "int8", runtime, json=json, min_agreement=min_agreement, verify=verify,
+        calibration=calibration, noise_batches=min(batches, 4) if random_calibration else 0,
+        calibration_batches=batches, keep_float="auto" if keep_float == ["auto"] else keep_float or (),
+        folder=output, max_difference=max_difference, scheme=scheme,
     )  # fmt: skip
-    show(done, json, min_agreement)
 
 
 def export(
-    model: ModelArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .onnx, .tflite or .pte file.")],
-    inputs: Inputs = None,
-    kwarg: Keywords = None,
-    precision: Annotated[
-        str, typer.Option("--precision", help="fp32 or fp16; `edge-opt quantize` is for int8.")
-    ] = "fp32",
-    verify: Annotated[str | None, typer.Option("--verify", metavar="REF", help=f"Compare on: {FORM}.")] = None,
+    model: shared.ModelArgument,
+    output: Annotated[Path, Option("--output", "-o", metavar="FILE", help="A .onnx, .tflite or .pte file.")],
+    inputs: shared.Inputs = None,
+    kwarg: shared.Keywords = None,
+    precision: Annotated[str, Option(help="fp32 or fp16; `edge-opt quantize` is for int8.")] = "fp32",
+    verify: Annotated[str | None, Option(metavar="REF", help=f"Compare on: {FORM}.")] = None,
     max_difference: MaxDifference = None,
     min_agreement: MinAgreement = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json: shared.Json = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -279,7 +228,6 @@ def export(
     edge-opt export net.py:Net -i 1x3x32x32 -o net.onnx
     edge-opt export torchvision:resnet18 -i 1x3x224x224 -o resnet18.onnx --precision fp16
     """
-    check_share(min_agreement)
     from edge_opt.runtimes.registry import runtimes_by_ending
 
     endings = runtimes_by_ending()
@@ -288,8 +236,8 @@ def export(
     if precision == "int8":
         raise InvalidInput("int8 needs calibration; use `edge-opt quantize`")
     # The file may be for another machine; what it runs in on this one is said, not demanded.
-    done = converted(
-        model, inputs, kwarg, precision, endings[output.suffix], verify=verify, folder=output.parent,
-        filename=output.name, require_precision=False, max_difference=max_difference,
+    _convert(
+        model, inputs, kwarg, precision, endings[output.suffix], json=json, min_agreement=min_agreement,
+        verify=verify, folder=output.parent, filename=output.name, require_precision=False,
+        max_difference=max_difference,
     )  # fmt: skip
-    show(done, json, min_agreement)

@@ -1,35 +1,42 @@
-"""edge-opt devices, calibrate and doctor."""
+"""edge-opt devices, board, calibrate, measure-on and doctor: known devices, boards of your own, this machine."""
 
 from __future__ import annotations
 
-import json as json_format
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from edge_opt import units
-from edge_opt.cli.shell import Debug, print_result, print_status, result_console, result_width
+from edge_opt._support.json import to_plain
+from edge_opt._support.progress import report_progress
+from edge_opt.cli.arguments import Inputs, Json, MinTime, loaded_call, read_arguments
+from edge_opt.cli.shell import Debug, Trust, print_json, print_record, print_status, result_console, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
-from edge_opt.report.terminal import Cell, Strip, print_table
-from edge_opt.text import printable
+from edge_opt.report.terminal import print_table
 
 if TYPE_CHECKING:
-    from edge_opt.boards.platforms import KnownPlatform
+    from edge_opt.boards.class_costs import ModelWork
+    from edge_opt.boards.platform_file import Platform
+    from edge_opt.boards.platforms import Suggestion
     from edge_opt.records.devices import DeviceSpec
     from edge_opt.records.predictions import Calibration
+    from edge_opt.records.profiles import ModelProfile
     from edge_opt.report.sheets import Sheet
+
+    Net = ModelProfile | ModelWork
 
 
 def devices(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A name, an alias, or a .toml or .json file of your own.")
+        str | None, Argument(metavar="[NAME]", help="A name, an alias, or a .toml or .json file of your own.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """The devices there are, or everything known about one, with sources.
@@ -40,64 +47,196 @@ def devices(
     edge-opt devices my-board.toml --json
     """
     import edge_opt as eo
-    from edge_opt._support.json import to_plain
     from edge_opt.boards.catalog import user_folder
     from edge_opt.boards.targets import find_spec
-    from edge_opt.report.sheets import record_text, sheet_text
+    from edge_opt.report.sheets import sheet_text
     from edge_opt.report.target_tables import device_strips
 
-    if name is not None and name.lower().endswith(MODEL_FILES):
-        raise InvalidInput(f"{name!r} is a model; `edge-opt profile {name} -t NAME` says what it takes on a device")
-    specs = eo.devices() if name is None else (find_spec(name),)
-    if json:
-        plain = [to_plain(spec) for spec in specs]
-        typer.echo(json_format.dumps(plain if name is None else plain[0], indent=1, allow_nan=False))
-    elif name is None:
-        console = result_console(highlight=False)
-        print_table(console, list(device_strips(specs)))
-        print_status(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")
+    if name is not None:
+        if name.lower().endswith(MODEL_FILES):
+            raise InvalidInput(f"{name!r} is a model; `edge-opt profile {name} -t NAME` says what it takes on a device")
+        spec = find_spec(name)
+        print_record(spec, json)
+        if not json:
+            typer.echo(sheet_text(_platforms(spec), result_width()))
+    elif json:
+        print_json([to_plain(spec) for spec in eo.devices()])
     else:
-        print_result(record_text(specs[0], result_width()))
-        print_result(sheet_text(_platforms(specs[0]), result_width()))
+        print_table(result_console(highlight=False), list(device_strips(eo.devices())))
+        print_status(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")
 
 
 def _platforms(spec: DeviceSpec) -> Sheet:
     """Return a table of the device's platforms: basis, held-out error, rows and source."""
     from edge_opt.boards.platforms import platforms as known_platforms
+    from edge_opt.report.record_sheets import column
     from edge_opt.report.sheets import Sheet
 
     platforms = known_platforms(spec)
     sources = dict.fromkeys(platform.source for platform in platforms)
     marks = {source: f"[{number}]" for number, source in enumerate(sources, start=1)}
-
-    def column(header: str, text: Callable[[KnownPlatform], str], rank: int = 0, *, is_name: bool = False) -> Strip:
-        cells = tuple(Cell(printable(text(platform))) for platform in platforms)
-        return Strip(header, cells, "left" if is_name else "right", 12 if is_name else None, rank)
-
     strips = (
-        column("Platform", lambda item: item.name, is_name=True),
-        column("Basis", lambda item: item.basis or "no time"),
-        column("Off", lambda item: "" if item.error is None else units.percent(item.error)),
-        column("Times", lambda item: str(item.rows or ""), 3),
-        column("Day", lambda item: (item.day or "") if item.rows else "", 4),
-        column("Source", lambda item: marks[item.source]),
+        column("Platform", (item.name for item in platforms), is_name=True),
+        column("Basis", (item.basis or "no time" for item in platforms)),
+        column("Off", ("" if item.error is None else units.percent(item.error) for item in platforms)),
+        column("Times", (str(item.rows or "") for item in platforms), rank=3),
+        column("Day", ((item.day or "") if item.rows else "" for item in platforms), rank=4),
+        column("Source", (marks[item.source] for item in platforms)),
     )
     how = "Platforms: an estimate takes the first one that answers. Off: median error on nets left out of the fit"
     return Sheet(how, (strips,) if platforms else (), tuple((mark, source) for source, mark in marks.items()))
 
 
+_SHAPE = "1x3x224x224"
+_FORM = "write NET=MS or NET@SHAPE=MS, such as squeezenet1_1=21.4 or net.py:Net@1x3x32x32=3.2"
+
+
+def board(
+    name: Annotated[str, Argument(metavar="NAME", help="What to call the board.")],
+    time: Annotated[
+        list[str] | None, Option(metavar="NET=MS", help=f"What a net took there, in ms; NET@SHAPE unless {_SHAPE}.")
+    ] = None,
+    like: Annotated[str | None, Option(metavar="DEVICE", help="A device, or a platform, with the same core.")] = None,
+    threads: Annotated[int | None, Option(help="Threads that the nets were timed with.")] = None,
+    precision: Annotated[str, Option(help="That the nets ran in: fp32 or int8.")] = "fp32",
+    runtime: Annotated[str, Option(metavar="NAME", help="What ran them, for the record.")] = "typed",
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="Where to save it; NAME.toml unless given.")
+    ] = None,
+    export: Annotated[
+        Path | None, Option(metavar="DIR", help="Write the nets to time next as ONNX, and how to time them.")
+    ] = None,
+    json: Json = False,
+    trust: Trust = False,
+    debug: Debug = False,
+) -> None:
+    """A board of your own from a few times: three to eight nets, timed there with any runtime by any tool.
+
+    \b
+    edge-opt board my-board --like raspberry-pi-5 --time squeezenet1_1=21.4 --time resnet18=55 --threads 4
+    edge-opt profile net.py:Net -i 1x3x32x32 --target my-board.toml
+    edge-opt board my-board --like raspberry-pi-5 --export nets/
+
+    A net is bundled, such as squeezenet1_1 or resnet18 of torchvision, or a reference as in `edge-opt profile`.
+    """
+    from edge_opt.boards.platform_file import save_platform
+    from edge_opt.boards.platforms import bundled_nets, fit_platform, suggest_next
+
+    if not name.strip():
+        raise InvalidInput("the board has no name; write one, such as my-board")
+    if not set(name).isdisjoint("/\\\0"):
+        raise InvalidInput(f"the board's name {name!r} has a slash in it; -o says where its file goes")
+    times = [_time(text) for text in time or []]
+    nets = [(_net(net), milliseconds / 1000) for net, milliseconds in times]
+    platform = fit_platform(name, nets, like=like, threads=threads, precision=precision, runtime=runtime)
+    path = save_platform(platform, output or Path(f"{name}.toml"))
+    timed = {net.rpartition(":")[2].partition("@")[0] for net, _ in times}
+    untimed = [net for bundled, net in bundled_nets().items() if bundled not in timed]
+    next_nets = suggest_next(platform, untimed)[:3] if untimed else ()
+    files = [] if export is None else [_exported(item.name, export) for item in next_nets]
+    if json:
+        print_json(_plain(platform, path, next_nets, files))
+    else:
+        for line in _board_lines(platform, nets, next_nets, files):
+            typer.echo(line)
+    print_status(f"saved to {path}")
+    print_status(f"use it: edge-opt profile MODEL --target {path}")
+
+
+def _time(text: str) -> tuple[str, float]:
+    net, _, value = text.rpartition("=")
+    try:
+        if net:
+            return net, float(value.removesuffix("ms"))
+    except ValueError:
+        pass
+    raise InvalidInput(f"--time {text!r} cannot be read; {_FORM}")
+
+
+def _net(text: str) -> Net:
+    """Return a bundled net by its name, or the profile of a reference."""
+    import edge_opt as eo
+    from edge_opt.boards.platforms import bundled_nets
+
+    reference, _, shape = text.partition("@")
+    bundled = bundled_nets()
+    if reference in bundled and not shape:
+        return bundled[reference]
+    if ":" not in reference and not reference.endswith(".pt2"):
+        near = get_close_matches(reference, bundled, n=1)
+        raise InvalidInput(
+            f"no net named {reference!r} is bundled for {shape or _SHAPE}; {f'closest: {near[0]}; ' if near else ''}"
+            f"there are {', '.join(bundled)}; others by reference, such as torchvision:NAME or net.py:Net@1x3x32x32"
+        )
+    with loaded_call(reference, [shape] if shape else None, usual_input=_SHAPE) as call:
+        report_progress(f"fitting: tracing {reference}")
+        return eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name)
+
+
+def _exported(net: str, folder: Path) -> Path:
+    """Write a net of torchvision as ONNX, for one image; its weights do not matter for its time."""
+    from edge_opt.runtimes.export import export_onnx
+
+    path = folder / f"{net}.onnx"
+    folder.mkdir(parents=True, exist_ok=True)
+    with loaded_call(f"torchvision:{net}", [_SHAPE]) as call:
+        export_onnx(call.model, tuple(call.inputs or ()), path)
+    return path
+
+
+def _board_lines(
+    platform: Platform, nets: Sequence[tuple[Net, float]], next_nets: Sequence[Suggestion], files: Sequence[Path]
+) -> Iterator[str]:
+    """Describe the fit net by net, what contradicts it, which net to time next, and how to time the exported files."""
+    from edge_opt.boards.platforms import evidence, fitted_time, work_of
+
+    yield f"{platform.name}: {evidence(platform)}"
+    for net, seconds in nets:
+        again = fitted_time(work_of(net), platform)
+        yield (
+            f"  {net.name}: typed {units.duration(seconds)}, fitted {units.duration(again.seconds)} "
+            f"({units.duration(again.low)} to {units.duration(again.high)} nine times in ten)"
+        )
+    yield from (f"  contradiction: {text}" for text in platform.contradictions)
+    yield from (f"  {note}" for note in platform.notes)
+    for item in next_nets[:1]:
+        yield (
+            f"time {item.name} next ({_SHAPE}): the usual interval goes from a factor of {item.factor_now:.2f} to "
+            f"{item.factor_then:.2f}"
+        )
+    yield from (f"wrote {path}" for path in files)
+    if files:
+        named = " ".join(f"--time {path.stem}=MS" for path in files)
+        yield (
+            "time them on the board with one runtime (docs/own_device.md has the commands), then add to this command: "
+            f"{named} --runtime NAME --threads {platform.threads or 1}"
+        )
+
+
+def _plain(platform: Platform, path: Path, next_nets: Sequence[Suggestion], files: Sequence[Path]) -> dict[str, object]:
+    return {
+        "name": platform.name,
+        "file": str(path),
+        "rows": platform.rows,
+        "precision": platform.precision,
+        "threads": platform.threads,
+        "contradictions": list(platform.contradictions),
+        "notes": list(platform.notes),
+        "time_next": [
+            {"net": item.name, "factor_now": item.factor_now, "factor_then": item.factor_then} for item in next_nets
+        ],
+        "exported": [str(path) for path in files],
+    }
+
+
 def calibrate(
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to save it; without, as this host's own.")
+        Path | None, Option("-o", "--output", help="Where to save it; without, as this host's own.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads to measure with; torch's own number.")
-    ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="CPU seconds it may take, at most 120.")] = 110.0,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="USER@HOST", help="Calibrate this board, over ssh, instead.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    threads: Annotated[int | None, Option(help="Threads to measure with; torch's own number.")] = None,
+    seconds: Annotated[float, Option(help="CPU seconds it may take, at most 120.")] = 110.0,
+    on: Annotated[str | None, Option(metavar="USER@HOST", help="Calibrate this board, over ssh, instead.")] = None,
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Measure this machine, or a board: bandwidth, peaks, overheads, and thousands of operators.
@@ -112,7 +251,6 @@ def calibrate(
     """
     import edge_opt as eo
     from edge_opt.calibration.calibration_file import host_file
-    from edge_opt.report.sheets import record_text
 
     if on is not None:
         done = _calibrate_board(on, output, threads, seconds)
@@ -120,10 +258,7 @@ def calibrate(
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print_status(f"warning: {message}")
             done = eo.calibrate(threads=threads, seconds=seconds, path=output)
-    if json:
-        typer.echo(json_format.dumps(_calibrated_figures(done), indent=1, allow_nan=False))
-    else:
-        print_result(record_text(done, result_width()))
+    print_record(done, json, _calibrated_figures)
     print_status(f"saved to {output or host_file()}")
     print_status(f"use it: edge-opt profile MODEL --target {output or 'host'}")
 
@@ -167,17 +302,55 @@ def _calibrated_figures(done: Calibration) -> dict[str, object]:
     }
 
 
+def measure_on(
+    host: Annotated[str, Argument(metavar="USER@HOST", help="The board, as ssh knows it; HOST:PYTHON names a Python.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="What to time: .onnx or .tflite.")],
+    inputs: Inputs = None,
+    batch: Annotated[int, Option("--batch", "-b", help="Samples per call.")] = 1,
+    threads: Annotated[int, Option(help="Threads of the runtime there; 0 is all cores.")] = 1,
+    min_time: MinTime = 1.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time an .onnx or .tflite file on a board over ssh. The board needs Python, numpy and the runtime.
+
+    \b
+    edge-opt measure-on pi@raspberrypi net.onnx --threads 4
+    edge-opt measure-on pi@raspberrypi:venv/bin/python bert.onnx -i ids:1x128:int64 -i mask:1x128:int64
+    """
+    from edge_opt._support.checks import check_whole
+    from edge_opt.measuring.ssh_board import MODEL_SUFFIXES, TimingOrder, parse_board
+
+    check_whole("--threads", threads, 0)
+    check_whole("--batch", batch)
+    if not file.is_file() or file.suffix not in MODEL_SUFFIXES:
+        raise InvalidInput(f"{str(file)!r} is not an .onnx or .tflite file; `edge-opt export` writes one")
+    arguments = read_arguments(inputs or [], [], None)
+    if arguments.positional:
+        raise InvalidInput("--input must name its input, as in ids:1x128:int64")
+    shapes = tuple((name, tuple(spec.shape)) for name, spec in arguments.named.items())
+    order = TimingOrder((file.name,), (batch,), shapes, threads, min_time, 5 * min_time)
+    result = parse_board(host).time(order, {file.name: file.read_bytes()})
+    latency = result.latency(file.name, batch)
+    if json:
+        print_json({"file": str(file), "threads": threads, **to_plain(result)})
+        return
+    ends = latency.median_interval_s
+    each = "" if batch == 1 else f" per batch of {batch}"
+    typer.echo(
+        f"{file.name}: {units.duration(latency.median_s)}{each} (95 % CI {units.duration(ends.low)}–"
+        f"{units.duration(ends.high)}) on {result.machine}, {threads or 'all'} thread{'s' * (threads != 1)}"
+    )
+    for remark in latency.remarks:
+        typer.echo(remark)
+
+
 def doctor(
-    seconds: Annotated[float, typer.Option("--seconds", help="Longest time to measure the noise.")] = 5.0,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    seconds: Annotated[float, Option(help="Longest time to measure the noise.")] = 5.0,
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """This machine: versions, threads, governor, energy meters and why each is or isn't usable, and its noise."""
     from edge_opt.measuring.diagnosis import diagnose
-    from edge_opt.report.sheets import record_text
 
-    diagnosis = diagnose(seconds)
-    if json:
-        typer.echo(json_format.dumps(asdict(diagnosis), indent=2))
-    else:
-        print_result(record_text(diagnosis, result_width()))
+    print_record(diagnose(seconds), json)

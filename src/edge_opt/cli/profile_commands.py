@@ -3,94 +3,80 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Argument, Option
 
+from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
-from edge_opt.cli.arguments import (
-    Batch,
-    Inputs,
-    InputsRef,
-    Keywords,
-    LoadedCall,
-    ModelArgument,
-    Runtime,
-    Threads,
-    loaded_call,
-    measuring,
-    print_targets,
-    split_threads,
+from edge_opt.cli import arguments as shared
+from edge_opt.cli.arguments import LoadedCall, loaded_call, measuring, named_object, split_threads
+from edge_opt.cli.shell import (
+    NOT_SATISFIED,
+    Debug,
+    Trust,
+    Verbose,
+    not_satisfied,
+    print_json,
+    print_status,
+    result_console,
 )
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, Verbose, print_status, result_console
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import MODEL_FILES, find_object, load_model, open_program, parse_reference
+from edge_opt.loading import MODEL_FILES, find_object, open_program, parse_reference
 from edge_opt.report.profile_text import SORT_KEYS, check_view
+from edge_opt.report.sheets import Sheet, check_suffix, print_sheet, record_document, sheet_of
 from edge_opt.report.table import LEVELS
 
 if TYPE_CHECKING:
     from edge_opt.records.devices import Engine
-    from edge_opt.records.predictions import TargetComparison
     from edge_opt.records.profiles import Level, ModelProfile
-    from edge_opt.records.serving import ServingReport
 
 
-Targets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--target",
-        "-t",
-        metavar="NAME",
-        help="A device, platform, calibration or host.",
-    ),
-]
 RuntimeTimes = Annotated[
-    Path | None,
-    typer.Option(
-        "--runtime-profile", metavar="FILE", help="Lay what a runtime measured on the layers: its profile, JSON or CSV."
-    ),
+    Path | None, Option(metavar="FILE", help="Map a runtime's profile, JSON or CSV, onto the layers.")
 ]
 Output = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE",
-        help="Save as .json, .csv, .md, .txt, .html or .trace.json; of a model's file also as .nodes.json, or .onnx.",
+    Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Save as .json, .csv, .md, .txt, .html, .trace.json; of a file also .nodes.json, .onnx.",
     ),
-]  # fmt: skip
+]
 
 
 def profile(
-    model: ModelArgument,
-    inputs: Inputs = None,
-    inputs_ref: InputsRef = None,
-    batch: Batch = None,
-    kwarg: Keywords = None,
-    mode: Annotated[str, typer.Option("--mode", help="eval or train.")] = "eval",
+    model: shared.ModelArgument,
+    inputs: shared.Inputs = None,
+    inputs_ref: shared.InputsRef = None,
+    batch: shared.Batch = None,
+    kwarg: shared.Keywords = None,
+    mode: Annotated[str, Option(help="eval or train.")] = "eval",
     convention: Annotated[
-        str, typer.Option("--convention", metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
+        str, Option(metavar="NAME", help="Count as fvcore, thop, ptflops, torch or rasp does.")
     ] = "edge_opt",
-    measure: Annotated[bool, typer.Option("--measure", help="Run it too: latency, memory, energy here.")] = False,
-    min_time: Annotated[float, typer.Option("--min-time", metavar="S", help="Least seconds to measure.")] = 1.0,
-    threads: Threads = None,
-    power_watts: Annotated[
-        float | None, typer.Option("--power-watts", help="Power for an energy proxy where no meter is usable.")
-    ] = None,
-    target: Targets = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, int8, int4.")] = "fp32",
-    runtime: Runtime = None,
-    level: Annotated[str | None, typer.Option("--level", help=f"{', '.join(LEVELS)}; else a tree.")] = None,
-    depth: Annotated[int | None, typer.Option("--depth", "-d", help="Fold modules below this depth.")] = None,
+    measure: Annotated[bool, Option("--measure", help="Run it too: latency, memory, energy here.")] = False,
+    min_time: shared.MinTime = 1.0,
+    threads: shared.Threads = None,
+    power_watts: Annotated[float | None, Option(help="Power for an energy proxy where no meter is usable.")] = None,
+    target: shared.Targets = None,
+    precision: Annotated[str, Option(help="fp32, fp16, bf16, int8, int4.")] = "fp32",
+    runtime: shared.Runtime = None,
+    level: Annotated[str | None, Option(help=f"{', '.join(LEVELS)}; else a tree.")] = None,
+    depth: Annotated[int | None, Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
-        str | None, typer.Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
+        str | None, Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N largest.")] = None,
+    top: Annotated[int | None, Option("--top", "-n", help="Only the N largest.")] = None,
     output: Output = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
+    json: shared.Json = False,
     fail_on_unpriced: Annotated[
-        bool, typer.Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
+        bool, Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
     ] = False,
     runtime_profile: RuntimeTimes = None,
     verbose: Verbose = False,
@@ -106,6 +92,7 @@ def profile(
     edge-opt profile net.py:Net -i 1x3x32x32 --target raspberry-pi-4 --runtime ncnn --threads 1
     edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
     """
+    import edge_opt as eo
     from edge_opt.report.profile_text import show
     from edge_opt.report.save import document, writer_for
 
@@ -114,22 +101,22 @@ def profile(
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
         _ = _is_view_of_file(path, model) or writer_for(path)
-    prediction = {"precision": precision, "runtime": runtime, "threads": threads}
+    call_texts = (model, inputs, kwarg, batch, inputs_ref)
     if len(target or []) > 1:
-        _refuse_with_several_targets({
+        needs_layers = {
             "--measure": measure, "--level": level, "--depth": depth is not None, "--sort": sort, "--top": top,
             "--output": output, "--convention": convention != "edge_opt", "--mode": mode != "eval",
             "--fail-on-unpriced": fail_on_unpriced, "--runtime-profile": runtime_profile,
-        })  # fmt: skip
-        with loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
-            comparison = _compared_targets(call, target or [], prediction)
-        print_targets(comparison, json=json, is_verbose=verbose)
+        }  # fmt: skip
+        prediction = {"precision": precision, "runtime": runtime, "threads": threads}
+        _compare_targets(call_texts, target or [], prediction, needs_layers, json, verbose)
         return
-    here, prediction["threads"] = split_threads(threads, measure, target[0] if target else None)
-    measured = measuring(measure, min_time, here, power_watts)
-    with measured as measurement, loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
-        options = {"mode": mode, "convention": convention, "measure": measurement, **prediction}
-        result = _profiled(call, target, options)
+    here, there = split_threads(threads, measure, target[0] if target else None)
+    with measuring(measure, min_time, here, power_watts) as measurement, loaded_call(*call_texts) as call:
+        report_progress(f"tracing {call.name}")
+        options: dict[str, Any] = {"mode": mode, "convention": convention, "measure": measurement}
+        options |= {"target": target or None, "precision": precision, "runtime": runtime, "threads": there}
+        result = eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, **options)
         result = _with_runtime_times(result, call, runtime_profile, measure)
     if json:
         typer.echo(document(result), nl=False)
@@ -137,35 +124,29 @@ def profile(
         show(result, result_console(), depth=depth, sort=sort, top=top, level=shown, is_verbose=verbose)
     for path in output or []:
         print_status(f"saved to {_save(path, result, call, cast('Level', level or 'leaves'), model)}")
-    if fail_on_unpriced:
-        _check_priced(result)
+    if fail_on_unpriced and result.unpriced:
+        count = sum(item.count for item in result.unpriced)
+        raise not_satisfied(f"unpriced operators: {count}; the totals are lower bounds; edge_opt.cost_rule adds a rule")
 
 
-def _profiled(call: LoadedCall, target: list[str] | None, options: Mapping[str, Any]) -> ModelProfile:
+def _compare_targets(
+    call_texts: tuple[Any, ...], targets: list[str], prediction: dict[str, Any], needs_layers: dict[str, object],
+    json: bool, verbose: bool,
+) -> None:  # fmt: skip
+    """Predict a model on several targets, and print one row for each; options that need layers are refused."""
     import edge_opt as eo
 
-    report_progress(f"tracing {call.name}")
-    return eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, target=target or None, **options)
-
-
-def _compared_targets(call: LoadedCall, targets: list[str], prediction: Mapping[str, Any]) -> TargetComparison:
-    import edge_opt as eo
-
-    return eo.compare_targets(call.model, call.inputs, targets, kwargs=call.kwargs, name=call.name, **prediction)
-
-
-def _refuse_with_several_targets(options: dict[str, object]) -> None:
-    """Refuse options that need the layers of one target."""
-    conflicting = [name for name, value in options.items() if value]
+    conflicting = [option for option, value in needs_layers.items() if value]
     if conflicting:
         raise InvalidInput(f"{conflicting[0]} works with one --target only; drop it, or keep one target")
-
-
-def _check_priced(result: ModelProfile) -> None:
-    missing = sum(item.count for item in result.unpriced)
-    if missing:
-        print_status(f"unpriced operators: {missing}, so the totals are lower bounds; edge_opt.cost_rule adds a rule")
-        raise typer.Exit(NOT_SATISFIED)
+    with loaded_call(*call_texts) as call:
+        comparison = eo.compare_targets(
+            call.model, call.inputs, targets, kwargs=call.kwargs, name=call.name, **prediction
+        )
+    if json:
+        print_json({"format": "edge_opt.targets", **to_plain(comparison)})
+    else:
+        print_sheet(result_console(), sheet_of(comparison, is_brief=not verbose))
 
 
 def _with_runtime_times(result: ModelProfile, call: LoadedCall, path: Path | None, is_measured: bool) -> ModelProfile:
@@ -196,65 +177,39 @@ _VIEWS = {".onnx": (".onnx",), ".nodes.json": MODEL_FILES}
 
 def _is_view_of_file(path: Path, model: str) -> bool:
     """Return whether the output shows costs on the nodes of a model's file, which only such a file has."""
-    suffix = next((suffix for suffix in _VIEWS if path.name.lower().endswith(suffix)), None)
-    if suffix is not None and not model.lower().endswith(_VIEWS[suffix]):
-        files = ", ".join(_VIEWS[suffix][:-1]) + f" or {_VIEWS[suffix][-1]}" if len(_VIEWS[suffix]) > 1 else ".onnx"
-        raise InvalidInput(f"{str(path)!r} shows costs on the nodes of an {files} file; give such a file, or export it")
-    return suffix is not None
-
-
-def profile_of_file(model: str) -> ModelProfile:
-    """Return the costs of a file's model with the inputs that the file itself describes."""
-    import edge_opt as eo
-
-    with redirect_stdout(sys.stderr):
-        loaded = load_model(model)
-    if loaded.example is None:
-        raise InvalidInput(
-            f"{model!r} leaves the shapes of its inputs open; `edge-opt profile {model} -i SHAPE -o report.html` "
-            "writes its page"
-        )
-    positional, named = loaded.example
-    report_progress(f"tracing {loaded.name}")
-    return eo.profile(loaded.model, list(positional) or None, kwargs=named, name=loaded.name)
-
-
-_Outputs = Annotated[
-    list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help="Save as .json, .html, .md or .txt.")
-]
+    files = next((files for suffix, files in _VIEWS.items() if path.name.lower().endswith(suffix)), None)
+    if files is not None and not model.lower().endswith(files):
+        raise InvalidInput(f"{str(path)!r} shows costs on the nodes of a file; give {' or '.join(files)} as the model")
+    return files is not None
 
 
 def train_cost(
-    model: ModelArgument,
-    inputs: Inputs = None,
-    inputs_ref: InputsRef = None,
-    batch: Batch = None,
-    kwarg: Keywords = None,
+    model: shared.ModelArgument,
+    inputs: shared.Inputs = None,
+    inputs_ref: shared.InputsRef = None,
+    batch: shared.Batch = None,
+    kwarg: shared.Keywords = None,
     loss: Annotated[
-        str | None, typer.Option("--loss", metavar="REF", help="file.py:NAME, a function of the output; else its sum.")
+        str | None, Option(metavar="REF", help="file.py:NAME, a function of the output; else its sum.")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw, adafactor, adamw-8bit.")
+        str, Option(metavar="NAME", help="sgd, momentum, adam, adamw, adafactor, adamw-8bit.")
     ] = "adamw",
-    frozen: Annotated[
-        str, typer.Option("--frozen", metavar="PATHS", help="Modules without gradients, by commas.")
-    ] = "",
+    frozen: Annotated[str, Option(metavar="PATHS", help="Modules without gradients, by commas.")] = "",
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="PATHS", help="Modules to compute again in the backward, by commas.")
+        str, Option(metavar="PATHS", help="Modules to compute again in the backward, by commas.")
     ] = "",
-    autocast: Annotated[str | None, typer.Option("--autocast", help="bf16 or fp16: products run in it.")] = None,
-    accumulate: Annotated[int, typer.Option("--accumulate", metavar="N", help="Batches per optimizer step.")] = 1,
-    target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", metavar="NAME", help="A device, its file, or host.")
-    ] = None,
-    help_me: Annotated[bool, typer.Option("--what-helps", help="Try what would make the step smaller.")] = False,
+    autocast: Annotated[str | None, Option(help="bf16 or fp16: products run in it.")] = None,
+    accumulate: Annotated[int, Option(metavar="N", help="Batches per optimizer step.")] = 1,
+    target: shared.Targets = None,
+    help_me: Annotated[bool, Option("--what-helps", help="Try what would make the step smaller.")] = False,
     budget: Annotated[
         float | None,
-        typer.Option("--budget-mb", metavar="MIB", help="Exit with 1 above this peak; names layers to checkpoint."),
+        Option("--budget-mb", metavar="MIB", help="Exit with 1 above this peak; names layers to checkpoint."),
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", "-n", help="Only the N layers with most FLOPs.")] = None,
-    output: _Outputs = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the step as JSON.")] = False,
+    top: Annotated[int | None, Option("--top", "-n", help="Only the N layers with most FLOPs.")] = None,
+    output: shared.RecordFiles = None,
+    json: shared.Json = False,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -266,43 +221,44 @@ def train_cost(
     edge-opt train-cost net.py:Net -i 32x3x32x32 --budget-mb 512 --what-helps
     """
     import edge_opt as eo
-    from edge_opt.report.sheets import check_suffix, print_sheet, record_document, sheet_of
     from edge_opt.report.training_tables import training_sheet
 
     for path in output or []:
         check_suffix(path)
     with loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
         options: dict[str, Any] = {
-            "loss": _loss(loss), "optimizer": optimizer, "frozen": frozen, "autocast": autocast,
-            "accumulate": accumulate,
+            "loss": None if loss is None else _loss(loss), "optimizer": optimizer, "frozen": frozen,
+            "autocast": autocast, "accumulate": accumulate,
         }  # fmt: skip
         step = eo.training_step(
             call.model, call.inputs, kwargs=call.kwargs, checkpoint=checkpoint, name=call.name,
             target=target or None, remedies=help_me, **options,
         )  # fmt: skip
-    if json:
-        typer.echo(record_document(step), nl=False)
-    else:
-        print_sheet(result_console(), training_sheet(step, top) if top else sheet_of(step, is_brief=True))
-    for path in output or []:
-        print_status(f"saved to {step.save(path)}")
+    _print_and_save(step, json, training_sheet(step, top) if top else sheet_of(step, is_brief=True), output)
     if budget is not None and step.peak_bytes > budget * 2**20:
         choice = eo.fewest_checkpoints(call.model, call.inputs, kwargs=call.kwargs, budget_mb=budget, **options)
         hint = f"--checkpoint {','.join(choice.paths)} keeps it" if choice.fits else "no set of checkpoints keeps it"
-        print_status(f"the peak is above {budget:g} MiB; {hint}")
-        raise typer.Exit(NOT_SATISFIED)
+        raise not_satisfied(f"the peak is above {budget:g} MiB; {hint}")
 
 
-def _loss(reference: str | None) -> Any:
+def _print_and_save(record: Any, json: bool, sheet: Sheet, output: Sequence[Path] | None) -> None:
+    """Print a record as JSON or as a sheet, and save it."""
+    if json:
+        typer.echo(record_document(record), nl=False)
+    else:
+        print_sheet(result_console(), sheet)
+    for path in output or []:
+        print_status(f"saved to {record.save(path)}")
+
+
+def _loss(reference: str) -> Any:
     """Return the loss that a reference names."""
-    if reference is None:
-        return None
-    parsed = parse_reference(reference)
-    loss = None if parsed is None else find_object(parsed)
+    problem = f"--loss {reference!r} names no function; write file.py:NAME or package.module:NAME"
+    loss = named_object(reference, problem)
     if isinstance(loss, type):
         loss = loss()
     if not callable(loss):
-        raise InvalidInput(f"--loss {reference!r} names no function; write file.py:NAME or package.module:NAME")
+        raise InvalidInput(problem)
     return loss
 
 
@@ -310,42 +266,30 @@ _MODEL = "hf:ORG/NAME, a folder or config.json, or file.py:NAME for a model or c
 _WEIGHTS = "Format of the weights: q4_k_m, q8_0, fp16, int4 and others; several with commas: side by side."
 
 
-_Targets = Annotated[
-    list[str] | None,
-    typer.Option("--target", "-t", metavar="NAME", help="A device, its file, or host; several: side by side."),
-]
-_Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", help="Threads of a CPU; all of its cores unless given.")
-]
-_FailOnUnfit = Annotated[
-    bool, typer.Option("--fail-on-unfit", help="Exit with 1 unless everything fits the smallest RAM.")
-]
-
-
 def llm(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)],
-    target: _Targets = None,
-    weights: Annotated[str, typer.Option("--weights", "-w", metavar="FORMATS", help=_WEIGHTS)] = "fp16",
+    model: Annotated[str, Argument(metavar="MODEL", help=_MODEL)],
+    target: shared.Targets = None,
+    weights: Annotated[str, Option("--weights", "-w", metavar="FORMATS", help=_WEIGHTS)] = "fp16",
     context: Annotated[
-        int | None, typer.Option("--context", "-c", metavar="N", help="Positions in the cache at the end.")
+        int | None, Option("--context", "-c", metavar="N", help="Positions in the cache at the end.")
     ] = None,
-    prompt: Annotated[int | None, typer.Option("--prompt", "-p", metavar="N", help="Tokens read first.")] = None,
-    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", help="Sequences served at once.")] = 1,
-    kv: Annotated[
-        str | None, typer.Option("--kv", metavar="FORMAT", help="Format of the key-value cache: fp16, q8_0, q4_0.")
-    ] = None,
+    prompt: Annotated[int | None, Option("--prompt", "-p", metavar="N", help="Tokens read first.")] = None,
+    batch: Annotated[int, Option("--batch", "-b", metavar="N", help="Sequences served at once.")] = 1,
+    kv: Annotated[str | None, Option(metavar="FORMAT", help="Format of the key-value cache: fp16, q8_0, q4_0.")] = None,
     runtime: Annotated[
-        str | None, typer.Option("--runtime", metavar="NAME", help="llama.cpp, torch or mlx; by format unless given.")
+        str | None, Option(metavar="NAME", help="llama.cpp, torch or mlx; by format unless given.")
     ] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="cpu, gpu or npu.")] = None,
-    threads: _Threads = None,
+    engine: Annotated[str | None, Option(help="cpu, gpu or npu.")] = None,
+    threads: Annotated[int | None, Option(metavar="N", help="Threads of a CPU; all of its cores unless given.")] = None,
     ram: Annotated[
-        float | None, typer.Option("--ram", metavar="GIB", help="RAM of your board; else every size it is sold with.")
+        float | None, Option(metavar="GIB", help="RAM of your board; else every size it is sold with.")
     ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Run the real loop here as well, in torch.")] = False,
-    output: _Outputs = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    fail_on_unfit: _FailOnUnfit = False,
+    measure: Annotated[bool, Option("--measure", help="Run the real loop here as well, in torch.")] = False,
+    output: shared.RecordFiles = None,
+    json: shared.Json = False,
+    fail_on_unfit: Annotated[
+        bool, Option("--fail-on-unfit", help="Exit with 1 unless everything fits the smallest RAM.")
+    ] = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
@@ -358,7 +302,6 @@ def llm(
     """
     import edge_opt as eo
     from edge_opt.records.serving import ServingComparison
-    from edge_opt.report.sheets import check_suffix, print_sheet, record_document, sheet_of
 
     for path in output or []:
         check_suffix(path)
@@ -378,13 +321,8 @@ def llm(
             ram_gib=ram,
             measure=measure,
         )
-    reports: tuple[ServingReport, ...] = result.reports if isinstance(result, ServingComparison) else (result,)
-    if json:
-        typer.echo(record_document(result), nl=False)
-    else:
-        print_sheet(result_console(), sheet_of(result, is_brief=not verbose))
-    for path in output or []:
-        print_status(f"saved to {result.save(path)}")
+    _print_and_save(result, json, sheet_of(result, is_brief=not verbose), output)
+    reports = result.reports if isinstance(result, ServingComparison) else (result,)
     if fail_on_unfit and not all(report.memory.fits for report in reports):
         raise typer.Exit(NOT_SATISFIED)
 

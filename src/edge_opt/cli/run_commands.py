@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
@@ -11,45 +10,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from edge_opt._support.files import write_whole
-from edge_opt.cli.arguments import GRAMMAR, read_arguments
-from edge_opt.cli.profile_commands import profile_of_file
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_result, print_status, result_width
+from edge_opt._support.progress import report_progress
+from edge_opt.cli.arguments import GRAMMAR, Json, read_arguments
+from edge_opt.cli.shell import Debug, Trust, not_satisfied, print_json, print_record, result_width
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import FORMS, MODEL_FILES
+from edge_opt.loading import FORMS, MODEL_FILES, load_model
 from edge_opt.runtimes.registry import runtime_names
 
 if TYPE_CHECKING:
+    from edge_opt.records.profiles import ModelProfile
     from edge_opt.records.sweeps import SweepResult
     from edge_opt.run.config import RunConfig
     from edge_opt.run.pipeline import RunResult
 
 
-Workers = Annotated[int, typer.Option("--workers", metavar="N", help="Processes that build side by side.")]
+Workers = Annotated[int, Option("--workers", metavar="N", help="Processes that build side by side.")]
 Scheduler = Annotated[
-    str | None, typer.Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
+    str | None, Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start over; the earlier table is kept aside.")]
+Fresh = Annotated[bool, Option("--fresh", help="Start over; the earlier table is kept aside.")]
 MetricName = Annotated[
-    str | None, typer.Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
+    str | None, Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Allow a scheduler without encryption (tcp://).")]
+Insecure = Annotated[bool, Option("--insecure", help="Allow a scheduler without encryption (tcp://).")]
 MeasureOn = Annotated[
-    str | None,
-    typer.Option(
-        "--measure-on",
-        metavar="USER@HOST",
-        help="Measure on this board, over ssh. USER@HOST:PYTHON names a Python there.",
-    ),
+    str | None, Option(metavar="USER@HOST", help="Measure on a board, over ssh; USER@HOST:PYTHON names a Python there.")
 ]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try candidates again that failed before.")]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Try candidates again that failed before.")]
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("edge-opt.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    file: Annotated[Path, Argument(metavar="[FILE]", help="Where to write it.")] = Path("edge-opt.yaml"),
+    force: Annotated[bool, Option("--force", help="Replace a file that is there.")] = False,
     debug: Debug = False,
 ) -> None:
     """Write a configuration with every key, its default and what it is for.
@@ -90,16 +86,14 @@ def spread(arguments: Sequence[str], option: str) -> list[str]:
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file of `edge-opt init`; the default without.")
+        Path | None, Argument(metavar="[CONFIG]", help="A YAML file of `edge-opt init`; the default without.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="One key: epochs=3, model.conv1_channels=8.")
     ] = None,
     metric: MetricName = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
-    seeds: Annotated[
-        list[int] | None, typer.Option("--seeds", metavar="N…", help="One run per seed, and means with intervals.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Instead of output_dir.")] = None,
+    seeds: Annotated[list[int] | None, Option(metavar="N…", help="One run per seed, and means with intervals.")] = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
     insecure: Insecure = False,
@@ -107,7 +101,7 @@ def run(
     retry_failed: RetryFailed = False,
     fresh: Fresh = False,
     trust: Trust = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
     debug: Debug = False,
 ) -> None:
     """Train, sweep, judge and write everything; run again to go on.
@@ -120,101 +114,80 @@ def run(
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
     from edge_opt.run.config_file import read_config
-
-    seeds = seeds or []
-    loaded = read_config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
-    root = output or Path(loaded.output_dir)
-    # What the user's own code prints goes to stderr: stdout holds results only.
-    with redirect_stdout(sys.stderr):
-        options = {"workers": workers, "scheduler": scheduler, "insecure": insecure, "measure_on": measure_on}
-        done = _all(loaded, root, seeds, {**options, "retry_failed": retry_failed, "fresh": fresh}, as_json)
-    if as_json:
-        typer.echo(
-            json_format.dumps([dict(item.summary) for item in done] if seeds else dict(done[0].summary), indent=1)
-        )
-    else:
-        _conclude(done, root)
-    if not all(item.result.accepted for item in done):
-        raise typer.Exit(NOT_SATISFIED)
-
-
-def _all(config: RunConfig, root: Path, seeds: list[int], options: dict[str, Any], as_json: bool) -> list[RunResult]:
     from edge_opt.run.pipeline import run as run_once
     from edge_opt.run.seeds import run_seeds
     from edge_opt.search.sweep_progress import progress
 
-    def one(config: RunConfig, folder: Path) -> RunResult:
+    loaded = read_config(config, [*(settings or []), *([f"metric={metric}"] if metric else [])])
+    root = output or Path(loaded.output_dir)
+
+    def run_into(config: RunConfig, folder: Path) -> RunResult:
         with progress("json" if as_json else "auto") as listener:
-            return run_once(config, folder, on_event=listener, **options)
+            return run_once(
+                config, folder, on_event=listener, workers=workers, scheduler=scheduler, insecure=insecure,
+                measure_on=measure_on, retry_failed=retry_failed, fresh=fresh,
+            )  # fmt: skip
 
-    return list(run_seeds(config, seeds, root, one).values()) if seeds else [one(config, root)]
+    # What the user's own code prints goes to stderr: stdout holds results only.
+    with redirect_stdout(sys.stderr):
+        runs = list(run_seeds(loaded, seeds, root, run_into).values()) if seeds else [run_into(loaded, root)]
+    if as_json:
+        print_json([dict(item.summary) for item in runs] if seeds else dict(runs[0].summary))
+    else:
+        for item in runs:
+            if len(runs) > 1:
+                typer.echo(f"{item.folder}:")
+            _print_conclusion(item.result, item.folder)
+        if len(runs) > 1:
+            typer.echo(f"together  {root / 'aggregate.csv'}")
+    _check_accepted(item.result for item in runs)
 
 
-def _conclude(done: list[RunResult], root: Path) -> None:
-    from edge_opt.run.artifacts import conclusion
-
-    for item in done:
-        if len(done) > 1:
-            typer.echo(f"{item.folder}:")
-        _print_lines(conclusion(item.result), behind=10)
-        typer.echo(f"report    {item.report}")
-        _print_best_file(item.folder, item.result)
-    if len(done) > 1:
-        typer.echo(f"together  {root / 'aggregate.csv'}")
-    if not all(item.result.accepted for item in done):
-        print_status("nothing satisfies the constraints; loosen one, or widen the space")
-
-
-def _print_lines(lines: Iterable[str], behind: int) -> None:
-    """Print lines as wide as the terminal; longer ones continue below, behind this many blanks."""
+def _print_conclusion(result: SweepResult, folder: Path, tables: Path | None = None) -> None:
+    """Print the end of a sweep: what was chosen and why, and where its files are."""
     from edge_opt.report.terminal import wrapped
-
-    for line in lines:
-        head, rest = line[:behind], line[behind:]
-        for number, part in enumerate(wrapped(rest, result_width() - behind) or [""]):
-            print_result(f"{head if number == 0 else ' ' * behind}{part}".rstrip())
-
-
-def _print_best_file(folder: Path, result: SweepResult) -> None:
-    """Print the file of the best candidate."""
+    from edge_opt.run.artifacts import conclusion
     from edge_opt.run.export_best import shipped_file
 
+    for line in conclusion(result):
+        label, sentence = line[:10], line[10:]
+        # A sentence that is wider than the terminal continues beside its label.
+        typer.echo(label + f"\n{' ' * 10}".join(wrapped(sentence, result_width() - 10)))
+    if tables is not None:
+        typer.echo(f"tables    {tables}")
+    typer.echo(f"report    {folder / 'report.html'}")
     if result.best is not None:
         typer.echo(f"ships     {shipped_file(folder / 'best')}")
 
 
+def _check_accepted(results: Iterable[SweepResult]) -> None:
+    if not all(result.accepted for result in results):
+        raise not_satisfied("nothing satisfies the constraints; loosen one, or widen the space")
+
+
 Runtimes = Annotated[
     str | None,
-    typer.Option(
-        "--runtime",
-        metavar="A,B",
-        help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given.",
-    ),
+    Option("--runtime", metavar="A,B", help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given."),
 ]
 
 
 def sweep(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}; the factory loads the trained weights.")],
-    data: Annotated[str, typer.Option("--data", metavar="FILE.py:LOADERS", help="A function that returns loaders.")],
+    model: Annotated[str, Argument(metavar="MODEL", help=f"{FORMS}; the factory loads the trained weights.")],
+    data: Annotated[str, Option(metavar="FILE.py:LOADERS", help="A function that returns loaders.")],
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="SHAPE", help=f"Batch to time: {GRAMMAR}.")
+        list[str] | None, Option("--input", "-i", metavar="SHAPE", help=f"Batch to time: {GRAMMAR}.")
     ] = None,
     prune: Annotated[
-        str | None,
-        typer.Option("--prune", metavar="A,B", help="Shares of channels to remove; by default auto, which finds one."),
+        str | None, Option(metavar="A,B", help="Shares of channels to remove; by default auto, which finds one.")
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
+    precision: Annotated[str, Option(metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
     runtime: Runtimes = None,
-    keep: Annotated[
-        list[str] | None, typer.Option("--keep", metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")
-    ] = None,
+    keep: Annotated[list[str] | None, Option(metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")] = None,
     metric: MetricName = None,
-    fine_tune_epochs: Annotated[
-        int | None, typer.Option("--fine-tune-epochs", help="Passes after pruning; 3 unless given.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Decides the order of training samples and what is drawn.")] = 0,
+    fine_tune_epochs: Annotated[int | None, Option(help="Passes after pruning; 3 unless given.")] = None,
+    seed: Annotated[int, Option(help="Decides the order of training samples and what is drawn.")] = 0,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key of a configuration.")
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other key of a configuration.")
     ] = None,
     workers: Workers = 0,
     scheduler: Scheduler = None,
@@ -223,8 +196,8 @@ def sweep(
     retry_failed: RetryFailed = False,
     fresh: Fresh = False,
     trust: Trust = False,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
-    json: Annotated[bool, typer.Option("--json", help="Print the whole sweep as JSON.")] = False,
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Try pruning, precisions and runtimes on a trained model, and say which variant to ship.
@@ -236,19 +209,21 @@ def sweep(
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
+    from edge_opt.report.sweep_files import sweep_document
     from edge_opt.run.config_file import read_settings
     from edge_opt.run.pipeline import sweep as run_sweep
     from edge_opt.search.sweep_progress import progress
 
     chosen = {
-        **({} if prune is None else {"pruning_levels": _levels(prune)}),
+        "pruning_levels": None if prune is None else _levels(prune),
         "precisions": _words(precision),
-        **({} if runtime is None else {"runtimes": _words(runtime)}),
+        "runtimes": None if runtime is None else _words(runtime),
         "seed": seed,
-        **({"constraints": keep} if keep else {}) | ({} if metric is None else {"metric": metric}),
-        **({} if fine_tune_epochs is None else {"fine_tune_epochs": fine_tune_epochs}),
-        **read_settings(settings or ()),
+        "constraints": keep or None,
+        "metric": metric,
+        "fine_tune_epochs": fine_tune_epochs,
     }
+    given = {key: value for key, value in chosen.items() if value is not None}
     with redirect_stdout(sys.stderr), progress("json" if json else "auto") as listener:
         result = run_sweep(
             model,
@@ -262,29 +237,13 @@ def sweep(
             retry_failed=retry_failed,
             fresh=fresh,
             on_event=listener,
-            **chosen,
+            **given | read_settings(settings or ()),
         )
-    _print_sweep(result, output, json)
-    _end(bool(result.accepted))
-
-
-def _print_sweep(result: SweepResult, output: Path, json: bool) -> None:
-    from edge_opt.report.sweep_files import sweep_document
-    from edge_opt.run.artifacts import conclusion
-
     if json:
         typer.echo(sweep_document(result), nl=False)
-        return
-    _print_lines(conclusion(result), behind=10)
-    typer.echo(f"tables    {output}")
-    typer.echo(f"report    {output / 'report.html'}")
-    _print_best_file(output, result)
-
-
-def _end(is_accepted: bool) -> None:
-    if not is_accepted:
-        print_status("nothing satisfies the constraints; loosen one, or widen the space")
-        raise typer.Exit(NOT_SATISFIED)
+    else:
+        _print_conclusion(result, output, tables=output)
+    _check_accepted([result])
 
 
 def _shape(inputs: list[str]) -> tuple[int, ...] | None:
@@ -299,19 +258,15 @@ def _words(text: str) -> list[str]:
 
 
 def _levels(prune: str) -> list[float] | str:
-    return prune if prune == "auto" else [_share(text) for text in _words(prune)]
-
-
-def _share(text: str) -> float:
     try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(f"--prune: {text!r} is not a number; write shares such as 0,0.25,0.5, or auto") from None
+        return prune if prune == "auto" else [float(text) for text in _words(prune)]
+    except ValueError as error:
+        raise InvalidInput(f"--prune is {prune!r}; write shares such as 0,0.25,0.5, or auto") from error
 
 
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The output folder of `edge-opt run`.")],
-    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    folder: Annotated[Path, Argument(metavar="DIR", help="The output folder of `edge-opt run`.")],
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """How far the sweep in a folder is, who runs it, and the best candidate so far.
@@ -319,34 +274,24 @@ def status(
     \b
     edge-opt status outputs
     """
-    from edge_opt.report.record_sheets import status_lines
     from edge_opt.search.sweep_progress import status as status_of
 
-    progress = status_of(folder)
-    if json:
-        typer.echo(
-            json_format.dumps({**asdict(progress), "left": progress.left, "is_running": progress.is_running}, indent=1)
-        )
-        return
-    _print_lines(status_lines(progress), behind=0)
+    print_record(status_of(folder), json, lambda now: {**asdict(now), "left": now.left, "is_running": now.is_running})
 
 
 def report(
     sources: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="DIR...",
-            help="A run's folder, a folder of runs, a profile or a sweep saved as .json, or a model's file.",
-        ),
+        Argument(metavar="DIR...", help="Runs, folders of runs, a profile or sweep as .json, or a model's file."),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="DIR/report.html unless given; runs.html of several."),
+        Option("--output", "-o", metavar="FILE", help="DIR/report.html unless given; runs.html of several."),
     ] = None,
     device: Annotated[
-        list[str] | None, typer.Option("--device", "-d", metavar="NAME", help="A device to show rooflines of; several.")
+        list[str] | None, Option("--device", "-d", metavar="NAME", help="A device to show rooflines of; several.")
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="The page's heading.")] = None,
+    title: Annotated[str | None, Option(help="The page's heading.")] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -362,9 +307,25 @@ def report(
     from edge_opt.report.page import runs_in, write_page, write_report, write_runs
 
     if len(sources) == 1 and sources[0].suffix.lower() in MODEL_FILES:
-        profiled = profile_of_file(str(sources[0]))
+        profiled = _profile_of_file(str(sources[0]))
         typer.echo(write_page(output or sources[0].with_suffix(".html"), profile=profiled, devices=device, title=title))
     elif len(sources) == 1 and not runs_in(sources[0]):
         typer.echo(write_report(sources[0], output, devices=device, title=title))
     else:
         typer.echo(write_runs(sources, output, devices=device, title=title))
+
+
+def _profile_of_file(model: str) -> ModelProfile:
+    """Return the costs of a file's model with the inputs that the file itself describes."""
+    import edge_opt as eo
+
+    with redirect_stdout(sys.stderr):
+        loaded = load_model(model)
+    if loaded.example is None:
+        raise InvalidInput(
+            f"{model!r} leaves the shapes of its inputs open; `edge-opt profile {model} -i SHAPE -o report.html` "
+            "writes its page"
+        )
+    positional, named = loaded.example
+    report_progress(f"tracing {loaded.name}")
+    return eo.profile(loaded.model, list(positional) or None, kwargs=named, name=loaded.name)

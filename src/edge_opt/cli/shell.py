@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import signal
 import sys
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from edge_opt._support.deprecation import FormerNameWarning, current_options
+from edge_opt._support.json import to_plain
 from edge_opt._support.progress import console_width, show_progress
 from edge_opt.errors import EdgeOptError, SweepInterrupted
 from edge_opt.loading import TRUST
@@ -38,9 +41,9 @@ def _remember_debug(context: typer.Context, wanted: bool) -> bool:
 
 
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
+    bool, Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every remark and source, too.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Every remark and source, too.")]
 
 
 def _remember_trust(context: typer.Context, wanted: bool) -> bool:
@@ -53,7 +56,7 @@ def _remember_trust(context: typer.Context, wanted: bool) -> bool:
 
 Trust = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--trust", help="Open a .pt2 file: it can execute code; only if you know its origin.", callback=_remember_trust
     ),
 ]
@@ -172,12 +175,7 @@ def _give_up_stdout() -> None:
 
 def result_width() -> int:
     """Return the columns of the result: a pipe has no width of its own, and 80 would hide half of a table."""
-    return console_width() if sys.stdout.isatty() else console_width(120) if _is_width_given() else 120
-
-
-def _is_width_given() -> bool:
-    columns = os.environ.get("COLUMNS", "")
-    return columns.isdecimal() and int(columns) > 0
+    return console_width(80 if sys.stdout.isatty() else 120)
 
 
 def result_console(**options: Any) -> Console:
@@ -191,9 +189,19 @@ def result_console(**options: Any) -> Console:
     return Result(width=result_width(), **options)
 
 
-def print_result(text: str) -> None:
-    """Print a result."""
-    typer.echo(text)
+def print_json(plain: Any) -> None:
+    """Print plain values as JSON."""
+    typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+
+
+def print_record(record: Any, as_json: bool, plain: Callable[[Any], Any] = to_plain) -> None:
+    """Print a record as its sheet, or as the JSON of its plain values."""
+    from edge_opt.report.sheets import record_text
+
+    if as_json:
+        print_json(plain(record))
+    else:
+        typer.echo(record_text(record, result_width()))
 
 
 def print_status(sentence: str) -> None:
@@ -202,3 +210,9 @@ def print_status(sentence: str) -> None:
         typer.echo(sentence, err=True)
     except OSError:  # stderr is closed or full, too: the exit code is all that is left
         return
+
+
+def not_satisfied(sentence: str) -> typer.Exit:
+    """Say which condition does not hold, and return the exit to raise."""
+    print_status(sentence)
+    return typer.Exit(NOT_SATISFIED)

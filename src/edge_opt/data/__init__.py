@@ -1,6 +1,5 @@
 """Datasets in four parts that share no sample: digits (bundled), MNIST and Fashion-MNIST (idx files), your own."""
 
-from edge_opt.data.datasets import DATASETS, load_splits
-from edge_opt.data.sources import Splits
+from edge_opt.data.datasets import DATASETS, Splits, load_splits
 
 __all__ = ["DATASETS", "Splits", "load_splits"]

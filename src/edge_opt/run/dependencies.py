@@ -22,8 +22,7 @@ from typing import Any
 from torch import nn
 
 from edge_opt.data import Splits
-from edge_opt.data.datasets import seeded
-from edge_opt.data.sources import fingerprint
+from edge_opt.data.datasets import fingerprint, seeded
 from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.loading import parse_reference
 from edge_opt.run.config import TASK_KEYS, RunConfig
