@@ -79,7 +79,7 @@ def stat(
     on = {need for need, is_on in switches if is_on}
     columns = table.choose_columns(on, report_fields, includes, excludes)
     if save_path is not None:
-        table.report_file(save_path, "")
+        table.report_file(save_path, "")  # a wrong suffix is refused before any work is done
     wants_cuda, run_on = _usable_device(device, is_warned=timing or not memory)
 
     model_inputs = _model_inputs(input_shape, inputs)

@@ -47,7 +47,6 @@ def measured(
     inputs: Any,
     profile: ModelProfile,
     device: torch.device,
-    *,
     timing: bool,
     memory: bool,
     is_simulated: bool,

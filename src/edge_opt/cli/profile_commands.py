@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -130,7 +130,7 @@ def profile(
 
 
 def _compare_targets(
-    call_texts: tuple[Any, ...], targets: list[str], prediction: dict[str, Any], needs_layers: dict[str, object],
+    call_texts: tuple[Any, ...], targets: list[str], prediction: dict[str, Any], needs_layers: Mapping[str, object],
     json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Predict a model on several targets, and print one row for each; options that need layers are refused."""
