@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from edge_opt.model import SmallCNN
 from edge_opt.pruning import structured_channel_prune
 from edge_opt.pruning.coupling import Group
 from edge_opt.pruning.ranking import rounded
-from pruned_nets import Residual, UNet
+from pruned_nets import Residual, TiedLanguageModel, UNet
 
 SMALL = (1, 1, 28, 28)
 IMAGE = (1, 3, 16, 16)
@@ -201,6 +203,48 @@ def test_the_original_and_the_process_are_as_found(fails: bool) -> None:
     assert random.getstate() == numbers[1]
     assert (np.random.get_state()[1] == numbers[2]).all()
     assert torch.backends.mha.get_fastpath_enabled() == fast_path
+
+
+@cache
+def scale(size: int) -> torch.Tensor:
+    return torch.full((size,), 2.0)
+
+
+class Caching(nn.Module):
+    """Keeps tensors where a run leaves them: in a function's cache, in the class, and in itself."""
+
+    tables: ClassVar[dict[int, torch.Tensor]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = self.tables.setdefault(len(x), torch.ones(len(x), 1, device=x.device))
+        self.last = torch.relu(self.hidden(x * scale(x.shape[1]))) * table
+        return self.out(self.last)
+
+
+@pytest.mark.parametrize("request_", [{"ratio": 0.5, "importance": "taylor"}, {"macs_target": 0.5}, {"fails": True}])
+def test_tensors_that_a_model_caches_stay_real(request_: dict) -> None:
+    model, data = Caching(), [(torch.randn(4, 8), torch.zeros(4, dtype=torch.int64))]
+    scale.cache_clear()
+    Caching.tables.clear()
+    if request_.pop("fails", False):
+        with pytest.raises(RuntimeError):
+            prune(model, (2, 8), 0.5, loader=[torch.randn(4, 8), torch.randn(4, 9)], importance="reconstruction")
+    else:
+        prune(model, (2, 8), round_to=1, loader=data, **request_)
+    assert model.last is None
+    assert not any(tensor.is_meta for tensor in (*Caching.tables.values(), scale(8)))
+    assert model(torch.randn(2, 8)).shape == (2, 4)
+
+
+def test_tied_tensors_are_cut_once_while_a_target_is_sought() -> None:
+    pruned = prune(TiedLanguageModel(), [((2, 6), "int64")], macs_target=0.5, round_to=1)
+    assert pruned.achieved.macs_ratio == pytest.approx(0.5, abs=0.05)
+    assert pruned.model.out.weight is pruned.model.embedding.weight
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 from convertible import Recurrent, Tokens
 from edge_opt import compress
 from edge_opt.errors import ConversionFailed, InvalidInput
-from edge_opt.quantization.mixed_precision import keep_float_until_it_agrees, ranked_layers
+from edge_opt.quantization.fake_quantization import keep_float_until_it_agrees, ranked_layers
 from edge_opt.quantization.onnx_files import FloatFile, module_path
 from edge_opt.records.conversions import KeptFloatTrial
 
@@ -172,7 +172,7 @@ def test_layers_are_chosen_on_the_kind_of_file_that_is_shipped(monkeypatch: pyte
 
 
 def test_ranges_take_no_infinities() -> None:
-    from edge_opt.quantization.static_int8 import _min_max
+    from edge_opt.quantization.int8_files import _min_max
 
     values = [("x", np.array([-np.inf, -2.0, 3.0])), ("x", np.array([np.nan, 1.0])), ("y", np.array([-np.inf]))]
     assert _min_max(values) == {"x": (-2.0, 3.0), "y": (0.0, 0.0)}

@@ -192,13 +192,14 @@ def make_plan(
     device = next((tensor.device for tensor in base.parameters()), torch.device("cpu"))
     arguments = map_arguments(call_arguments(model, inputs, kwargs), lambda value: real_tensor(value, dtype, device))
     coupled = channel_map(working_copy(model), arguments, ignored)
-    scores = unit_scores(base, coupled, importance, data, seed)
+    # Ranking may run the model, and what it then keeps of the graph of gradients could not be copied.
+    scores = unit_scores(base if data is None else working_copy(model), coupled, importance, data, seed)
     owners = owners_of(base, coupled)
     layer_ratios = {
         path: share for name, share in layers for path in owners if path == name or path.startswith(f"{name}.")
     }
     ranking = Ranking(coupled, scores, round_to, is_adaptive)
-    skeleton = copy.deepcopy(base).to("meta")
+    skeleton = _without_data(base)
     probe = with_random_constants(base)
     plan = PruningPlan(model, base, probe, skeleton, arguments, before, ranking, owners, layer_ratios, data)
     return _without_unsound_groups(plan)
@@ -215,6 +216,14 @@ def working_copy(model: nn.Module) -> nn.Module:
         for name in _HOOKS:
             getattr(module, name).clear()
     return copied
+
+
+def _without_data(model: nn.Module) -> nn.Module:
+    """Return a copy on the meta device. Unlike `model.to("meta")` it keeps tensors shared that two modules share."""
+    tensors = [*model.parameters(), *model.buffers()]
+    memo: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in tensors}
+    memo |= {id(tensor): nn.Parameter(memo[id(tensor)], tensor.requires_grad) for tensor in model.parameters()}
+    return copy.deepcopy(model, memo)
 
 
 def askable_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -1,8 +1,11 @@
-"""Rounding to int8 in torch, as static quantisation rounds: to see what it does to a model, and to train with it."""
+"""Rounding to int8 in torch, as static quantization rounds: to train with it, and to see what each layer loses by it.
+
+Mixed precision follows from the latter: the few layers that lose most stay in float until the budget is met.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,16 +14,17 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.records.conversions import KeptFloatTrial
 
 
 def channel_dim(layer: nn.Module) -> int:
-    """The dimension of a layer's weight that counts its outputs."""
+    """Return the dimension of a layer's weight that counts its outputs."""
     return 1 if isinstance(layer, _ConvNd) and layer.transposed else 0
 
 
 def quantized_weight(weight: torch.Tensor, channel_dim: int, largest: int = 127) -> torch.Tensor:
-    """Weights rounded to 8 bits, symmetric, with a scale for each channel; `largest` is 64 for 7 bits.
+    """Return weights rounded to 8 bits, symmetric, with a scale for each channel; `largest` is 64 for 7 bits.
 
     >>> quantized_weight(torch.tensor([[127.0, 0.4], [1.27, 0.0]]), 0)
     tensor([[127.0000,   0.0000],
@@ -33,7 +37,7 @@ def quantized_weight(weight: torch.Tensor, channel_dim: int, largest: int = 127)
 
 
 def quantized_activation(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Values rounded to the 256 steps between two bounds, of which 0 is one; what lies outside is cut off."""
+    """Return values rounded to the 256 steps between two bounds, of which 0 is one; what lies outside is cut off."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255 or 1.0
     zero = round(-low / scale)
@@ -42,7 +46,7 @@ def quantized_activation(x: torch.Tensor, low: float, high: float) -> torch.Tens
 
 @contextmanager
 def rounding_layers(model: nn.Module, is_reduced: bool) -> Iterator[None]:
-    """Convolutions and linear layers compute with rounded weights and inputs inside; gradients pass straight through.
+    """Let convolutions and linear layers compute with rounded weights and inputs; gradients pass straight through.
 
     These are the tensors that static int8 rounds before a layer. A batch norm that is folded into a convolution later
     scales whole channels, and their rounding with them, so it changes nothing of it. The range of an input is that of
@@ -91,7 +95,7 @@ def _rounded_weight(weight: Any, channel_dim: int, largest: int) -> torch.Tensor
 
 
 def _straight_through(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-    """The rounded value, with the gradient of the one before."""
+    """Return the rounded value, with the gradient of the one before."""
     return value + (rounded - value).detach()
 
 
@@ -108,7 +112,7 @@ _RANGE = tuple[float, float]
 
 @contextmanager
 def at_precision(layer: nn.Module, precision: str, bounds: _RANGE | None) -> Iterator[None]:
-    """The layer as if it ran at that precision: its weights rounded, and its input as it arrives."""
+    """Run the layer as if it had that precision: its weights rounded, and its input as it arrives."""
     weights = [
         parameter
         for name, parameter in layer.named_parameters()
@@ -162,3 +166,65 @@ def watching(layers: dict[str, nn.Module], bounds: dict[str, _RANGE]) -> Iterato
     finally:
         for hook in hooks:
             hook.remove()
+
+
+# Without a bound of the caller's: half of what int8 may differ by.
+AUTO_BOUND = 0.1
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def ranked_layers(model: nn.Module, outputs: Callable[[], Sequence[torch.Tensor]]) -> list[str]:
+    """Return the paths of layers with weights, worst first: by the change of the outputs when it alone runs in int8.
+
+    `outputs` runs the model on one batch; the caller keeps the model unchanged around this function.
+    """
+    modules = model.named_modules()
+    layers: dict[str, nn.Module] = {path: module for path, module in modules if path and isinstance(module, _LAYERS)}
+    bounds: dict[str, _RANGE] = {}
+    harm: dict[str, float] = {}
+    with watching(layers, bounds):
+        expected = [tensor.double() for tensor in outputs()]
+    for path, layer in layers.items():
+        with at_precision(layer, "int8", bounds.get(path)):
+            rounded = [tensor.double() for tensor in outputs()]
+        harm[path] = sum(float((a - b).abs().mean()) for a, b in zip(expected, rounded, strict=True))
+    return sorted(layers, key=lambda path: -harm[path])
+
+
+def keep_float_until_it_agrees(
+    ranked: list[str], attempt: Callable[[tuple[str, ...]], tuple[KeptFloatTrial, str | None]], bound: float
+) -> tuple[tuple[str, ...], tuple[KeptFloatTrial, ...]]:
+    """Return the shortest head of the ranking that, kept in float, brings the rest within the bound, and all attempts.
+
+    Doubling finds a number that suffices, bisection the smallest one. All in float would be no int8 at all, and raises.
+    `attempt` converts with these layers in float; its second result says what differs too much, if so.
+    """
+    points: dict[int, KeptFloatTrial] = {}
+    problems: list[str] = []
+
+    def suffices(count: int) -> bool:
+        points[count], problem = attempt(tuple(ranked[:count]))
+        problems.extend([problem] if problem else [])
+        return problem is None
+
+    enough = next((count for count in _doubling(len(ranked)) if suffices(count)), None)
+    if enough is None:
+        raise ConversionFailed(
+            f"int8 does not come within {bound:g} of the original while any layer is in int8: {problems[-1]}; "
+            "calibrate on more data, choose another scheme, or set allow= to what may differ"
+        )
+    low = max((count for count in points if count < enough), default=enough)
+    while enough - low > 1:
+        middle = (low + enough) // 2
+        low, enough = (low, middle) if suffices(middle) else (middle, enough)
+    return tuple(ranked[:enough]), tuple(points[count] for count in sorted(points))
+
+
+def _doubling(layers: int) -> Iterator[int]:
+    """Yield numbers of layers to keep in float: none, one, two, four, ..., all but one."""
+    count = 0
+    while count < layers - 1:
+        yield count
+        count = 2 * count or 1
+    if layers:
+        yield layers - 1

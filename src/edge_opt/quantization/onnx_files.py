@@ -19,6 +19,8 @@ EXTERNAL_DATA_BYTES = 1_500_000_000
 PATH_KEY = "edge_opt.module"
 # On nodes that stay in float because the caller asked for it.
 KEPT_KEY = "edge_opt.spared"
+# What the quantizers append to the names of nodes.
+_APPENDED = re.compile(r"(_quant|_MatMul|_Q\d+|_nbits)$")
 
 
 def with_data(path: Path) -> list[Path]:
@@ -63,14 +65,17 @@ class FloatFile:
     module_paths: Mapping[str, str]
     is_big: bool
 
-    def path_of(self, node: Any) -> str:
-        """Return the path of the module of a node."""
-        return self.module_paths.get(node.name, module_path(node))
+    def source_name(self, name: str) -> str:
+        """Return the name that a node had in this file, without what quantizers append to it."""
+        while name not in self.module_paths and _APPENDED.search(name):
+            name = _APPENDED.sub("", name)
+        return name
 
     def nodes_of(self, layers: Iterable[str]) -> list[str]:
         """Return the names of the nodes of these modules, and of those inside them."""
         layers = tuple(layers)
-        return [node.name for node in self.model.graph.node if is_below(self.path_of(node), layers)]
+        paths = ((node.name, self.module_paths.get(node.name, module_path(node))) for node in self.model.graph.node)
+        return [name for name, path in paths if is_below(path, layers)]
 
 
 def prepare(source: Path, prepared: Path) -> FloatFile:
@@ -88,18 +93,11 @@ def prepare(source: Path, prepared: Path) -> FloatFile:
     return FloatFile(prepared, onnx.load(str(prepared)), paths, is_big)
 
 
-def write_labelled(
-    model: Any, target: Path, source: FloatFile, kept: Iterable[str], added: re.Pattern[str] | None = None
-) -> None:
-    """Write a quantized model with the module path on each node, and a mark on those that were kept in float.
-
-    `added` matches what a quantizer appended to a node's name.
-    """
+def write_labelled(model: Any, target: Path, source: FloatFile, kept: Iterable[str]) -> None:
+    """Write a quantized model with the module path on each node, and a mark on those that were kept in float."""
     kept = set(kept)
     for node in model.graph.node:
-        name = node.name
-        while added is not None and name not in source.module_paths and added.search(name):
-            name = added.sub("", name)
+        name = source.source_name(node.name)
         path = source.module_paths.get(name, module_path(node))
         del node.metadata_props[:]
         if path:

@@ -23,7 +23,7 @@ from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import import_source, load_model
 from edge_opt.run.config import RunConfig
-from edge_opt.tasks.batches import FlatCalls, Task, example_inputs, joined_calls, samples_of, sized_call, task_of
+from edge_opt.tasks.batches import FlatCalls, Task, example_inputs, first_shape, joined_calls, sized_call, task_of
 from edge_opt.trace.inputs import CallArguments
 
 STRUCTURE = "inputs.json"
@@ -107,7 +107,7 @@ class ModelAndData:
         for raw in splits.validation:
             call = task.call(model, raw)
             joined = call if joined is None else joined_calls(joined, call)
-            if self.batch_size is None or samples_of(joined) >= self.batch_size:
+            if self.batch_size is None or first_shape(joined)[0] >= self.batch_size:
                 break
         if joined is None:
             raise InvalidInput("the validation part has no batches; at least one is needed")
@@ -124,7 +124,7 @@ class ModelAndData:
         task = self.task()
         raw = next(iter(part))
         call, batch = task.call(model, raw), next(task.batches(model, [raw]))
-        count = min(most, samples_of(call))
+        count = min(most, first_shape(call)[0])
         first = sized_call(call, count)
         inputs = [leaf for leaf in tree_leaves((first.args, first.kwargs)) if isinstance(leaf, torch.Tensor)]
         return inputs, [leaf[:count] if leaf.dim() else leaf for leaf in flat_tensors(batch.labels)]

@@ -18,7 +18,7 @@ from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.errors import ConversionFailed, InvalidInput
 from edge_opt.measuring.machine import is_fast
-from edge_opt.quantization.mixed_precision import AUTO_BOUND, keep_float_until_it_agrees, ranked_layers
+from edge_opt.quantization.fake_quantization import AUTO_BOUND, keep_float_until_it_agrees, ranked_layers
 from edge_opt.quantization.onnx_files import Tensors, is_below, size_of, with_data
 from edge_opt.records.conversions import Agreement, Converted, Exported, KeptFloatTrial, LayerPrecision
 from edge_opt.records.devices import Precision

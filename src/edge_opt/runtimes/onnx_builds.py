@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_opt._support.progress import quiet, report_progress
-from edge_opt.quantization.dynamic_int8 import quantize_dynamic, quantize_weights
-from edge_opt.quantization.onnx_files import prepare, with_data
-from edge_opt.quantization.static_int8 import (
+from edge_opt.quantization.int8_files import (
     Calibrated,
     collect_ranges,
     is_reduced,
+    quantize_dynamic,
     quantize_static,
+    quantize_weights,
     range_remarks,
     sample_remarks,
 )
+from edge_opt.quantization.onnx_files import prepare, with_data
 from edge_opt.records.conversions import Exported
 from edge_opt.runtimes.export import export
 from edge_opt.runtimes.protocol import BuiltModel, ConversionRequest

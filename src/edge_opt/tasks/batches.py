@@ -1,4 +1,4 @@
-"""Batches of a data loader: how one becomes a call of the model, its labels and its size; the task that reads them."""
+"""The task of a model: its loss and metric, and how batches of a loader become calls of the model, labels and sizes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,116 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from edge_opt._support.output_tensors import flat_tensors, map_tensors
-from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
+from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, ModelNotFound, first_line
+from edge_opt.loading import find_object, parse_reference
 from edge_opt.records.sweeps import LABELS, MetricDirection
-from edge_opt.tasks.losses import Loss, classifier_loss, find_function, find_loss, resolve
-from edge_opt.tasks.metrics import QualityMetric, metric_of, reference_name
+from edge_opt.tasks.metrics import QualityMetric, class_scores, first_tensor, metric_of, reference_name
 from edge_opt.tasks.paired_scores import RESAMPLES, Score
 from edge_opt.trace.inputs import CallArguments, call_arguments, map_arguments
 
+Loss = Callable[[Any, Any], torch.Tensor]
 Forward = Callable[[Any, Any], Any]
 Collate = Callable[[Any], Any]
+
+
+def numbers_loss(function: Callable[..., torch.Tensor]) -> Loss:
+    """Return a loss of numbers, refused where outputs and targets would be broadcast."""
+
+    def loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        values = first_tensor(outputs)
+        if values.shape != targets.shape and values.numel() == targets.numel() and len(values) == len(targets):
+            values = values.reshape(targets.shape)
+        if values.shape != targets.shape:
+            raise InvalidInput(
+                f"outputs {tuple(values.shape)} and targets {tuple(targets.shape)} are not of one shape; "
+                "set loss to cross_entropy for classes, or to a function of your own: file.py:f"
+            )
+        return function(values, targets.to(values.dtype))
+
+    return loss
+
+
+def classifier_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of (samples, classes, ...) or (samples, ..., classes); labels below 0 are ignored."""
+    scores, truth = class_scores("a classifier", first_tensor(output), labels)
+    return F.cross_entropy(scores.flatten(0, 1), truth.flatten().clamp(min=-1), ignore_index=-1)
+
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": classifier_loss,
+    "mse": numbers_loss(F.mse_loss),
+    "l1": numbers_loss(F.l1_loss),
+    "smooth_l1": numbers_loss(F.smooth_l1_loss),
+    "huber": numbers_loss(F.huber_loss),
+    "bce_with_logits": numbers_loss(F.binary_cross_entropy_with_logits),
+}
+_OF_NUMBERS = ("mae", "rmse", "r2")
+_OF_CLASSES = ("accuracy", "top5", "f1", "miou", "perplexity", "wer")
+
+
+def default_loss(metric: QualityMetric) -> Loss:
+    """Return the loss where none is set: it follows the metric's task, and for a user's metric the targets."""
+    if metric.name in _OF_NUMBERS:
+        return LOSSES["mse"]
+    if metric.name in _OF_CLASSES:
+        return classifier_loss
+
+    def loss(outputs: Any, targets: Any) -> torch.Tensor:
+        if not isinstance(targets, torch.Tensor):
+            raise InvalidInput(f"no loss follows from targets of a {type(targets).__name__}; set loss: file.py:f")
+        scores = first_tensor(outputs)
+        is_alike = scores.numel() == targets.numel()
+        if is_alike and metric.name == "auroc":
+            return LOSSES["bce_with_logits"](scores, targets)
+        return LOSSES["mse"](scores, targets) if targets.is_floating_point() else classifier_loss(scores, targets)
+
+    return loss
+
+
+def find_loss(loss: Any, metric: QualityMetric) -> Loss:
+    """Return the loss that a user means: a name, a function of (outputs, targets), or that of the metric's task."""
+    if loss is None:
+        return default_loss(metric)
+    named = LOSSES.get(loss.lower()) if isinstance(loss, str) else None
+    if named is not None:
+        return named
+    if isinstance(loss, str) and parse_reference(loss) is None:
+        raise InvalidInput(f"unknown loss {loss!r}; losses are {', '.join(LOSSES)}, or your own: file.py:f")
+    own = find_function(loss, "loss")
+    assert own is not None
+    # torch's own losses take a tensor, and know nothing of what else a model may return.
+    is_of_torch = type(own).__module__.startswith("torch.nn") or getattr(own, "__module__", "") == F.__name__
+    return (lambda outputs, targets: own(first_tensor(outputs), targets)) if is_of_torch else own
+
+
+def resolve(value: Any, what: str) -> Any:
+    """Return what a reference names, built with its arguments if it has some; anything else as it is."""
+    parsed = parse_reference(value) if isinstance(value, str) else None
+    if parsed is None:
+        return value
+    try:
+        named = find_object(parsed)
+        return named(**parsed.arguments) if parsed.arguments or inspect.isclass(named) else named
+    except ModelNotFound as error:
+        raise InvalidInput(f"{what}: {error}") from error
+    except EdgeOptError:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"{what} {value!r} raised {first_line(error)}") from error
+
+
+def find_function(value: Any, what: str) -> Any:
+    """Return the function that a user means; None where there is none."""
+    function = resolve(value, what)
+    if inspect.isclass(function):
+        function = function()
+    if function is not None and not callable(function):
+        raise InvalidInput(f"{what} is {value!r}; it must be a function, or name one: file.py:f")
+    return function
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +174,11 @@ class Task:
         collated = raw if self.collate is None else self.collate(raw)
         inputs, labels = split_batch(collated)
         if labels is None:
-            raise _without_labels(collated, number)
+            keys = f"mapping of {', '.join(map(str, collated))}" if isinstance(collated, Mapping) else None
+            raise InvalidInput(
+                f"batch {number} is a {keys or type(collated).__name__}, without labels; use (inputs, labels), or a "
+                f"key of {LABELS}; collate= can make such a batch"
+            )
         targets = _moved(_as_tensors(labels), device)
         if self.forward is None:
             call = _on(call_of(model, inputs), device)
@@ -144,14 +246,6 @@ def split_batch(raw: Any) -> tuple[Any, Any]:
         if key in raw:
             return {name: value for name, value in raw.items() if name != key}, _next_tokens(raw, raw[key])
     return raw, None
-
-
-def _without_labels(raw: Any, number: int) -> InvalidInput:
-    what = f"a mapping of {', '.join(map(str, raw))}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
-    return InvalidInput(
-        f"batch {number} is {what}, without labels; use (inputs, labels), or a key of {LABELS}; "
-        "collate= can make such a batch"
-    )
 
 
 def input_calls(model: nn.Module, loader: Iterable[Any], most: int | None = None) -> Iterator[CallArguments]:
@@ -290,13 +384,17 @@ class RunnerAsModule:
         self.forward = model.forward  # its signature says how a batch is read
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = _in_one_way(self._model, args, kwargs)
-        arguments = _as_in((self._example.args, self._example.kwargs), (call.args, call.kwargs))
-        outputs = flat_tensors(self._run(*filter(_is_tensor, tree_leaves(arguments))))
+        outputs = flat_tensors(self._run(*_flat(_in_one_way(self._model, args, kwargs), self._example)))
         if len(outputs) != len(flat_tensors(self._answer)):
             return tuple(outputs)
         remaining = iter(outputs)
         return map_tensors(lambda _: next(remaining), self._answer)
+
+
+def _flat(call: CallArguments, example: CallArguments) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of a call, in the order of the example's."""
+    arguments = _as_in((example.args, example.kwargs), (call.args, call.kwargs))
+    return tuple(filter(_is_tensor, tree_leaves(arguments)))
 
 
 def _as_in(example: Any, value: Any) -> Any:
@@ -324,41 +422,29 @@ def first_shape(call: CallArguments) -> tuple[int, ...]:
     raise InvalidInput("inputs of a batch must be tensors whose first dimension is the sample")
 
 
-def samples_of(call: CallArguments) -> int:
-    """Return how many samples a call has."""
-    return first_shape(call)[0]
-
-
 def joined_calls(first: CallArguments, second: CallArguments) -> CallArguments:
     """Return the samples of two calls in one."""
-    size = samples_of(first)
+    size = first_shape(first)[0]
 
     def joined(leaf: Any, other: Any) -> Any:
         is_sampled = _is_tensor(leaf) and leaf.dim() and len(leaf) == size
         return torch.cat([leaf, other]) if is_sampled else leaf
 
-    ordered = _as_in((first.args, first.kwargs), (second.args, second.kwargs))
-    return _each(joined, first, CallArguments(*ordered))
+    leaves, spec = tree_flatten((tuple(first.args), first.kwargs))
+    others = tree_leaves(_as_in((first.args, first.kwargs), (second.args, second.kwargs)))
+    return CallArguments(*tree_unflatten([joined(*pair) for pair in zip(leaves, others, strict=True)], spec))
 
 
 def sized_call(call: CallArguments, size: int) -> CallArguments:
     """Return a call with so many samples: the first ones, or all of them again and again."""
-    count = samples_of(call)
+    count = first_shape(call)[0]
     repeats = -(-size // count)
 
     def cut(leaf: Any) -> Any:
         is_sampled = _is_tensor(leaf) and leaf.dim() and len(leaf) == count
         return torch.cat([leaf] * repeats)[:size].clone() if is_sampled else leaf
 
-    return _each(cut, call)
-
-
-def _each(function: Callable[..., Any], *calls: CallArguments) -> CallArguments:
-    """Apply a function to the leaves of calls that have one structure."""
-    leaves, spec = tree_flatten((tuple(calls[0].args), calls[0].kwargs))
-    others = [tree_leaves((tuple(call.args), call.kwargs)) for call in calls[1:]]
-    args, kwargs = tree_unflatten([function(*row) for row in zip(leaves, *others, strict=True)], spec)
-    return CallArguments(args, kwargs)
+    return CallArguments(*tree_map(cut, (tuple(call.args), call.kwargs)))
 
 
 class FlatCalls:
@@ -372,4 +458,4 @@ class FlatCalls:
         for raw in self._loader:
             call = self._task.call(self._model, raw)
             first = first or call
-            yield tuple(filter(_is_tensor, tree_leaves(_as_in((first.args, first.kwargs), (call.args, call.kwargs)))))
+            yield _flat(call, first)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +13,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from edge_opt._support.checks import check_whole
-from edge_opt._support.progress import stderr_console
+from edge_opt._support.checks import check_positive, check_whole, is_number
+from edge_opt._support.progress import report_progress, show_progress
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, TrainingFailed
 from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.quantization.fake_quantization import rounding_layers
 from edge_opt.records.compression import EpochRecord, FineTuned
 from edge_opt.records.sweeps import MetricDirection
-from edge_opt.tasks.batches import Task, task_of
+from edge_opt.tasks.batches import Batch, Task, task_of
 from edge_opt.tasks.metrics import first_tensor
-from edge_opt.trace.module_calls import module_paths
 
 Validate = Callable[[nn.Module], float]
 
@@ -69,7 +67,7 @@ def finetune(
         forward: A function of (model, batch) that returns the outputs; without it the batch's inputs are passed.
         collate: A function that makes a batch of what the loader yields, such as a list of samples.
         seed: Decides the random numbers drawn in training.
-        progress: Whether to show a bar on a terminal; or a function that gets epoch, step and loss after each step.
+        progress: Whether to show each step on a terminal; or a function that gets epoch, step and loss after each one.
         precision: "int8" trains for static int8: layers round weights and inputs as it does, while they learn and while
             they are scored. The trained copy is in float, for `convert`. None trains in float.
 
@@ -79,28 +77,26 @@ def finetune(
     >>> [record.epoch for record in tuned.history], tuned.history[-1].score
     ([0, 1, 2], 1.0)
     """
-    _check(epochs, learning_rate, distillation_weight, temperature)
+    check_whole("epochs", epochs, least=0)
+    lesson = _Lesson(
+        task_of(metric, loss, forward, collate, metric_direction), teacher, distillation_weight, temperature, validate
+    )
     if precision not in (None, "int8"):
         raise InvalidInput(f"precision is {precision!r}; models are trained for int8, or in float without it")
     student = copy.deepcopy(model)
-    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    if not trained and epochs:
-        raise InvalidInput("every parameter of the model is frozen; there is nothing to train")
-    task = task_of(metric, loss, forward, collate, metric_direction)
-    score = _score(validate, task)
-    sign = -1.0 if task.metric.direction == "lower" and not callable(validate) else 1.0
-    with unchanged([], training=False), _teaching(teacher), _at(precision, student), _bar(progress, epochs) as advance:
+    rounding = nullcontext() if precision is None else rounding_layers(student, needs_reduced_range())
+    teaching = unchanged([] if teacher is None else list(teacher.modules()), training=False)
+    with show_progress() if progress is True else nullcontext(), teaching, rounding:
         torch.manual_seed(seed)
-        history = [EpochRecord(0, None, None if score is None else score(student))]
-        best, best_state = 0, _state(student)
-        lesson = _Lesson(task, teacher, distillation_weight, temperature)
-        schedule = _CosineSchedule(trained, learning_rate, epochs, len(loader) if isinstance(loader, Sized) else None)
+        steps_per_epoch = len(loader) if isinstance(loader, Sized) else None
+        schedule = _CosineSchedule(student, learning_rate, epochs, steps_per_epoch)
+        history = [EpochRecord(0, None, lesson.score(student))]
+        best, best_state = 0, copy.deepcopy(student.state_dict())
         for epoch in range(1, epochs + 1):
-            mean, schedule.steps_per_epoch = _epoch(student, loader, epoch, schedule, lesson, advance)
-            history.append(EpochRecord(epoch, mean, None if score is None else score(student)))
-            latest, record = history[-1].score, history[best].score
-            if latest is None or record is None or sign * latest > sign * record:
-                best, best_state = epoch, _state(student)
+            mean, schedule.steps_per_epoch = _epoch(student, loader, epoch, schedule, lesson, progress)
+            history.append(EpochRecord(epoch, mean, lesson.score(student)))
+            if lesson.is_better(history[-1].score, history[best].score):
+                best, best_state = epoch, copy.deepcopy(student.state_dict())
         student.load_state_dict(best_state)
     for original, module in zip(model.modules(), student.modules(), strict=True):
         module.training = original.training
@@ -109,12 +105,43 @@ def finetune(
 
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """What is trained on: a task, and what a teacher adds to it."""
+    """What is trained on: a task, and what a teacher adds to it; and what epochs are compared by."""
 
     task: Task
     teacher: nn.Module | None
     weight: float
     temperature: float
+    validate: Validate | Iterable[Any] | None
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+        if not (is_number(self.weight) and 0 <= self.weight <= 1):
+            raise InvalidInput(f"distillation_weight is {self.weight!r}; it must be a number from 0 to 1")
+
+    def score(self, student: nn.Module) -> float | None:
+        """Return the student's score on the validation data; None without such data."""
+        if self.validate is None:
+            return None
+        if callable(self.validate):
+            return self.validate(student)
+        return self.task.score(student, self.validate, resamples=0).value
+
+    def is_better(self, score: float | None, best: float | None) -> bool:
+        """Return whether an epoch is better than the best one before; without scores the last one is."""
+        if score is None or best is None:
+            return True
+        return score < best if self.task.metric.direction == "lower" and not callable(self.validate) else score > best
+
+    def loss(self, batch: Batch, student: nn.Module) -> torch.Tensor:
+        """Return the loss of the student's answers to a batch."""
+        output = batch.answer(student)
+        loss = batch.loss_of(output)
+        if self.teacher is None:
+            return loss
+        with torch.no_grad():
+            taught = first_tensor(batch.answer(self.teacher))
+        apart = _divergence(first_tensor(output), taught, batch.labels, self.temperature)
+        return (1 - self.weight) * loss + self.weight * apart
 
 
 class _CosineSchedule:
@@ -123,21 +150,20 @@ class _CosineSchedule:
     While nobody knows how many steps an epoch has, in the first one of a loader without a length, the rate stays.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], learning_rate: float, epochs: int, steps: int | None) -> None:
+    def __init__(self, model: nn.Module, learning_rate: float, epochs: int, steps: int | None) -> None:
+        check_positive("learning_rate", learning_rate)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise InvalidInput("every parameter of the model is frozen; there is nothing to train")
         self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate)
-        self.epochs = epochs
-        self.steps_per_epoch = steps
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._factor)
+        self.learning_rate, self.epochs, self.steps_per_epoch = learning_rate, epochs, steps
         self._steps = 0
-
-    def _factor(self, step: int) -> float:
-        done = min(step / (self.steps_per_epoch * self.epochs), 1.0) if self.steps_per_epoch else 0.0
-        return (1 + math.cos(math.pi * done)) / 2
 
     def step(self, loss: torch.Tensor) -> None:
         """Go one step down the slope of the loss."""
-        if self._steps:
-            self._schedule.step()
+        done = min(self._steps / (self.steps_per_epoch * self.epochs), 1.0) if self.steps_per_epoch else 0.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * ((1 + math.cos(math.pi * done)) / 2)
         self._steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -150,27 +176,23 @@ def _epoch(
     epoch: int,
     schedule: _CosineSchedule,
     lesson: _Lesson,
-    advance: Callable[[int, int, float], None],
+    progress: bool | Callable[[int, int, float], None],
 ) -> tuple[float, int]:
     """Train on one pass over the loader; return the mean loss and the number of steps."""
     student.train()
     total, steps = 0.0, 0
     with torch.enable_grad():
-        for batch in lesson.task.batches(student, loader):
-            steps += 1
-            output = batch.answer(student)
-            loss = batch.loss_of(output)
-            if lesson.teacher is not None:
-                with torch.no_grad():
-                    taught = first_tensor(batch.answer(lesson.teacher))
-                apart = _divergence(first_tensor(output), taught, batch.labels, lesson.temperature)
-                loss = (1 - lesson.weight) * loss + lesson.weight * apart
+        for steps, batch in enumerate(lesson.task.batches(student, loader), start=1):
+            loss = lesson.loss(batch, student)
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise TrainingFailed(f"the loss is {value} in epoch {epoch}, step {steps}; lower the learning rate")
             schedule.step(loss)
             total += value
-            advance(epoch, steps, total / steps)
+            if callable(progress):
+                progress(epoch, steps, total / steps)
+            elif progress:
+                report_progress(f"fine-tuning: epoch {epoch}/{schedule.epochs}, step {steps}, loss {total / steps:.4f}")
     return total / steps, steps
 
 
@@ -197,72 +219,3 @@ def accuracy(model: nn.Module, loader: Iterable[Any]) -> float:
         loader: Batches of (inputs, labels).
     """
     return task_of().score(model, loader, resamples=0).value
-
-
-def _score(validate: Validate | Iterable[Any] | None, task: Task) -> Validate | None:
-    if validate is None:
-        return None
-    if callable(validate):
-        return validate
-    return lambda model: task.score(model, validate, resamples=0).value
-
-
-def _state(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-@contextmanager
-def _teaching(teacher: nn.Module | None) -> Iterator[None]:
-    """Put the teacher in eval mode while the model learns from it."""
-    if teacher is None:
-        yield
-        return
-    with unchanged(list(module_paths(teacher)), training=False):
-        yield
-
-
-@contextmanager
-def _at(precision: str | None, student: nn.Module) -> Iterator[None]:
-    """Let the student compute in a precision; None: as it is."""
-    if precision is None:
-        yield
-        return
-    with rounding_layers(student, needs_reduced_range()):
-        yield
-
-
-@contextmanager
-def _bar(
-    progress: bool | Callable[[int, int, float], None], epochs: int
-) -> Iterator[Callable[[int, int, float], None]]:
-    """Show a progress bar on a terminal's stderr, and nothing elsewhere; or call the given function."""
-    if callable(progress):
-        yield progress
-        return
-    stream = sys.__stderr__
-    if not progress or stream is None or not stream.isatty():
-        yield lambda epoch, step, loss: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("fine-tuning"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=stderr_console(), transient=True) as bar:
-        task = bar.add_task("", total=epochs)
-
-        def advance(epoch: int, step: int, loss: float) -> None:
-            bar.update(task, completed=epoch - 1, description=f"epoch {epoch}/{epochs}, step {step}, loss {loss:.4f}")
-
-        yield advance
-
-
-def _check(epochs: int, learning_rate: float, weight: float, temperature: float) -> None:
-    check_whole("epochs", epochs, least=0)
-    for name, value, high in (
-        ("learning_rate", learning_rate, math.inf),
-        ("temperature", temperature, math.inf),
-        ("distillation_weight", weight, 1.0),
-    ):
-        low_fits = value >= 0 if name == "distillation_weight" else value > 0
-        if isinstance(value, bool) or not low_fits or not value <= high or not math.isfinite(value):
-            limits = "from 0 to 1" if name == "distillation_weight" else "above 0"
-            raise InvalidInput(f"{name} is {value!r}; it must be a number {limits}")

@@ -1,11 +1,13 @@
-"""Static int8 of ONNX files: ranges of activations on calibration batches, and the file with quantized nodes."""
+"""ONNX files in int8 and int4: static by ranges of calibration batches, dynamic, or with weights alone in few bits."""
 
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ _UNBOUNDED = 1e4
 # With fewer samples than this, ranges are those of the samples rather than of the model's inputs.
 _ENOUGH_SAMPLES = 32
 
+GROUP_SIZES = (16, 32, 64, 128, 256)
 Ranges = dict[str, tuple[float, float]]
 
 
@@ -281,3 +284,66 @@ def _read_unrounded(graph: Any, kept: set[str]) -> None:
             there = makers.get(back.input[0]) if back is not None and back.op_type == "DequantizeLinear" else None
             if there is not None and there.op_type == "QuantizeLinear":
                 node.input[position] = there.input[0]
+
+
+def quantize_dynamic(source: FloatFile, target: Path, keep_float: tuple[str, ...], reduced: bool) -> None:
+    """Write a file whose products and LSTMs have int8 weights, and round their inputs to 8 bits as they come."""
+    quantization, onnx = require("onnxruntime.quantization"), require("onnx")
+    kept = source.nodes_of(keep_float)
+    quantize = partial(
+        quantization.quantize_dynamic,
+        model_output=str(target),
+        op_types_to_quantize=["MatMul", "LSTM", "Attention"],
+        # An LSTM with a scale for each channel takes an eighth longer, at every step.
+        per_channel=all(node.op_type != "LSTM" for node in source.model.graph.node),
+        reduce_range=reduced,
+        weight_type=quantization.QuantType.QInt8,
+        nodes_to_exclude=kept,
+        use_external_data_format=source.is_big,
+        # Products of two activations stay in float: rounding both as they come costs more than it saves.
+        extra_options={"MatMulConstBOnly": True},
+    )
+    with quiet(), translated("ONNX Runtime could not quantize the model"):
+        _with_or_without_shapes(source, quantize)
+        model = onnx.load(str(target))
+        # Shapes of inner tensors are those of the float file; whoever needs them infers them.
+        del model.graph.value_info[:]
+        write_labelled(model, target, source, kept)
+
+
+def _with_or_without_shapes(source: FloatFile, quantize: Callable[[str], object]) -> None:
+    """Quantize the file; where its symbolic shapes contradict those that ONNX infers, a copy without shapes."""
+    try:
+        quantize(str(source.path))
+    except OSError:
+        raise
+    except Exception:
+        onnx = require("onnx")
+        model = onnx.load(str(source.path), load_external_data=False)
+        del model.graph.value_info[:]
+        # Beside the file, where its weights are found.
+        with tempfile.NamedTemporaryFile(dir=source.path.parent, suffix=".onnx") as plain:
+            plain.write(model.SerializeToString())
+            plain.flush()
+            quantize(plain.name)
+
+
+def quantize_weights(source: FloatFile, target: Path, keep_float: tuple[str, ...], bits: int, group_size: int) -> None:
+    """Write a file whose products keep their weights in 8 or 4 bits, with a scale for each group of them."""
+    if group_size not in GROUP_SIZES:
+        raise InvalidInput(f"group_size is {group_size!r}; it is one of {', '.join(map(str, GROUP_SIZES))}")
+    quantizer_class = require("onnxruntime.quantization.matmul_nbits_quantizer").MatMulNBitsQuantizer
+    kept = source.nodes_of(keep_float)
+    with quiet(), translated("ONNX Runtime could not quantize the weights"):
+        model = require("onnxruntime.quantization.onnx_model").ONNXModel(copy.deepcopy(source.model))
+        model.replace_gemm_with_matmul()
+        quantizer = quantizer_class(
+            model.model,
+            bits=bits,
+            block_size=group_size,
+            is_symmetric=True,
+            accuracy_level=4,
+            nodes_to_exclude=[node.name for node in model.model.graph.node if source.source_name(node.name) in kept],
+        )
+        quantizer.process()
+        write_labelled(quantizer.model.model, target, source, kept)
