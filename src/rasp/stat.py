@@ -80,11 +80,10 @@ def stat(
     columns = table.choose_columns(on, report_fields, includes, excludes)
     if save_path is not None:
         table.report_file(save_path, "")  # a wrong suffix is refused before any work is done
-    wants_cuda, run_on = _usable_device(device, is_warned=timing or not memory)
+    run_on, is_simulated = _usable_device(device, is_warned=timing or not memory)
 
     model_inputs = _model_inputs(input_shape, inputs)
     profile = edge_opt.profile(model, model_inputs)
-    is_simulated = wants_cuda and run_on.type != "cuda"
     figures = measured(model, model_inputs, profile, run_on, timing=timing, memory=memory, is_simulated=is_simulated)
     tree = build_tree(profile, figures)
     report = table.build_report(profile, tree, report_type, include_root, figures)
@@ -128,8 +127,8 @@ def _model_inputs(input_shape: Sequence[int] | None, inputs: Any) -> Any:
     return dims if len(dims) > _UNBATCHED_DIMS else (CFG.profile.batch_size, *dims)
 
 
-def _usable_device(device: str | torch.device | None, is_warned: bool) -> tuple[bool, torch.device]:
-    """Return whether CUDA was requested, and where to run: the CPU where CUDA is absent.
+def _usable_device(device: str | torch.device | None, is_warned: bool) -> tuple[torch.device, bool]:
+    """Return where to run, and whether that is the CPU in place of CUDA, which was asked for and is absent.
 
     `is_warned`: what runs there is more than memory, which is simulated and says so itself.
     """
@@ -142,5 +141,5 @@ def _usable_device(device: str | torch.device | None, is_warned: bool) -> tuple[
     if wanted.type == "cuda" and not torch.cuda.is_available():
         if is_warned:
             warnings.warn(f"device {str(device)!r} is not available here; the CPU is used", stacklevel=3)
-        return True, torch.device("cpu")
-    return wanted.type == "cuda", wanted
+        return torch.device("cpu"), True
+    return wanted, False
