@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import edge_opt as eo
 from edge_opt._support.checks import check_whole
 from edge_opt._support.files import write_whole
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 from edge_opt.text import spreadsheet
 
 if TYPE_CHECKING:

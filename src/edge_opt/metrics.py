@@ -19,7 +19,7 @@ from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
 from edge_opt.measuring.latency import Clock, Stopwatch, TimedCall
 from edge_opt.measuring.machine import BACKENDS, CPU, Device, find_device
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 from edge_opt.records.sweeps import LABELS
 from edge_opt.tasks.batches import Batch, task_of
 from edge_opt.trace.inputs import CallArguments, accepts_keywords, map_arguments, on_device

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edge_opt._support.files import write_whole
 from edge_opt.cost.conventions.rasp import Count
 from edge_opt.errors import InvalidInput
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 from edge_opt.text import markdown, markdown_table, printable, spreadsheet
 from rasp.tree import NOTHING, Measured, Node, Shapes
 

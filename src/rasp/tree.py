@@ -15,7 +15,7 @@ from torch import nn
 
 import edge_opt
 from edge_opt.cost.conventions.rasp import Count, count_layers
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 from rasp.config import CFG
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from edge_opt.hardware import LayerEstimate
 from edge_opt.metrics import Metrics
 from edge_opt.model_comparison import compare
 from edge_opt.records.costs import OpCost
-from edge_opt.records.display import LONGEST, Shown
+from edge_opt.records.fields import LONGEST, Shown
 from edge_opt.records.measurements import Interval
 from edge_opt.stream import HardwareProfile
 from record_kinds import record_kinds

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.errors import InvalidInput
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 
 Vector = NDArray[np.float64]
 WorkKind = Literal["conv", "linear", "product", "elementwise", "pool", "move", "detection"]

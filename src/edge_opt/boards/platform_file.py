@@ -18,7 +18,7 @@ from edge_opt._support.files import write_named
 from edge_opt.boards.class_costs import CLASSES, Costs, KernelConventions, Spread, Vector
 from edge_opt.errors import InvalidDevice, InvalidInput
 from edge_opt.records.devices import Engine
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 
 if sys.version_info >= (3, 11):
     import tomllib

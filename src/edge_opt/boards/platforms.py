@@ -28,7 +28,7 @@ from edge_opt.boards.targets import HOST, Target, find_spec, named_target, platf
 from edge_opt.calibration.calibration_file import host_file, load_calibration
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Bound, DeviceSpec, Precision
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 from edge_opt.records.predictions import Basis, Calibration, LayerPrediction, Prediction
 from edge_opt.records.profiles import ModelProfile
 

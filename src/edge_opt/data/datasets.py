@@ -27,7 +27,7 @@ from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import DataNotFound, EdgeOptError, InvalidInput, first_line
 from edge_opt.loading import find_object, parse_reference
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import Record, Shown, field, record
 from edge_opt.records.measurements import Comparison
 
 if TYPE_CHECKING:
@@ -52,10 +51,7 @@ class PruneSpec(Record):
     original: tuple[TensorShape, ...] = field("The tensors of the original model.")
     kept: tuple[KeptIndices, ...] = field("What stays of each tensor that is cut.")
     attributes: tuple[ChangedAttribute, ...] = field("Attributes that change with it.")
-    attention: tuple[str, ...] = field(
-        "Paths of modules replaced by `PrunedAttention`, which can have any number of heads.",
-        default=(),
-    )
+    attention: tuple[str, ...] = field("Paths of modules replaced by `PrunedAttention`.", default=())
     schema: str = field("Name of the file format.", default=PRUNE_SCHEMA)
     schema_version: int = field("Version of the file format.", default=PRUNE_SCHEMA_VERSION)
 
@@ -72,10 +68,7 @@ class PruneRequest(Record):
     round_to: int = field("Kept channels are a multiple of this.")
     ignored: tuple[str, ...] = field("Paths of layers that stay whole.")
     seed: int = field("Decides a random ranking.")
-    is_round_auto: bool = field(
-        "Whether `round_to` was chosen for speed; then narrow layers are rounded to less.",
-        default=False,
-    )
+    is_round_auto: bool = field("Whether `round_to` was chosen for speed; narrow layers round to less.", default=False)
 
 
 @record
@@ -116,17 +109,11 @@ class PruneResult(Shown):
     channels_before: int = field("Output channels and heads of the layers that can be pruned, in the original.")
     channels: int = field("The same in the pruned model.")
     layers: tuple[LayerChannels, ...] = field("Channels or heads by layer.")
-    ratio: float | None = field(
-        "The ratio that was used: the one asked for, or the one that meets the target; None for ratios by layer."
-    )
+    ratio: float | None = field("Pruning ratio that was used; None for ratios by layer.")
     latency_before_s: float | None = field(
-        "Seconds of the original, by `latency_of` or predicted for the target; None where not asked.",
-        default=None,
+        "Seconds of the original, by `latency_of` or predicted; None: not asked.", default=None
     )
-    latency_s: float | None = field(
-        "Seconds of the pruned model, found in the same way; None where not asked.",
-        default=None,
-    )
+    latency_s: float | None = field("Seconds of the pruned model, found in the same way.", default=None)
     is_lower_bound: bool = field("Whether an operator has no price, so that the true MACs are higher.", default=False)
 
     @property
@@ -158,10 +145,7 @@ class PruneCheck(Record):
 
     outputs: tuple[tuple[int, ...], ...] = field("Shapes of its outputs.")
     gradients: int = field("How many parameters got a gradient in a backward pass.")
-    silenced_error: float | None = field(
-        "Distance from the original with those channels silenced, over what silencing changes. None where "
-        "nothing was removed."
-    )
+    silenced_error: float | None = field("Distance from the original with these channels zeroed; None: none removed.")
 
 
 @record
@@ -195,9 +179,7 @@ class EpochRecord(Record):
 
     epoch: int = field("Its number from 1; 0 is the model before training.")
     loss: float | None = field("Mean loss over the epoch; None for epoch 0.")
-    score: float | None = field(
-        "Score on the validation data, higher is better; None where there was nothing to validate with."
-    )
+    score: float | None = field("Score on the validation data, higher is better; None without data.")
 
 
 @record
@@ -229,9 +211,7 @@ class LayerChange(Record):
     kind: str = field('Class of the layer, such as "Conv2d".')
     macs_before: int | None = field("MACs before.")
     macs_after: int | None = field("MACs after.")
-    bytes_before: int | None = field(
-        "Bytes moved before, in the bits that it runs in; 0 where it is fused into another layer."
-    )
+    bytes_before: int | None = field("Bytes moved before, at its precision; 0 where it is fused.")
     bytes_after: int | None = field("Bytes moved after, counted in the same way.")
     seconds_before: float | None = field("Seconds per forward before.")
     seconds_after: float | None = field("Seconds per forward after.")
@@ -297,9 +277,7 @@ class LayerSensitivity(Record):
     score: float = field("Score of the changed model, higher is better.")
     score_change: float = field("Score after minus score before.")
     output_error: float = field("Distance of the outputs from the unchanged ones, over their length.")
-    disagreement: float | None = field(
-        "Share of samples with another first answer; None where outputs are not (samples, classes)."
-    )
+    disagreement: float | None = field("Share of samples with another top-1; None without classes.")
     removed: float | None = field("Share of its channels that was really removed; None for a quantized layer.")
     note: str = field('Layers that lost channels together with it, or "simulated".')
 

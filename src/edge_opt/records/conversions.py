@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from edge_opt import units
 from edge_opt.records.devices import Precision
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import Record, Shown, field, record
 
 UnseenKind = Literal["held out", "rolled"]
 
@@ -43,10 +42,7 @@ class Kernel(Record):
     op: str = field('The operator, such as "Conv".')
     precision: str = field("What it runs in.")
     path: str = field('Path of the module of its first node; "" where there is none.', default="")
-    nodes: tuple[str, ...] = field(
-        "Nodes of the file that it stands for; none for one that was added, such as quantise or reorder.",
-        default=(),
-    )
+    nodes: tuple[str, ...] = field("Nodes of the file behind it; empty where the runtime added it.", default=())
     seconds: float | None = field("Seconds per run; None where the run was not timed.", default=None)
 
     @property
@@ -67,13 +63,9 @@ class BatchAgreement(Record):
     """A converted model against the original at one batch size."""
 
     samples: int = field("The batch size.")
-    difference: float | None = field(
-        "Mean difference over mean output, of the output that differs most; None where it was refused."
-    )
+    difference: float | None = field("Mean difference over mean output, largest of the outputs; None: refused.")
     output: int | None = field("Number of that output; None where it was refused.")
-    flips: float | None = field(
-        "Of the samples with a clear answer, the share that gets another one; None where there are none."
-    )
+    flips: float | None = field("Share of samples with a clear top-1 that change it; None: there are none.")
     refused: str = field('Why the runtime takes no batch of this size; "" where it does.', default="")
     worst_sample: float | None = field(
         "Mean difference of the sample that differs most, over the mean output of all, or over its own where "
@@ -97,9 +89,7 @@ class UnseenAgreement(Record):
     difference: float = field("Mean difference over mean output, of the output that differs most.")
     error: float = field("Standard error of the difference, a share of the mean output, too: they are a few of many.")
     output: int = field("Number of that output.")
-    flips: float | None = field(
-        "Of the samples with a clear answer, the share that gets another one; None where there are none."
-    )
+    flips: float | None = field("Share of samples with a clear top-1 that change it; None: there are none.")
     worst_sample: float | None = field("As that of `BatchAgreement`.")
 
 
@@ -110,24 +100,13 @@ class Agreement(Shown):
     max_difference: float = field("Largest absolute difference of outputs.")
     mean_difference: float = field("Mean absolute difference of outputs.")
     scale: float = field("Mean absolute output of the original, to see the differences against.")
-    top1: float | None = field(
-        "Share of samples with the same largest output; None where the outputs are not rows of scores."
-    )
+    top1: float | None = field("Share of samples with the same top-1; None without classes.")
     samples: int = field("Samples that were compared.")
     batches: int = field("Batches that were compared.")
     source: str = field("Where the inputs come from, in words.")
-    by_batch: tuple[BatchAgreement, ...] = field(
-        "What was found at each batch size: one sample, the batches given, and a large one.",
-        default=(),
-    )
-    accuracy_before: float | None = field(
-        "Share of labels that the original meets; None where the batches have no labels.",
-        default=None,
-    )
-    accuracy: float | None = field(
-        "Share of labels that the converted model meets; None where the batches have no labels.",
-        default=None,
-    )
+    by_batch: tuple[BatchAgreement, ...] = field("Agreement at each batch size.", default=())
+    accuracy_before: float | None = field("Accuracy of the original; None without labels.", default=None)
+    accuracy: float | None = field("Accuracy of the converted model; None without labels.", default=None)
     unseen: tuple[UnseenAgreement, ...] = field(
         "Of static int8 that was compared on its calibration: what was found on inputs that the ranges never "
         "saw. Empty for all else, with `verify_on=` and with `max_difference=True`.",
@@ -150,9 +129,7 @@ class KeptFloatTrial(Record):
 
     spared: tuple[str, ...] = field("Paths of the layers in float.")
     difference: float = field("Mean difference over mean output, of the output and the batch size that differ most.")
-    top1: float | None = field(
-        "Share of samples with the same largest output; None where the outputs are not rows of scores."
-    )
+    top1: float | None = field("Share of samples with the same top-1; None without classes.")
     accuracy: float | None = field("Share of labels that it meets; None where the batches have no labels.")
 
 
@@ -162,9 +139,7 @@ class Converted(Shown):
 
     precision: Precision = field("What was asked for.")
     runtime: str = field("The runtime it is for.")
-    effective_precision: str = field(
-        'What its layers with weights run in: "int8", or "int8+fp32" where some stayed in float.'
-    )
+    effective_precision: str = field('What layers with weights run in, such as "int8" or "int8+fp32".')
     layers: tuple[LayerPrecision, ...] = field("What each layer with weights runs in.")
     kernels: tuple[Kernel, ...] = field("Every kernel that the runtime executed; empty for torch, which has no graph.")
     agreement: Agreement = field("How far it agrees with the original.")
@@ -176,8 +151,7 @@ class Converted(Shown):
     remarks: tuple[str, ...] = field("What a reader should know before using it.")
     model: Any = field("The torch module itself; None for the other runtimes.", default=None, compare=False)
     curve: tuple[KeptFloatTrial, ...] = field(
-        'With `keep_float="auto"`, what each number of layers in float gave; else empty.',
-        default=(),
+        'With `keep_float="auto"`: the result of each number of float layers.', default=()
     )
 
     def _brief(self) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Literal
 
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import Record, Shown, field, record
 
 Shape = tuple[int, ...]
 Role = Literal["activation", "parameter", "buffer", "input"]
@@ -52,14 +51,8 @@ class OpSignature(Record):
     kwargs: tuple[tuple[str, Any], ...] = field("Its arguments by name, with tensors as `TensorInfo`.")
     outputs: tuple[TensorInfo, ...] = field("The tensors that it returns.")
     is_view: bool = field("Whether it only looks at its input in another way and computes nothing.")
-    scratch_bytes: int = field(
-        "Bytes of tensors that it makes beside its outputs and drops when it returns.",
-        default=0,
-    )
-    strides: tuple[Shape | None, ...] = field(
-        "One entry per tensor in `inputs`, None for a row-major one; empty where all are.",
-        default=(),
-    )
+    scratch_bytes: int = field("Bytes that it allocates beside its outputs, and frees.", default=0)
+    strides: tuple[Shape | None, ...] = field("Strides of each input, None: row-major; empty: all are.", default=())
 
     def argument(self, name: str, default: Any = None) -> Any:
         """The value that the call passed for a parameter.
@@ -203,9 +196,7 @@ class LayerCost(Record):
     call: ModuleCall = field("The module call.")
     cost: OpCost = field("Sum over the operators that it ran itself.")
     activation_bytes: int = field("Bytes of all tensors that these operators made.")
-    peak_live_bytes: int = field(
-        "Most bytes of activations alive at once while it ran; those of other layers count too."
-    )
+    peak_live_bytes: int = field("Most bytes of activations alive while it ran, of all layers.")
     operators: int = field("How many operators it ran itself.")
     unpriced: int = field("How many of them have no price.")
 
@@ -246,9 +237,7 @@ class Totals(Shown):
     param_bytes: int = field("Bytes of the parameters.")
     buffer_bytes: int = field("Bytes of the buffers.")
     input_bytes: int = field("Bytes of the inputs.")
-    activation_bytes: int = field(
-        "Bytes of all tensors made in one forward, also of those that were dropped meanwhile."
-    )
+    activation_bytes: int = field("Bytes of all tensors made in one forward, freed ones included.")
     bytes_read: int = field("Bytes that operators read, all together.")
     bytes_written: int = field("Bytes that operators wrote, all together.")
     is_lower_bound: bool = field("Whether an operator had no rule, so that the true figures are higher.")

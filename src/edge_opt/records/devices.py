@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import Record, Shown, field, record
 
 FigureKind = Literal["vendor", "measured", "secondary", "derived"]
 Engine = Literal["cpu", "gpu", "npu", "all"]
@@ -20,9 +19,7 @@ class Figure(Record):
 
     value: float = field("The number; the field that holds it names the unit.")
     source: str = field("Where it was published or how it was found.")
-    kind: FigureKind = field(
-        'Who says so: "vendor", "measured", "secondary" (somebody who quotes it) or "derived" from other figures.'
-    )
+    kind: FigureKind = field('"vendor", "measured", "secondary" (quoted by others) or "derived" from other figures.')
     low: float | None = field("The lowest of the sources; None where they agree.", default=None)
     high: float | None = field("The highest of the sources; None where they agree.", default=None)
 
@@ -82,10 +79,7 @@ class DeviceSpec(Shown):
     note: str = field("What else a reader should know.")
     origin: str = field('The file that describes it, or "calibration".')
     fast_cores: Figure | None = field("How many of them are fast ones; None where all are alike.", default=None)
-    fast_share: Figure | None = field(
-        "Share of the CPU's peak that the fast cores have; None where all are alike.",
-        default=None,
-    )
+    fast_share: Figure | None = field("Share of the CPU's peak in the fast cores; None: all alike.", default=None)
 
     def peak(self, engine: str, precision: str) -> Figure | None:
         """Operations per second of one engine at one precision; None where nobody has said.
@@ -135,17 +129,11 @@ class RooflinePoint(Record):
     flops: int = field("Arithmetic operations, two per MAC.")
     bytes_read: int = field("Bytes read at this precision.")
     bytes_written: int = field("Bytes written at this precision.")
-    attainable_flops_per_s: float | None = field(
-        "FLOPs per second at most, for work of this intensity; None where a figure is not known."
-    )
+    attainable_flops_per_s: float | None = field("Highest FLOPs per second at this intensity; None: not known.")
     memory_s: float | None = field("Seconds to move the bytes; None where the bandwidth is not known.")
     compute_s: float | None = field("Seconds to compute; None where the peak is not known.")
-    overhead_s: float | None = field(
-        "Seconds of overhead of all passes; None where it is not known, and then not in `seconds`."
-    )
-    seconds: float | None = field(
-        "Sum over passes of the longer of moving and computing, plus overhead; None where a figure is not known."
-    )
+    overhead_s: float | None = field("Overhead of all passes in seconds; None: not known, not in `seconds`.")
+    seconds: float | None = field("Sum over passes of max(moving, computing), plus overhead; None: not known.")
     bound: Bound = field("What most of the time goes to.")
     is_lower_bound: bool = field("Whether an operator of it has no price.")
 
@@ -182,12 +170,8 @@ class Roofline(Shown):
     precision: Precision = field("Type of the numbers.")
     bandwidth: UsedBandwidth | None = field("The bandwidth that was used; None where none is known.")
     peak_flops_per_s: Figure | None = field("Operations per second at this precision; None where it is not known.")
-    overhead_per_pass_s: Figure | None = field(
-        "Seconds that each pass takes beside its work; None where it is not known."
-    )
-    knee_flops_per_byte: float | None = field(
-        "FLOPs per byte from which on compute is the limit; None where a figure is not known."
-    )
+    overhead_per_pass_s: Figure | None = field("Overhead of each pass in seconds; None: not known.")
+    knee_flops_per_byte: float | None = field("FLOPs per byte above which compute is the limit; None: not known.")
     layers: tuple[RooflinePoint, ...] = field("One point per layer that does work of its own.")
     total: RooflinePoint = field("The whole model.")
     fused_layers: tuple[RooflinePoint, ...] = field("The layers after fusing.")
@@ -210,21 +194,11 @@ class BatchFit(Shown):
     buffer_bytes: int = field("Bytes of the buffers.")
     input_bytes: int = field("Bytes of the inputs.")
     activation_bytes: int = field("Peak of live activations in bytes.")
-    shortfall_bytes: int | None = field(
-        "Bytes that are missing for one sample more; None where the search ended at `most`."
-    )
+    shortfall_bytes: int | None = field("Bytes missing for one more sample; None: ended at `most`.")
     most: int = field("The largest batch that was to be tried.")
-    allocator: str | None = field(
-        'Whose blocks and segments were counted, such as "cuda"; None: the tensors alone.',
-        default=None,
-    )
-    reserved_bytes: int | None = field(
-        "Bytes that the allocator takes from the device; None without one.",
-        default=None,
-    )
-    outside: tuple[str, ...] = field(
-        "Work outside torch, each with its module. Its memory is unknown, so the bytes are a lower bound.", default=()
-    )
+    allocator: str | None = field('Allocator that was simulated, such as "cuda"; None: tensors only.', default=None)
+    reserved_bytes: int | None = field("Bytes that the allocator reserves; None without one.", default=None)
+    outside: tuple[str, ...] = field("Work outside torch with its module; its memory is unknown.", default=())
 
     @property
     def fits(self) -> bool:

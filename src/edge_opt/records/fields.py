@@ -1,5 +1,7 @@
 """Declare a record: each field with its description and, where its name does not tell them, its title and unit.
 
+A record shows itself in one line; one that people meet (`Shown`) also as a short table, and as HTML in a notebook.
+
     @record
     class PeakMemory(Shown):
         \"\"\"Highest sum of live activation bytes in an eager run.\"\"\"
@@ -17,10 +19,12 @@ import dataclasses
 import difflib
 import inspect
 import re
+import reprlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from edge_opt.errors import InvalidInput
+from edge_opt.text import printable, shorten
 
 T = TypeVar("T")
 
@@ -35,6 +39,11 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("ratio", r"(.*_)?ratio"),
     ("share", r"(.*_)?share"),
 )
+LONGEST = 280
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+_short.maxlong = 30
 _WORDS = {"macs": "MACs", "flops": "FLOPs", "cpu": "CPU", "ram": "RAM", "kv": "KV"}
 
 if TYPE_CHECKING:
@@ -124,3 +133,46 @@ def by_name(kind: str, name: str, items: Iterable[tuple[str, T]]) -> T:
     close = difflib.get_close_matches(name, known, n=3)
     others = f"closest: {', '.join(close)}" if close else f"there are {', '.join(known) or 'none'}"
     raise InvalidInput(f"no {kind} named {name!r}; {others}")
+
+
+class Record:
+    """Base of every record: its `repr` is one short line, however much it holds."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        # A dataclass writes a repr of everything, unless the class has one of its own.
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Record.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        name, brief = type(self).__qualname__, printable(self._brief())
+        if brief:
+            return shorten(f"<{name} {brief}>", LONGEST)
+        parts: list[str] = []
+        for item in dataclasses.fields(cast(Any, self)):
+            parts.append(f"{item.name}={_short.repr(getattr(self, item.name))}")
+            # A record may hold thousands of others; what does not fit is not written first.
+            if sum(map(len, parts)) > LONGEST:
+                break
+        return shorten(f"{name}({', '.join(parts)})", LONGEST)
+
+    def _brief(self) -> str:
+        """Return the record in a few words; empty where its fields say enough."""
+        return ""
+
+
+class Shown(Record):
+    """A record that people meet: printed as a short table, and drawn in notebooks."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from edge_opt.report.sheets import record_text
+
+        return record_text(self)
+
+    def _repr_html_(self) -> str:
+        from edge_opt.report.sheets import record_html
+
+        return record_html(self)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import Record, Shown, field, record
 
 EnergySource = Literal["rapl", "nvml", "jetson", "proxy", "model"]
 Verdict = Literal["equal", "faster", "slower"]
@@ -52,12 +51,8 @@ class Comparison(Shown):
 
     verdict: Verdict = field('"equal" means that no difference could be shown, because the interval holds 1.')
     ratio: float = field("New over old: 0.9 takes 10 % less time.")
-    ratio_interval: Interval = field(
-        "Where the ratio lies. It allows for what samples cannot show: machines differ from session to session."
-    )
-    clock: Literal["wall", "cpu"] = field(
-        "Which samples were compared; CPU time where other programs disturbed the wall clock."
-    )
+    ratio_interval: Interval = field("95 % interval of the ratio, differences between sessions included.")
+    clock: Literal["wall", "cpu"] = field('"cpu" where other programs disturbed the wall clock.')
 
 
 @record
@@ -81,13 +76,8 @@ class LayerLatencies(Shown):
     layers: tuple[LayerLatency, ...] = field("The calls that run operators or have no children.")
     between_layers_s: float = field("Seconds spent in containers, in calling modules and outside of layers.")
     whole_s: float = field("Seconds of the whole forward: the median of `Measurement.latency`.")
-    overhead_s: float = field(
-        "Seconds that recording added to a forward, taken out again. Below zero where the noise is larger."
-    )
-    recorded_s: float | None = field(
-        "Sum of the parts where nothing held them up, before they were scaled to the whole; None in older files.",
-        default=None,
-    )
+    overhead_s: float = field("Seconds that recording added, subtracted; negative where noise is larger.")
+    recorded_s: float | None = field("Sum of the parts before scaling to the whole; None in older files.", default=None)
 
 
 @record
@@ -121,9 +111,7 @@ class Energy(Shown):
     """Joules per forward, and where the figure comes from; a proxy or a model is never a measurement."""
 
     joules: float = field("Joules per forward.")
-    source: EnergySource = field(
-        'The meter, or "proxy" (watts times time), or "model" (joules per operation and byte).'
-    )
+    source: EnergySource = field('The meter, "proxy" (watts times time) or "model" (joules per operation and byte).')
     note: str = field("What the figure includes, in words.")
     idle_watts: float | None = field("Watts at rest that were subtracted; None where nothing was.", default=None)
 
@@ -170,9 +158,7 @@ class MeasuredStep(Record):
     forward_s: float = field("Part of the forward, the loss included.")
     backward_s: float = field("Part of the backward.")
     between_s: float = field("Seconds that belong to no module: the loss, and autograd before its first node.")
-    layers: tuple[LayerStep, ...] = field(
-        "Modules in the order of their paths; with `between_s` they add up to `whole_s`."
-    )
+    layers: tuple[LayerStep, ...] = field("Modules ordered by path; with `between_s` they add up to `whole_s`.")
     recorded: int = field("Steps with time stamps, whose medians divide the whole.")
 
 
@@ -186,10 +172,7 @@ class Measurement(Shown):
     energy: Energy | None = field("Joules per forward; None also where no meter could be used.")
     energy_refusals: tuple[Refusal, ...] = field("Meters that could not be used, and why.")
     environment: Environment = field("The machine and the process.")
-    training: MeasuredStep | None = field(
-        'Forward and backward by layer, in mode "train" on the CPU; None where nothing has a gradient.',
-        default=None,
-    )
+    training: MeasuredStep | None = field("Forward and backward by layer; None: no gradient.", default=None)
     fresh_latency_s: float | None = field(
         "Median seconds of a forward that must map its memory first; `latency` is of kept memory. None where "
         "the C library cannot be told, off the CPU, and where the number of repeats was given.",
@@ -221,12 +204,8 @@ class Diagnosis(Shown):
     environment: Environment = field("The machine and the process.")
     interop_threads: int = field("Threads that torch uses to run operators side by side.")
     cpu_capability: str = field('The vector instructions that torch uses, such as "AVX2".')
-    versions: tuple[tuple[str, str | None], ...] = field(
-        "Packages with their versions; None where one is not installed."
-    )
+    versions: tuple[tuple[str, str | None], ...] = field("Packages with their versions; None: not installed.")
     devices: tuple[Facility, ...] = field("Kinds of devices, and whether there is one.")
     meters: tuple[Facility, ...] = field("Energy meters, and whether they can be used.")
     noise: Latency = field("Latency of a fixed matrix product.")
-    repetition: Comparison = field(
-        "The same product measured again, in turn with it: how far apart two measurements of one thing are."
-    )
+    repetition: Comparison = field("The same product measured again, interleaved: the noise of one measurement.")

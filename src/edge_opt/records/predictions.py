@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_opt import units
 from edge_opt.records.costs import OpSignature, Shape
 from edge_opt.records.devices import BatchFit, Bound, Precision
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import Record, Shown, field, record
 from edge_opt.records.measurements import Energy, Environment, ModuleMemory
 
 if TYPE_CHECKING:
@@ -24,14 +23,9 @@ class OperatorSample(Record):
     """One operator as it was timed."""
 
     signature: OpSignature = field("The operator on its shapes.")
-    distances: tuple[int, ...] = field(
-        "Bytes touched since each tensor in `signature.inputs` was last used: it may still be in a cache."
-    )
+    distances: tuple[int, ...] = field("Bytes touched since each tensor in `signature.inputs` was last used.")
     seconds: float = field("How long one call took.")
-    origin: str | None = field(
-        "The reference model in which it was timed; None where it was timed alone.",
-        default=None,
-    )
+    origin: str | None = field("Reference model in which it was timed; None: timed alone.", default=None)
 
 
 @record
@@ -45,14 +39,8 @@ class ReferenceRun(Record):
     modules: int = field("Module calls in one forward.")
     operators_s: float = field("Seconds of all operators together.")
     seconds: float = field("Seconds of the whole forward.")
-    step_s: float | None = field(
-        "Seconds of a forward and its backward while training; None where that was not timed.",
-        default=None,
-    )
-    backward_work: float | None = field(
-        "Work of the backward over that of the forward, by MACs, or by bytes where that is more; None as `step_s`.",
-        default=None,
-    )
+    step_s: float | None = field("Seconds of forward and backward in training; None: not timed.", default=None)
+    backward_work: float | None = field("Work of the backward over the forward's, by MACs or bytes.", default=None)
 
 
 @record
@@ -105,9 +93,7 @@ class Calibration(Shown):
     fresh_outputs: tuple[FreshOutput, ...] = field("What it costs to write new memory, by size.")
     references: tuple[ReferenceRun, ...] = field("Whole forwards of the reference models.")
     samples: tuple[OperatorSample, ...] = field("Operators as they were timed.")
-    whole_deviation: float = field(
-        "Error of predicted whole models that were held out: standard deviation of the logarithm."
-    )
+    whole_deviation: float = field("Error on held-out models: standard deviation of the logarithm.")
     deviations: tuple[GroupDeviation, ...] = field("The same for operators, by group.")
     remarks: tuple[str, ...] = field("What disturbed it; empty where nothing did.", default=())
 
@@ -138,19 +124,11 @@ class LayerPrediction(Record):
     path: str = field("Path of the module.")
     kind: str = field('Class of the module, such as "Conv2d".')
     seconds: float | None = field("Its part of one forward; None where a figure is not known.")
-    low: float | None = field(
-        "Lower end of the interval that holds the truth nine times in ten; None where it is not known."
-    )
+    low: float | None = field("Lower end of the 90 % interval; None: not known.")
     high: float | None = field("Upper end of that interval; None where it is not known.")
     bound: Bound = field("What most of the time goes to.")
-    is_outside: bool = field(
-        "Whether an operator of it lies outside what was calibrated, or has no price.",
-        default=False,
-    )
-    energy_j: float | None = field(
-        "Its part of the prediction's first energy: power times time, else joules per operation and byte; or None.",
-        default=None,
-    )
+    is_outside: bool = field("Whether an operator is outside the calibration or has no cost rule.", default=False)
+    energy_j: float | None = field("Its part of the prediction's first energy; None: not known.", default=None)
 
 
 @record
@@ -164,23 +142,14 @@ class Prediction(Shown):
     )
     precision: Precision = field("Type of the numbers.")
     seconds: float | None = field("Seconds per forward; None where a figure is not known.")
-    low: float | None = field(
-        "Lower end of the interval that holds the truth nine times in ten; None where it is not known."
-    )
-    high: float | None = field(
-        "Upper end of that interval; None where it is not known, as with operators that have no price."
-    )
+    low: float | None = field("Lower end of the 90 % interval; None: not known.")
+    high: float | None = field("Upper end of the 90 % interval; None: not known.")
     bound: Bound = field("What most of the time goes to.")
     layers: tuple[LayerPrediction, ...] = field("What each layer would take.")
     outside: tuple[str, ...] = field("Operators unlike anything that was sampled, or without a price.")
-    energies: tuple[Energy, ...] = field(
-        "Joules per forward, each with its source; those of the layers add up to the first."
-    )
+    energies: tuple[Energy, ...] = field("Joules per forward with their source; the layers add up to the first.")
     remarks: tuple[str, ...] = field("What a reader should know before trusting the figure.")
-    ram_bytes: tuple[int, ...] = field(
-        "Bytes of every size that the device is sold with, smallest first; empty where none is known.",
-        default=(),
-    )
+    ram_bytes: tuple[int, ...] = field("RAM sizes that are sold, smallest first; empty: not known.", default=())
 
     def _brief(self) -> str:
         time = "no time known" if self.seconds is None else units.duration(self.seconds)
@@ -204,13 +173,8 @@ class MemoryNeed(Shown):
     buffer_bytes: int = field("Bytes of the buffers.")
     input_bytes: int = field("Bytes of the inputs.")
     activation_bytes: int = field("Most bytes of activations alive at once.")
-    kind: MemoryKind = field(
-        "Whose lifetimes count: those of an eager run, or those of a runtime that plans.",
-        default="static eager",
-    )
-    outside: tuple[str, ...] = field(
-        "Work outside torch, each with its module. Its memory is unknown, so the bytes are a lower bound.", default=()
-    )
+    kind: MemoryKind = field("Lifetimes of an eager run, or of a runtime that plans memory.", default="static eager")
+    outside: tuple[str, ...] = field("Work outside torch with its module; its memory is unknown.", default=())
 
     @property
     def total_bytes(self) -> int:
@@ -234,23 +198,13 @@ class DeviceMemory(Shown):
 
     device: str = field('Whose allocator it is, such as "cuda".')
     source: str = field("Where the figures are from: a simulation.")
-    resident_bytes: int = field(
-        "Blocks of weights, buffers and inputs, there before the forward begins. The three peaks below include them."
-    )
+    resident_bytes: int = field("Blocks of weights, buffers and inputs; the three peaks below include them.")
     requested_bytes: int = field("Most that tensors ask for at once.")
     allocated_bytes: int = field("Most in blocks at once, as `torch.cuda.max_memory_allocated` tells.")
-    reserved_bytes: int = field(
-        "Most taken from the driver, as `torch.cuda.max_memory_reserved` tells; the device must have it."
-    )
-    peak_op: int | None = field(
-        "Place in the trace of the operator during which most is allocated; None where there is no operator."
-    )
-    peak_module: str = field(
-        "Path of the module that it belongs to; empty for the model itself, or without an operator."
-    )
-    modules: tuple[ModuleMemory, ...] = field(
-        "What each module call finds, adds and reaches, without `resident_bytes`."
-    )
+    reserved_bytes: int = field("Most memory reserved, as `torch.cuda.max_memory_reserved` returns.")
+    peak_op: int | None = field("Index of the operator at the peak; None without operators.")
+    peak_module: str = field("Path of its module; empty for the model itself.")
+    modules: tuple[ModuleMemory, ...] = field("Start, growth and peak of each module call, without `resident_bytes`.")
     tape: tuple[DeviceMemoryPoint, ...] = field("The highest point of each operator, in order.")
     notes: tuple[str, ...] = field("What is not in it, and what may differ on the device.")
 
@@ -272,12 +226,8 @@ class TargetFit(Record):
     prediction: Prediction = field("Time and energy on the target.")
     fits: bool | None = field("Whether the smallest RAM holds the model; None where no size is known.")
     needed_bytes: int = field("Bytes that the model needs at once.")
-    ram_bytes: tuple[int, ...] = field(
-        "Bytes of every size that the device is sold with, smallest first; empty where none is known."
-    )
-    batch: BatchFit | None = field(
-        "The largest batch that fits the smallest RAM; None where that cannot be told, and a remark says why."
-    )
+    ram_bytes: tuple[int, ...] = field("RAM sizes that are sold, smallest first; empty: not known.")
+    batch: BatchFit | None = field("Largest batch in the smallest RAM; None: see the remarks.")
     remarks: tuple[str, ...] = field("What could not be told, and why.")
 
     @property

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_opt import units
 from edge_opt.records.costs import LayerCost, Operator, OpPrice, PeakMemory, Shape, Totals, Trace, Unpriced
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import by_name, field, record
+from edge_opt.records.fields import Record, Shown, by_name, field, record
 from edge_opt.records.measurements import Comparison, Measurement
 from edge_opt.records.predictions import DeviceMemory, Prediction
 from edge_opt.records.training_steps import TrainingCost
@@ -38,10 +37,7 @@ class ModelProfile(Shown):
     unpriced: tuple[Unpriced, ...] = field("Operators without a price, most frequent first.")
     measurement: Measurement | None = field("What was measured here; None where the model was not run.", default=None)
     predictions: tuple[Prediction, ...] = field("What it would take on each target that was asked for.", default=())
-    training: TrainingCost | None = field(
-        "What a training step would take; None where no budget asked for it.",
-        default=None,
-    )
+    training: TrainingCost | None = field("Cost of a training step; None where no budget needs it.", default=None)
     schema_version: int = field("Version of the file format.", default=SCHEMA_VERSION)
 
     def _brief(self) -> str:
@@ -160,10 +156,7 @@ class LayerFigures(Record):
     peak_live_bytes: int = field("Most bytes of activations alive at once while it ran.")
     unpriced: int = field("Operators without a price; with any, its work is a lower bound.", default=0)
     measured_s: float | None = field("Seconds per forward, measured; None where they were not.", default=None)
-    predicted_s: float | None = field(
-        "Seconds per forward on the first target; None where there is none.",
-        default=None,
-    )
+    predicted_s: float | None = field("Seconds per forward on the first target; None without one.", default=None)
 
     @property
     def label(self) -> str:
@@ -191,9 +184,7 @@ class LayerFigures(Record):
 class ComparedLayer(Record):
     """One layer in every model."""
 
-    layers: tuple[LayerFigures | None, ...] = field(
-        "Its figures in the models' order; None where a model does not have it."
-    )
+    layers: tuple[LayerFigures | None, ...] = field("Its figures by model; None where a model lacks it.")
 
     @property
     def any(self) -> LayerFigures:
@@ -255,13 +246,9 @@ class ModelComparison(Shown):
     """Models against the first of them, the baseline."""
 
     names: tuple[str, ...] = field("Names of the models.")
-    layers: tuple[ComparedLayer, ...] = field(
-        "The layers side by side; empty for sweep candidates, of which only totals are known."
-    )
+    layers: tuple[ComparedLayer, ...] = field("The layers side by side; empty for sweep candidates.")
     totals: tuple[ComparedFigure, ...] = field("Figures of the whole models.")
-    latencies: tuple[Comparison | None, ...] = field(
-        "Verdict on each model after the first; None where one of the two was not measured."
-    )
+    latencies: tuple[Comparison | None, ...] = field("Comparison of each model after the first; None: not measured.")
     is_lower_bound: tuple[bool, ...] = field("By model: whether an operator has no price.")
     remarks: tuple[str, ...] = field("Where the models were not profiled alike.", default=())
 
@@ -374,17 +361,13 @@ class CheckedBudget(Record):
     """One budget and what came of it."""
 
     budget: Budget = field("The budget.")
-    outcome: Outcome = field(
-        '"undecided" where the limit lies between `low` and `high`, "unknown" where there is no figure.'
-    )
+    outcome: Outcome = field('"undecided": the limit is between `low` and `high`; "unknown": no figure.')
     value: float | None = field("The figure in the metric's unit; None where it is not known.")
     low: float | None = field("The least that the figure may be; None where it is exact.")
     high: float | None = field("The most that the figure may be; None where it is exact.")
     baseline: float | None = field("The baseline's figure; None without one.")
     reason: str = field('Why it is undecided or unknown; "" otherwise.')
-    layers: tuple[Contribution, ...] = field(
-        "Layers that grew most over the baseline, else the largest; empty where the budget holds."
-    )
+    layers: tuple[Contribution, ...] = field("Layers that grew most, else the largest; empty if it holds.")
 
 
 @record

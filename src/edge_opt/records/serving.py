@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from edge_opt.records.devices import Bound
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import by_name, field, record
+from edge_opt.records.fields import Record, Shown, by_name, field, record
 from edge_opt.records.measurements import Energy
 
 if TYPE_CHECKING:
@@ -21,9 +20,7 @@ PartName = Literal["attention", "mlp", "experts", "head", "embedding", "kv", "ot
 class ServingPart(Record):
     """One part of the model, in one decoding step of the whole batch at full context."""
 
-    name: PartName = field(
-        "attention, mlp, experts, head, embedding, kv (the cache and other state) or other (norms and the like)."
-    )
+    name: PartName = field("attention, mlp, experts, head, embedding, kv (cache and other state) or other.")
     weights_bytes: int = field("Bytes of its weights in memory; 0 for kv. A tied table stands with the head.")
     bytes_per_step: int = field("Bytes that one step streams from memory for it.")
     flops_per_step: int = field("Arithmetic operations of one step, two per MAC.")
@@ -37,18 +34,10 @@ class ServingMemory(Record):
     buffer_bytes: int = field("Tensors that the model keeps beside its parameters, such as tables for positions.")
     kv_bytes: int = field("The key-value cache and other state at full context, for the whole batch.")
     input_bytes: int = field("The token ids of a step.")
-    activation_bytes: int = field(
-        "The most that other tensors hold at once, while reading the prompt or in a decoding step."
-    )
-    ram_bytes: tuple[int, ...] = field(
-        "Sizes of RAM that the target is sold with, smallest first; empty where not known."
-    )
-    limit_bytes: int | None = field(
-        "The RAM that the next two are about: the smallest that holds all of it, else the largest."
-    )
-    longest_context: int | None = field(
-        "Positions at which that RAM is full, up to the model's maximum; None: not known."
-    )
+    activation_bytes: int = field("Most bytes of other tensors, in prefill or a decoding step.")
+    ram_bytes: tuple[int, ...] = field("RAM sizes of the target, smallest first; empty: not known.")
+    limit_bytes: int | None = field("RAM that the next two refer to: the smallest that fits, else the largest.")
+    longest_context: int | None = field("Positions that fill that RAM, up to the model's maximum; None: not known.")
     largest_batch: int | None = field("Sequences at full context that fit that RAM; 0: not even one; None: not known.")
 
     @property
@@ -80,8 +69,8 @@ class PrefillCost(Record):
     flops: int = field("Arithmetic operations for the whole batch, two per MAC.")
     bytes_moved: int = field("Bytes of weights and state that are streamed.")
     seconds: float | None = field("Until the first token; None where the target's matrix rate is not known.")
-    low: float | None = field("The shortest of nine times in ten, in seconds.")
-    high: float | None = field("The longest of nine times in ten, in seconds.")
+    low: float | None = field("Lower end of the 90 % interval, in seconds.")
+    high: float | None = field("Upper end of the 90 % interval, in seconds.")
     tokens_per_s: float | None = field("Tokens of the prompt per second, for the whole batch.")
     bound: Bound = field("What most of the time goes to.")
 
@@ -92,8 +81,8 @@ class DecodeCost(Record):
 
     context: int = field("Positions in the cache, the new one among them.")
     tokens_per_s: float | None = field("Tokens per second of the whole batch; None without a target.")
-    low: float | None = field("The slowest of nine times in ten, in tokens per second.")
-    high: float | None = field("The fastest of nine times in ten; None where it is open.")
+    low: float | None = field("Lower end of the 90 % interval, in tokens per second.")
+    high: float | None = field("Upper end of the 90 % interval; None: open.")
     seconds_per_step: float | None = field("Time of one step, which makes one token for each sequence of the batch.")
     bytes_per_token: float = field("Bytes streamed per token: weights, of experts those that are met, and state.")
     flops_per_token: float = field("Arithmetic operations per token, two per MAC.")
@@ -120,9 +109,7 @@ class MeasuredServing(Record):
     tokens: int = field("Tokens made after it.")
     prefill_s: float = field("Seconds until the first token.")
     decode_tokens_per_s: float = field("Tokens per second after it, by the median step.")
-    peak_bytes: int | None = field(
-        "Most bytes of tensors alive at once in a decoding step, weights included; None where not followed."
-    )
+    peak_bytes: int | None = field("Most bytes alive in a decoding step, weights included; None: not traced.")
 
 
 @record
@@ -139,9 +126,7 @@ class ServingReport(Shown):
     prompt: int = field("Tokens of the prompt.")
     batch: int = field("Sequences served at once.")
     params: int = field("Parameters; a shared table counts once.")
-    active_params: int = field(
-        "Parameters that one token meets; fewer where there are experts. The embedding's table is not met."
-    )
+    active_params: int = field("Parameters used per token, without the embedding table.")
     bits_per_weight: float = field("Average over all parameters, scales included.")
     max_context: int | None = field("Positions that the model was made for; None where there is no limit.")
     memory: ServingMemory = field("What must be held, and whether it fits.")
@@ -150,13 +135,9 @@ class ServingReport(Shown):
     decode_at_start: DecodeCost = field("Making tokens right after the prompt.")
     parts: tuple[ServingPart, ...] = field("What a step costs by part; they add up to the whole.")
     curve: tuple[CurvePoint, ...] = field("Tokens per second over context.")
-    bandwidth_bytes_per_s: float | None = field(
-        "Bytes per second that decoding is taken to reach; None without a target."
-    )
+    bandwidth_bytes_per_s: float | None = field("Bytes per second assumed for decoding; None without a target.")
     bandwidth_source: str = field("Where that figure comes from.")
-    energy_per_token: Energy | None = field(
-        "Joules per token at full context, with its provenance; None where power is not known."
-    )
+    energy_per_token: Energy | None = field("Joules per token at full context; None: power not known.")
     measured: MeasuredServing | None = field("The real loop on this machine; None unless asked for.")
     remarks: tuple[str, ...] = field("What was assumed, or is left out.")
 
@@ -183,9 +164,7 @@ class ServingReport(Shown):
 class ServingComparison(Shown):
     """One model with several formats or on several targets, side by side."""
 
-    reports: tuple[ServingReport, ...] = field(
-        "One report for each target and format, targets in the order asked for, formats within them."
-    )
+    reports: tuple[ServingReport, ...] = field("One report for each target and format, in the order asked for.")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the reports to a file.

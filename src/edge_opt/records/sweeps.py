@@ -7,8 +7,7 @@ import json
 from typing import Literal
 
 from edge_opt.records.devices import Precision
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import by_name, field, record
+from edge_opt.records.fields import Record, Shown, by_name, field, record
 from edge_opt.records.predictions import MemoryKind
 
 TrialStatus = Literal["done", "failed"]
@@ -30,8 +29,7 @@ class Candidate(Record):
     precision: Precision = field("Type of the numbers.")
     runtime: str = field('Who runs it, such as "onnxruntime".')
     layer_pruning: tuple[tuple[str, float], ...] = field(
-        "Shares for single layers, by path; there they stand in for `pruning`.",
-        default=(),
+        "Pruning ratios by layer path, in place of `pruning`.", default=()
     )
 
     @property
@@ -63,9 +61,7 @@ class TrialMetrics(Shown):
     accuracy: float = field("Accuracy on the validation part, by which candidates are chosen.")
     accuracy_low: float = field("Lower end of its 95 % interval.")
     accuracy_high: float = field("Upper end of its 95 % interval.")
-    accuracy_drop: float = field(
-        "Accuracy of the eager baseline minus that of the candidate; below zero where it is better."
-    )
+    accuracy_drop: float = field("Accuracy of the eager baseline minus the candidate's.")
     latency_s: float = field("Median seconds per batch, measured.")
     latency_low_s: float = field("Lower end of its 95 % interval.")
     latency_high_s: float = field("Upper end of its 95 % interval.")
@@ -76,9 +72,7 @@ class TrialMetrics(Shown):
     throughput: float = field("Samples per second at the median latency.")
     model_bytes: int = field("Bytes of weights and buffers in memory.")
     size_bytes: int = field("Bytes of the file.")
-    peak_memory_bytes: int = field(
-        "Bytes of weights, buffers, inputs and activations alive at once, estimated from shapes."
-    )
+    peak_memory_bytes: int = field("Estimated peak of weights, buffers, inputs and activations.")
     energy_j: float | None = field("Joules per batch.")
     energy_source: str = field("Where the energy comes from, in words.")
     macs: int = field("MACs of one batch.")
@@ -86,33 +80,15 @@ class TrialMetrics(Shown):
     macs_ratio: float = field("MACs over those of the baseline.")
     params_ratio: float = field("Parameters over those of the baseline.")
     effective_precision: str = field('What its layers really run in, such as "int8+fp32".')
-    float_layers: tuple[str, ...] = field(
-        "Paths of layers that do not run in the precision that was asked for.",
-        default=(),
-    )
-    test_accuracy: float | None = field(
-        "Accuracy on the test part; found only for candidates that are reported.",
-        default=None,
-    )
+    float_layers: tuple[str, ...] = field("Paths of layers that do not run in the requested precision.", default=())
+    test_accuracy: float | None = field("Accuracy on the test data; only for reported candidates.", default=None)
     single_latency_s: float | None = field("Median seconds for one sample, measured.", default=None)
-    peak_memory_kind: MemoryKind | None = field(
-        "Whose lifetimes `peak_memory_bytes` counts: an eager run's, or a planner's.",
-        default=None,
-    )
+    peak_memory_kind: MemoryKind | None = field("Lifetimes in `peak_memory_bytes`: eager or planned.", default=None)
     remarks: tuple[str, ...] = field("What a reader should know.", default=())
-    accuracy_drop_low: float | None = field(
-        "Lower end of the drop's 95 % interval, paired: both answered the same samples.",
-        default=None,
-    )
+    accuracy_drop_low: float | None = field("Lower end of the drop's paired 95 % interval.", default=None)
     accuracy_drop_high: float | None = field("Upper end of that interval.", default=None)
-    deploy_batch: int | None = field(
-        "Samples in one call as the model will be used; by its time candidates are ranked.",
-        default=None,
-    )
-    deploy_latency_s: float | None = field(
-        "Seconds per call of that batch, measured; of finalists, interleaved, in the least-disturbed rounds.",
-        default=None,
-    )
+    deploy_batch: int | None = field("Batch size at deployment; its latency ranks candidates.", default=None)
+    deploy_latency_s: float | None = field("Measured seconds per call of that batch.", default=None)
     deploy_latency_low_s: float | None = field("Lower end of its 95 % interval.", default=None)
     deploy_latency_high_s: float | None = field("Upper end of its 95 % interval.", default=None)
     measured_memory_bytes: int | None = field(
@@ -120,18 +96,9 @@ class TrialMetrics(Shown):
         " model included.",
         default=None,
     )
-    train_flops: int | None = field(
-        "FLOPs of one step of fine-tuning its float model on a batch, traced; forward and backward.",
-        default=None,
-    )
-    train_peak_memory_bytes: int | None = field(
-        "Bytes at the fullest moment of that step, from shapes; weights and batch included.",
-        default=None,
-    )
-    is_disturbed: bool = field(
-        "Other programs, or noise, disturbed the time it is ranked by, also when it was tried again.",
-        default=False,
-    )
+    train_flops: int | None = field("FLOPs of one fine-tuning step of the float model.", default=None)
+    train_peak_memory_bytes: int | None = field("Estimated peak bytes of that step.", default=None)
+    is_disturbed: bool = field("Whether noise disturbed the latency that ranks it, also on retry.", default=False)
     disturbed_times: tuple[str, ...] = field(
         "Every time that was disturbed so, by its column: `latency_ms` (with it throughput and the proxy of "
         "energy), `deploy_latency_ms`, `single_latency_ms`.",
@@ -217,18 +184,14 @@ class SpeedupRatio(Record):
 class Finalist(Record):
     """One variant of the last comparison."""
 
-    candidate: Candidate = field(
-        "The variant; it need not be of the space, such as the baseline in the winner's runtime."
-    )
+    candidate: Candidate = field("The variant; it may be outside the space, as the baseline is.")
     seconds: float = field("Seconds per call.")
     low: float = field("Lower end of its 95 % interval.")
     high: float = field("Upper end of its 95 % interval.")
     std_s: float = field("Standard deviation of the samples, in seconds.")
     p95_s: float = field("95 in 100 samples take no longer, in seconds.")
     speedup: SpeedupRatio = field("How many times as fast as the baseline it is.")
-    logs: tuple[float, ...] = field(
-        "Logarithms of the seconds in consecutive parts of the session, the same parts for all finalists."
-    )
+    logs: tuple[float, ...] = field("Logarithms of seconds by part of the session, aligned across finalists.")
 
 
 @record
@@ -237,12 +200,8 @@ class Finals(Shown):
 
     batch_size: int = field("Samples in one call: the batch that is deployed.")
     threads: int = field("Threads that each used.")
-    clock: Literal["wall", "cpu"] = field(
-        '"wall", or "cpu" where other programs disturbed the machine: CPU time of the process then.'
-    )
-    sessions: int = field(
-        "In how many processes they were timed, in turns in each; one that was disturbed is tried again."
-    )
+    clock: Literal["wall", "cpu"] = field('"cpu" (CPU time) where other programs disturbed the wall clock.')
+    sessions: int = field("Processes that timed them, interleaved; disturbed ones are repeated.")
     is_disturbed: bool = field("Too few of them were undisturbed: intervals may be too narrow.")
     remarks: tuple[str, ...] = field("What disturbed it, and which variants could not be timed.")
     finalists: tuple[Finalist, ...] = field("The variants, the baseline first.")
@@ -261,9 +220,7 @@ class Speedup(Record):
     """Speedup of the winner over the baseline, and its three parts; their product is the whole."""
 
     whole: SpeedupRatio = field("The winner against the baseline.")
-    runtime: SpeedupRatio | None = field(
-        "What its runtime alone buys: the baseline in the winner's runtime. None where it could not be timed."
-    )
+    runtime: SpeedupRatio | None = field("Speedup of the runtime alone; None: not timed.")
     precision: SpeedupRatio | None = field("What its precision buys on top of that.")
     pruning: SpeedupRatio | None = field("What pruning buys on top of both.")
     batch_size: int = field("Samples in one call.")
@@ -280,18 +237,12 @@ class SweepResult(Shown):
     trials: tuple[Trial, ...] = field("The result of each candidate.")
     constraints: tuple[str, ...] = field("The constraints as they were written.")
     frontiers: tuple[tuple[str, tuple[str, ...]], ...] = field(
-        "Objectives with commas between, and the keys of the candidates that no other beats in all of them."
+        "Objectives, and keys of the candidates on their Pareto frontier."
     )
     best: str | None = field("Key of the candidate to ship; None where none was accepted.")
     recommendation: str = field("Why that one, in a sentence.")
-    finals: Finals | None = field(
-        "The last comparison, by which the winner was found; None where there was none.",
-        default=None,
-    )
-    speedup: Speedup | None = field(
-        "How much faster the winner is than the baseline; None where that was not compared.",
-        default=None,
-    )
+    finals: Finals | None = field("The final comparison that chose the winner; None: there was none.", default=None)
+    speedup: Speedup | None = field("Speedup of the winner over the baseline; None: not compared.", default=None)
 
     def _brief(self) -> str:
         best = next((f"best {it.candidate.label}" for it in self.trials if it.candidate.key == self.best), "no winner")

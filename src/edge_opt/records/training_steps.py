@@ -6,8 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from edge_opt.records.costs import OpCost
-from edge_opt.records.display import Record, Shown
-from edge_opt.records.fields import field, record
+from edge_opt.records.fields import Record, Shown, field, record
 
 
 @record
@@ -20,10 +19,7 @@ class MemoryByKind(Record):
     gradients: int = field("Gradients of parameters.", default=0)
     optimizer_state: int = field("What the optimizer keeps from step to step.", default=0)
     activations: int = field("Tensors of the forward that backward needs.", default=0)
-    temporaries: int = field(
-        "Everything else: tensors that the step makes and drops, and what operators hold inside.",
-        default=0,
-    )
+    temporaries: int = field("Other tensors of the step, and memory inside operators.", default=0)
 
     @property
     def total(self) -> int:
@@ -118,10 +114,7 @@ class TrainingCost(Record):
     optimizer: str = field("The optimizer by name.")
     flops: int = field("FLOPs of forward, backward and recomputation of one step; two per MAC.")
     peak_bytes: int = field("Bytes at the fullest moment of a step in the long run, weights and batch included.")
-    is_lower_bound: bool = field(
-        "Whether operators had no price, so that there are more FLOPs than these.",
-        default=False,
-    )
+    is_lower_bound: bool = field("Whether operators without a cost rule are missing.", default=False)
 
 
 @record
@@ -137,24 +130,14 @@ class TrainingStep(Shown):
     update: OpCost = field("Work of the optimizer.")
     params: int = field("Parameters of the model.")
     trained_params: int = field("Parameters that get a gradient.")
-    peak: MemoryPoint = field(
-        "The fullest moment of a step in the long run, with the optimizer's state there from the start."
-    )
+    peak: MemoryPoint = field("Peak of a step after the first: the optimizer state exists already.")
     first_peak: MemoryPoint = field("The fullest moment of the first step, in which the state is born.")
     layers: tuple[TrainingLayer, ...] = field("One row per module that did something.")
-    curve: tuple[MemoryPoint, ...] = field(
-        "Memory along a step in the long run; long steps are thinned out, and highest points are kept."
-    )
+    curve: tuple[MemoryPoint, ...] = field("Memory along a step after the first; thinned, peaks kept.")
     remedies: tuple[Remedy, ...] = field("What would make it smaller, where that was asked for.", default=())
     times: tuple[StepTime, ...] = field("How long it takes on the targets that were named.", default=())
-    unpriced: tuple[str, ...] = field(
-        "Operators without a rule; the figures are lower bounds where there are any.",
-        default=(),
-    )
-    used_real_tensors: bool = field(
-        "Whether the step really ran on a copy, because the model looks at values.",
-        default=False,
-    )
+    unpriced: tuple[str, ...] = field("Operators without a cost rule: figures are lower bounds.", default=())
+    used_real_tensors: bool = field("Whether the step ran on a real copy: the model reads values.", default=False)
     remarks: tuple[str, ...] = field("What a reader should know.", default=())
 
     @property

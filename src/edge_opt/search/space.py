@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Precision
-from edge_opt.records.display import Record
+from edge_opt.records.fields import Record
 from edge_opt.records.sweeps import Candidate
 from edge_opt.runtimes.registry import unsupported_pairs
 
