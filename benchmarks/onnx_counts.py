@@ -19,7 +19,7 @@ import torch
 from subjects import torchvision_models
 
 import edge_opt as eo
-from edge_opt.cost.conventions.export_difference import WORKED_OUT
+from edge_opt.cost.conventions.counting import WORKED_OUT
 from edge_opt.loading import load_model
 
 TORCHVISION = (

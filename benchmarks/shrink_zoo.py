@@ -30,13 +30,13 @@ from model_zoo import ALL_NETS, NETS, OTHERS, ZooNet
 from timing import RESULTS, save
 from torch import nn
 
-from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.compress import convert, export_onnx, finetune, open_runner, prune
 from edge_opt.errors import Disagrees, EdgeOptError, message_of
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import Exported
 from edge_opt.runtimes.agreement import BOUNDS, difference_share
 from edge_opt.runtimes.model_call import ModelCall, model_call
+from edge_opt.trace.inputs import flat_tensors
 
 RATIO = 0.5
 # Batches of two samples each.

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.compress import finetune, sensitivity
 from edge_opt.errors import InvalidInput
 from edge_opt.runtimes.torch_runtime import TorchRunner
 from edge_opt.tasks.batches import RunnerAsModule, task_of
+from edge_opt.trace.inputs import flat_tensors
 
 
 class Named(nn.Module):

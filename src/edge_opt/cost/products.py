@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from edge_opt.cost.movement import sort_ops
 from edge_opt.cost.pointwise import SOFTMAX_OPS, norm_ops
 from edge_opt.cost.rules import (
     COMPLEX_ADD,
@@ -19,7 +20,6 @@ from edge_opt.cost.rules import (
     operator_name,
     per_output,
 )
-from edge_opt.cost.sorting import sort_ops
 from edge_opt.records.costs import SparseInfo, TensorInfo
 
 

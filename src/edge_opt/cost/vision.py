@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from edge_opt.cost.movement import sort_ops
 from edge_opt.cost.rules import Work, aten, cost_rule, operator_name, per_output
-from edge_opt.cost.sorting import sort_ops
 from edge_opt.records.costs import TensorInfo
 
 

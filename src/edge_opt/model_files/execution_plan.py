@@ -19,8 +19,14 @@ from edge_opt.model_files.file_graph import (
     FileTensor,
     FileValue,
     ModelFile,
+    ModuleSpan,
+    Scope,
+    graphs_in,
+    names_read,
+    root_kind,
+    scopes_of,
+    spans,
 )
-from edge_opt.model_files.module_scopes import ModuleSpan, Scope, graphs_in, names_read, root_kind, scopes_of, spans
 from edge_opt.model_files.node_call import MOST_ELEMENTS, real_values, torch_dtype
 from edge_opt.model_files.onnx_quantized import quantized_nodes
 

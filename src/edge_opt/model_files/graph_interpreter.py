@@ -22,8 +22,17 @@ from edge_opt.model_files import (
     tflite_movement,
 )
 from edge_opt.model_files.execution_plan import BY_SHAPE, CONTROL, KNOWN_DOMAINS, RANDOM, ExecutionPlan, check_order
-from edge_opt.model_files.file_graph import MOST_KNOWN, MOST_NODES, AttributeReference, FileGraph, FileNode, Function
-from edge_opt.model_files.module_scopes import ModuleSpan, names_from_outside, names_read
+from edge_opt.model_files.file_graph import (
+    MOST_KNOWN,
+    MOST_NODES,
+    AttributeReference,
+    FileGraph,
+    FileNode,
+    Function,
+    ModuleSpan,
+    names_from_outside,
+    names_read,
+)
 from edge_opt.model_files.node_call import (
     NodeCall,
     define,

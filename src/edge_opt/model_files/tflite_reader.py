@@ -25,8 +25,8 @@ from edge_opt.model_files.file_graph import (
     FileValue,
     ModelFile,
     file_bytes,
+    graphs_in,
 )
-from edge_opt.model_files.module_scopes import graphs_in
 
 IDENTIFIER = b"TFL3"
 # Tables may point at the same vector again and again: what is read in all is bounded, not only each part of it.

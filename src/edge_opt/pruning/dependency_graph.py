@@ -24,9 +24,8 @@ import torch
 from torch import nn
 
 from edge_opt._support.extras import import_optional
-from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.errors import PruningFailed
-from edge_opt.trace.inputs import CallArguments
+from edge_opt.trace.inputs import CallArguments, flat_tensors
 
 
 def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:

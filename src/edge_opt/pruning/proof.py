@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.errors import PruningFailed
 from edge_opt.pruning.recipe import apply_spec
 from edge_opt.records.compression import KeptIndices, PruneCheck, PruneSpec
-from edge_opt.trace.inputs import CallArguments
+from edge_opt.trace.inputs import CallArguments, flat_tensors
 
 # The pruned model may differ from the silenced original by this share of what silencing changes. At half of the
 # channels of resnet18, mobilenet_v3_small, a U-Net, a vision transformer and SmallCNN, float32 rounding is 5e-8 to 4e-7

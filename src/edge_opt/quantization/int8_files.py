@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt._support.progress import quiet, report_progress
-from edge_opt._support.translated import translated
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, translated
 from edge_opt.measuring.machine import needs_reduced_range
 from edge_opt.quantization.onnx_files import FloatFile, Tensors, require, write_labelled
 

@@ -17,14 +17,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
-from edge_opt._support.output_tensors import flat_tensors
 from edge_opt.data import Splits, load_splits
 from edge_opt.data.datasets import seeded
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import import_source, load_model
 from edge_opt.run.config import RunConfig
 from edge_opt.tasks.batches import FlatCalls, Task, example_inputs, first_shape, joined_calls, sized_call, task_of
-from edge_opt.trace.inputs import CallArguments
+from edge_opt.trace.inputs import CallArguments, flat_tensors
 
 STRUCTURE = "inputs.json"
 

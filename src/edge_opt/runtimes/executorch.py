@@ -14,8 +14,7 @@ from torch import nn
 from edge_opt import units
 from edge_opt._support.extras import import_optional
 from edge_opt._support.progress import quiet
-from edge_opt._support.translated import translated
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, translated
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
 from edge_opt.runtimes.export import export_copy, first_success

@@ -17,11 +17,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_leaves, t
 
 from edge_opt import units
 from edge_opt._support.checks import check_whole
-from edge_opt._support.output_tensors import flat_tensors
 from edge_opt._support.unchanged import preserve_rng, unchanged, without_fast_path
 from edge_opt.errors import InvalidInput
 from edge_opt.quantization.onnx_files import Tensors
-from edge_opt.trace.inputs import call_on, on_device
+from edge_opt.trace.inputs import call_on, flat_tensors, on_device
 from edge_opt.trace.module_calls import module_paths
 
 _TENSOR = object()

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_opt._support.translated import translated
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, translated
 from edge_opt.measuring.file_session import open_session, reason
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.runtimes.kernels import KernelTime, inspect_kernels

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from edge_opt._support.extras import import_optional
-from edge_opt._support.translated import translated
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, translated
 from edge_opt.measuring.file_session import reason
 from edge_opt.measuring.machine import cpu_flags
 from edge_opt.quantization.onnx_files import Tensors

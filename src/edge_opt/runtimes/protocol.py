@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from edge_opt._support.translated import translated
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, translated
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import Exported, Kernel, LayerPrecision
 from edge_opt.runtimes.model_call import ModelCall

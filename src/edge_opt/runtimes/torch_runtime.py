@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_opt._support.output_tensors import flat_tensors
-from edge_opt._support.translated import translated
-from edge_opt.errors import ConversionFailed
+from edge_opt.errors import ConversionFailed, translated
 from edge_opt.measuring.machine import crash_of
 from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import LayerPrecision
@@ -28,6 +26,7 @@ from edge_opt.runtimes.protocol import (
     Runtime,
     closed,
 )
+from edge_opt.trace.inputs import flat_tensors
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

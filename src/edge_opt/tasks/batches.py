@@ -14,13 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from edge_opt._support.output_tensors import flat_tensors, map_tensors
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, ModelNotFound, first_line
 from edge_opt.loading import find_object, parse_reference
 from edge_opt.records.sweeps import LABELS, MetricDirection
 from edge_opt.tasks.metrics import QualityMetric, class_scores, first_tensor, metric_of, reference_name
 from edge_opt.tasks.paired_scores import RESAMPLES, Score
-from edge_opt.trace.inputs import CallArguments, call_arguments, map_arguments
+from edge_opt.trace.inputs import CallArguments, call_arguments, flat_tensors, map_arguments, map_tensors
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Forward = Callable[[Any, Any], Any]

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from edge_opt._support.output_tensors import flat_tensors, map_tensors
 from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed, first_line
 from edge_opt.loading import parse_reference
 from edge_opt.records.sweeps import MetricDirection
 from edge_opt.tasks.paired_scores import RESAMPLES, Numbers, Score, resampled
 from edge_opt.text import edit_distance
+from edge_opt.trace.inputs import flat_tensors, map_tensors
 
 
 @dataclass(frozen=True, slots=True)

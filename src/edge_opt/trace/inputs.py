@@ -1,17 +1,19 @@
-"""What users pass as inputs (shapes, tensors, dicts, keywords) turned into the arguments of one call."""
+"""What users pass as inputs (shapes, tensors, dicts, keywords) as the arguments of a call; tensors of its answer."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from edge_opt._support.checks import is_whole
 from edge_opt.errors import InvalidInput
@@ -254,3 +256,58 @@ def _torch_dtype(spec: InputSpec, default: torch.dtype) -> torch.dtype:
         return default
     dtype: torch.dtype = getattr(torch, spec.dtype)
     return dtype
+
+
+def flat_tensors(answer: Any) -> list[torch.Tensor]:
+    """Return every tensor of an answer, in order: of tuples, mappings of any class, and fields of dataclasses.
+
+    >>> flat_tensors((torch.tensor(1), {"a": SimpleNamespace(b=torch.tensor(2))}))
+    [tensor(1), tensor(2)]
+    """
+    tensors: list[torch.Tensor] = []
+    for leaf in tree_leaves(answer):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        else:
+            tensors += [tensor for part in _parts(leaf).values() for tensor in flat_tensors(part)]
+    return tensors
+
+
+def map_tensors(function: Callable[..., Any], *answers: Any) -> Any:
+    """Return answers of the same structure as one: the function makes each of its tensors from theirs.
+
+    What is no tensor is that of the first.
+
+    >>> one, two = (SimpleNamespace(scores=torch.tensor([value])) for value in (1, 2))
+    >>> map_tensors(lambda a, b: torch.cat([a, b]), one, two)
+    namespace(scores=tensor([1, 2]))
+    """
+    rows, spec = zip(*(tree_flatten(answer)[0] for answer in answers), strict=True), tree_flatten(answers[0])[1]
+    return tree_unflatten([_mapped_row(function, row) for row in rows], spec)
+
+
+def _mapped_row(function: Callable[..., Any], row: tuple[Any, ...]) -> Any:
+    first = row[0]
+    if isinstance(first, torch.Tensor):
+        return function(*row)
+    parts = [_parts(each) for each in row]
+    if not parts[0]:
+        return first
+    result = copy.copy(first)
+    for name in parts[0]:
+        value = map_tensors(function, *(each[name] for each in parts))
+        if isinstance(first, Mapping):
+            result[name] = value
+        else:
+            # A frozen dataclass refuses the ordinary way.
+            object.__setattr__(result, name, value)
+    return result
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """Return the parts of a structure that torch does not know: another mapping, a dataclass, a namespace."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return dict(vars(value)) if isinstance(value, SimpleNamespace) else {}

@@ -1,7 +1,7 @@
 """The same trace under the counting of other tools, and the difference by cause."""
 
 # Importing a module of tools fills the registry.
-from edge_opt.cost.conventions import module_tools, operator_tools, rasp
+from edge_opt.cost.conventions import other_tools, rasp
 from edge_opt.cost.conventions.counting import (
     CONVENTIONS,
     Convention,
@@ -13,7 +13,7 @@ from edge_opt.cost.conventions.counting import (
     under_convention,
 )
 
-TOOLS = (module_tools, operator_tools, rasp)
+TOOLS = (other_tools, rasp)
 
 __all__ = [
     "CONVENTIONS",

@@ -1,4 +1,7 @@
-"""Tools that count modules by their class: thop (the maintained fork, ultralytics-thop) and ptflops."""
+"""How other tools count: torch's FlopCounterMode and fvcore by operators, thop and ptflops by classes of modules.
+
+thop is the maintained fork, ultralytics-thop.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,79 @@ from edge_opt.records.costs import TensorInfo
 
 _Counts = Iterator[tuple[str, int]]  # categories with their amounts
 _DIMS = ("1d", "2d", "3d")
+_CONVOLUTIONS = tuple(f"{name}{dims}" for name in ("conv", "conv_transpose") for dims in _DIMS)
+
+
+_CONVOLUTION_OPS = frozenset(f"aten.{name}" for name in (*_CONVOLUTIONS, "convolution", "_convolution"))
+_PRODUCTS_OF_TORCH = frozenset(
+    f"aten.{name}" for name in "linear mm bmm addmm baddbmm _scaled_mm scaled_dot_product_attention".split()
+)
+
+
+@convention(
+    "torch",
+    unit="flops",
+    description="torch.utils.flop_counter.FlopCounterMode on the meta device: two per MAC of every product",
+    by_module=False,
+)
+def flop_counter_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
+    """Attention and recurrent layers are split into products on the meta device, so they are counted in full."""
+    for module in modules:
+        for op in module.ops:
+            if op.name in _CONVOLUTION_OPS | _PRODUCTS_OF_TORCH | RECURRENT_OPS:
+                yield Entry(module.call.index, category_of(op, module), 2 * op.macs)
+
+
+def _fvcore_convolution(op: CountedOp) -> int:
+    """Padding by name, such as "same", is another operator in a jit trace, one without a rule in fvcore."""
+    return 0 if isinstance(op.argument("padding"), str) else op.macs
+
+
+def _fvcore_norm(op: CountedOp) -> int:
+    return op.x.elements * (5 if op.has("weight") else 4)
+
+
+def _fvcore_batch_norm(op: CountedOp) -> int:
+    """In inference no statistics are gathered: one scale and one shift."""
+    if op.argument("training"):
+        return _fvcore_norm(op)
+    return op.x.elements * (2 if op.has("weight") else 1)
+
+
+# Category (None: by the kind of work) and count of each operator that fvcore knows.
+_FVCORE_RULES: dict[str, tuple[str | None, Callable[[CountedOp], int]]] = {
+    **dict.fromkeys(_CONVOLUTION_OPS, (None, _fvcore_convolution)),
+    **{f"aten.{name}": (None, lambda op: op.macs) for name in ("linear", "mm", "addmm", "bmm")},
+    # Recurrent layers have no rule; a single cell is made of linear layers.
+    **{f"aten.{name}_cell": (RECURRENT, lambda op: op.macs) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    "aten.batch_norm": (NORM, _fvcore_batch_norm),
+    **{f"aten.{name}": (NORM, _fvcore_norm) for name in ("group_norm", "layer_norm", "instance_norm")},
+    "aten.adaptive_avg_pool2d": (POOLING, lambda op: op.x.elements),
+    "aten.upsample_nearest2d": (INTERPOLATION, lambda op: op.out.elements),
+    **{
+        f"aten.{name}": (INTERPOLATION, lambda op: 4 * op.out.elements)
+        for name in ("upsample_bilinear2d", "grid_sampler_2d", "grid_sampler_3d")
+    },
+}
+
+
+@convention(
+    "fvcore",
+    unit="macs",
+    description="fvcore's FlopCountAnalysis: it prints 'flops', and means one per MAC",
+    by_module=False,
+)
+def fvcore_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
+    """Attention, recurrent layers, `baddbmm`, biases, activations and most pooling count as nothing.
+
+    Work whose result the model does not return is missing as well, because a jit trace has dropped it. fvcore rounds
+    an einsum to four digits and ignores a batch that only the right operand of a matmul has; both are exact here.
+    """
+    for module in modules:
+        for op in module.ops:
+            if op.is_used and op.name in _FVCORE_RULES:
+                category, rule = _FVCORE_RULES[op.name]
+                yield Entry(module.call.index, category or category_of(op, module), rule(op))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +154,6 @@ def _recurrent_cells(op: CountedOp) -> tuple[RecurrentCell, ...]:
     )
 
 
-def _recurrent_rows(op: CountedOp) -> int:
-    """Return how often each cell is evaluated: batch times steps; packed data are already flat."""
-    return prod(op.x.shape[:-1])
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionSize:
     """The attention inside a module: scores of `queries` against `keys` for every batch entry and head."""
@@ -111,10 +182,6 @@ def _attention_size(module: CountedModule) -> AttentionSize | None:
         head_width = scores.signature.inputs[-1].shape[-2]
     batch = max(rows // queries, 1)
     return AttentionSize(batch, prod(lines) // batch, queries, keys, head_width)
-
-
-def _thop_norm(module: CountedModule, op: CountedOp) -> int:
-    return op.x.elements * (4 if op.has("weight") else 2)
 
 
 def _softmax_ops(rows: int, width: int) -> int:
@@ -159,27 +226,22 @@ def _thop_recurrent(module: CountedModule, op: CountedOp) -> int:
         # LSTM: c = f·c + i·g and o·tanh(c); GRU: r·(…) and h = (1 − z)·n + z·h.
         updates = 0 if cell.gates == 1 else 4
         total += cell.gates * gate + cell.hidden * (updates + cell.projection)
-    return total * _recurrent_rows(op)
+    return total * prod(op.x.shape[:-1])  # batch times steps; packed data are already flat
 
 
-def _thop_upsample(rate: int) -> Callable[[CountedModule, CountedOp], int]:
-    return lambda module, op: rate * op.out.elements
-
-
-_CONVOLUTIONS = " ".join(f"{name}{dims}" for name in ("conv", "conv_transpose") for dims in _DIMS)
 _ThopRule = tuple[str, str, str | None, Callable[[CountedModule, CountedOp], int]]
 
 # A rule applies where the class name matches and the module itself runs one of the operators. Without a category, the
 # operator's own is used.
 _THOP_RULES: tuple[_ThopRule, ...] = (
-    (r"Conv(Transpose)?[123][dD]", _CONVOLUTIONS, None, lambda module, op: op.macs),
+    (r"Conv(Transpose)?[123][dD]", " ".join(_CONVOLUTIONS), None, lambda module, op: op.macs),
     (r"Linear$", "linear", None, lambda module, op: op.macs),
     (r"^Bilinear$", "bilinear", None, lambda module, op: op.macs),
     (
         r"(Batch|Instance|Layer|Group|RMS)Norm",
         "batch_norm instance_norm layer_norm group_norm rms_norm",
         NORM,
-        _thop_norm,
+        lambda module, op: op.x.elements * (4 if op.has("weight") else 2),
     ),
     (r"PReLU$", "prelu", ACTIVATION, lambda module, op: op.x.elements),
     (r"^(Log)?Softmax|^Softmin$", "softmax log_softmax", SOFTMAX, _thop_softmax),
@@ -190,10 +252,10 @@ _THOP_RULES: tuple[_ThopRule, ...] = (
         POOLING,
         _thop_adaptive_pool,
     ),
-    (r"^Upsampl", "upsample_linear1d", INTERPOLATION, _thop_upsample(5)),
-    (r"^Upsampl", "upsample_bilinear2d", INTERPOLATION, _thop_upsample(11)),
-    (r"^Upsampl", "upsample_bicubic2d", INTERPOLATION, _thop_upsample(259)),
-    (r"^Upsampl", "upsample_trilinear3d", INTERPOLATION, _thop_upsample(31)),
+    (r"^Upsampl", "upsample_linear1d", INTERPOLATION, lambda module, op: 5 * op.out.elements),
+    (r"^Upsampl", "upsample_bilinear2d", INTERPOLATION, lambda module, op: 11 * op.out.elements),
+    (r"^Upsampl", "upsample_bicubic2d", INTERPOLATION, lambda module, op: 259 * op.out.elements),
+    (r"^Upsampl", "upsample_trilinear3d", INTERPOLATION, lambda module, op: 31 * op.out.elements),
     (
         r"(LSTM|GRU|RNN)(Cell)?$",
         " ".join(name.removeprefix("aten.") for name in sorted(RECURRENT_OPS)),
@@ -265,24 +327,21 @@ def _convolution(module: CountedModule) -> _Counts:
             yield BIAS, op.x.shape[0] * prod(op.out.shape[1:])
 
 
-def _activation(module: CountedModule) -> _Counts:
-    op = module.first_of("activation")
-    if op is not None:
-        yield ACTIVATION, op.out.elements
+def _by_operator(kind: str, category: str, amount: Callable[[CountedOp], int]) -> Callable[[CountedModule], _Counts]:
+    """Return a rule that counts the first operator of a kind that the module runs itself."""
+
+    def rule(module: CountedModule) -> _Counts:
+        op = module.first_of(kind)
+        if op is not None:
+            yield category, amount(op)
+
+    return rule
 
 
-def _pool(module: CountedModule) -> _Counts:
-    op = module.first_of("pooling")
-    if op is not None:
-        yield POOLING, op.x.elements
-
-
-def _norm(module: CountedModule) -> _Counts:
-    """Twice the elements where there is an attribute `affine`, which a LayerNorm names differently."""
-    op = module.first_of("norm")
-    if op is not None:
-        is_affine = op.has("weight") and module.kind != "LayerNorm"
-        yield NORM, op.x.elements * (2 if is_affine else 1)
+_activation = _by_operator("activation", ACTIVATION, lambda op: op.out.elements)
+_pool = _by_operator("pooling", POOLING, lambda op: op.x.elements)
+# Twice the elements where there is an attribute `affine`, which a LayerNorm names differently.
+_affine_norm = _by_operator("norm", NORM, lambda op: op.x.elements * (2 if op.has("weight") else 1))
 
 
 def _upsample(module: CountedModule) -> _Counts:
@@ -302,7 +361,7 @@ def _recurrent(module: CountedModule) -> _Counts:
         biases = 2 * cell.gates * cell.hidden if cell.has_bias else 0
         updates = cell.hidden * {1: 1, 3: 7, 4: 10}[cell.gates]
         total += products + biases + updates
-    yield RECURRENT, total * _recurrent_rows(op)
+    yield RECURRENT, total * prod(op.x.shape[:-1])
 
 
 def _multihead_attention(module: CountedModule) -> _Counts:
@@ -337,9 +396,9 @@ _PTFLOPS_MODULES: dict[str, Callable[[CountedModule], _Counts]] = {
     "Linear": _linear,
     **dict.fromkeys(("ReLU", "PReLU", "ELU", "LeakyReLU", "ReLU6", "GELU"), _activation),
     **{f"{a}{name}Pool{dims}": _pool for a in ("", "Adaptive") for name in ("Max", "Avg") for dims in _DIMS},
-    **{f"{name}Norm{dims}": _norm for name in ("Batch", "Instance") for dims in _DIMS},
-    "GroupNorm": _norm,
-    "LayerNorm": _norm,
+    **{f"{name}Norm{dims}": _affine_norm for name in ("Batch", "Instance") for dims in _DIMS},
+    "GroupNorm": _affine_norm,
+    "LayerNorm": _by_operator("norm", NORM, lambda op: op.x.elements),
     "Upsample": _upsample,
     **dict.fromkeys(("RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"), _recurrent),
     "MultiheadAttention": _multihead_attention,
@@ -359,11 +418,6 @@ def _ptflops_rule(module: CountedModule, children: set[str]) -> Callable[[Counte
         return _timm_attention if package in ("", *_TIMM_ATTENTION) else None
     is_torchs = package.startswith("torch.nn.") if package else module.call.is_leaf
     return _PTFLOPS_MODULES.get(module.kind) if is_torchs else None
-
-
-def _matrix_vector(op: CountedOp) -> int:
-    """The vector's length stands in for a width."""
-    return op.macs * op.x.shape[-1]
 
 
 def _interpolate(op: CountedOp) -> int:
@@ -392,7 +446,8 @@ _PTFLOPS_FUNCTIONS: dict[str, tuple[str | None, Callable[[CountedOp], int]]] = {
     **{f"aten.{name}": (ELEMENTWISE, _elementwise) for name in ("mul", "add")},
     **{f"aten.{name}": (INTERPOLATION, _interpolate) for name in _INTERPOLATIONS},
     **{f"aten.{name}": (None, lambda op: op.macs) for name in ("mm", "bmm")},
-    **{f"aten.{name}": (None, _matrix_vector) for name in ("mv", "dot")},
+    # The vector's length stands in for a width.
+    **{f"aten.{name}": (None, lambda op: op.macs * op.x.shape[-1]) for name in ("mv", "dot")},
     **{f"aten.{name}": (None, lambda op: op.macs + op.x.elements) for name in ("addmm", "baddbmm")},
 }
 
