@@ -186,10 +186,8 @@ def load_exported(path: Path, trust: bool = False) -> tuple[nn.Module, Example |
     """Return the module of an exported program, and the arguments it was exported with if the file holds them."""
     from edge_opt.trace.module_calls import exported_module
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader
-        program = open_program(path, trust)
-        return exported_module(program), program.example_inputs
+    program = open_program(path, trust)
+    return exported_module(program), program.example_inputs
 
 
 def open_program(path: Path, trust: bool = False) -> Any:
@@ -214,7 +212,7 @@ def open_program(path: Path, trust: bool = False) -> Any:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own reader
         try:
             return torch.export.load(path)
         except Exception as error:  # zip, JSON and torch errors alike: none of them is documented
@@ -246,16 +244,12 @@ def load_model(reference: str, *, trust: bool = False) -> Loaded:
         trust: Whether a `.pt2` may be opened, which can execute code from the file.
     """
     report_progress(f"loading {reference}")
-    if reference.lower().endswith(".onnx"):
-        from edge_opt.model_files.file_model import load_onnx
+    if reference.lower().endswith((".onnx", ".tflite")):
+        from edge_opt.model_files.file_model import FileModel, load_onnx, load_tflite
 
-        onnx_model = load_onnx(reference)
-        return Loaded(onnx_model, Path(reference).stem, onnx_model.example())
-    if reference.lower().endswith(".tflite"):
-        from edge_opt.model_files.file_model import load_tflite
-
-        tflite_model = load_tflite(reference)
-        return Loaded(tflite_model, Path(reference).stem, tflite_model.example())
+        is_onnx = reference.lower().endswith(".onnx")
+        file_model: FileModel = load_onnx(reference) if is_onnx else load_tflite(reference)
+        return Loaded(file_model, Path(reference).stem, file_model.example())
     if reference.lower().endswith(".pt2"):
         model, example = load_exported(Path(reference), trust)
         return Loaded(model, Path(reference).stem, example)

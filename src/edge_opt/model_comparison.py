@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
@@ -47,11 +47,11 @@ def align(old: Layers, new: Layers) -> list[tuple[int | None, int | None]]:
         pairs |= _pair_between_neighbours(old, new, pairs)
         pairs |= _pair_by_key(old, new, pairs, lambda layer: (layer.path, layer.call_number))
     else:
-        pairs |= _pair_by_key(old, new, pairs, _telling_path)
+        pairs |= _pair_by_key(old, new, pairs, _named_path)
     return list(_merge(pairs, len(old), len(new)))
 
 
-def _telling_path(layer: LayerFigures) -> Hashable:
+def _named_path(layer: LayerFigures) -> Hashable:
     """Return the path, unless it is the model itself or a mere number in a sequence."""
     step = layer.path.rpartition(".")[2]
     return None if not step or step.isdigit() else (layer.path, layer.call_number)
@@ -198,8 +198,9 @@ def _peak_memory_bytes(profile: ModelProfile) -> int:
     return totals.param_bytes + totals.buffer_bytes + totals.input_bytes + profile.peak.live_bytes
 
 
-# Name, title, unit, whether it is measured, and how it is read from a profile.
-_TOTALS: tuple[tuple[str, str, FigureUnit, bool, Callable[[ModelProfile], float | None]], ...] = (
+# Name, title, unit, whether it is measured, and how it is read from a profile or the metrics of a trial.
+_Figure = tuple[str, str, FigureUnit, bool, Callable[[Any], float | None]]
+_TOTALS: tuple[_Figure, ...] = (
     ("params", "Parameters", "count", False, lambda profile: profile.totals.params),
     ("macs", "MACs", "count", False, lambda profile: profile.totals.macs),
     ("flops", "FLOPs", "count", False, lambda profile: profile.totals.flops),
@@ -225,19 +226,23 @@ def compare_profiles(
     """
     if len(profiles) < 2:
         raise InvalidInput(f"{len(profiles)} model{'s' * (len(profiles) != 1)} cannot be compared; give at least two")
-    totals = (
-        ComparedFigure(name, title, unit, is_measured, tuple(read(profile) for profile in profiles))
-        for name, title, unit, is_measured, read in _TOTALS
-    )
-    rows = _aligned([layer_figures(profile) for profile in profiles])
     return ModelComparison(
         names=_distinct([profile.name for profile in profiles]),
-        layers=rows,
-        totals=tuple(figure for figure in totals if any(value is not None for value in figure.values)),
+        layers=_aligned([layer_figures(profile) for profile in profiles]),
+        totals=_figures(_TOTALS, profiles),
         latencies=tuple(latencies or (None,) * (len(profiles) - 1)),
         is_lower_bound=tuple(profile.totals.is_lower_bound for profile in profiles),
         remarks=profiled_differently(profiles),
     )
+
+
+def _figures(table: Iterable[_Figure], subjects: Sequence[Any]) -> tuple[ComparedFigure, ...]:
+    """Return the figures of a table that at least one of the profiles or trials has."""
+    figures = (
+        ComparedFigure(name, title, unit, is_measured, tuple(map(read, subjects)))
+        for name, title, unit, is_measured, read in table
+    )
+    return tuple(figure for figure in figures if any(value is not None for value in figure.values))
 
 
 def _aligned(models: Sequence[Sequence[LayerFigures]]) -> tuple[ComparedLayer, ...]:
@@ -288,7 +293,7 @@ def _machine(profile: ModelProfile) -> str:
 
 _MAX_CHOICES = 12
 
-_TRIAL_TOTALS: tuple[tuple[str, str, FigureUnit, bool, Callable[[TrialMetrics], float | None]], ...] = (
+_TRIAL_TOTALS: tuple[_Figure, ...] = (
     ("latency_s", "Latency, measured", "time", True, lambda trial: trial.latency_s),
     ("throughput", "Samples per second", "rate", True, lambda trial: trial.throughput),
     ("size_bytes", "Size of the file", "bytes", False, lambda trial: trial.size_bytes),
@@ -304,32 +309,25 @@ def compare_trials(trials: Sequence[Trial]) -> ModelComparison:
     if len(trials) < 2:
         raise InvalidInput(f"{len(trials)} candidate{'s' * (len(trials) != 1)} cannot be compared; give at least two")
     measured = [_metrics(trial) for trial in trials]
-    totals = (
-        _score_figure(measured),
-        *(
-            ComparedFigure(name, title, unit, is_measured, tuple(read(metrics) for metrics in measured))
-            for name, title, unit, is_measured, read in _TRIAL_TOTALS
-        ),
-    )
     batches = {metrics.batch_size for metrics in measured}
     return ModelComparison(
         names=tuple(trial.candidate.label for trial in trials),
         layers=(),
-        totals=tuple(figure for figure in totals if any(value is not None for value in figure.values)),
+        totals=_figures((_score(measured), *_TRIAL_TOTALS), measured),
         latencies=tuple(_verdict(measured[0], other) for other in measured[1:]),
         is_lower_bound=(False,) * len(trials),
         remarks=(f"latencies are of batches of {sorted(batches)}",) if len(batches) > 1 else (),
     )
 
 
-def _score_figure(measured: Sequence[TrialMetrics]) -> ComparedFigure:
+def _score(measured: Sequence[TrialMetrics]) -> _Figure:
     """Return the quality metric of all candidates; refuse candidates that are scored by different metrics."""
     names = {metrics.metric for metrics in measured}
     if len(names) > 1:
         raise InvalidInput(f"the candidates are scored by {' and '.join(sorted(names))}; compare those of one metric")
     [name] = names
     unit: FigureUnit = "share" if name in SHARES else "count"
-    return ComparedFigure(name, name.capitalize(), unit, False, tuple(metrics.accuracy for metrics in measured))
+    return name, name.capitalize(), unit, False, lambda metrics: metrics.accuracy
 
 
 def find_trial(result: SweepResult, name: str) -> Trial:

@@ -7,11 +7,12 @@ iterates, the textbook's typical count is used. A complex matrix counts four tim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil, prod
 from typing import Any
 
-from edge_opt.cost.rules import Work, aten, cost_rule, is_complex
+from edge_opt.cost.rules import Rule, Work, aten, cost_rule, is_complex
 from edge_opt.records.costs import TensorInfo
 
 _COMPLEX = 4
@@ -34,11 +35,6 @@ def lu_ops(m: int, n: int) -> Fraction:
     """Gaussian elimination with partial pivoting: 2n³/3 for a square matrix (GVL 3.2, LAWN 41 xGETRF)."""
     k = min(m, n)
     return 2 * (Fraction(m * n * k) - Fraction((m + n) * k * k, 2) + Fraction(k**3, 3))
-
-
-def cholesky_ops(n: int) -> Fraction:
-    """n³/3 (GVL 4.2)."""
-    return Fraction(n**3, 3)
 
 
 def triangular_ops(n: int, columns: int) -> int:
@@ -71,17 +67,35 @@ def svd_ops(m: int, n: int, with_vectors: bool, is_full: bool = False) -> Fracti
     return Fraction(14 * m * n * n + 8 * n**3)
 
 
-@cost_rule(aten.linalg_lu_factor_ex, aten.linalg_lu, aten._lu_with_info, kind="linalg")
-def lu(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """An LU factorisation."""
-    return _work(x, _batch(x), lu_ops(*x.shape[-2:]))
+def _matrix_rule(ops: Callable[[int, int], int | Fraction]) -> Rule:
+    """Return a rule: the operations of an m x n matrix, for each matrix of a batch."""
+
+    def rule(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
+        return _work(x, _batch(x), ops(*x.shape[-2:]))
+
+    return rule
 
 
-@cost_rule(aten._linalg_det, aten._linalg_slogdet, kind="linalg")
-def determinant(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """An LU factorisation and the product of its diagonal."""
-    n = x.shape[-1]
-    return _work(x, _batch(x), lu_ops(n, n) + n)
+for _operators, _ops in (
+    ((aten.linalg_lu_factor_ex, aten.linalg_lu, aten._lu_with_info), lu_ops),
+    # LU, then the product of its diagonal.
+    ((aten._linalg_det, aten._linalg_slogdet), lambda m, n: lu_ops(n, n) + n),
+    # LU, and 4n³/3 for the inverse (LAWN 41 xGETRF, xGETRI).
+    ((aten.linalg_inv_ex,), lambda m, n: 2 * n**3),
+    # Also for LDLᵀ (GVL 4.2, 4.4).
+    ((aten.linalg_cholesky_ex, aten.cholesky, aten.linalg_ldl_factor_ex), lambda m, n: Fraction(n**3, 3)),
+    # LAWN 41 xPOTRI.
+    ((aten.cholesky_inverse,), lambda m, n: Fraction(2 * n**3, 3)),
+    # Q is left as reflectors.
+    ((aten.geqrf,), qr_ops),
+    ((aten.linalg_svdvals,), lambda m, n: svd_ops(m, n, with_vectors=False)),
+    # The symmetric QR algorithm without vectors (GVL 8.3).
+    ((aten.linalg_eigvalsh,), lambda m, n: Fraction(4 * n**3, 3)),
+    # The QR algorithm with vectors, and without (GVL 7.5).
+    ((aten.linalg_eig,), lambda m, n: 25 * n**3),
+    ((aten.linalg_eigvals, aten._linalg_eigvals), lambda m, n: 10 * n**3),
+):
+    cost_rule(*_operators, kind="linalg")(_matrix_rule(_ops))
 
 
 @cost_rule(aten._linalg_solve_ex, kind="linalg")
@@ -91,28 +105,16 @@ def solve(out: Any, x: TensorInfo, right: TensorInfo, *_: Any, **__: Any) -> Wor
     return _work(x, _batch(x), lu_ops(n, n) + 2 * triangular_ops(n, _columns(right, x)))
 
 
-@cost_rule(aten.linalg_inv_ex, kind="linalg")
-def inverse(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """2n³: an LU factorisation, and 4n³/3 for the inverse (LAWN 41 xGETRF, xGETRI)."""
-    return _work(x, _batch(x), 2 * x.shape[-1] ** 3)
-
-
 @cost_rule(aten.linalg_lu_solve, aten.linalg_ldl_solve, kind="linalg")
 def solve_factored(out: TensorInfo, factors: TensorInfo, pivots: Any, right: TensorInfo, *_: Any, **__: Any) -> Work:
     """Two triangular solutions for each right-hand side."""
     return _work(factors, _batch(out), 2 * triangular_ops(factors.shape[-1], _columns(right, factors)))
 
 
-@cost_rule(aten.lu_solve, kind="linalg")
-def solve_lu(out: TensorInfo, right: TensorInfo, factors: TensorInfo, *_: Any, **__: Any) -> Work:
+@cost_rule(aten.lu_solve, aten.cholesky_solve, kind="linalg")
+def solve_factored_older(out: TensorInfo, right: TensorInfo, factors: TensorInfo, *_: Any, **__: Any) -> Work:
     """Two triangular solutions for each right-hand side."""
     return _work(factors, _batch(out), 2 * triangular_ops(factors.shape[-1], right.shape[-1]))
-
-
-@cost_rule(aten.cholesky_solve, kind="linalg")
-def solve_cholesky(out: TensorInfo, right: TensorInfo, factor: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Two triangular solutions for each right-hand side."""
-    return _work(factor, _batch(out), 2 * triangular_ops(factor.shape[-1], right.shape[-1]))
 
 
 @cost_rule(aten.linalg_solve_triangular, kind="linalg")
@@ -127,18 +129,6 @@ def solve_triangular_older(out: Any, right: TensorInfo, x: TensorInfo, *_: Any, 
     return _work(x, 1, out[0].elements * x.shape[-1])
 
 
-@cost_rule(aten.linalg_cholesky_ex, aten.cholesky, aten.linalg_ldl_factor_ex, kind="linalg")
-def cholesky(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """n³/3, also for LDLᵀ (GVL 4.4)."""
-    return _work(x, _batch(x), cholesky_ops(x.shape[-1]))
-
-
-@cost_rule(aten.cholesky_inverse, kind="linalg")
-def cholesky_inverse(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """2n³/3 (LAWN 41 xPOTRI)."""
-    return _work(x, _batch(x), Fraction(2 * x.shape[-1] ** 3, 3))
-
-
 @cost_rule(aten.linalg_qr, kind="linalg")
 def qr(out: Any, x: TensorInfo, mode: str = "reduced", **_: Any) -> Work:
     """Householder QR; Q is formed unless only R is asked for."""
@@ -147,12 +137,6 @@ def qr(out: Any, x: TensorInfo, mode: str = "reduced", **_: Any) -> Work:
     formed = {"r": Fraction(0), "reduced": form_q_ops(m, k, k), "complete": form_q_ops(m, m, k)}[mode]
     factored = qr_ops(m, n) if m >= n else 2 * m * m * (n - Fraction(m, 3))
     return _work(x, _batch(x), factored + formed)
-
-
-@cost_rule(aten.geqrf, kind="linalg")
-def reflectors(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """Householder QR with Q left as reflectors."""
-    return _work(x, _batch(x), qr_ops(*x.shape[-2:]))
 
 
 @cost_rule(aten.linalg_householder_product, aten.orgqr, kind="linalg")
@@ -179,12 +163,6 @@ def svd(out: Any, x: TensorInfo, full_matrices: bool = False, compute_uv: bool =
     return _work(x, _batch(x), svd_ops(m, n, with_vectors=compute_uv, is_full=full_matrices))
 
 
-@cost_rule(aten.linalg_svdvals, kind="linalg")
-def singular_values(out: Any, x: TensorInfo, **_: Any) -> Work:
-    """Golub-Reinsch without vectors."""
-    return _work(x, _batch(x), svd_ops(*x.shape[-2:], with_vectors=False))
-
-
 @cost_rule(aten.linalg_pinv, kind="linalg")
 def pseudo_inverse(out: TensorInfo, x: TensorInfo, *_: Any, **options: Any) -> Work:
     """Singular values with thin U and V (eigenvalues where it is Hermitian), scaled, and the product of the two."""
@@ -199,24 +177,6 @@ def symmetric_eigenvalues(out: Any, x: TensorInfo, uplo: str = "L", compute_v: b
     """The symmetric QR algorithm: 4n³/3, about 9n³ with vectors (GVL 8.3)."""
     n = x.shape[-1]
     return _work(x, _batch(x), 9 * n**3 if compute_v else Fraction(4 * n**3, 3))
-
-
-@cost_rule(aten.linalg_eigvalsh, kind="linalg")
-def symmetric_eigenvalues_alone(out: Any, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """The symmetric QR algorithm without vectors: 4n³/3 (GVL 8.3)."""
-    return _work(x, _batch(x), Fraction(4 * x.shape[-1] ** 3, 3))
-
-
-@cost_rule(aten.linalg_eig, kind="linalg")
-def eigenvalues(out: Any, x: TensorInfo, **_: Any) -> Work:
-    """The QR algorithm with vectors: about 25n³ (GVL 7.5)."""
-    return _work(x, _batch(x), 25 * x.shape[-1] ** 3)
-
-
-@cost_rule(aten.linalg_eigvals, aten._linalg_eigvals, kind="linalg")
-def eigenvalues_alone(out: Any, x: TensorInfo, **_: Any) -> Work:
-    """The QR algorithm without vectors: about 10n³ (GVL 7.5)."""
-    return _work(x, _batch(x), 10 * x.shape[-1] ** 3)
 
 
 @cost_rule(aten.linalg_lstsq, kind="linalg")

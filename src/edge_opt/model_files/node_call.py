@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, reduce
 from math import ceil, prod
 from types import MappingProxyType
@@ -65,21 +66,16 @@ def _key(node: FileNode) -> str:
     return f"{node.domain}:{node.op}" if node.domain else node.op
 
 
+@dataclass(slots=True, eq=False)
 class NodeCall:
-    """One node with its inputs. Not a dataclass: it holds tensors that must go when the call is over."""
+    """One node with its inputs."""
 
-    __slots__ = ("attributes", "constant_values", "device", "inputs", "node", "opset")
-
-    def __init__(
-        self, node: FileNode, attributes: dict[str, Any], inputs: list[Any], constant_values: list[torch.Tensor | None],
-        opset: int, device: str = "meta",
-    ) -> None:  # fmt: skip
-        self.node = node
-        self.attributes = attributes
-        self.inputs = inputs
-        self.constant_values = constant_values
-        self.opset = opset
-        self.device = device
+    node: FileNode
+    attributes: dict[str, Any]
+    inputs: list[Any]
+    constant_values: list[torch.Tensor | None]  # of each input, where its values are known
+    opset: int
+    device: str = "meta"
 
     def error(self, what: str) -> TraceFailed:
         """Return the error that names this node."""

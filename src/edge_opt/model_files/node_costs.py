@@ -71,7 +71,8 @@ def save_view(
         raise InvalidInput(f"{str(path)!r} is the file that was read; write the costs to another one")
     copy = onnx.load(str(model.file), load_external_data=False)
     for index, _, cost in node_costs(model, inputs, kwargs):
-        _add(copy.graph.node[index].metadata_props, _figures(cost))
+        figures = {"macs": cost.macs, "flops": cost.flops, "bytes_moved": cost.bytes_moved}
+        _add(copy.graph.node[index].metadata_props, figures)
     totals = profile.totals
     whole = {"macs": totals.macs, "flops": totals.flops, "parameters": totals.params,
              "peak_activation_bytes": profile.peak.live_bytes}  # fmt: skip
@@ -111,10 +112,6 @@ def save_program_view(program: Any, inputs: Any, kwargs: Mapping[str, Any], path
         path: `NAME.nodes.json`.
     """
     return write_whole(path, json.dumps(explorer_data(program_costs(program, inputs, kwargs)), indent=1) + "\n")
-
-
-def _figures(cost: OpCost) -> dict[str, int]:
-    return {"macs": cost.macs, "flops": cost.flops, "bytes_moved": cost.bytes_moved}
 
 
 def _add(entries: Any, figures: dict[str, int]) -> None:

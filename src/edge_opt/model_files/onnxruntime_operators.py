@@ -108,8 +108,7 @@ def attention(call: NodeCall) -> Any:
             raise call.error("it does not say how many heads it has")
         own = int(call.get("kv_num_heads", heads))
         query, key, value = (
-            x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2) if x.dim() == 3 else x
-            for x, count in ((query, heads), (key, own), (value, own))
+            _heads(x, count) if x.dim() == 3 else x for x, count in ((query, heads), (key, own), (value, own))
         )
     mask = call.optional(3) if is_standard else None
     past = 4 if is_standard else 6

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,14 +107,12 @@ _OPTIONS["MAX_POOL_2D"] = _OPTIONS["L2_POOL_2D"] = _OPTIONS["AVERAGE_POOL_2D"]
 GRAPHS = frozenset(("then_branch", "else_branch", "condition", "body"))
 
 
+@dataclass(slots=True)
 class Flatbuffer:
     """The bytes of one file, and how many entries of vectors have been read from it."""
 
-    __slots__ = ("data", "entries")
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-        self.entries = 0
+    data: memoryview
+    entries: int = 0
 
     def number(self, form: str, position: int) -> Any:
         """Return one number in the form of `struct`, such as "<i"."""

@@ -21,7 +21,7 @@ import inspect
 import re
 import reprlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from edge_opt.errors import InvalidInput
 from edge_opt.text import printable, shorten
@@ -52,14 +52,6 @@ else:
     # Type checkers alone need the marker, and `typing` has it from Python 3.11 on.
     def dataclass_transform(**_: Any) -> Any:
         return lambda decorator: decorator
-
-
-@overload
-def field(description: str, *, title: str = "", kind: Kind | None = None, compare: bool = True) -> Any: ...
-
-
-@overload
-def field(description: str, *, title: str = "", kind: Kind | None = None, default: T, compare: bool = True) -> T: ...
 
 
 def field(

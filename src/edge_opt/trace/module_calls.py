@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import add
 from threading import get_ident
 from types import GeneratorType
@@ -18,23 +19,19 @@ from edge_opt.trace.lifetimes import packed_bytes, shape_of
 _Tensor = torch.Tensor
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
     """One module call while it is being recorded; `kind` is the module's class, and `defined_in` where that is from."""
 
-    __slots__ = ("call_number", "children", "defined_in", "index", "inputs", "kind", "outputs", "parent", "path")
-
-    def __init__(
-        self, index: int, parent: Frame | None, path: str, kind: str, defined_in: str, call_number: int
-    ) -> None:
-        self.index = index
-        self.parent = parent
-        self.path = path
-        self.kind = kind
-        self.defined_in = defined_in
-        self.call_number = call_number
-        self.children = 0
-        self.inputs: tuple[Shape, ...] = ()
-        self.outputs: tuple[Shape, ...] = ()
+    index: int
+    parent: Frame | None
+    path: str
+    kind: str
+    defined_in: str
+    call_number: int
+    children: int = 0
+    inputs: tuple[Shape, ...] = ()
+    outputs: tuple[Shape, ...] = ()
 
     def show_as(self, kind: str) -> None:
         """Show the call under the class that it stands for, such as "torch.nn.modules.conv.Conv2d"."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from math import prod
@@ -155,6 +156,7 @@ _LIMIT = 100_000
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
+@dataclass(slots=True, eq=False)
 class MemoEntry:
     """What is remembered of an operator: its signature, and how to make its outputs without running it again.
 
@@ -162,16 +164,10 @@ class MemoEntry:
     it returns that argument itself. Where both are None, the operator is run again.
     """
 
-    __slots__ = ("is_list", "signature", "specs", "views")
-
-    def __init__(
-        self, signature: OpSignature, specs: tuple[Spec, ...] | None = None, views: tuple[View, ...] | None = None,
-        is_list: bool = False,
-    ) -> None:  # fmt: skip
-        self.signature = signature
-        self.specs = specs
-        self.views = views
-        self.is_list = is_list
+    signature: OpSignature
+    specs: tuple[Spec, ...] | None = None
+    views: tuple[View, ...] | None = None
+    is_list: bool = False
 
 
 _memo: dict[tuple[Any, ...], MemoEntry] = {}

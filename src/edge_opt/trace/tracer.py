@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.unchanged import gc_paused, unchanged
-from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
+from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.records.costs import Role, StorageInfo, Trace
 from edge_opt.trace.inputs import (
     CallArguments,
@@ -263,7 +263,9 @@ def _forward(traced: TracedModel, arguments: CallArguments, tape: Tape) -> tuple
         try:
             with reads, tape:
                 # In a copy of the context: what forward puts into a ContextVar is gone with it.
-                result = contextvars.copy_context().run(_complete, traced.model, call)
+                context = contextvars.copy_context()
+                result = context.run(traced.model, *call.args, **call.kwargs)
+                context.run(_finish, result)
             tape.record_outside_work(result)
         except (NeedsData, EdgeOptError):
             raise
@@ -280,13 +282,6 @@ def _forward(traced: TracedModel, arguments: CallArguments, tape: Tape) -> tuple
     return storages, sum(map(nbytes_of, inputs)), bool(invented)
 
 
-def _complete(model: nn.Module, call: CallArguments) -> Any:
-    """Return what the model returns, with all of its work done."""
-    result = model(*call.args, **call.kwargs)
-    _finish(result)
-    return result
-
-
 def _finish(result: Any, most: int = 100_000) -> None:
     """Draw everything from a result that is computed step by step, such as a generator: it is forward's work, too."""
     if inspect.iscoroutine(result) or inspect.isasyncgen(result):
@@ -299,11 +294,8 @@ def _finish(result: Any, most: int = 100_000) -> None:
                 raise TraceFailed(
                     f"forward returns a generator that goes on after {most:,} values; bound it to profile"
                 )
-    elif isinstance(result, Mapping):
-        for item in result.values():
-            _finish(item)
-    elif isinstance(result, (tuple, list)):
-        for item in result:
+    elif isinstance(result, (Mapping, tuple, list)):
+        for item in result.values() if isinstance(result, Mapping) else result:
             _finish(item)
 
 
@@ -346,14 +338,14 @@ def _build_inputs(
 
 def _explained(refused: _Refused, arguments: CallArguments) -> EdgeOptError:
     """Return the refusal as a sentence: which module, what it got, what it said."""
-    error, call = refused.__cause__, refused.call
-    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    call = refused.call
+    complaint = message_of(refused.__cause__ or refused)
     if call is None:
-        return TraceFailed(f"the model could not be called: {first_line}")
+        return TraceFailed(f"the model could not be called: {complaint}")
     path, kind, inputs = call
     where = f"module {path!r} ({kind})" if path else "the model's own forward"
     shapes = ", ".join(str(tuple(shape)) for shape in inputs) or "no tensors"
-    return TraceFailed(f"{where} refused its input {shapes}: {first_line}{_hint(first_line, arguments)}")
+    return TraceFailed(f"{where} refused its input {shapes}: {complaint}{_hint(complaint, arguments)}")
 
 
 _ABOUT_DTYPES = ("scalar type", "dtype", "LongTensor", "IntTensor", "must be long", "data type")
