@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 MIB = 1024 * 1024
@@ -21,16 +21,18 @@ def _scaled(value: float, divisor: float, suffix: str) -> str:
     return f"{number:.{digits}f} {suffix}"
 
 
+def _prefixed(value: float, steps: Iterable[tuple[float, str]]) -> str:
+    """Return the value with the largest prefix or unit that it reaches; "" where it reaches none."""
+    return next((_scaled(value, divisor, suffix) for divisor, suffix in steps if abs(value) >= divisor), "")
+
+
 def count(value: float) -> str:
     """Return a count with a decimal prefix.
 
     >>> count(4089184256), count(999), count(0)
     ('4.09 G', '999', '0')
     """
-    for divisor, prefix in _COUNT_STEPS:
-        if abs(value) >= divisor:
-            return _scaled(value, divisor, prefix)
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
+    return _prefixed(value, _COUNT_STEPS) or (f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}")
 
 
 def size(nbytes: float) -> str:
@@ -39,10 +41,7 @@ def size(nbytes: float) -> str:
     >>> size(102228128), size(512)
     ('97.5 MiB', '512 B')
     """
-    for divisor, suffix in _BYTE_STEPS:
-        if abs(nbytes) >= divisor:
-            return _scaled(nbytes, divisor, suffix)
-    return f"{nbytes:.0f} B"
+    return _prefixed(nbytes, _BYTE_STEPS) or f"{nbytes:.0f} B"
 
 
 def sizes(several: Sequence[float], last: str = " or ") -> str:
@@ -71,10 +70,7 @@ def duration(seconds: float) -> str:
     >>> duration(0.0123), duration(2.5e-6), duration(0)
     ('12.3 ms', '2.50 µs', '0 s')
     """
-    for unit_s, suffix in _TIME_STEPS:
-        if abs(seconds) >= unit_s:
-            return _scaled(seconds, unit_s, suffix)
-    return "0 s"
+    return _prefixed(seconds, _TIME_STEPS) or "0 s"
 
 
 _SCALES = {"count": _COUNT_STEPS, "bytes": _BYTE_STEPS, "time": _TIME_STEPS}
@@ -99,10 +95,7 @@ def energy(joules: float) -> str:
     >>> energy(0.0123), energy(2.5), energy(0)
     ('12.3 mJ', '2.50 J', '0 J')
     """
-    for unit_j, suffix in _ENERGY_STEPS:
-        if abs(joules) >= unit_j:
-            return _scaled(joules, unit_j, suffix)
-    return "0 J" if not joules else f"{joules:.2g} J"
+    return _prefixed(joules, _ENERGY_STEPS) or ("0 J" if not joules else f"{joules:.2g} J")
 
 
 def megabytes(nbytes: float) -> float:

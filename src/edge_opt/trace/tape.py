@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_map_only
 
 from edge_opt.records.costs import OUTSIDE, OpCall, OpSignature, Role
+from edge_opt.trace.escapes import OutsideWork
 from edge_opt.trace.inputs import SMALL
 from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_dense, is_sparse, shape_of, storage_of
 from edge_opt.trace.module_calls import ModuleStack
@@ -30,7 +31,6 @@ from edge_opt.trace.operators import (
     steps_of,
     tensor_info,
 )
-from edge_opt.trace.outside_work import OutsideWork
 from edge_opt.trace.scratch import scratch_bytes
 from edge_opt.trace.shapes import fails_on_shape_only, in_place_is_valid, output_specs
 

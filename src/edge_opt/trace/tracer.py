@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from edge_opt._support.unchanged import gc_paused, unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.records.costs import Role, StorageInfo, Trace
+from edge_opt.trace.escapes import ValueReads, forget_frames, release_trace_tensors
 from edge_opt.trace.inputs import (
     CallArguments,
     InputSpec,
@@ -34,8 +35,6 @@ from edge_opt.trace.inputs import (
 )
 from edge_opt.trace.lifetimes import Lifetimes, empty_meta_like, is_sparse, nbytes_of
 from edge_opt.trace.module_calls import Frame, ModuleStack, exported_module, module_paths, owned_parameters
-from edge_opt.trace.outside_work import ValueReads
-from edge_opt.trace.survivors import forget_frames, release_trace_tensors
 from edge_opt.trace.tape import NeedsData, Tape
 
 

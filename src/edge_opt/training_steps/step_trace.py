@@ -17,11 +17,10 @@ from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
 from edge_opt.measuring.backward_pass import summed
 from edge_opt.records.costs import ModuleCall, Role, StorageInfo
+from edge_opt.trace.escapes import ValueReads, forget_frames, release_trace_tensors
 from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import module_paths, owned_parameters
-from edge_opt.trace.outside_work import ValueReads
-from edge_opt.trace.survivors import forget_frames, release_trace_tensors
 from edge_opt.trace.tape import NeedsData
 from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
 from edge_opt.training_steps.step_tape import Phase, StepOp, StepStack, StepTape
@@ -141,7 +140,7 @@ def _run(
     tape: StepTape | None = None
     # The collector stays on, unlike in a trace of forward: autograd functions written in Python keep their outputs in
     # cycles, and a real step frees those when the collector runs.
-    gc.collect(1)  # objects that are there already are old now: see `trace.outside_work`
+    gc.collect(1)  # objects that are there already are old now: see `trace.escapes`
     try:
         with unchanged(modules, training=None) as snapshot:
             twins = _twins_of(modules, plan.trains, is_real)

@@ -2,27 +2,8 @@
 
 # Importing a module of tools fills the registry.
 from edge_opt.cost.conventions import other_tools, rasp
-from edge_opt.cost.conventions.counting import (
-    CONVENTIONS,
-    Convention,
-    ConventionCount,
-    Entry,
-    count,
-    find_convention,
-    reconcile,
-    under_convention,
-)
+from edge_opt.cost.conventions.counting import CONVENTIONS, count, find_convention, reconcile, under_convention
 
 TOOLS = (other_tools, rasp)
 
-__all__ = [
-    "CONVENTIONS",
-    "TOOLS",
-    "Convention",
-    "ConventionCount",
-    "Entry",
-    "count",
-    "find_convention",
-    "reconcile",
-    "under_convention",
-]
+__all__ = ["CONVENTIONS", "TOOLS", "count", "find_convention", "reconcile", "under_convention"]
