@@ -86,17 +86,17 @@ def stat(
     profile = edge_opt.profile(model, model_inputs)
     figures = measured(model, model_inputs, profile, run_on, timing=timing, memory=memory, is_simulated=is_simulated)
     tree = build_tree(profile, figures)
-    report = table.build_report(profile, tree, report_type, include_root, figures)
+    report = table.build_report(profile, tree, figures, columns, report_type, include_root)
 
     if save_path is not None:
-        table.save(report, columns, save_path)
-    text = table.render_text(report, columns)
+        table.save(report, save_path)
+    text = table.render_text(report)
     if print_stat and report_type is not None:
         print(text)
-    totals = {column.name: column.value(report.total) for column in columns if not column.is_label}
+    totals = {column.name: report.total[column.name] for column in columns if not column.is_label}
     results: dict[str, Any] = {"tree": tree, "sum": text, "totals": totals}
     if "data" in wanted:
-        results["data"] = table.dataframe(report, columns)
+        results["data"] = table.dataframe(report)
         if keep_tree:
             results["data"].attrs["tree"] = tree
     asked = [results[name] for name in wanted]

@@ -16,7 +16,7 @@ from edge_opt.cost.conventions.rasp import Count
 from edge_opt.errors import InvalidInput
 from edge_opt.records.fields import Record
 from edge_opt.text import markdown, markdown_table, printable, spreadsheet
-from rasp.tree import NOTHING, Measured, Node, Shapes
+from rasp.tree import Measured, ModuleNode, Shapes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,20 +29,20 @@ Need = Literal["compute", "timing", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StatColumn:
     """A column: how its value follows from a row, and which argument of `stat` it needs to be on."""
 
     name: str
-    value: Callable[[Row], Any]
+    value: Callable[[StatRow], Any]
     needs: Need | None = None
     is_default: bool = True
     is_label: bool = False
 
 
-_columns: dict[str, Column] = {}
+_columns: dict[str, StatColumn] = {}
 
 
-def add_column(column: Column) -> None:
+def add_column(column: StatColumn) -> None:
     """Register a column. The same one again, as when its module is reloaded, takes its own place."""
     known = _columns.get(column.name, column)
     origins = [f"{item.value.__module__}.{item.value.__qualname__}" for item in (known, column)]
@@ -51,7 +51,7 @@ def add_column(column: Column) -> None:
     _columns[column.name] = column
 
 
-def columns() -> Mapping[str, Column]:
+def columns() -> Mapping[str, StatColumn]:
     """Return every known column by name; read-only."""
     return MappingProxyType(_columns)
 
@@ -75,7 +75,7 @@ def choose_columns(
     report_fields: str | Iterable[str] | None = None,
     includes: str | Iterable[str] | None = None,
     excludes: str | Iterable[str] | None = None,
-) -> tuple[Column, ...]:
+) -> tuple[StatColumn, ...]:
     """Return the columns of one report: `report_fields` and then `includes`, without `excludes`.
 
     Without `report_fields` they are the defaults, and `includes` stand among them where the published table has them.
@@ -95,7 +95,7 @@ def choose_columns(
     return chosen
 
 
-def _known(name: str, argument: str) -> Column:
+def _known(name: str, argument: str) -> StatColumn:
     if name in _columns:
         return _columns[name]
     hint = "; `import rasp.addons.energy` adds it" if name == "energy" else ""
@@ -104,29 +104,29 @@ def _known(name: str, argument: str) -> Column:
 
 # In the published order, which reports follow; columns of add-ons come after.
 for _column in (
-    Column("name", lambda row: row.name, is_label=True),
-    Column("type", lambda row: row.type, is_label=True),
-    Column("in_shape", lambda row: row.in_shape, is_label=True),
-    Column("out_shape", lambda row: row.out_shape, is_label=True),
-    Column("params", lambda row: sum(node.params for node in row.parts)),
-    Column("lat", lambda row: row.seconds * 1e3, "timing"),
-    Column("net_lat", lambda row: row.net_s * 1e3, "timing"),
-    Column("lat[%]", lambda row: row.share * 100, "timing"),
-    Column("end_lat", lambda row: row.end_s * 1e3, "timing", is_default=False),
-    Column("flops", lambda row: row.work.flops, "compute"),
+    StatColumn("name", lambda row: row.name, is_label=True),
+    StatColumn("type", lambda row: row.type, is_label=True),
+    StatColumn("in_shape", lambda row: row.in_shape, is_label=True),
+    StatColumn("out_shape", lambda row: row.out_shape, is_label=True),
+    StatColumn("params", lambda row: sum(node.params for node in row.parts)),
+    StatColumn("lat", lambda row: row.seconds * 1e3, "timing"),
+    StatColumn("net_lat", lambda row: row.net_s * 1e3, "timing"),
+    StatColumn("lat[%]", lambda row: row.share * 100, "timing"),
+    StatColumn("end_lat", lambda row: row.end_s * 1e3, "timing", is_default=False),
+    StatColumn("flops", lambda row: row.work.flops, "compute"),
     # Work over time of the calls themselves: children have time and work of their own.
-    Column(
+    StatColumn(
         "FLOPS",
         lambda row: sum(node.own.flops for node in row.heads) / row.net_s if row.net_s else math.nan,
         "timing",
     ),
-    Column("mem_r", lambda row: row.work.bytes_read, "compute"),
-    Column("mem_w", lambda row: row.work.bytes_written, "compute"),
-    Column("mem_rw", lambda row: row.work.bytes_read + row.work.bytes_written, "compute"),
-    Column("macc", lambda row: row.work.macc, "compute", is_default=False),
-    Column("net_dev_mem", lambda row: row.memory and row.memory.before_bytes, "memory"),
-    Column("dev_mem_alloc", lambda row: row.memory and row.memory.allocated_bytes, "memory"),
-    Column("dev_max_mem_alloc", lambda row: row.memory and row.memory.peak_bytes, "memory"),
+    StatColumn("mem_r", lambda row: row.work.bytes_read, "compute"),
+    StatColumn("mem_w", lambda row: row.work.bytes_written, "compute"),
+    StatColumn("mem_rw", lambda row: row.work.bytes_read + row.work.bytes_written, "compute"),
+    StatColumn("macc", lambda row: row.work.macc, "compute", is_default=False),
+    StatColumn("net_dev_mem", lambda row: row.memory and row.memory.before_bytes, "memory"),
+    StatColumn("dev_mem_alloc", lambda row: row.memory and row.memory.allocated_bytes, "memory"),
+    StatColumn("dev_max_mem_alloc", lambda row: row.memory and row.memory.peak_bytes, "memory"),
 ):
     add_column(_column)
 
@@ -135,7 +135,7 @@ REPORT_TYPES = ("tape", "leaves", "all", "nodes", "node", "root")
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Record):
+class StatRow(Record):
     """One line of a report: the calls whose own work it sums, labelled as the first of them.
 
     `heads` are the calls of the module itself, `parts` also what lies beneath them. `seconds` is the time of the heads
@@ -146,8 +146,8 @@ class Row(Record):
     type: str
     in_shape: Shapes | None
     out_shape: Shapes | None
-    parts: tuple[Node, ...]
-    heads: tuple[Node, ...]
+    parts: tuple[ModuleNode, ...]
+    heads: tuple[ModuleNode, ...]
     seconds: float
     end_s: float
     share: float
@@ -166,18 +166,24 @@ class Row(Record):
 
 @dataclass(frozen=True, slots=True)
 class Report(Record):
-    """Rows with their total. The notes say what the rows do not show, `memory_source` where device memory is from."""
+    """Rows and their total, as values by column, and notes. `memory_source` says where device memory is from."""
 
     model: str
     report_type: str | None
-    rows: tuple[Row, ...]
-    total: Row
+    columns: tuple[StatColumn, ...]
+    rows: tuple[dict[str, Any], ...]
+    total: dict[str, Any]
     notes: tuple[str, ...]
-    memory_source: str = ""
+    memory_source: str
 
 
 def build_report(
-    profile: ModelProfile, root: Node, report_type: str | None, include_root: bool, measured: Measured = NOTHING
+    profile: ModelProfile,
+    root: ModuleNode,
+    measured: Measured,
+    columns: tuple[StatColumn, ...],
+    report_type: str | None,
+    include_root: bool,
 ) -> Report:
     """Return the rows of a report type, with what was measured.
 
@@ -197,14 +203,14 @@ def build_report(
     counted = _tape(root) if is_by_leaves else every
     whole_s, net_s = measured.whole_s, _seconds(counted)
 
-    def row(calls: Sequence[Node], with_children: bool) -> Row:
+    def row(calls: Sequence[ModuleNode], with_children: bool) -> StatRow:
         # By index: a module that calls itself must not count the inner call twice.
         beneath = {node.index: node for call in calls for node in call.walk()}
         parts = tuple(beneath.values()) if with_children else tuple(calls)
         # The whole model takes the time of its forward, not the sum of its modules.
         is_whole = parts[0] is root and len(parts) == len(every)
         first = calls[0]
-        return Row(
+        return StatRow(
             first.name, first.type, first.in_shape, first.out_shape, parts, tuple(calls),
             seconds=whole_s if is_whole else _seconds(beneath.values()),
             end_s=whole_s if is_whole else max(node.end_s for node in parts),
@@ -215,12 +221,13 @@ def build_report(
     rows = [row(calls, with_children=not is_by_leaves) for calls in _calls_by_row(root, report_type)]
     if include_root and report_type not in (None, "root", "node") and root.children:
         rows.insert(0, row([root], with_children=True))
-    total = Row("total", "", None, None, counted, counted, whole_s, whole_s, 1.0, root.memory)
-    notes = (*_notes(profile, root, total), *measured.notes)
-    return Report(root.type, report_type, tuple(rows), total, notes, measured.memory_source)
+    total = StatRow("total", "", None, None, counted, counted, whole_s, whole_s, 1.0, root.memory)
+    *values, total_values = ({column.name: column.value(row) for column in columns} for row in (*rows, total))
+    notes = (*_notes(profile, root, counted), *measured.notes)
+    return Report(root.type, report_type, columns, tuple(values), total_values, notes, measured.memory_source)
 
 
-def _calls_by_row(root: Node, report_type: str | None) -> list[list[Node]]:
+def _calls_by_row(root: ModuleNode, report_type: str | None) -> list[list[ModuleNode]]:
     if report_type is None:
         return []
     if report_type in ("root", "node"):
@@ -228,24 +235,24 @@ def _calls_by_row(root: Node, report_type: str | None) -> list[list[Node]]:
     if report_type == "tape":
         return [[node] for node in _tape(root)]
     nodes = _tape(root) if report_type == "leaves" else (node for child in root.children for node in child.walk())
-    modules: dict[str, list[Node]] = {}
+    modules: dict[str, list[ModuleNode]] = {}
     for node in nodes:
         modules.setdefault(node.name, []).append(node)
     return [calls for calls in modules.values() if report_type != "nodes" or any(call.children for call in calls)]
 
 
-def _tape(root: Node) -> tuple[Node, ...]:
+def _tape(root: ModuleNode) -> tuple[ModuleNode, ...]:
     """Return the calls that have a line in a tape."""
     return tuple(node for node in root.walk() if node.is_leaf or node.own.macc or node.params)
 
 
-def _seconds(nodes: Iterable[Node]) -> float:
+def _seconds(nodes: Iterable[ModuleNode]) -> float:
     """Return their own seconds in all; NaN where none was timed. Calls too deep to be timed are part of one above."""
     known = [node.own_s for node in nodes if not math.isnan(node.own_s)]
     return math.fsum(known) if known else math.nan
 
 
-def _memory(parts: tuple[Node, ...]) -> ModuleMemory | None:
+def _memory(parts: tuple[ModuleNode, ...]) -> ModuleMemory | None:
     """Return the memory around the calls of a row; a call's includes its children's, so only the outermost count."""
     inside = {child.index for node in parts for child in node.children}
     known = [node.memory for node in parts if node.memory is not None and node.index not in inside]
@@ -258,12 +265,12 @@ def _memory(parts: tuple[Node, ...]) -> ModuleMemory | None:
     )
 
 
-def _notes(profile: ModelProfile, root: Node, total: Row) -> tuple[str, ...]:
+def _notes(profile: ModelProfile, root: ModuleNode, counted: Iterable[ModuleNode]) -> tuple[str, ...]:
     notes = list(profile.trace.notes)
     if profile.unpriced:
         names = ", ".join(sorted({item.op for item in profile.unpriced}))
         notes.append(f"operators without a price: {names}; the figures are lower bounds")
-    shown = {node.index for node in total.parts}
+    shown = {node.index for node in counted}
     hidden = [node for node in root.walk() if node.index not in shown and (node.own.flops or node.own.bytes_read)]
     if hidden:
         flops = sum(node.own.flops for node in hidden)
@@ -278,13 +285,13 @@ def _notes(profile: ModelProfile, root: Node, total: Row) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def dataframe(report: Report, columns: Sequence[Column]) -> pd.DataFrame:
+def dataframe(report: Report) -> pd.DataFrame:
     """Return one line per row and a last one, labelled `total`; `.attrs` has the notes and the source of memory."""
     import pandas as pd
 
     rows = (*report.rows, report.total)
     index = pd.Index([*range(len(report.rows)), "total"], dtype=object, name="index")
-    table = pd.DataFrame({column.name: [column.value(row) for row in rows] for column in columns}, index=index)
+    table = pd.DataFrame({name: [row[name] for row in rows] for name in report.total}, index=index)
     table.attrs["notes"] = report.notes
     table.attrs["device_memory"] = report.memory_source
     return table
@@ -311,12 +318,12 @@ def round_value(value: float, binary: bool = False, prec: int = 2) -> str:
     return str(round(value, prec))
 
 
-def total_lines(report: Report, columns: Sequence[Column]) -> list[str]:
+def total_lines(report: Report) -> list[str]:
     """Return the figures of the total in words: "Total params: 3.5M"."""
     lines = []
-    for column in columns:
-        value = None if column.is_label or column.name in _NOT_A_SUM else column.value(report.total)
-        if value is None or _is_unknown(value):
+    for column in report.columns:
+        value = report.total[column.name]
+        if column.is_label or column.name in _NOT_A_SUM or value is None or _is_unknown(value):
             continue
         is_bytes = "mem" in column.name
         unit = "Byte" if is_bytes else "ms" if "lat" in column.name else ""
@@ -324,38 +331,49 @@ def total_lines(report: Report, columns: Sequence[Column]) -> list[str]:
     return lines
 
 
-def render_text(report: Report, columns: Sequence[Column]) -> str:
+def render_text(report: Report) -> str:
     """Return the table in aligned columns, the totals in words beneath it, and the notes."""
-    notes = [f"note: {printable(note)}" for note in report.notes]
+    totals_and_notes = [*total_lines(report), *(f"note: {printable(note)}" for note in report.notes)]
     if report.report_type is None:
-        return "\n".join([*total_lines(report, columns), *notes])
-    header, *lines = ([printable(cell) for cell in line] for line in _cells(report, columns))
-    widths = [max(map(len, cells)) for cells in zip(header, *lines, strict=True)]
-    is_left = [False, *(column.is_label for column in columns)]
-    aligned = [
-        "  ".join(
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(line, widths, is_left, strict=True)
-        ).rstrip()
-        for line in (header, *lines)
-    ]
-    rule = "=" * len(aligned[0])
-    return "\n".join([*aligned, rule, *total_lines(report, columns), *notes])
+        return "\n".join(totals_and_notes)
+    lines = [[printable(cell) for cell in line] for line in _cells(report)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    labels = {column.name for column in report.columns if column.is_label}
+    sides = ["<" if name in labels else ">" for name in ("index", *report.total)]
+    layout = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    aligned = [layout.format(*line).rstrip() for line in lines]
+    return "\n".join([*aligned, "=" * len(aligned[0]), *totals_and_notes])
 
 
-def render_markdown(report: Report, columns: Sequence[Column]) -> str:
+def render_markdown(report: Report) -> str:
     """Return the table as Markdown, with its notes beneath."""
-    header, *lines = _cells(report, columns)
+    header, *lines = _cells(report)
     notes = (f"\nNote: {markdown(note)}" for note in report.notes)
     return "\n".join([*markdown_table(header, lines), *notes]) + "\n"
 
 
-def render_json(report: Report, columns: Sequence[Column]) -> str:
+def _cells(report: Report) -> list[list[str]]:
+    lines = [["index", *report.total]]
+    for label, row in (*enumerate(report.rows), ("total", report.total)):
+        lines.append([str(label), *map(_cell, row.values())])
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "unknown" if math.isnan(value) else f"{value:.6g}"
+    return "" if value is None else str(value)
+
+
+def _is_unknown(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def render_json(report: Report) -> str:
     """Return the table as JSON; a figure that is not known is null."""
 
-    def plain(row: Row) -> dict[str, Any]:
-        values = {column.name: column.value(row) for column in columns}
-        return {name: None if _is_unknown(value) else value for name, value in values.items()}
+    def plain(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: None if _is_unknown(value) else value for name, value in row.items()}
 
     content = {
         "model": report.model,
@@ -368,11 +386,11 @@ def render_json(report: Report, columns: Sequence[Column]) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-_RENDERERS: Mapping[str, Callable[[Report, Sequence[Column]], str]] = {
-    ".csv": lambda report, columns: _as_csv(dataframe(report, columns)),
+_RENDERERS: Mapping[str, Callable[[Report], str]] = {
+    ".csv": lambda report: _as_csv(dataframe(report)),
     ".json": render_json,
     ".md": render_markdown,
-    ".txt": lambda report, columns: render_text(report, columns) + "\n",
+    ".txt": lambda report: render_text(report) + "\n",
 }
 
 
@@ -388,10 +406,10 @@ def report_file(save_path: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
-def save(report: Report, columns: Sequence[Column], save_path: str | os.PathLike[str]) -> Path:
+def save(report: Report, save_path: str | os.PathLike[str]) -> Path:
     """Write the table and return its path; in a folder, the file is named after the model."""
     path = report_file(save_path, f"{report.model}_{report.report_type}.csv")
-    return write_whole(path, _RENDERERS[path.suffix.lower()](report, columns))
+    return write_whole(path, _RENDERERS[path.suffix.lower()](report))
 
 
 def save_report(report: pd.DataFrame, save_path: str | os.PathLike[str]) -> Path:
@@ -435,22 +453,3 @@ def load_report(path: str | os.PathLike[str]) -> pd.DataFrame:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{str(path)!r} is not a report of rasp: {error}") from error
     return table.set_index("index") if "index" in table.columns else table
-
-
-def _cells(report: Report, columns: Sequence[Column]) -> list[list[str]]:
-    lines = [["index", *(column.name for column in columns)]]
-    for label, row in (*enumerate(report.rows), ("total", report.total)):
-        lines.append([str(label), *(_cell(column.value(row)) for column in columns)])
-    return lines
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return "unknown" if math.isnan(value) else f"{value:.6g}"
-    return str(value)
-
-
-def _is_unknown(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)

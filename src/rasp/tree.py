@@ -130,7 +130,7 @@ Shapes = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Node(Record):
+class ModuleNode(Record):
     """One call of one module. `own` and `params` leave out its children, which have nodes of their own.
 
     `params` stand with the first call of their module, and are those the run reads: a head that is only used in
@@ -147,7 +147,7 @@ class Node(Record):
     params: int
     own: Count
     dtype: str | None
-    children: tuple[Node, ...]
+    children: tuple[ModuleNode, ...]
     own_s: float = math.nan
     end_s: float = math.nan
     memory: ModuleMemory | None = None
@@ -162,14 +162,14 @@ class Node(Record):
         """The call with everything beneath it."""
         return sum((node.own for node in self.walk()), Count())
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[ModuleNode]:
         """Yield this node and all beneath it, in the order in which the calls began."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
-def build_tree(profile: ModelProfile, measured: Measured = NOTHING) -> Node:
+def build_tree(profile: ModelProfile, measured: Measured) -> ModuleNode:
     """Return the module calls of a profile, counted and measured; the root is the model itself."""
     trace = profile.trace
     counts = count_layers(profile, CFG.counting)
@@ -179,7 +179,7 @@ def build_tree(profile: ModelProfile, measured: Measured = NOTHING) -> Node:
         for storage, tensor in zip(op.reads, trace.signatures[op.signature].inputs, strict=True):
             if trace.storages[storage].role == "parameter":
                 reads[op.module][storage] = tensor.elements
-    nodes: dict[int, Node] = {}
+    nodes: dict[int, ModuleNode] = {}
     below: dict[int, list[int]] = defaultdict(list)
     # A call stands behind its parent: from the end, the children of each are there before it.
     for call in reversed(trace.modules):
@@ -187,7 +187,7 @@ def build_tree(profile: ModelProfile, measured: Measured = NOTHING) -> Node:
         for child in children:
             reads[call.index] |= reads[child.index]
         own, dtype = counts[call.index]
-        nodes[call.index] = Node(
+        nodes[call.index] = ModuleNode(
             call.index,
             f".{call.path}",
             call.kind,
@@ -207,7 +207,7 @@ def build_tree(profile: ModelProfile, measured: Measured = NOTHING) -> Node:
     return _folded(nodes[0], CFG.profile.compute_max_depth)
 
 
-def _folded(node: Node, depth: int) -> Node:
+def _folded(node: ModuleNode, depth: int) -> ModuleNode:
     """Return the tree down to a depth; the nodes there take over the work beneath them; -1: nothing is folded."""
     if depth < 0 or not node.children:
         return node
@@ -227,7 +227,7 @@ def _joined(shapes: tuple[tuple[int, ...], ...]) -> Shapes:
     return shapes[0] if len(shapes) == 1 else shapes
 
 
-def _params(call: ModuleCall, children: tuple[Node, ...], reads: dict[int, int]) -> int:
+def _params(call: ModuleCall, children: tuple[ModuleNode, ...], reads: dict[int, int]) -> int:
     """Return how many parameters belong to this call and are read.
 
     edge_opt gives a call its own parameters and those of children that never ran; reads tell the two apart.

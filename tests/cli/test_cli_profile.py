@@ -133,7 +133,7 @@ def test_an_exported_program_needs_no_input(tmp_path: Path) -> None:
     [
         ([], "no --input given: Net needs the shape of each of its inputs; write [NAME:]DIMxDIM"),
         (["--kwarg", "repeat=2"], "no --input given"),
-        (["-i", "0x5:int64"], "the dimension 0 is not positive"),
+        (["-i", "0x5:int64"], "has the dimension 0"),
         (["-i", "2x5:int64", "--batch", "0"], "--batch is 0; it must be at least 1"),
         (["-i", "2x5:int63"], "unknown dtype 'int63'"),
         (["-i", "ids:2x5:int64", "-i", "ids:2x5"], "the argument 'ids' is given twice"),

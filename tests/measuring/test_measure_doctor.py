@@ -14,6 +14,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from edge_opt.cli import app
 from edge_opt.cli.device_commands import doctor
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.diagnosis import diagnose, machine_noise
@@ -122,4 +123,4 @@ def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_doctor_takes_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_opt.measuring.diagnosis.diagnose", lambda seconds: diagnosis())
-    assert CliRunner().invoke(command(), ["--debug"]).exit_code == 0
+    assert CliRunner().invoke(app, ["doctor", "--debug"]).exit_code == 0

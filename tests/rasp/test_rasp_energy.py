@@ -15,7 +15,7 @@ from torch import nn
 import rasp
 import rasp.addons.energy
 from edge_opt.errors import InvalidInput
-from rasp.table import Column, add_column, columns
+from rasp.table import StatColumn, add_column, columns
 
 WORD_PJ = 0.8 * 5 + 0.2 * 640
 
@@ -66,7 +66,7 @@ def test_importing_again_changes_nothing() -> None:
 
 def test_another_column_of_the_same_name_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"'energy' is defined twice: rasp\.addons\.energy\.energy_pj and"):
-        add_column(Column("energy", lambda row: 0.0))
+        add_column(StatColumn("energy", lambda row: 0.0))
     assert totals(nn.Linear(16, 8), torch.ones(4, 16))["energy"] == pytest.approx(linear_pj(4.5, 1))
 
 

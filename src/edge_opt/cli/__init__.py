@@ -17,7 +17,7 @@ try:
     from edge_opt.cli.device_commands import board, calibrate, devices, doctor, measure_on
     from edge_opt.cli.profile_commands import llm, profile, train_cost
     from edge_opt.cli.run_commands import SeveralSeeds, init, report, run, status, sweep
-    from edge_opt.cli.shell import Debug, Shell, run_to_the_end
+    from edge_opt.cli.shell import Shell, run_to_the_end
 except KeyboardInterrupt:  # while the program is still being read
     sys.stderr.write("interrupted; nothing was begun\n")
     raise SystemExit(130) from None
@@ -44,7 +44,7 @@ def edge_opt(
     version: Annotated[
         bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Debug = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error; every command takes it.")] = False,
 ) -> None:
     """What a PyTorch model costs on limited hardware, and the variant that fits.
 

@@ -7,7 +7,8 @@ import json as json_format
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -55,6 +56,8 @@ RecordFiles = Annotated[
     list[Path] | None, Option("--output", "-o", metavar="FILE", help="Save as .json, .html, .md or .txt.")
 ]
 
+# A shape starts with a digit and a name does not; the dimensions of a scalar are the word itself.
+_INPUT = re.compile(r"(?:(?P<name>[^\W\d]\w*):)?(?P<dims>scalar|-?\d[^:]*)(?::(?P<dtype>[^:]+))?")
 _SEPARATOR = re.compile(f"[xX{units.TIMES}]")
 
 
@@ -191,59 +194,36 @@ def _add(named: dict[str, Any], name: str, value: Any) -> None:
 def _input(text: str, batch: int | None) -> tuple[str | None, InputSpec]:
     from edge_opt.trace.inputs import InputSpec
 
-    name, dims, dtype = _parts(text)
-    shape = () if dims == "scalar" else tuple(_dimension(dim, text) for dim in _SEPARATOR.split(dims))
-    if batch is not None and shape:
-        shape = (batch, *shape[1:])
     try:
-        return name, InputSpec(shape, dtype)
+        parts = _INPUT.fullmatch(text)
+        if parts is None:
+            raise ValueError(text)
+        shape = () if parts["dims"] == "scalar" else tuple(map(int, _SEPARATOR.split(parts["dims"])))
+    except ValueError:
+        raise InvalidInput(f"--input {text!r} cannot be read; write {GRAMMAR}") from None
+    try:
+        spec = InputSpec(shape, parts["dtype"])
     except InvalidInput as error:
         raise InvalidInput(f"--input {text!r}: {error}") from error
-
-
-def _parts(text: str) -> tuple[str | None, str, str | None]:
-    """Split into name, dimensions and dtype; a shape starts with a digit and a name does not."""
-    parts = text.split(":")
-    is_named = len(parts) == 3 or (len(parts) == 2 and parts[0].isidentifier() and parts[0] != "scalar")
-    name, rest = (parts[0], parts[1:]) if is_named else (None, parts)
-    if len(rest) > 2 or not all(parts) or (name is not None and not name.isidentifier()):
-        raise InvalidInput(f"--input {text!r} cannot be read; write {GRAMMAR}")
-    return name, rest[0], rest[1] if len(rest) == 2 else None
-
-
-def _dimension(dim: str, text: str) -> int:
-    try:
-        size = int(dim)
-    except ValueError:
-        problem = f"{dim!r} is not a number" if dim else "a dimension is missing"
-        raise InvalidInput(f"--input {text!r}: {problem}; write {GRAMMAR}") from None
-    if size < 1:
-        raise InvalidInput(f"--input {text!r}: the dimension {size} is not positive; all must be at least 1")
-    return size
+    return parts["name"], spec if batch is None or not shape else replace(spec, shape=(batch, *shape[1:]))
 
 
 def _keyword(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise InvalidInput(f"--kwarg {text!r} cannot be read; write NAME=VALUE, such as use_cache=false or scale=0.5")
-    literal = _literal(value, text)
+    for read in (json_format.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            literal = read(value)
+            break
+    else:
+        raise InvalidInput(
+            f"--kwarg {text!r}: {value!r} is neither JSON nor a Python literal; put quotes around text: "
+            f"--kwarg \"{name}='{value}'\""
+        )
     if isinstance(literal, (list, tuple)) and literal and all(type(item) is int for item in literal):
         raise InvalidInput(f"--kwarg {text!r}: a list of integers would be taken for the shape of a tensor; use Python")
     return name, literal
-
-
-def _literal(value: str, text: str) -> Any:
-    try:
-        return json_format.loads(value)
-    except ValueError:
-        pass
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise InvalidInput(
-            f"--kwarg {text!r}: {value!r} is neither JSON nor a Python literal; put quotes around text: "
-            f"--kwarg \"{text.partition('=')[0]}='{value}'\""
-        ) from None
 
 
 def load_batches(reference: str) -> Iterable[Any]:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from edge_opt.budgets.budget_metrics import PROFILE_METRICS, TABLE, configured_budgets, parse_budget, parse_increase
 from edge_opt.cli import arguments as shared
 from edge_opt.cli.arguments import is_profile, loaded_call, measuring, read_profile, split_threads
-from edge_opt.cli.shell import NOT_SATISFIED, Debug, Trust, print_status, result_console, result_width
+from edge_opt.cli.shell import NOT_SATISFIED, Trust, print_status, result_console, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, load_model
 from edge_opt.report.comparison import SORT_KEYS, check_choice
@@ -74,7 +74,6 @@ def compare(
     ] = None,
     json: shared.Json = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """What differs between models, layer by layer; the first is the baseline.
 
@@ -161,7 +160,6 @@ def check(
     junit: Annotated[Path | None, Option(metavar="FILE", help="Save as JUnit XML.")] = None,
     json: shared.Json = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """Whether a model keeps within its budgets: exit code 0 if it does, 1 if not, 2 for wrong use.
 

@@ -9,7 +9,7 @@ from typer import Option
 
 from edge_opt.cli import arguments as shared
 from edge_opt.cli.arguments import FORM, load_batches, loaded_call, random_batches
-from edge_opt.cli.shell import Debug, Trust, not_satisfied, print_record, print_status
+from edge_opt.cli.shell import Trust, not_satisfied, print_record, print_status
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
 from edge_opt.runtimes.registry import runtime_names
@@ -99,7 +99,6 @@ def prune(
         bool, Option("--fail-on-shortfall", help="Exit with 1 if a target is missed by more than a tenth.")
     ] = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """Remove the least important channels and heads, prove the result, and save it without pickles.
 
@@ -153,11 +152,9 @@ def _layer_ratio(text: str) -> tuple[str, float]:
 
 
 MaxDifference = Annotated[
-    float | None, Option("--max-difference", metavar="SHARE", help="Largest difference accepted, over the mean output.")
+    float | None, Option(metavar="SHARE", help="Largest difference accepted, over the mean output.")
 ]
-MinAgreement = Annotated[
-    float | None, Option("--min-agreement", metavar="SHARE", help="Exit with 1 below this top-1 agreement.")
-]
+MinAgreement = Annotated[float | None, Option(metavar="SHARE", help="Exit with 1 below this top-1 agreement.")]
 
 
 def quantize(
@@ -182,7 +179,6 @@ def quantize(
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where the file goes.")] = Path(),
     json: shared.Json = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """Quantise a model to int8 and say what came of it: what runs in int8, agreement, size.
 
@@ -220,7 +216,6 @@ def export(
     min_agreement: MinAgreement = None,
     json: shared.Json = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """Write a model as ONNX for any batch size, run it, and say how far it agrees with the original.
 

@@ -15,7 +15,7 @@ from edge_opt import units
 from edge_opt._support.json import to_plain
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import Inputs, Json, MinTime, loaded_call, read_arguments
-from edge_opt.cli.shell import Debug, Trust, print_json, print_record, print_status, result_console, result_width
+from edge_opt.cli.shell import Trust, print_json, print_record, print_status, result_console, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
 from edge_opt.report.terminal import print_table
@@ -37,7 +37,6 @@ def devices(
         str | None, Argument(metavar="[NAME]", help="A name, an alias, or a .toml or .json file of your own.")
     ] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """The devices there are, or everything known about one, with sources.
 
@@ -108,7 +107,6 @@ def board(
     ] = None,
     json: Json = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """A board of your own from a few times: three to eight nets, timed there with any runtime by any tool.
 
@@ -237,7 +235,6 @@ def calibrate(
     seconds: Annotated[float, Option(help="CPU seconds it may take, at most 120.")] = 110.0,
     on: Annotated[str | None, Option(metavar="USER@HOST", help="Calibrate this board, over ssh, instead.")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure this machine, or a board: bandwidth, peaks, overheads, and thousands of operators.
 
@@ -310,7 +307,6 @@ def measure_on(
     threads: Annotated[int, Option(help="Threads of the runtime there; 0 is all cores.")] = 1,
     min_time: MinTime = 1.0,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Time an .onnx or .tflite file on a board over ssh. The board needs Python, numpy and the runtime.
 
@@ -348,7 +344,6 @@ def measure_on(
 def doctor(
     seconds: Annotated[float, Option(help="Longest time to measure the noise.")] = 5.0,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """This machine: versions, threads, governor, energy meters and why each is or isn't usable, and its noise."""
     from edge_opt.measuring.diagnosis import diagnose

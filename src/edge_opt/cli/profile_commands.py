@@ -17,7 +17,6 @@ from edge_opt.cli import arguments as shared
 from edge_opt.cli.arguments import LoadedCall, loaded_call, measuring, named_object, split_threads
 from edge_opt.cli.shell import (
     NOT_SATISFIED,
-    Debug,
     Trust,
     Verbose,
     not_satisfied,
@@ -81,7 +80,6 @@ def profile(
     runtime_profile: RuntimeTimes = None,
     verbose: Verbose = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """What each layer of a model costs, from shapes alone.
 
@@ -211,7 +209,6 @@ def train_cost(
     output: shared.RecordFiles = None,
     json: shared.Json = False,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """What a training step costs before it is run: FLOPs, and memory by kind.
 
@@ -291,7 +288,6 @@ def llm(
         bool, Option("--fail-on-unfit", help="Exit with 1 unless everything fits the smallest RAM.")
     ] = False,
     verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Whether a language model fits a device, how many tokens a second it writes there, and why.
 

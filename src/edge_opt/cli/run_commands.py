@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from edge_opt._support.files import write_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.cli.arguments import GRAMMAR, Json, read_arguments
-from edge_opt.cli.shell import Debug, Trust, not_satisfied, print_json, print_record, result_width
+from edge_opt.cli.shell import Trust, not_satisfied, print_json, print_record, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import FORMS, MODEL_FILES, load_model
 from edge_opt.runtimes.registry import runtime_names
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
     from edge_opt.run.pipeline import RunResult
 
 
-Workers = Annotated[int, Option("--workers", metavar="N", help="Processes that build side by side.")]
-Scheduler = Annotated[
-    str | None, Option("--scheduler", metavar="tls://…", help="Build on the workers of a Dask scheduler.")
-]
+Workers = Annotated[int, Option(metavar="N", help="Processes that build side by side.")]
+Scheduler = Annotated[str | None, Option(metavar="tls://…", help="Build on the workers of a Dask scheduler.")]
 Fresh = Annotated[bool, Option("--fresh", help="Start over; the earlier table is kept aside.")]
-MetricName = Annotated[
-    str | None, Option("--metric", metavar="NAME", help="What answers are worth: mae, miou, file.py:f, ...")
-]
+MetricName = Annotated[str | None, Option(metavar="NAME", help="Quality metric: mae, miou, file.py:f, ...")]
 Insecure = Annotated[bool, Option("--insecure", help="Allow a scheduler without encryption (tcp://).")]
 MeasureOn = Annotated[
     str | None, Option(metavar="USER@HOST", help="Measure on a board, over ssh; USER@HOST:PYTHON names a Python there.")
@@ -46,7 +42,6 @@ RetryFailed = Annotated[bool, Option("--retry-failed", help="Try candidates agai
 def init(
     file: Annotated[Path, Argument(metavar="[FILE]", help="Where to write it.")] = Path("edge-opt.yaml"),
     force: Annotated[bool, Option("--force", help="Replace a file that is there.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Write a configuration with every key, its default and what it is for.
 
@@ -102,7 +97,6 @@ def run(
     fresh: Fresh = False,
     trust: Trust = False,
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON, progress as JSON lines.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Train, sweep, judge and write everything; run again to go on.
 
@@ -166,8 +160,7 @@ def _check_accepted(results: Iterable[SweepResult]) -> None:
 
 
 Runtimes = Annotated[
-    str | None,
-    Option("--runtime", metavar="A,B", help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given."),
+    str | None, Option(metavar="A,B", help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given.")
 ]
 
 
@@ -198,7 +191,6 @@ def sweep(
     trust: Trust = False,
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("sweep"),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Try pruning, precisions and runtimes on a trained model, and say which variant to ship.
 
@@ -267,7 +259,6 @@ def _levels(prune: str) -> list[float] | str:
 def status(
     folder: Annotated[Path, Argument(metavar="DIR", help="The output folder of `edge-opt run`.")],
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """How far the sweep in a folder is, who runs it, and the best candidate so far.
 
@@ -293,7 +284,6 @@ def report(
     ] = None,
     title: Annotated[str | None, Option(help="The page's heading.")] = None,
     trust: Trust = False,
-    debug: Debug = False,
 ) -> None:
     """One HTML page of everything a run found out, or of several runs side by side; it needs no network and no server.
 

@@ -34,15 +34,6 @@ _INTERRUPTED = SweepInterrupted.exit_code
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells say it
 
 
-def _remember_debug(context: typer.Context, wanted: bool) -> bool:
-    if wanted:
-        context.find_root().meta["edge_opt.debug"] = True
-    return wanted
-
-
-Debug = Annotated[
-    bool, Option("--debug", help="Show the traceback of an error.", callback=_remember_debug, is_eager=True)
-]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Every remark and source, too.")]
 
 
@@ -64,6 +55,11 @@ Trust = Annotated[
 
 class Shell(TyperGroup):
     """The group of all commands; an EdgeOptError becomes `error: ...` and its exit code, usually 2."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # Every command takes --debug, before or behind its name, so that none has to declare it.
+        ctx.meta["edge_opt.debug"] = "--debug" in args
+        return super().parse_args(ctx, [word for word in args if word != "--debug"])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -87,7 +83,7 @@ class Shell(TyperGroup):
         return name, command, current_options(name or "", rest)
 
     def _ended(self, ctx: Any, error: BaseException, sentence: str, code: int) -> typer.Exit:
-        if ctx.find_root().meta.get("edge_opt.debug"):
+        if ctx.find_root().meta["edge_opt.debug"]:
             traceback.print_exception(error)
         print_status(sentence if isinstance(error, KeyboardInterrupt) else f"error: {sentence}")
         return typer.Exit(code)

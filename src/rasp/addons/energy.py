@@ -7,12 +7,12 @@ times in five, and from main memory once. Figures are those of a 45 nm process.
 from __future__ import annotations
 
 from edge_opt.cost.conventions.rasp import energy_pj as count_pj
-from rasp.table import Column, Row, add_column
+from rasp.table import StatColumn, StatRow, add_column
 
 
-def energy_pj(row: Row) -> float:
+def energy_pj(row: StatRow) -> float:
     """Energy of a row; NaN where it computes in a type that has no figure."""
     return sum(count_pj(node.own, node.dtype) for node in row.parts)
 
 
-add_column(Column("energy", energy_pj, "compute", is_default=False))
+add_column(StatColumn("energy", energy_pj, "compute", is_default=False))
