@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev
 # Packages are installed without bytecode. Unless Python may write it, every process would compile torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick coverage check docs bench clean
+.PHONY: demo test quick coverage check docs pages bench clean
 
 # What the tests need beside Python: a browser to open reports with, real images, and an ssh server as a board.
 SYSTEM := chromium dataset-fashion-mnist openssh-server
@@ -59,6 +59,14 @@ check: $(DEV_READY)
 ## docs: the documentation site, in build/site
 docs: $(DEV_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# The samples come last: they show what the pages before them describe. Two writers are left out: the picture of a report
+# needs a browser, and the bundled nets, which are data of the package, need torchvision.
+PAGE_WRITERS := $(filter-out %/write_samples.py %/write_report_picture.py %/write_bundled_nets.py,$(wildcard scripts/write_*.py)) \
+  scripts/write_samples.py
+## pages: write every generated page of README and docs anew, about 5 minutes
+pages: $(DEV_READY)
+	@for writer in $(PAGE_WRITERS); do echo $$writer; $(BIN)/python $$writer || exit 1; done
 
 ## bench: ratios against other tools in one run; writes benchmarks/results/*.json
 bench: $(DEV_READY)

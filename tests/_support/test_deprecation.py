@@ -71,8 +71,8 @@ def test_the_page_lists_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deprecation, "FORMER_NAMES", FORMER_NAMES)
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     writer = import_module("write_former_names")
-    assert former_names_table() in writer.PAGE.read_text(encoding="utf-8"), "run `python scripts/write_former_names.py`"
-    assert writer.page() == writer.PAGE.read_text(encoding="utf-8"), "run `python scripts/write_former_names.py`"
+    assert former_names_table() in writer.PAGE.read_text(encoding="utf-8"), "run `make pages`"
+    assert writer.page() == writer.PAGE.read_text(encoding="utf-8"), "run `make pages`"
 
 
 def test_a_module_is_found_under_its_former_path() -> None:

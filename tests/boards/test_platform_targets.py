@@ -48,7 +48,7 @@ def test_the_best_known_platform_answers_and_is_named(profile: ModelProfile) -> 
     assert found.energies[0].source == "proxy"
 
 
-def test_runtime_and_threads_choose_and_flow_through_every_door(profile: ModelProfile) -> None:
+def test_runtime_and_threads_choose_and_flow_through_every_function(profile: ModelProfile) -> None:
     asked = estimate(profile, "raspberry-pi-4", runtime="tflite", threads=1)
     assert "raspberry-pi-4/cpu-1/tflite/fp32" in asked.remarks[0]
     there = {"runtime": "tflite", "threads": 1}

@@ -101,7 +101,7 @@ def test_nothing_grew_is_no_increase(small: ModelProfile) -> None:
     ("text", "character", "words"),
     [
         ("peak_memory", "", "expected ="),
-        ("peak_memory=", "", "expected a percentage; for an amount, say the unit, as in peak_memory_mb=1"),
+        ("peak_memory=", "", "peak_memory_mb=1"),
         ("peak_memory=5", "", "expected a percentage"),
         ("peak=5%", "p", "closest: "),
         ("macs=x", "x", "expected a number"),
@@ -224,7 +224,7 @@ def test_what_was_not_predicted_keeps_no_budget(small: ModelProfile) -> None:
     assert found.outcome == "unknown" and "--target" in found.reason
     (found,) = eo.check(with_prediction(small, None, None, None), "predicted_ms <= 1000").budgets
     assert found.outcome == "unknown" and "raspberry-pi-4 gives no time" in found.reason
-    with pytest.raises(InvalidInput, match="no target to predict for"):
+    with pytest.raises(InvalidInput, match="target="):
         eo.check(small, "macs <= 1G", precision="int8")
 
 
@@ -268,7 +268,7 @@ def test_wrong_use_is_refused(small: ModelProfile, tmp_path: Path) -> None:
         eo.check(small, "macs <= 1", on_undecided="maybe")  # type: ignore[arg-type]
     old = tmp_path / "old.json"
     old.write_text(small.save(tmp_path / "p.json").read_text().replace('"schema_version": 1', '"schema_version": 0'))
-    with pytest.raises(UnreadableProfile, match="schema version 0, and this edge_opt reads 1; profile the model again"):
+    with pytest.raises(UnreadableProfile, match="version 0.*1"):
         eo.check(small, "macs <= 1", baseline=old)
 
 
@@ -321,7 +321,7 @@ def test_files_by_suffix(small: ModelProfile, tmp_path: Path) -> None:
     result = eo.check(small, "macs <= 1")
     for suffix in ("json", "md", "xml", "html", "txt"):
         assert result.save(tmp_path / f"check.{suffix}").stat().st_size > 0
-    with pytest.raises(InvalidInput, match="has the suffix '.pdf'; use one of .html, .json, .md, .txt, .xml"):
+    with pytest.raises(InvalidInput, match=r"'\.pdf'.*\.html, \.json, \.md, \.txt, \.xml"):
         result.save(tmp_path / "check.pdf")
     plain = json.loads(document(result))
     assert (plain["passed"], plain["budgets"][0]["value"]) == (False, macs(8))

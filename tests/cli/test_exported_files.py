@@ -50,7 +50,7 @@ def program(tmp_path: Path, mark: Path) -> Path:
 
 @pytest.mark.parametrize("opened", [lambda path: load_model(str(path)), open_program])
 def test_a_program_is_refused_before_it_is_opened(opened: object, program: Path, mark: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"can execute code from the file.*--trust.*trust=True.*\.onnx"):
+    with pytest.raises(InvalidInput, match="--trust.*trust=True"):
         opened(program)  # type: ignore[operator]
     assert not mark.exists()
 

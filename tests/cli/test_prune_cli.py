@@ -114,5 +114,5 @@ def test_a_missing_package_names_its_command(
     package: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=rf"{needs}, which is not installed; run `pip install 'edge-opt\[comp"):
+    with pytest.raises(MissingExtra, match=rf"{needs}.*`pip install 'edge-opt\[comp"):
         save_pruned(prune(SmallCNN(), (1, 1, 28, 28), 0.5), tmp_path / "out")

@@ -111,9 +111,7 @@ def test_every_index_is_in_the_order_once() -> None:
 
 
 def test_more_samples_than_there_are_is_refused() -> None:
-    with pytest.raises(
-        InvalidInput, match="val_subset 359, calibration 128 and train_subset 5000 are more than the 1438"
-    ):
+    with pytest.raises(InvalidInput, match="train_subset 5000.*1438"):
         load_splits("digits", train_subset=5000)
 
 
@@ -141,9 +139,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     file = tmp_path / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(
-        DataNotFound, match=r"train-images-idx3-ubyte should hold 47040 values \(60 x 28 x 28\) and holds"
-    ):
+    with pytest.raises(DataNotFound, match=r"train-images-idx3-ubyte.*47040.*60 x 28 x 28"):
         load_splits("mnist", data_dir=tmp_path)
 
 
@@ -151,7 +147,7 @@ def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
     write_mnist(tmp_path, suffix=".gz")
     file = tmp_path / "train-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(DataNotFound, match="train-images-idx3-ubyte.gz is damaged or cut short"):
+    with pytest.raises(DataNotFound, match=r"train-images-idx3-ubyte\.gz"):
         load_splits("mnist", data_dir=tmp_path)
 
 
@@ -159,7 +155,7 @@ def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
 def test_a_foreign_file_is_named(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "labels"
     path.write_bytes(content)
-    with pytest.raises(DataNotFound, match=f"it starts with {found}, and 00000801 was expected"):
+    with pytest.raises(DataNotFound, match=f"{found}.*00000801"):
         read_idx(path, 1)
 
 
@@ -171,7 +167,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_absent_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFound, match=r"mnist is not in .*; put its four idx files into a folder"):
+    with pytest.raises(DataNotFound, match="mnist.*data_dir"):
         load_splits("mnist", data_dir=tmp_path)
 
 
@@ -217,7 +213,7 @@ def test_a_download_is_kept_if_its_checksum_fits(
 def test_a_download_with_another_checksum_is_not_kept(server: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = server
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))
-    with pytest.raises(DataNotFound, match="not the published file: its sha256 is another"):
+    with pytest.raises(DataNotFound, match="sha256"):
         datasets.fetch("fashion-mnist", tmp_path / "cache", url)
     assert not (tmp_path / "cache").exists()
 
@@ -228,12 +224,12 @@ def test_a_bomb_is_refused_before_it_is_unpacked(
     url, folder = server
     monkeypatch.setattr(datasets, "read_idx", None)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(100_000)))
-    with pytest.raises(DataNotFound, match="its sha256 is another"):
+    with pytest.raises(DataNotFound, match="sha256"):
         datasets.fetch("fashion-mnist", tmp_path / "cache", url)
 
 
 def test_without_a_network_the_folder_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFound, match="cannot be reached .* name it as data_dir"):
+    with pytest.raises(DataNotFound, match="data_dir"):
         datasets.fetch("mnist", tmp_path, "http://127.0.0.1:9/")
 
 
@@ -287,9 +283,9 @@ def test_loaders_of_the_user_s_are_the_same_for_the_same_seed(own: str) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "sentence"),
     [
-        ("generator", InvalidInput, "train of .* is a generator; it must be a DataLoader or a list"),
-        ("lacking", InvalidInput, "has no 'validation' part; it must return a mapping"),
-        ("broken", DataNotFound, "raised KeyError: 'no such column'"),
+        ("generator", InvalidInput, "train.*generator"),
+        ("lacking", InvalidInput, "'validation'"),
+        ("broken", DataNotFound, "KeyError: 'no such column'"),
         ("loader", ModelNotFound, "closest: loaders"),
     ],
 )
@@ -299,7 +295,7 @@ def test_what_is_wrong_with_the_user_s_loaders_is_said(own: str, name: str, erro
 
 
 def test_an_unknown_dataset_is_refused() -> None:
-    with pytest.raises(DataNotFound, match="dataset is 'cifar'; it must be a known name or file.py:loaders"):
+    with pytest.raises(DataNotFound, match="'cifar'"):
         load_splits("cifar")
 
 

@@ -1,4 +1,4 @@
-"""The floor plan of docs/architecture.md, read from the source."""
+"""The rules of docs/architecture.md, checked in the source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXCEPTIONS = {("records", "report"), ("records", "_support"), ("records", "board
 # The largest batch is found by profiles and training steps; nothing in boards imports it.
 FILE_EXCEPTIONS = {"edge_opt/boards/batch_fit.py": {"profiling", "training_steps"}}
 REPORT_ASKS = {"boards", "budgets"}
-# The same thing in two rooms: both APIs have a table, a configuration and energies; a sweep is searched and run.
+# The same thing in two packages: both APIs have a table, a configuration and energies; a sweep is searched and run.
 NATURAL_PARALLELS = {
     "__init__.py",
     "hardware.py",
@@ -42,14 +42,14 @@ NATURAL_PARALLELS = {
 }
 
 # Class names that are used more than once. To be emptied: one concept has one name, and a name has one meaning.
-DUPLICATE_CLASSES = set("Column Node Row Violation".split())
+DUPLICATE_CLASSES = set("Node Violation".split())
 
 
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     parts = path.relative_to(SOURCE).parts
     return parts[0] if parts[0] == "rasp" else parts[1].removesuffix(".py")
 
@@ -62,27 +62,27 @@ def imports(path: Path) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{relative(path)}: relative import"
-            is_door = node.module == "edge_opt"
-            names = [f"edge_opt.{alias.name}" for alias in node.names] if is_door else [node.module or ""]
+            is_public_api = node.module == "edge_opt"
+            names = [f"edge_opt.{alias.name}" for alias in node.names] if is_public_api else [node.module or ""]
         yield from (name for name in names if name.partition(".")[0] == "edge_opt")
 
 
 def test_imports_go_one_way() -> None:
     faults = []
     for path in MODULES:
-        room = room_of(path)
+        package = package_of(path)
         for name in imports(path):
             other = name.split(".")[1] if "." in name else ""
-            is_door = other not in {*ORDER, *OLDER_APIS} and room in {"rasp", "cli", "run", *OLDER_APIS}
-            if is_door or name == "edge_opt.__version__" or room in ("__init__", other):
+            is_public_api = other not in {*ORDER, *OLDER_APIS} and package in {"rasp", "cli", "run", *OLDER_APIS}
+            if is_public_api or name == "edge_opt.__version__" or package in ("__init__", other):
                 continue
-            if room == "rasp" or room in OLDER_APIS:
-                allowed = BASE | {"cost"} if room == "rasp" else {*ORDER[: ORDER.index("search")], *OLDER_APIS}
-            elif room == "report":
+            if package == "rasp" or package in OLDER_APIS:
+                allowed = BASE | {"cost"} if package == "rasp" else {*ORDER[: ORDER.index("search")], *OLDER_APIS}
+            elif package == "report":
                 allowed = BASE | REPORT_ASKS
             else:
-                allowed = set(ORDER[: ORDER.index(room)]) | {right for left, right in EXCEPTIONS if left == room}
-                allowed |= OLDER_APIS if room in ("run", "cli") else set()
+                allowed = set(ORDER[: ORDER.index(package)]) | {right for left, right in EXCEPTIONS if left == package}
+                allowed |= OLDER_APIS if package in ("run", "cli") else set()
             allowed |= FILE_EXCEPTIONS.get(relative(path), set())
             if other not in allowed:
                 faults.append(f"{relative(path)} imports {name}")
@@ -108,7 +108,7 @@ def test_class_names_are_unique() -> None:
     assert not DUPLICATE_CLASSES - duplicates, "remove the name from DUPLICATE_CLASSES: it is unique now"
 
 
-def test_the_house_stays_small_enough_to_know() -> None:
+def test_files_and_functions_stay_small() -> None:
     long = {relative(path): n for path in MODULES if (n := len(path.read_text("utf-8").splitlines())) > 620}
     assert not long, "a file is a topic of up to 600 lines"
     functions = {
@@ -128,7 +128,7 @@ def test_nobody_imports_a_test_module() -> None:
     assert not faults
 
 
-def test_the_front_door_names_the_same_for_people_and_for_type_checkers() -> None:
+def test_the_public_api_names_the_same_for_people_and_for_type_checkers() -> None:
     tree = ast.parse(Path(edge_opt.__file__).read_text(encoding="utf-8"))
     [block] = [node for node in tree.body if isinstance(node, ast.If)]
     imported = [alias for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]

@@ -84,7 +84,7 @@ def test_command_lines_in_the_pages(session: str, tmp_path: Path) -> None:
         code, text = samples.printed(command, tmp_path)
         assert code == 0, text
         if shown.strip():
-            assert samples.shown_part(text, shown) == shown, "run `python scripts/write_samples.py`"
+            assert samples.shown_part(text, shown) == shown, "run `make pages`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -99,7 +99,7 @@ def test_no_sample_is_wider_than_the_column(page: Path) -> None:
 def test_pages_that_are_written_by_a_script_are_up_to_date(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     writer = import_module(script)
-    assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), f"run `python scripts/{script}.py`"
+    assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), "run `make pages`"
 
 
 @pytest.mark.parametrize("name", sorted(set(edge_opt.__all__) - {"compress"}))

@@ -322,11 +322,11 @@ def test_inputs_are_cast_to_the_precision_of_the_model(precision: str, dtype: to
 @pytest.mark.parametrize(
     ("model", "precision", "message"),
     [
-        (Says(), "fp16", "precision is 'fp16', and 1 of 1 weights are not: scale is float32; convert the model first"),
+        (Says(), "fp16", "'fp16'.*1 of 1.*scale is float32"),
         (Says().half(), "fp32", "scale is float16"),
-        (nn.Sequential(nn.Linear(1, 3).bfloat16(), nn.Linear(3, 3)), "bf16", "2 of 4 weights are not: 1.weight"),
-        (Says(), "int8", "precision is 'int8', and no weight is stored in 8 bits"),
-        (Says(), "fp64", "precision is 'fp64'; it must be one of fp32, fp16, bf16, int8"),
+        (nn.Sequential(nn.Linear(1, 3).bfloat16(), nn.Linear(3, 3)), "bf16", r"2 of 4.*1\.weight"),
+        (Says(), "int8", "precision is 'int8'"),
+        (Says(), "fp64", "'fp64'.*fp32, fp16, bf16, int8"),
     ],
 )
 def test_a_precision_that_the_model_is_not_in_is_refused(model: nn.Module, precision: str, message: str) -> None:
@@ -342,7 +342,7 @@ def test_int8_takes_a_quantised_model_and_counts_its_packed_weights() -> None:
     metrics = collect(quantised, [batch], precision="int8")
     # Weights of one byte, biases of four; an output scale (4) and zero point (8) in each of two layers.
     assert metrics.model_memory_mb == (64 * 32 + 32 * 3 + 4 * (32 + 3) + 2 * (4 + 8)) / MIB
-    with pytest.raises(InvalidInput, match="precision is 'fp32', and 2 of 2 weights are not: a packed weight is qint8"):
+    with pytest.raises(InvalidInput, match="'fp32'.*2 of 2.*qint8"):
         collect(quantised, [batch])
 
 
@@ -372,7 +372,7 @@ def test_int8_weights_inside_a_wrapper_are_seen_as_what_they_are() -> None:
     model.weight = nn.Parameter(Packed(torch.ones(3, 64, dtype=torch.int8), torch.tensor(0.5)), requires_grad=False)
     batch = (torch.randn(4, 64), torch.zeros(4, dtype=torch.int64))
     assert collect(model, [batch], precision="int8").model_memory_mb == (3 * 64 + 4) / MIB
-    with pytest.raises(InvalidInput, match="precision is 'fp32', and 1 of 2 weights are not: weight is int8"):
+    with pytest.raises(InvalidInput, match="'fp32'.*1 of 2.*int8"):
         collect(model, [batch])
 
 
@@ -380,7 +380,7 @@ def test_int8_weights_inside_a_wrapper_are_seen_as_what_they_are() -> None:
 def test_a_gpu_that_is_not_there_is_replaced_with_a_warning(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.warns(UserWarning, match=f"{device} is not available here; the CPU is measured instead") as caught:
+    with pytest.warns(UserWarning, match=device) as caught:
         assert collect(Says(), RIGHT, device=device).accuracy == 1.0
     assert Path(caught[0].filename).name == Path(__file__).name
 
@@ -453,13 +453,13 @@ FOUR = torch.tensor([0, 1, 2, 0])
         ),
         (Gives(torch.zeros(4, 1)), RIGHT, {}, InvalidInput, r"outputs \(4, 1\) .* do not fit accuracy"),
         (Gives(torch.zeros(4, 3, 8, 8)), RIGHT, {}, InvalidInput, r"outputs \(4, 3, 8, 8\) and labels \(4,\)"),
-        (Gives(None), RIGHT, {}, InvalidInput, "the model returns a NoneType without a tensor of scores"),
+        (Gives(None), RIGHT, {}, InvalidInput, "NoneType"),
         (Gives({"a": FOUR, "b": FOUR}), RIGHT, {}, InvalidInput, r"outputs \(4,\) .* do not fit accuracy"),
         (Gives(torch.full((4, 3), torch.nan)), RIGHT, {}, MeasurementFailed, "outputs of batch 0 are NaN"),
         (Failing(at=2), [*RIGHT, *RIGHT], {}, MeasurementFailed, "the model failed on batch 1: out of luck$"),
         # One call for accuracy and three of warm-up come before the third timed one.
         (Failing(at=1 + 3 + 3), RIGHT, {}, MeasurementFailed, "failed at repeat 6: RuntimeError: out of luck$"),
-        (Says(), RIGHT, {"clock": lambda: 1.0}, MeasurementFailed, "the clock did not move in 5 forwards"),
+        (Says(), RIGHT, {"clock": lambda: 1.0}, MeasurementFailed, "clock.*5"),
         (Says(), RIGHT, {"power_watts": 0}, InvalidInput, "power_watts is 0"),
         (Says(), RIGHT, {"power_watts": -1.5}, InvalidInput, "power_watts is -1.5"),
         (Says(), RIGHT, {"power_watts": float("nan")}, InvalidInput, "power_watts is nan"),
@@ -473,7 +473,7 @@ FOUR = torch.tensor([0, 1, 2, 0])
         (Says(), RIGHT, {"device": "toaster"}, InvalidInput, "device is 'toaster'"),
         (Says(), RIGHT, {"device": "meta"}, InvalidInput, "device is 'meta'"),
         (Says().to("meta"), RIGHT, {}, InvalidInput, "weights are on the meta device"),
-        (Says, RIGHT, {}, InvalidInput, "must be a torch.nn.Module, and this is a type"),
+        (Says, RIGHT, {}, InvalidInput, r"torch\.nn\.Module.*type"),
     ],
 )
 def test_bad_input_is_one_clear_error(
@@ -530,7 +530,7 @@ def test_the_model_and_the_process_are_as_they_were(fails: bool, training: bool)
 
     before = state()
     if fails:
-        with pytest.raises(MeasurementFailed, match="failed at repeat 6: RuntimeError: gave up"):
+        with pytest.raises(MeasurementFailed, match="repeat 6: RuntimeError: gave up"):
             collect(model, loader)
     else:
         collect(model, loader)

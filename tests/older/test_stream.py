@@ -93,7 +93,7 @@ def test_rows_add_up_and_twice_the_batch_is_twice_the_cost(features: int, batch:
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, False, "8", None])
 def test_counts_must_be_whole_and_positive(wrong: Any) -> None:
     for arguments in ((wrong, 8, 10), (8, wrong, 10)):
-        with pytest.raises(InvalidInput, match=r"(feature_count|batch_size) is .*; it must be a whole number"):
+        with pytest.raises(InvalidInput, match="(feature_count|batch_size) is"):
             eo.build_hardware_profile_table(*arguments)
     with pytest.raises(InvalidInput):
         eo.estimate_batch_memory_mb(8, wrong)
@@ -179,7 +179,7 @@ def test_the_advice_stands_next_to_its_figures() -> None:
     assert "19.2 % used" in advice[4]
 
 
-def test_the_workflow_runs_from_the_front_door() -> None:
+def test_the_workflow_runs_from_the_public_api() -> None:
     table = eo.build_hardware_profile_table(feature_count=128, batch_size=64, stream_interval_ms=5.0)
     assert "linear_projection" in eo.find_bottleneck(table)
     device = eo.HardwareProfile(memory_limit_mb=0.05, compute_budget=1e6)
@@ -211,11 +211,11 @@ def test_a_folder_that_cannot_be_made_and_a_foreign_profile_are_refused(tmp_path
     with pytest.raises(InvalidInput, match="cannot write to"):
         eo.write_hardware_profile_artifacts(TABLE, tmp_path / "file")
     for function in (eo.find_bottleneck, eo.stream_advice, lambda foreign: eo.recommend_precision(foreign, 1)):
-        with pytest.raises(InvalidInput, match="pass what build_hardware_profile_table returns"):
+        with pytest.raises(InvalidInput, match="build_hardware_profile_table"):
             function({"rows": []})
 
 
-def test_the_front_door_has_every_name_of_the_module() -> None:
+def test_the_public_api_has_every_name_of_the_module() -> None:
     public = [name for name, value in vars(stream).items() if getattr(value, "__module__", "") == stream.__name__]
     assert sorted(name for name in public if not name.startswith("_")) == sorted(
         name for name in public if hasattr(eo, name) and not name.startswith("_")

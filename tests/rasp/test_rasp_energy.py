@@ -65,7 +65,7 @@ def test_importing_again_changes_nothing() -> None:
 
 
 def test_another_column_of_the_same_name_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"'energy' is defined twice: rasp\.addons\.energy\.energy_pj and"):
+    with pytest.raises(InvalidInput, match=r"'energy'.*rasp\.addons\.energy\.energy_pj"):
         add_column(StatColumn("energy", lambda row: 0.0))
     assert totals(nn.Linear(16, 8), torch.ones(4, 16))["energy"] == pytest.approx(linear_pj(4.5, 1))
 
@@ -73,5 +73,5 @@ def test_another_column_of_the_same_name_is_refused() -> None:
 def test_energy_is_left_out_unless_asked_for() -> None:
     data = rasp.stat(nn.Linear(16, 8), inputs=torch.ones(4, 16), print_stat=False, returns="data")
     assert "energy" not in data
-    with pytest.raises(InvalidInput, match="'energy' needs compute=True"):
+    with pytest.raises(InvalidInput, match="'energy'.*compute=True"):
         totals(nn.Linear(16, 8), torch.ones(4, 16), compute=False)

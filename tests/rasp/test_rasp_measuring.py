@@ -96,7 +96,7 @@ def test_memory_of_a_chain_follows_from_its_dimensions() -> None:
 def test_cuda_that_is_not_there_warns_and_uses_the_cpu() -> None:
     if torch.cuda.is_available():
         pytest.fail("this test is about machines without CUDA; run it with CUDA_VISIBLE_DEVICES=''")
-    with pytest.warns(UserWarning, match="'cuda' is not available here; the CPU is used"):
+    with pytest.warns(UserWarning, match="'cuda'"):
         table = rasp.stat(nn.Linear(4, 4), (2, 4, 4, 4), device="cuda", timing=True, print_stat=False, returns="data")
     assert table["lat"].iloc[0] > 0
 

@@ -77,7 +77,7 @@ def test_set_config_sets_what_it_names_and_nothing_where_one_is_wrong() -> None:
         with pytest.raises(InvalidInput, match=message):
             rasp.set_config(wrong)  # type: ignore[arg-type]
     assert rasp.CFG.profile.batch_size == 3
-    with pytest.raises(AttributeError, match="has no setting 'batches'"):
+    with pytest.raises(AttributeError, match="'batches'"):
         _ = rasp.CFG.profile.batches
 
 
@@ -206,7 +206,7 @@ def test_save_report_writes_a_table_that_was_returned(tmp_path: Path) -> None:
     assert rasp.save_report(table, tmp_path / "new" / "t.csv") == tmp_path / "new" / "t.csv"
     assert rasp.load_report(tmp_path / "new" / "t.csv")["params"].tolist() == table["params"].tolist()
     assert rasp.save_report(table, tmp_path / "folder") == tmp_path / "folder" / "report.csv"
-    with pytest.raises(InvalidInput, match=r"saved as \.csv"):
+    with pytest.raises(InvalidInput, match=r"\.csv"):
         rasp.save_report(table, tmp_path / "t.json")
     with pytest.raises(InvalidInput, match="is not a report of rasp"):
         rasp.load_report(tmp_path / "absent.csv")

@@ -102,7 +102,7 @@ def test_settings_refuse_wrong_names_and_values() -> None:
             setattr(rasp.CFG.profile, key, value)
     with pytest.raises(InvalidInput, match=r"'batchsize'.*batch_size, num_batches, warmup_batches"):
         rasp.CFG.profile.batchsize = 3  # type: ignore[attr-defined]
-    with pytest.raises(InvalidInput, match=r"rasp\.CFG\.batch_size cannot be set"):
+    with pytest.raises(InvalidInput, match=r"rasp\.CFG\.batch_size"):
         rasp.CFG.batch_size = 3  # type: ignore[attr-defined]
     assert "profile(batch_size=1, num_batches=100, warmup_batches=10" in repr(rasp.CFG)
 
@@ -197,17 +197,17 @@ def test_absent_cuda_is_a_warning_and_changes_no_figure(net: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"report_type": "tapes"}, "'tapes'; it must be one of tape, leaves, all, nodes, node, root"),
-        ({"returns": "data,dict"}, "'dict'; it must be one of data, tree, sum, totals"),
+        ({"report_type": "tapes"}, "'tapes'.*tape, leaves, all, nodes, node, root"),
+        ({"returns": "data,dict"}, "'dict'.*data, tree, sum, totals"),
         ({"report_type": None, "returns": "data"}, "choose a report_type"),
         ({"report_type": None, "save_path": "x.csv"}, "choose a report_type"),
-        ({"includes": ["mac"]}, "unknown column 'mac'; known are name, type"),
-        ({"excludes": ["flop"]}, "excludes has the unknown column 'flop'"),
+        ({"includes": ["mac"]}, "'mac'.*name, type"),
+        ({"excludes": ["flop"]}, "excludes.*'flop'"),
         ({"report_fields": [3]}, "names must be strings"),
-        ({"includes": ["macc"], "compute": False}, "'macc' needs compute=True"),
-        ({"includes": ["lat"]}, "'lat' needs timing=True"),
+        ({"includes": ["macc"], "compute": False}, "'macc'.*compute=True"),
+        ({"includes": ["lat"]}, "'lat'.*timing=True"),
         ({"report_fields": ["name"], "excludes": ["name"]}, "no column is left"),
-        ({"save_path": "table.xlsx"}, r"ends in '.xlsx'; use .csv, .json, .md, .txt, or no suffix"),
+        ({"save_path": "table.xlsx"}, r"'\.xlsx'.*\.csv, \.json, \.md, \.txt"),
         ({"device": "gpu"}, "device is 'gpu'"),
         ({"device": "meta"}, "must be 'cpu' or 'cuda'"),
         ({"inputs": torch.ones(1, 3, 8, 8)}, "both of input_shape and inputs"),

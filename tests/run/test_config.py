@@ -51,7 +51,7 @@ def test_the_keys_of_the_published_pipeline_are_all_there() -> None:
     assert set(published) <= set(RunConfig.model_fields)
 
 
-def test_precisions_are_those_of_the_house() -> None:
+def test_precisions_are_those_of_the_project() -> None:
     assert typing.get_args(Precisions) == CONVERTIBLE
 
 
@@ -228,7 +228,7 @@ def test_a_wrong_key_ends_a_run_with_one_sentence_and_exit_2() -> None:
 
 
 @pytest.mark.parametrize("script", ["run_pipeline.py", "multi_seed.py"])
-def test_the_scripts_are_doors_to_the_command(script: str, tmp_path: Path) -> None:
+def test_the_scripts_call_the_command(script: str, tmp_path: Path) -> None:
     words = [
         sys.executable,
         str(ROOT / "scripts" / script),

@@ -326,6 +326,6 @@ def test_measuring_keeps_the_mode_of_the_users_model() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_the_front_door_has_it() -> None:
+def test_the_public_api_has_it() -> None:
     assert eo.llm is llm
     assert device(PI).name == PI

@@ -1,4 +1,4 @@
-"""The rules of the house, for rasp: quiet imports, public names only, examples that run."""
+"""The rules of the project, for rasp: quiet imports, public names only, examples that run."""
 
 from __future__ import annotations
 
