@@ -194,14 +194,3 @@ def spec_of_former_module(path: str) -> ModuleSpec | None:
         return None
     warn_once(row, stacklevel=3)
     return ModuleSpec(path, _MovedModule(row.new))
-
-
-def former_names_table() -> str:
-    """Return all rows as a table in Markdown, for docs/migrating.md."""
-    lines = ["| former name | write | since | removed in |", "|---|---|---|---|"]
-    for row in FORMER_NAMES:
-        replacement = row.instead or row.new
-        write = f"`{replacement}`" if replacement else ""
-        write += " (the former name has no effect)" if row.new is None else ""
-        lines.append(f"| {row.kind} `{row.old}` | {write.strip()} | {row.since} | {row.removed_in or 'stays'} |")
-    return "\n".join(lines)

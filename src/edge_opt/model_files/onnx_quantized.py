@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from edge_opt.cost.rules import Work, cost_rule
 from edge_opt.model_files.file_graph import FileNode
 from edge_opt.model_files.node_call import (
     NodeCall,
-    TensorFunction,
     define,
     operator,
     operators,
@@ -167,14 +165,6 @@ def qgemm(call: NodeCall) -> torch.Tensor:
     return dequantize_op(product, None, None, call.tensor(1).dtype)
 
 
-def _qlinear_pair(function: TensorFunction, call: NodeCall) -> torch.Tensor:
-    return function(call.tensor(), call.tensor(3))
-
-
-operator("com.microsoft:QLinearAdd", has_values=False)(partial(_qlinear_pair, torch.add))
-operator("com.microsoft:QLinearMul", has_values=False)(partial(_qlinear_pair, torch.mul))
-
-
 @operator("com.microsoft:QLinearGlobalAveragePool", "com.microsoft:QLinearAveragePool", has_values=False)
 def qlinear_pool(call: NodeCall) -> Any:
     is_last = bool(call.get("channels_last", 0))
@@ -183,18 +173,6 @@ def qlinear_pool(call: NodeCall) -> Any:
     result = pooled(call, call.node.op.removeprefix("QLinear"), x)
     with unrecorded():
         return result.movedim(1, -1) if is_last else result
-
-
-@operator("com.microsoft:QLinearConcat", has_values=False)
-def qlinear_concat(call: NodeCall) -> torch.Tensor:
-    pieces = call.inputs[2::3]
-    return torch.cat(pieces, int(call.get("axis", 0)))
-
-
-@operator("com.microsoft:QLinearSigmoid", "com.microsoft:QLinearLeakyRelu", has_values=False)
-def qlinear_table(call: NodeCall) -> torch.Tensor:
-    """Look each byte up in a table of 256 results; counted as one operation."""
-    return F.relu(call.tensor())
 
 
 # Runtimes run these on bytes where they stand between DequantizeLinear and QuantizeLinear.
@@ -251,6 +229,12 @@ operators(
         "DynamicQuantizeLinear": lambda call: dynamic_quantize_op(call.tensor()),
         "QLinearConv": lambda call: convolution(call, call.tensor(), call.tensor(3), call.optional(8)),
         "QLinearMatMul": lambda call: torch.matmul(call.tensor(), call.tensor(3)),
+        "com.microsoft:QLinearAdd": lambda call: torch.add(call.tensor(), call.tensor(3)),
+        "com.microsoft:QLinearMul": lambda call: torch.mul(call.tensor(), call.tensor(3)),
+        "com.microsoft:QLinearConcat": lambda call: torch.cat(call.inputs[2::3], int(call.get("axis", 0))),
+        # Each byte is looked up in a table of 256 results, which counts as one operation.
+        "com.microsoft:QLinearSigmoid": lambda call: F.relu(call.tensor()),
+        "com.microsoft:QLinearLeakyRelu": lambda call: F.relu(call.tensor()),
     },
     has_values=False,
 )

@@ -110,9 +110,7 @@ class PruneResult(Shown):
     channels: int = field("The same in the pruned model.")
     layers: tuple[LayerChannels, ...] = field("Channels or heads by layer.")
     ratio: float | None = field("Pruning ratio that was used; None for ratios by layer.")
-    latency_before_s: float | None = field(
-        "Seconds of the original, by `latency_of` or predicted; None: not asked.", default=None
-    )
+    latency_before_s: float | None = field("Seconds of the original; None: not asked.", default=None)
     latency_s: float | None = field("Seconds of the pruned model, found in the same way.", default=None)
     is_lower_bound: bool = field("Whether an operator has no price, so that the true MACs are higher.", default=False)
 

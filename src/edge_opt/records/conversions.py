@@ -67,11 +67,7 @@ class BatchAgreement(Record):
     output: int | None = field("Number of that output; None where it was refused.")
     flips: float | None = field("Share of samples with a clear top-1 that change it; None: there are none.")
     refused: str = field('Why the runtime takes no batch of this size; "" where it does.', default="")
-    worst_sample: float | None = field(
-        "Mean difference of the sample that differs most, over the mean output of all, or over its own where "
-        "that is larger; None where outputs are not one for each sample.",
-        default=None,
-    )
+    worst_sample: float | None = field("Relative difference of the worst sample; None: not by sample.", default=None)
     compared: int = field("Samples that were compared at this batch size, in all calls together.", default=0)
 
 
@@ -79,11 +75,7 @@ class BatchAgreement(Record):
 class UnseenAgreement(Record):
     """Static int8 against the original on inputs that its ranges were found without."""
 
-    kind: UnseenKind = field(
-        '"held out": samples of the calibration, compared with a twin of the file whose ranges come from the '
-        'other samples. "rolled": sequences of the calibration that begin with another token, compared with '
-        "the file."
-    )
+    kind: UnseenKind = field('"held out" samples, or "rolled" sequences that begin with another token.')
     source: str = field("The same in words, with their number.")
     samples: int = field("How many they are.")
     difference: float = field("Mean difference over mean output, of the output that differs most.")
@@ -107,11 +99,7 @@ class Agreement(Shown):
     by_batch: tuple[BatchAgreement, ...] = field("Agreement at each batch size.", default=())
     accuracy_before: float | None = field("Accuracy of the original; None without labels.", default=None)
     accuracy: float | None = field("Accuracy of the converted model; None without labels.", default=None)
-    unseen: tuple[UnseenAgreement, ...] = field(
-        "Of static int8 that was compared on its calibration: what was found on inputs that the ranges never "
-        "saw. Empty for all else, with `verify_on=` and with `max_difference=True`.",
-        default=(),
-    )
+    unseen: tuple[UnseenAgreement, ...] = field("Static int8 on inputs that its ranges never saw.", default=())
 
     @property
     def relative_difference(self) -> float | None:
@@ -150,9 +138,7 @@ class Converted(Shown):
     outputs: tuple[str, ...] = field("Names of the outputs.")
     remarks: tuple[str, ...] = field("What a reader should know before using it.")
     model: Any = field("The torch module itself; None for the other runtimes.", default=None, compare=False)
-    curve: tuple[KeptFloatTrial, ...] = field(
-        'With `keep_float="auto"`: the result of each number of float layers.', default=()
-    )
+    curve: tuple[KeptFloatTrial, ...] = field('Results by number of float layers (`keep_float="auto"`).', default=())
 
     def _brief(self) -> str:
         kept = len(self.layers) - len(self.kept_layers)

@@ -74,13 +74,13 @@ class OpSignature(Record):
 
 
 def _tensors(values: tuple[Any, ...]) -> list[TensorInfo]:
-    found: list[TensorInfo] = []
+    tensors: list[TensorInfo] = []
     for value in values:
         if isinstance(value, TensorInfo):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, tuple):
-            found.extend(_tensors(value))
-    return found
+            tensors.extend(_tensors(value))
+    return tensors
 
 
 @record

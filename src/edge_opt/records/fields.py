@@ -47,6 +47,9 @@ _short.maxlong = 30
 _WORDS = {"macs": "MACs", "flops": "FLOPs", "cpu": "CPU", "ram": "RAM", "kv": "KV"}
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     from typing_extensions import dataclass_transform
 else:
     # Type checkers alone need the marker, and `typing` has it from Python 3.11 on.
@@ -168,3 +171,19 @@ class Shown(Record):
         from edge_opt.report.sheets import record_html
 
         return record_html(self)
+
+
+class Saved(Shown):
+    """A record that people meet and keep in files."""
+
+    __slots__ = ()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the record to a file, and return its path.
+
+        Args:
+            path: The file; its suffix chooses the format: .json, .md, .txt or .html.
+        """
+        from edge_opt.report.sheets import save_record
+
+        return save_record(self, path)

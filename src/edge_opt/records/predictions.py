@@ -136,10 +136,7 @@ class Prediction(Shown):
     """What the whole model would take on a target; its layers add up to `seconds`."""
 
     target: str = field("Name of the target.")
-    basis: Basis = field(
-        'Operators sampled there ("calibrated") or timed there once ("timed"), costs fitted to times of whole'
-        ' models there ("fitted"), or a rough estimate ("roofline").'
-    )
+    basis: Basis = field('"calibrated" or "timed" operators, costs "fitted" to whole models, or "roofline".')
     precision: Precision = field("Type of the numbers.")
     seconds: float | None = field("Seconds per forward; None where a figure is not known.")
     low: float | None = field("Lower end of the 90 % interval; None: not known.")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from edge_opt.records.devices import Bound
-from edge_opt.records.fields import Record, Shown, by_name, field, record
+from edge_opt.records.fields import Record, Saved, by_name, field, record
 from edge_opt.records.measurements import Energy
-
-if TYPE_CHECKING:
-    import os
-    from pathlib import Path
 
 SERVING_FORMAT = "edge_opt.llm"
 PartName = Literal["attention", "mlp", "experts", "head", "embedding", "kv", "other"]
@@ -113,7 +109,7 @@ class MeasuredServing(Record):
 
 
 @record
-class ServingReport(Shown):
+class ServingReport(Saved):
     """Will it fit, how many tokens a second, and why: one model, one format of weights, one target."""
 
     model: str = field("Its name.")
@@ -149,29 +145,9 @@ class ServingReport(Shown):
         """
         return by_name("part", name, ((part.name, part) for part in self.parts))
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to a file.
-
-        Args:
-            path: Where; its ending decides the form: .json, .md, .txt or .html.
-        """
-        from edge_opt.report.sheets import save_record
-
-        return save_record(self, path)
-
 
 @record
-class ServingComparison(Shown):
+class ServingComparison(Saved):
     """One model with several formats or on several targets, side by side."""
 
     reports: tuple[ServingReport, ...] = field("One report for each target and format, in the order asked for.")
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the reports to a file.
-
-        Args:
-            path: Where; its ending decides the form: .json, .md, .txt or .html.
-        """
-        from edge_opt.report.sheets import save_record
-
-        return save_record(self, path)

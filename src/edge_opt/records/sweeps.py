@@ -28,9 +28,7 @@ class Candidate(Record):
     pruning: float = field("Share of the channels to remove of every layer, from 0 to below 1.")
     precision: Precision = field("Type of the numbers.")
     runtime: str = field('Who runs it, such as "onnxruntime".')
-    layer_pruning: tuple[tuple[str, float], ...] = field(
-        "Pruning ratios by layer path, in place of `pruning`.", default=()
-    )
+    layer_pruning: tuple[tuple[str, float], ...] = field("By layer path; overrides `pruning`.", default=())
 
     @property
     def key(self) -> str:
@@ -91,29 +89,13 @@ class TrialMetrics(Shown):
     deploy_latency_s: float | None = field("Measured seconds per call of that batch.", default=None)
     deploy_latency_low_s: float | None = field("Lower end of its 95 % interval.", default=None)
     deploy_latency_high_s: float | None = field("Upper end of its 95 % interval.", default=None)
-    measured_memory_bytes: int | None = field(
-        "Growth of resident memory over the idle process with the runtime loaded: the most while batches run,"
-        " model included.",
-        default=None,
-    )
+    measured_memory_bytes: int | None = field("Peak growth of resident memory over the idle process.", default=None)
     train_flops: int | None = field("FLOPs of one fine-tuning step of the float model.", default=None)
     train_peak_memory_bytes: int | None = field("Estimated peak bytes of that step.", default=None)
     is_disturbed: bool = field("Whether noise disturbed the latency that ranks it, also on retry.", default=False)
-    disturbed_times: tuple[str, ...] = field(
-        "Every time that was disturbed so, by its column: `latency_ms` (with it throughput and the proxy of "
-        "energy), `deploy_latency_ms`, `single_latency_ms`.",
-        default=(),
-    )
-    answers: str = field(
-        'Which validation samples it answers right, in order: bits, packed and in base 64. "" where the '
-        "figure is no share of right answers.",
-        default="",
-    )
-    replicates: tuple[float, ...] = field(
-        "Its score on samples drawn again and again, the same draws for every candidate; empty where "
-        "`answers` say more.",
-        default=(),
-    )
+    disturbed_times: tuple[str, ...] = field("Columns with disturbed times, such as `deploy_latency_ms`.", default=())
+    answers: str = field("Correct validation samples as bits, in base 64; empty: no shares.", default="")
+    replicates: tuple[float, ...] = field("Scores on bootstrap samples, the same for every candidate.", default=())
     metric: str = field('What is scored: "accuracy", or the metric that was set.', default="accuracy")
     metric_direction: MetricDirection = field("Whether a higher or a lower score is better.", default="higher")
     machine: str = field('Where it was timed, if that was a board; "" is the machine of the sweep.', default="")
@@ -236,9 +218,7 @@ class SweepResult(Shown):
     baseline: Trial = field("What the others are compared with.")
     trials: tuple[Trial, ...] = field("The result of each candidate.")
     constraints: tuple[str, ...] = field("The constraints as they were written.")
-    frontiers: tuple[tuple[str, tuple[str, ...]], ...] = field(
-        "Objectives, and keys of the candidates on their Pareto frontier."
-    )
+    frontiers: tuple[tuple[str, tuple[str, ...]], ...] = field("Objectives, and their Pareto-optimal candidates.")
     best: str | None = field("Key of the candidate to ship; None where none was accepted.")
     recommendation: str = field("Why that one, in a sentence.")
     finals: Finals | None = field("The final comparison that chose the winner; None: there was none.", default=None)

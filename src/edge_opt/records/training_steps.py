@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from edge_opt.records.costs import OpCost
-from edge_opt.records.fields import Record, Shown, field, record
+from edge_opt.records.fields import Record, Saved, Shown, field, record
 
 
 @record
@@ -118,7 +117,7 @@ class TrainingCost(Record):
 
 
 @record
-class TrainingStep(Shown):
+class TrainingStep(Saved):
     """What one training step costs, before it is run."""
 
     name: str = field("Name of the model.")
@@ -184,13 +183,3 @@ class TrainingStep(Shown):
     def cost(self) -> TrainingCost:
         """FLOPs and peak alone, as budgets and sweeps hold them."""
         return TrainingCost(self.optimizer, self.flops, self.peak_bytes, bool(self.unpriced))
-
-    def save(self, path: Any) -> Any:
-        """Write it as .json, .md, .txt or .html, by the ending; returns the path.
-
-        Args:
-            path: Where to.
-        """
-        from edge_opt.report.sheets import save_record
-
-        return save_record(self, path)

@@ -149,7 +149,10 @@ def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:
         return make(value)
     if isinstance(value, Mapping):
         items = {key: _mapped(item, make) for key, item in value.items()}
-        return items if type(value) is dict else _rebuilt(value, items)
+        try:  # a class whose constructor takes a dict (BatchEncoding, OrderedDict) stays what it is
+            return type(value)(items)  # type: ignore[call-arg]
+        except TypeError:
+            return items
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_mapped(item, make) for item in value))
     if isinstance(value, (tuple, list)):
@@ -185,14 +188,6 @@ def copied_with(make: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any
             return copy.deepcopy(value)
         except (TypeError, NotImplementedError, copy.Error):  # an open file, a lock, an object of a C library
             return value
-
-
-def _rebuilt(mapping: Mapping[str, Any], items: dict[str, Any]) -> Any:
-    """Return a mapping of the same class if its constructor takes a dict (BatchEncoding, OrderedDict), else a dict."""
-    try:
-        return type(mapping)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
 
 
 # Token ids, masks and lengths up to this size keep their values, which models like to look at: 2048 x 2048.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -192,6 +192,27 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> tuple[Sp
     return (_contiguous((*x.shape[:-1], weight.shape[0]), x.dtype),)
 
 
+def _channels_last(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+    _, channels, height, width = shape
+    return shape, (channels * height * width, 1, channels * width, channels), dtype
+
+
+def _window_counts(
+    sizes: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> tuple[int, ...] | None:
+    """Return how many windows fit along each axis; None where one does not. A single setting applies to all axes."""
+    counts = []
+    for axis, size in enumerate(sizes):
+        width, step, pad, spread = (
+            values[axis if len(values) > 1 else 0] for values in (kernel, stride, padding, dilation)
+        )
+        room = size + 2 * pad - spread * (width - 1) - 1
+        if room < 0:
+            return None
+        counts.append(room // step + 1)
+    return tuple(counts)
+
+
 @_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def _convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: Any = None, stride: Any = (1,), padding: Any = (0,),
@@ -209,19 +230,11 @@ def _convolution(
         return None
     if bias is not None and (tuple(bias.shape) != (weight.shape[0],) or bias.dtype != x.dtype):
         return None
-    out = []
-    for axis in range(spatial):
-        step, pad, spread = (values[axis if len(values) > 1 else 0] for values in (stride, padding, dilation))
-        reach = spread * (weight.shape[2 + axis] - 1) + 1
-        size = (x.shape[2 + axis] + 2 * pad - reach) // step + 1
-        if size < 1 or x.shape[2 + axis] + 2 * pad < reach:
-            return None
-        out.append(size)
-    shape = (x.shape[0], weight.shape[0], *out)
-    if is_plain:
-        return (_contiguous(shape, x.dtype),)
-    channels, height, width = shape[1:]
-    return ((shape, (channels * height * width, 1, channels * width, channels), x.dtype),)
+    sizes = _window_counts(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    if sizes is None:
+        return None
+    shape = (x.shape[0], weight.shape[0], *sizes)
+    return (_contiguous(shape, x.dtype) if is_plain else _channels_last(shape, x.dtype),)
 
 
 @_rule(aten.adaptive_avg_pool2d.default)
@@ -232,8 +245,7 @@ def _adaptive_pool(x: torch.Tensor, output_size: list[int]) -> tuple[Spec, ...] 
         return (_contiguous((*x.shape[:-2], *output_size), x.dtype),)
     if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
         return None
-    (batch, channels), (height, width) = x.shape[:2], output_size
-    return (((batch, channels, height, width), (channels * height * width, 1, channels * width, channels), x.dtype),)
+    return (_channels_last((*x.shape[:2], *output_size), x.dtype),)
 
 
 @_rule(aten.max_pool2d.default)
@@ -242,14 +254,10 @@ def _max_pool(
 ) -> tuple[Spec, ...] | None:
     if x.dim() != 4 or ceil_mode or not x.is_contiguous():
         return None
-    out = []
-    for axis in range(2):
-        width, pad, spread = (values[axis if len(values) > 1 else 0] for values in (kernel, padding, dilation))
-        step = (stride or kernel)[axis if len(stride or kernel) > 1 else 0]
-        out.append((x.shape[2 + axis] + 2 * pad - spread * (width - 1) - 1) // step + 1)
-        if out[-1] < 1 or 2 * pad > width:
-            return None
-    return (_contiguous((*x.shape[:2], *out), x.dtype),)
+    sizes = _window_counts(x.shape[2:], kernel, stride or kernel, padding, dilation)
+    if sizes is None or 2 * max(padding) > min(kernel):
+        return None  # or a padding that the kernel refuses
+    return (_contiguous((*x.shape[:2], *sizes), x.dtype),)
 
 
 @_rule(aten.mm.default)

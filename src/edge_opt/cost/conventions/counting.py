@@ -412,23 +412,22 @@ def _flops(work: _Work) -> int:
 
 def _by_module(profile: ModelProfile) -> dict[str, _Work]:
     """Return the cost of each module by kind of operator."""
-    modules: dict[str, _Work] = defaultdict(dict)
+    modules: dict[str, _Work] = defaultdict(lambda: defaultdict(OpCost))
     for operator in profile.operators:
         if operator.cost.flops:
-            work = modules[operator.module]
-            work[operator.kind] = work.get(operator.kind, OpCost()) + operator.cost
+            modules[operator.module][operator.kind] += operator.cost
     return modules
 
 
 def _work_by_path(before: Mapping[str, _Work], after: Mapping[str, _Work]) -> list[tuple[str, _Work, _Work]]:
     """Pair the work of each module. Work of a module that only the file has belongs to the module around it."""
-    moved: dict[str, _Work] = defaultdict(dict)
+    moved: dict[str, _Work] = defaultdict(lambda: defaultdict(OpCost))
     for path, work in after.items():
         known = path
         while known and known not in before:
             known = known.rpartition(".")[0]
         for kind, cost in work.items():
-            moved[known][kind] = moved[known].get(kind, OpCost()) + cost
+            moved[known][kind] += cost
     return [(path, before.get(path, {}), moved.get(path, {})) for path in {**before, **moved}]
 
 

@@ -252,13 +252,9 @@ def _count(module: CountedModule, release: Release) -> Count:
 
 def _own_costs(ops: Sequence[CountedOp]) -> Count:
     """Count operators by our rules: a bias is not a MAC, and bytes are read once for the whole batch."""
-    costs = [op.price.cost for op in ops]
-    return Count(
-        sum(cost.macs for cost in costs),
-        sum(cost.flops for cost in costs),
-        sum(cost.bytes_read for cost in costs),
-        sum(cost.bytes_written for cost in costs),
-    )
+    costs = (op.price.cost for op in ops)
+    counts = (Count(cost.macs, cost.flops, cost.bytes_read, cost.bytes_written) for cost in costs)
+    return sum(counts, start=Count())
 
 
 def _main_dtype(module: CountedModule) -> str | None:
