@@ -39,14 +39,11 @@ def _compare_candidates(references: Sequence[str]) -> ModelComparison:
     other = next((reference for reference in references if not _is_candidate(reference)), None)
     if other is not None:
         raise InvalidInput(f"{other!r} is no candidate of a sweep, and those have no layers; write {FORM} for each")
-    runs = [reference.rpartition("#")[0] for reference in references]
-    trials = [
-        find_trial(load_sweep(run), reference.rpartition("#")[2])
-        for run, reference in zip(runs, references, strict=True)
-    ]
-    labels = [trial.candidate.label for trial in trials]
-    names = [f"{run}#{label}" for run, label in zip(runs, labels, strict=True)]
-    return eo.compare(*trials, names=names if len(set(runs)) > 1 else labels)
+    pairs = [reference.rpartition("#")[::2] for reference in references]
+    trials = {(run, name): find_trial(load_sweep(run), name) for run, name in pairs}
+    several = len({run for run, _ in pairs}) > 1
+    names = [f"{pair[0]}#{trials[pair].candidate.label}" if several else trials[pair].candidate.label for pair in pairs]
+    return eo.compare(*(trials[pair] for pair in pairs), names=names)
 
 
 def compare(

@@ -35,16 +35,10 @@ if TYPE_CHECKING:
     from edge_opt.records.profiles import Level, ModelProfile
 
 
-RuntimeTimes = Annotated[
-    Path | None, Option(metavar="FILE", help="Map a runtime's profile, JSON or CSV, onto the layers.")
-]
 Output = Annotated[
     list[Path] | None,
     Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Save as .json, .csv, .md, .txt, .html, .trace.json; of a file also .nodes.json, .onnx.",
+        "--output", "-o", metavar="FILE", help="Save as .json, .csv, .md, .txt, .html, .trace.json, .nodes.json, .onnx."
     ),
 ]
 
@@ -77,7 +71,9 @@ def profile(
     fail_on_unpriced: Annotated[
         bool, Option("--fail-on-unpriced", help="Exit with 1 if an operator has no price.")
     ] = False,
-    runtime_profile: RuntimeTimes = None,
+    runtime_profile: Annotated[
+        Path | None, Option(metavar="FILE", help="Map a runtime's profile, JSON or CSV, onto the layers.")
+    ] = None,
     verbose: Verbose = False,
     trust: Trust = False,
 ) -> None:

@@ -159,11 +159,6 @@ def _check_accepted(results: Iterable[SweepResult]) -> None:
         raise not_satisfied("nothing satisfies the constraints; loosen one, or widen the space")
 
 
-Runtimes = Annotated[
-    str | None, Option(metavar="A,B", help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given.")
-]
-
-
 def sweep(
     model: Annotated[str, Argument(metavar="MODEL", help=f"{FORMS}; the factory loads the trained weights.")],
     data: Annotated[str, Option(metavar="FILE.py:LOADERS", help="A function that returns loaders.")],
@@ -174,7 +169,9 @@ def sweep(
         str | None, Option(metavar="A,B", help="Shares of channels to remove; by default auto, which finds one.")
     ] = None,
     precision: Annotated[str, Option(metavar="A,B", help="fp32, fp16, bf16, int8.")] = "fp32,int8",
-    runtime: Runtimes = None,
+    runtime: Annotated[
+        str | None, Option(metavar="A,B", help=f"{', '.join(runtime_names())}; torch,onnxruntime unless given.")
+    ] = None,
     keep: Annotated[list[str] | None, Option(metavar="BUDGET", help="A constraint: 'latency_ms <= 20'.")] = None,
     metric: MetricName = None,
     fine_tune_epochs: Annotated[int | None, Option(help="Passes after pruning; 3 unless given.")] = None,
