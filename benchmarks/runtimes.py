@@ -30,7 +30,7 @@ from torch import nn
 
 from edge_opt import compress
 from edge_opt.errors import EdgeOptError, message_of
-from edge_opt.search.choose import paired_shares
+from edge_opt.tasks.paired_scores import paired_shares
 
 OURS = [
     ("fp32", "torch", "auto"), ("fp32", "torch-compile", "auto"), ("fp32", "onnxruntime", "auto"),

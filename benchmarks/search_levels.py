@@ -39,10 +39,9 @@ from edge_opt.profiling import profile
 from edge_opt.records.sweeps import Candidate
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob, variant_of
-from edge_opt.run.model_and_data import ModelAndData
-from edge_opt.run.scores import summarize_score
+from edge_opt.run.model_and_data import ModelAndData, summarize_score
 from edge_opt.run.screening import screen
-from edge_opt.search.choose import paired_shares
+from edge_opt.tasks.paired_scores import paired_shares
 from edge_opt.search.space import Pair
 
 ALL_NETS: dict[str, Callable[[], nn.Module]] = {"SmallCNN": SmallCNN, **NETS}

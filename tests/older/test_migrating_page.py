@@ -32,7 +32,7 @@ from edge_opt.hardware import (
 from edge_opt.metrics import Metrics, collect_metrics
 from edge_opt.model import SmallCNN
 from edge_opt.pruning import structured_channel_prune
-from edge_opt.run.config_file import read_config
+from edge_opt.run.config import read_config
 from edge_opt.run.pipeline import RunResult, run
 from edge_opt.stream import FALLBACK_MS_PER_ROW
 

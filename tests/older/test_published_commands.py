@@ -15,8 +15,7 @@ import yaml
 
 import published_pipeline as published
 from edge_opt.data.datasets import find_files
-from edge_opt.run.config import template
-from edge_opt.run.config_file import read_config
+from edge_opt.run.config import read_config, template
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = [

@@ -18,7 +18,7 @@ from edge_opt.hardware import LayerEstimate, estimate_layerwise_stats, precision
 from edge_opt.metrics import collect_metrics
 from edge_opt.model import SmallCNN
 from edge_opt.pruning import structured_channel_prune
-from edge_opt.run.config_file import read_config
+from edge_opt.run.config import read_config
 from zoo import torchvision_models
 
 # Batch 32. conv1 32x16x28x28 outputs of 9 products, 16 x (9 + 1) parameters; conv2 32x32x14x14 of 16 x 9; the

@@ -15,7 +15,7 @@ from torch import nn
 import edge_opt as eo
 from edge_opt.errors import InvalidConfig, InvalidInput
 from edge_opt.records.sweeps import SweepResult
-from edge_opt.run.config_file import read_config
+from edge_opt.run.config import read_config
 from edge_opt.run.model_and_data import ModelAndData
 from edge_opt.runtimes.agreement import sized
 

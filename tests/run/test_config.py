@@ -25,9 +25,11 @@ from edge_opt.run.config import (
     RunConfig,
     Scope,
     declared,
+    description_of,
+    read_config,
+    sweep_settings,
     template,
 )
-from edge_opt.run.config_file import read_config, sweep_settings
 from edge_opt.search.space import CONVERTIBLE
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +84,12 @@ def test_precisions_are_those_of_the_project() -> None:
         ("model: 3", "model is 3; it must be a reference such as file.py:factory, or the widths"),
         ("constraints: [latncy_ms <= 5]", "unknown metric 'latncy_ms'; closest: latency_ms"),
         ("constraints: [latency_ms]", "expected <=, <, >= or >"),
-        ("sampler: random", "sampler is 'random'; it must be one of 'grid', 'nsga2' or 'tpe'"),
+        (
+            "importance: random",
+            "importance is 'random'; it must be one of 'auto', 'group'",
+        ),
+        ("stream_interval_ms: 0", "stream_interval_ms is 0; it must be above 0"),
+        ("round_to: some", "round_to is 'some'; it must be one of 'auto'"),
         ("output_dir: 3", "output_dir is 3; it must be text"),
         ("- epochs", "holds a list; a configuration is lines of `key: value`"),
         ("epochs: [1", "is not YAML (line 1)"),
@@ -153,10 +160,10 @@ def test_the_memory_budget_is_a_constraint_like_others() -> None:
 @pytest.mark.filterwarnings("error")
 def test_the_template_is_the_default_with_every_key_explained(tmp_path: Path) -> None:
     assert read_config(write(tmp_path, template())) == RunConfig()
-    without_effect = {"benchmark_repeats", "benchmark_trials", "benchmark_warmup"}
+    without_effect = {"sampler", "benchmark_repeats", "benchmark_trials", "benchmark_warmup"}
     assert list(yaml.safe_load(template())) == [key for key in RunConfig.model_fields if key not in without_effect]
-    for key, field in RunConfig.model_fields.items():
-        assert key in without_effect or f"# {field.description}\n" in template()
+    for key in RunConfig.model_fields:
+        assert key in without_effect or f"# {description_of(key)}\n" in template()
 
 
 def test_the_default_file_of_the_project_is_the_template() -> None:
@@ -198,7 +205,7 @@ def test_a_sweep_takes_the_keys_of_a_configuration_with_their_defaults() -> None
     assert {name: parameters[name].default for name in SWEEP_KEYS} == {
         name: fields[name].default for name in SWEEP_KEYS
     }
-    assert all(f"        {name}: {fields[name].description}" in (eo.sweep.__doc__ or "") for name in SWEEP_KEYS)
+    assert all(f"        {name}: {description_of(name)}" in (eo.sweep.__doc__ or "") for name in SWEEP_KEYS)
     assert sweep_settings({}) == RunConfig()
     assert sweep_settings({"runtimes": ("torch",)}).runtimes == ["torch"]
 
@@ -206,6 +213,11 @@ def test_a_sweep_takes_the_keys_of_a_configuration_with_their_defaults() -> None
 def test_former_names_of_settings_still_work_and_say_their_new_ones() -> None:
     with pytest.warns(FutureWarning, match=r"sweep\(pruning\) is deprecated since 0.2, use sweep\(pruning_levels\)"):
         assert sweep_settings({"pruning": [0.5]}).pruning_levels == [0.5]
+
+
+def test_the_former_samplers_warn_that_candidates_are_drawn_at_random() -> None:
+    with pytest.warns(FutureWarning, match="sampler has no effect since 0.3, use trials"):
+        assert read_config(settings=["sampler=nsga2", "trials=5"]).trials == 5
 
 
 @pytest.mark.parametrize("key", ["benchmark_repeats", "benchmark_trials", "benchmark_warmup"])
@@ -247,7 +259,7 @@ def test_the_scripts_call_the_command(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--prune", "half"], "--prune: 'half' is not a number"),
+        (["--prune", "half"], "--prune is 'half'; write shares such as"),
         (["-i", "1x3x8x8", "-i", "1x3"], "--input is the batch that is timed, one shape"),
         (["--precision", "int4"], "precisions[0] is 'int4'; it must be one of 'fp32'"),
         (["--keep", "latency_mss <= 5"], "unknown metric 'latency_mss'; closest: latency_ms"),

@@ -108,7 +108,7 @@ def test_only_the_rows_that_depend_on_a_source_are_dropped(tmp_path: Path) -> No
     kept, dropped = Candidate(0.5, "fp32", "torch"), Candidate(0.5, "int8", "onnxruntime")
     store = Store.open(tmp_path, {}, {"calibration data": ResultSource("a", "int8"), "net.py": ResultSource("b")})
     for candidate in (kept, dropped):
-        store.begin(candidate)
+        store.count_attempt(candidate)
     store.close()
     said: list[str] = []
     changed = {"calibration data": ResultSource("c", "int8"), "net.py": ResultSource("b")}

@@ -25,12 +25,10 @@ from edge_opt.model import SmallCNN
 from edge_opt.records.sweeps import Candidate, Trial, TrialMetrics
 from edge_opt.report.sweep_files import read_sweep
 from edge_opt.run.artifacts import conclusion
-from edge_opt.run.config import RunConfig
-from edge_opt.run.config_file import read_config
+from edge_opt.run.config import RunConfig, read_config
 from edge_opt.run.pipeline import RunResult, run
 from edge_opt.run.seeds import run_seeds
-from edge_opt.search.builders import Event, TrialFinished
-from edge_opt.search.sweep_progress import status
+from edge_opt.search.sweep_progress import Event, TrialFinished, status
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_fork_server")]
 

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 import edge_opt as eo
 from edge_opt.boards.capacity import peak_memory
+from edge_opt.data import load_splits
 from edge_opt.errors import InvalidConfig, InvalidInput, MeasurementFailed
 from edge_opt.measuring.statistics import wilson
 from edge_opt.model import SmallCNN
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial, TrialMetrics
-from edge_opt.run.artifacts import commit, reproducibility, simulate_deployment
 from edge_opt.run.config import RunConfig
+from edge_opt.run.model_and_data import summarize_score
 from edge_opt.run.pipeline import run
-from edge_opt.run.scores import summarize_score
+from edge_opt.run.run_summary import commit, reproducibility, simulate_deployment
 from edge_opt.run.seeds import aggregate, flat, mean_of
 from edge_opt.tasks.batches import task_of
 
@@ -29,20 +30,20 @@ from edge_opt.tasks.batches import task_of
 def test_a_slower_clock_takes_longer_for_batches_and_streams() -> None:
     # 8 ms per batch of 16 and 2 ms per sample here; a clock of 0.4 times takes 2.5 times as long
     found = simulate_deployment(0.008, 0.002, batch_size=16, cpu_frequency_scale=0.4, stream_interval_s=0.02)
-    assert found.batch_latency_ms == pytest.approx(20.0)
-    assert found.batch_throughput_sps == pytest.approx(16 / 0.020)
-    assert found.stream_latency_ms == pytest.approx(5.0)
-    assert found.stream_utilization == pytest.approx(5 / 20)
-    assert found.stream_throughput_sps == pytest.approx(200)  # all that could be done
-    assert found.stream_served_sps == pytest.approx(50)  # all that arrives
-    assert found.stream_keeps_up and found.stream_backlog_sps == 0
+    assert found["batch_latency_ms"] == pytest.approx(20.0)
+    assert found["batch_throughput_sps"] == pytest.approx(16 / 0.020)
+    assert found["stream_latency_ms"] == pytest.approx(5.0)
+    assert found["stream_utilization"] == pytest.approx(5 / 20)
+    assert found["stream_throughput_sps"] == pytest.approx(200)  # all that could be done
+    assert found["stream_served_sps"] == pytest.approx(50)  # all that arrives
+    assert found["stream_keeps_up"] and found["stream_backlog_sps"] == 0
 
 
 def test_a_stream_that_is_too_fast_leaves_a_backlog() -> None:
     # a sample every 1 ms, and 4 ms each: 250 of 1000 per second are done
     found = simulate_deployment(0.01, 0.004, batch_size=4, stream_interval_s=0.001)
-    assert found.stream_utilization == 1.0 and not found.stream_keeps_up
-    assert (found.stream_served_sps, found.stream_backlog_sps) == (pytest.approx(250), pytest.approx(750))
+    assert found["stream_utilization"] == 1.0 and not found["stream_keeps_up"]
+    assert (found["stream_served_sps"], found["stream_backlog_sps"]) == (pytest.approx(250), pytest.approx(750))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
@@ -90,8 +91,8 @@ def test_no_batches_have_no_accuracy() -> None:
 
 def test_a_mean_over_seeds_has_student_s_interval() -> None:
     found = mean_of([0.9, 0.92, 0.97, 0.93])
-    # mean 0.93; deviations -0.03 -0.01 0.04 0 -> variance 0.0026 / 3; t(3) = 3.182
-    half = 3.182 * math.sqrt(0.0026 / 3) / 2
+    # mean 0.93; deviations -0.03 -0.01 0.04 0 -> variance 0.0026 / 3; t(3) = 3.182446
+    half = 3.182446 * math.sqrt(0.0026 / 3) / 2
     assert (found.mean, found.low, found.high) == pytest.approx((0.93, 0.93 - half, 0.93 + half))
     assert mean_of([0.5]).low is None
 
@@ -167,7 +168,9 @@ def test_a_commit_is_named_inside_of_git_only(tmp_path: Path) -> None:
 
 
 def test_what_a_result_depends_on_is_written_down() -> None:
-    found = reproducibility({"seed": 3, "dataloader_seed": None}, [("file", "ab")], {"train": 5}, ["edge-opt", "run"])
-    assert found["seeds"]["seed"] == 3 and found["data"] == {"sha256": {"file": "ab"}, "samples": {"train": 5}}
+    splits = load_splits("digits", train_subset=64, val_subset=32)
+    found = reproducibility(RunConfig(seed=3), {"seed": 3}, splits, ["edge-opt", "run"], "net")
+    assert found["seeds"] == {"seed": 3, "dataloader_seed": None} and found["dataloader_seed"] == found["seed"] == 3
+    assert found["data"] == {"sha256": dict(splits.fingerprints()), "samples": dict(splits.sizes())}
     assert found["versions"]["torch"] is not None
     assert found["machine"]["cores"] >= 1 and found["command"] == ["edge-opt", "run"]

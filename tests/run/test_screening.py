@@ -17,8 +17,7 @@ from edge_opt.records.sweeps import Candidate
 from edge_opt.run import job as job_module
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob, variant_of
-from edge_opt.run.model_and_data import ModelAndData, torch_threads
-from edge_opt.run.scores import summarize_score
+from edge_opt.run.model_and_data import ModelAndData, summarize_score, torch_threads
 from edge_opt.run.screening import Place, bisect_last, choose_ratio, screen
 
 

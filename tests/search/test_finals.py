@@ -15,11 +15,10 @@ from edge_opt.measuring.statistics import log_batch_minima
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.run.config import RunConfig
 from edge_opt.run.job import Baseline, PipelineJob
-from edge_opt.run.model_and_data import ModelAndData
-from edge_opt.run.scores import ScoreSummary
-from edge_opt.run.time_finalists import FinalistTimer
-from edge_opt.search.finals import Session, by_speed, finals_of, merged, speedup_of
-from edge_opt.search.isolation import Limits, Outcome
+from edge_opt.run.model_and_data import ModelAndData, ScoreSummary
+from edge_opt.run.time_finalists import FinalistTimer, Session, by_speed, finals_of, merged
+from edge_opt.search.choose import speedup_of
+from edge_opt.search.isolation import Outcome
 from edge_opt.search.store import Built, Store
 from sweep_jobs import figures
 
@@ -94,7 +93,7 @@ class Compared:
 def test_finals_are_kept_for_the_same_builds_and_taken_again_after_new_ones_or_noise(tmp_path: Path) -> None:
     source = ModelAndData(nn.ReLU(), {}, RunConfig(min_time_s=0.1))
     job = PipelineJob(source, tmp_path, Baseline(ScoreSummary(0.9, 0.9, 0.9, 9), 1, 1))
-    timer = FinalistTimer(job, tmp_path, Limits(None, None), lambda _: None)
+    timer = FinalistTimer(job, tmp_path, lambda _: None)
     rows = tuple(Trial(entry, "done", figures(entry), None, "", (), 1.0, 1) for entry in (BASELINE, WINNER))
     result = SweepResult("net", rows[0], rows, (), (), WINNER.key, "")
     processes = Compared(process(10.0, 1.0))

@@ -88,7 +88,7 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_no_failed_row(tmp_path: P
     (sentence,) = ended.stderr.strip().splitlines()
     assert "File too large" in sentence
     assert "run again to continue: finished candidates are kept" in sentence
-    store = Store.look(tmp_path / "out")
+    store = Store.open_readonly(tmp_path / "out")
     assert [trial.status for trial in store.trials().values()] == ["done"]
     store.close()
     result = run_sweep(Large(tmp_path / "log"), SPACE, folder=tmp_path / "out")
@@ -133,7 +133,7 @@ def test_a_store_that_cannot_be_written_to_says_so(tmp_path: Path) -> None:
     store = Store.open(tmp_path, {})
     store._connection.execute("PRAGMA query_only = ON")
     with pytest.raises(NotSaved, match="attempt to write a readonly database.*run again to go on"):
-        store.begin(Candidate(0.0, "fp32", "torch"))
+        store.count_attempt(Candidate(0.0, "fp32", "torch"))
     store.close()
 
 

@@ -39,10 +39,10 @@ def test_a_trial_comes_back_exactly_as_it_was(tmp_path: Path) -> None:
 
 def test_attempts_are_counted_before_they_start_and_remembered(tmp_path: Path) -> None:
     store = Store.open(tmp_path, {})
-    assert store.begin(CANDIDATE) == 1
+    assert store.count_attempt(CANDIDATE) == 1
     store.close()
     store = Store.open(tmp_path, {})
-    assert store.begin(CANDIDATE) == 2
+    assert store.count_attempt(CANDIDATE) == 2
     assert store.unfinished() == (CANDIDATE,)
     store.save(DONE)
     assert store.unfinished() == ()
@@ -76,7 +76,7 @@ def test_a_fresh_start_keeps_the_old_store_aside(tmp_path: Path) -> None:
     (backup,) = backups(tmp_path)
     assert backup.name in said[0]
     backup.replace(tmp_path / STORE_NAME)
-    assert Store.look(tmp_path).trials() == {CANDIDATE.key: DONE}
+    assert Store.open_readonly(tmp_path).trials() == {CANDIDATE.key: DONE}
 
 
 def cut_short(path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_damaged_store_is_said_and_kept_aside(damage: object, tmp_path: Path) 
     damage(tmp_path / STORE_NAME)  # type: ignore[operator]
     before = (tmp_path / STORE_NAME).read_bytes()
     with pytest.raises(UnreadableStore, match="damaged"):
-        Store.look(tmp_path)
+        Store.open_readonly(tmp_path)
     said: list[str] = []
     store = Store.open(tmp_path, {"epochs": 3}, on_notice=said.append)
     assert store.trials() == {}
@@ -184,7 +184,7 @@ def test_builds_go_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_folder_without_a_sweep_is_said(tmp_path: Path) -> None:
     with pytest.raises(UnreadableStore, match="holds no sweep"):
-        Store.look(tmp_path)
+        Store.open_readonly(tmp_path)
 
 
 def test_the_status_counts_what_a_run_that_goes_on_counts(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_status_counts_what_a_run_that_goes_on_counts(tmp_path: Path) -> Non
     baseline = Candidate(0.0, "fp32", "torch")
     store = Store.open(tmp_path, {})
     plan = {"name": "net", "total": space.size, "metric": "accuracy", "constraints": [], "space": plain_space(space)}
-    store.keep_fact("plan", plan)
+    store.save_metadata("plan", plan)
     # The baseline is not of the space; one of the two candidates that are is finished.
     for candidate in (baseline, space[0]):
         store.save(Trial(candidate, "done", figures(candidate), None, "", (), 1.0))
@@ -200,10 +200,10 @@ def test_the_status_counts_what_a_run_that_goes_on_counts(tmp_path: Path) -> Non
     assert (found.done, found.left, found.best) == (1, 1, space[0].key)
     # When all is done, the winner is the one of the last comparison.
     store.save(Trial(space[1], "done", figures(space[1]), None, "", (), 1.0))
-    store.keep_fact("verdict", {"best": space[1].key, "recommendation": "it won the last comparison"})
+    store.save_metadata("verdict", {"best": space[1].key, "recommendation": "it won the last comparison"})
     found = status(tmp_path)
     assert (found.left, found.best, found.recommendation) == (0, space[1].key, "it won the last comparison")
     # What that comparison rejected is not counted as accepted, as the end of the run does not.
-    store.keep_fact("verdict", {"best": space[1].key, "recommendation": "", "accepted": [space[1].key]})
+    store.save_metadata("verdict", {"best": space[1].key, "recommendation": "", "accepted": [space[1].key]})
     assert (status(tmp_path).done, status(tmp_path).accepted) == (2, 1)
     store.close()

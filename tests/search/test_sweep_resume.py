@@ -11,10 +11,9 @@ import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, SweepInterrupted
 from edge_opt.records.sweeps import SweepResult
-from edge_opt.search.builders import Event, TrialFinished
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import run_sweep
-from edge_opt.search.sweep_progress import status
+from edge_opt.search.sweep_progress import Event, TrialFinished, status
 from sweep_control import end, finished, lines, start, table, wait_for_lines
 from sweep_jobs import Arithmetic
 from sweep_process import CONSTRAINTS, SPACE
@@ -76,9 +75,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path, settings={"epochs": 4})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
-def test_a_sampled_sweep_proposes_the_same_after_interruptions(sampler: str, tmp_path: Path) -> None:
+def test_a_sweep_of_some_candidates_draws_the_same_after_an_interruption(tmp_path: Path) -> None:
     layers = {"conv1": (0.0, 0.1, 0.2, 0.3), "conv2": (0.0, 0.5)}
     space = Space([level / 20 for level in range(10)], ("fp32", "int8"), ("torch", "onnxruntime"), layers)
 
@@ -92,21 +89,26 @@ def test_a_sampled_sweep_proposes_the_same_after_interruptions(sampler: str, tmp
             space,
             folder=tmp_path / name,
             constraints=["latency_ms <= 2"],
-            sampler=sampler,  # type: ignore[arg-type]
-            trials=36,
+            trials=12,
             seed=3,
             on_event=listen,
         )
 
-    for stop_after in (5, 17, 30):
-        with pytest.raises(SweepInterrupted, match=f"{stop_after} of 36 candidates are finished"):
-            sweep("parts", stop_after)
+    with pytest.raises(SweepInterrupted, match="5 of 12 candidates are finished"):
+        sweep("parts", stop_after=5)
     whole, parts = sweep("whole"), sweep("parts")
     assert table(parts) == table(whole)
-    assert len({trial.candidate.key for trial in whole.trials}) == 36
-    # The baseline is tried beside those that were proposed, if it was not proposed itself.
+    assert len({trial.candidate.key for trial in whole.trials}) == 12
+    # The baseline is tried beside those that were drawn, if it was not drawn itself.
     tried = {line.split()[1] for line in lines(tmp_path / "parts.log")}
-    assert len(lines(tmp_path / "parts.log")) == 2 * len(tried) <= 2 * 37
+    assert len(lines(tmp_path / "parts.log")) == 2 * len(tried) <= 2 * 13
+
+
+def test_former_options_of_a_sweep_warn_and_change_nothing(tmp_path: Path) -> None:
+    space = Space((0.0,), ("fp32",), ("torch",))
+    with pytest.warns(FutureWarning, match=r"run_sweep\(sampler\) has no effect since 0.3, use run_sweep\(trials\)"):
+        result = run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "out", sampler="nsga2")
+    assert [trial.status for trial in result.trials] == ["done"]
 
 
 def test_ctrl_c_ends_the_running_child_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from edge_opt.errors import EdgeOptError, InvalidInput
-from edge_opt.search.builders import Event, PhaseEnded, PhaseStarted
-from edge_opt.search.remote_workers import check_scheduler
+from edge_opt.search.builders import check_scheduler
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import candidate_folder, run_sweep
+from edge_opt.search.sweep_progress import Event, PhaseEnded, PhaseStarted
 from kills import dask_cluster
 from sweep_control import end, finished, lines, start, table, wait_for_lines
 from sweep_jobs import Arithmetic, ServerKiller
@@ -143,7 +143,7 @@ def test_a_scheduler_that_goes_away_is_said_and_the_sweep_goes_on_without(tmp_pa
 
 @pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_opt.search.remote_workers.CONNECT_WITHIN_S", 0.5)
+    monkeypatch.setattr("edge_opt.search.builders.CONNECT_WITHIN_S", 0.5)
     with pytest.raises(EdgeOptError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
         run_sweep(Arithmetic(tmp_path / "log"), SPACE, folder=tmp_path, scheduler="tcp://127.0.0.1:9", insecure=True)
 

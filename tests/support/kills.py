@@ -83,7 +83,7 @@ class KilledSweep:
     def check(self) -> None:
         """Every candidate has its row, none failed, nothing that was kept was found again, nobody is left."""
         self._nobody_is_left()
-        store = Store.look(self.folder)
+        store = Store.open_readonly(self.folder)
         trials = store.trials()
         store.close()
         assert len(trials) == space_of(self.levels).size
@@ -161,8 +161,8 @@ class KilledSweep:
         """What is in the store by now must not run after this line of the log."""
         done, built = finished(self.folder), set[str]()
         if done:
-            store = Store.look(self.folder)
-            built = {key for (key,) in store._ask("SELECT key FROM builds")}
+            store = Store.open_readonly(self.folder)
+            built = {key for (key,) in store._execute("SELECT key FROM builds")}
             store.close()
         self._seen.append((done, built, len(lines(self.log))))
 

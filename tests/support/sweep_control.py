@@ -67,7 +67,7 @@ def table(result: SweepResult) -> SweepResult:
 
 
 def finished(folder: Path) -> set[str]:
-    return set(Store.look(folder).trials()) if (folder / "sweep.sqlite").exists() else set()
+    return set(Store.open_readonly(folder).trials()) if (folder / "sweep.sqlite").exists() else set()
 
 
 def address_in(scheduler_file: Path) -> str:

@@ -107,7 +107,7 @@ def run(
 
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
-    from edge_opt.run.config_file import read_config
+    from edge_opt.run.config import read_config
     from edge_opt.run.pipeline import run as run_once
     from edge_opt.run.seeds import run_seeds
     from edge_opt.search.sweep_progress import progress
@@ -199,7 +199,7 @@ def sweep(
     Exit code 0: something is accepted; 1: nothing satisfies the constraints; 2: wrong use.
     """
     from edge_opt.report.sweep_files import sweep_document
-    from edge_opt.run.config_file import read_settings
+    from edge_opt.run.config import read_settings
     from edge_opt.run.pipeline import sweep as run_sweep
     from edge_opt.search.sweep_progress import progress
 

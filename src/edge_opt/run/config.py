@@ -1,19 +1,23 @@
-"""One YAML file to RunConfig: every key, checked."""
+"""The configuration of a run: every key, and reading them from YAML, options and keywords."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from edge_opt._support.deprecation import former_names
+from edge_opt._support.deprecation import current_keywords, former_names
 from edge_opt._support.extras import missing_extra
 from edge_opt.budgets import parse_budget, trial_metrics
-from edge_opt.errors import BudgetError, EdgeOptError
+from edge_opt.errors import BudgetError, EdgeOptError, InvalidConfig
 from edge_opt.loading import absolute_reference
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.records.sweeps import SHARES
 from edge_opt.runtimes.registry import check_name, runtime_names
+from edge_opt.units import MIB
 
 try:
     import yaml
@@ -22,6 +26,7 @@ try:
         BaseModel,
         ConfigDict,
         Field,
+        ValidationError,
         ValidationInfo,
         field_serializer,
         field_validator,
@@ -60,17 +65,17 @@ Scope = Literal["data", "training", "candidate", "timing", "search", "report"]
 RESULT_SCOPES: tuple[Scope, ...] = ("data", "training", "candidate", "timing")
 
 
-def setting(default: Any, scope: Scope, description: str, *, sweep: bool = False, group: str = "") -> Any:
-    """Declare a key of the configuration.
+def setting(default: Any, scope: Scope, *, sweep: bool = False, group: str = "", description: str | None = None) -> Any:
+    """Declare a key of the configuration. The text below the key is shown in help, template and docs.
 
     Args:
         default: Its default.
         scope: What depends on it. data: the samples. training: the baseline. candidate: how a variant is made.
             timing: how it is measured. search: which candidates are tried and how the work is done. report: what is
             reported. Keys of `search` and `report` may change between two runs on the same folder.
-        description: One sentence for help, template and docs.
         sweep: Whether `edge_opt.sweep` and `edge-opt sweep` have it, too.
         group: The heading in a file that begins with this key.
+        description: The text, where it is not written below the key.
     """
     return Field(default, description=description, json_schema_extra={"scope": scope, "sweep": sweep, "group": group})
 
@@ -78,208 +83,133 @@ def setting(default: Any, scope: Scope, description: str, *, sweep: bool = False
 class RunConfig(BaseModel):
     """Everything that decides a run, from data to the model to ship. Passed whole; nothing copies its fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
-    seed: Annotated[int, Field(ge=0)] = setting(
-        0, "training", "Decides the parts of the data, first weights and fine-tuning.", sweep=True, group="Run"
-    )
-    output_dir: str = setting("outputs", "report", "Where everything is written; a second run resumes there.")
+    seed: Annotated[int, Field(ge=0)] = setting(0, "training", sweep=True, group="Run")
+    """Decides the parts of the data, first weights and fine-tuning."""
+    output_dir: str = setting("outputs", "report")
+    """Where everything is written; a second run resumes there."""
 
-    dataset: str = setting(
-        "digits", "data", "digits, mnist, fashion-mnist, or loaders of your own: file.py:loaders.", group="Data"
-    )
-    data_dir: str | None = setting(None, "search", "Folder of idx files; null looks where packages put them.")
-    download: bool = setting(False, "search", "Fetch mnist or fashion-mnist if it is not here.")
-    batch_size: Count = setting(32, "data", "Samples per batch, in training and in measured latency.")
-    train_subset: Count | None = setting(None, "data", "Training samples; null is all that are left.")
-    val_subset: Count | None = setting(
-        None, "data", "Validation samples, by which candidates are chosen; null is as many as the test part has."
-    )
-    calibration_batches: Count = setting(
-        4, "data", "Batches that decide the ranges of int8, apart from the others.", sweep=True
-    )
-    dataloader_seed: Annotated[int, Field(ge=0)] | None = setting(
-        None, "data", "Decides the order of training samples; null is seed."
-    )
-    num_workers: Annotated[int, Field(ge=0, le=1024)] = setting(
-        0, "search", "Processes that load data; 0 is none beside ours."
-    )
+    dataset: str = setting("digits", "data", group="Data")
+    """digits, mnist, fashion-mnist, or loaders of your own: file.py:loaders."""
+    data_dir: str | None = setting(None, "search")
+    """Folder of idx files; null looks where packages put them."""
+    download: bool = setting(False, "search")
+    """Fetch mnist or fashion-mnist if it is not here."""
+    batch_size: Count = setting(32, "data")
+    """Samples per batch, in training and in measured latency."""
+    train_subset: Count | None = setting(None, "data")
+    """Training samples; null is all that are left."""
+    val_subset: Count | None = setting(None, "data")
+    """Validation samples, by which candidates are chosen; null is as many as the test part has."""
+    calibration_batches: Count = setting(4, "data", sweep=True)
+    """Batches that decide the ranges of int8, apart from the others."""
+    dataloader_seed: Annotated[int, Field(ge=0)] | None = setting(None, "data")
+    """Decides the order of training samples; null is seed."""
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = setting(0, "search")
+    """Processes that load data; 0 is none beside ours."""
 
-    metric: Any = setting(
-        "accuracy",
-        "training",
-        "What answers are worth: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, "
-        "or your own on outputs and targets: file.py:f.",
-        sweep=True,
-        group="Task",
-    )
-    metric_direction: Literal["higher", "lower"] | None = setting(
-        None,
-        "training",
-        "Which way the metric is better; null is the named metric's own. Yours must say it.",
-        sweep=True,
-    )
-    loss: Any = setting(
-        None,
-        "training",
-        "What is trained on: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, "
-        "or file.py:f; null follows the metric's task.",
-        sweep=True,
-    )
-    forward: Any = setting(
-        None,
-        "training",
-        "How the model is called with a batch: file.py:f of (model, batch); null passes its inputs.",
-        sweep=True,
-    )
-    collate: Any = setting(
-        None,
-        "training",
-        "Makes a batch of a list of samples: file.py:f, for parts that are datasets, not loaders.",
-        sweep=True,
-    )
+    metric: Any = setting("accuracy", "training", sweep=True, group="Task")
+    """What answers are worth: accuracy, top5, f1, miou, mae, rmse, r2, auroc, perplexity, wer, or your own on outputs
+    and targets: file.py:f."""
+    metric_direction: Literal["higher", "lower"] | None = setting(None, "training", sweep=True)
+    """Which way the metric is better; null is the named metric's own. Yours must say it."""
+    loss: Any = setting(None, "training", sweep=True)
+    """What is trained on: cross_entropy, mse, l1, smooth_l1, huber, bce_with_logits, or file.py:f; null follows the
+    metric's task."""
+    forward: Any = setting(None, "training", sweep=True)
+    """How the model is called with a batch: file.py:f of (model, batch); null passes its inputs."""
+    collate: Any = setting(None, "training", sweep=True)
+    """Makes a batch of a list of samples: file.py:f, for parts that are datasets, not loaders."""
 
-    model: str | SmallCNNConfig = setting(
-        SmallCNNConfig(),
-        "training",
-        "Widths of the bundled network, or a model of yours: file.py:factory, torchvision:NAME, timm:NAME.",
-        group="Training",
-    )
-    device: str = setting("cpu", "training", "Where training runs: cpu, cuda, cuda:1 or mps. Variants run on the CPU.")
-    build_threads: Threads | None = setting(
-        1,
-        "training",
-        "Threads of training and building; small networks are fastest with one. null is all cores.",
-        sweep=True,
-    )
-    epochs: Annotated[Epochs, Field(ge=1)] = setting(12, "training", "Passes over the training part for the baseline.")
-    learning_rate: Positive = setting(3e-3, "training", "Of AdamW, falling to zero over the epochs.", sweep=True)
-    fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(3, "candidate", "Passes after pruning.", sweep=True)
-    distillation: bool = setting(False, "candidate", "Let the baseline teach while fine-tuning.", sweep=True)
-    train_for_int8: bool = setting(
-        False,
-        "candidate",
-        "Fine-tune what runs in int8 with its rounding, the unpruned model too: more training.",
-        sweep=True,
-    )
+    model: str | SmallCNNConfig = setting(SmallCNNConfig(), "training", group="Training")
+    """Widths of the bundled network, or a model of yours: file.py:factory, torchvision:NAME, timm:NAME."""
+    device: str = setting("cpu", "training")
+    """Where training runs: cpu, cuda, cuda:1 or mps. Variants run on the CPU."""
+    build_threads: Threads | None = setting(1, "training", sweep=True)
+    """Threads of training and building; small networks are fastest with one. null is all cores."""
+    epochs: Annotated[Epochs, Field(ge=1)] = setting(12, "training")
+    """Passes over the training part for the baseline."""
+    learning_rate: Positive = setting(3e-3, "training", sweep=True)
+    """Of AdamW, falling to zero over the epochs."""
+    fine_tune_epochs: Annotated[Epochs, Field(ge=0)] = setting(3, "candidate", sweep=True)
+    """Passes after pruning."""
+    distillation: bool = setting(False, "candidate", sweep=True)
+    """Let the baseline teach while fine-tuning."""
+    train_for_int8: bool = setting(False, "candidate", sweep=True)
+    """Fine-tune what runs in int8 with its rounding, the unpruned model too: more training."""
 
     pruning_levels: Annotated[list[Share], Field(min_length=1)] | Literal["auto"] = setting(
-        "auto",
-        "search",
-        "Shares of channels to remove, such as [0, 0.25, 0.5]; auto tries thirteen before training, and "
-        "trains the one worth it.",
-        sweep=True,
-        group="Variants",
+        "auto", "search", sweep=True, group="Variants"
     )
-    layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = setting(
-        {}, "search", "Shares to try for single layers, by path; there they stand in for pruning_levels.", sweep=True
-    )
-    importance: Literal["auto", "group", "reconstruction", "taylor"] = setting(
-        "auto",
-        "candidate",
-        "Which channels go: the least by this; auto is group: all layers that write or read it.",
-        sweep=True,
-    )
-    round_to: Count | Literal["auto"] = setting(
-        "auto", "candidate", "Channels that stay are a multiple of this; auto is what this CPU runs fast.", sweep=True
-    )
-    precisions: Annotated[list[Precisions], Field(min_length=1)] = setting(
-        ["fp32", "int8"], "search", "fp32, fp16, bf16, int8.", sweep=True
-    )
+    """Shares of channels to remove, such as [0, 0.25, 0.5]; auto tries thirteen before training, and trains the one
+    worth it."""
+    layer_pruning: dict[str, Annotated[list[Share], Field(min_length=1)]] = setting({}, "search", sweep=True)
+    """Shares to try for single layers, by path; there they stand in for pruning_levels."""
+    importance: Literal["auto", "group", "reconstruction", "taylor"] = setting("auto", "candidate", sweep=True)
+    """Which channels go: the least by this; auto is group: all layers that write or read it."""
+    round_to: Count | Literal["auto"] = setting("auto", "candidate", sweep=True)
+    """Channels that stay are a multiple of this; auto is what this CPU runs fast."""
+    precisions: Annotated[list[Precisions], Field(min_length=1)] = setting(["fp32", "int8"], "search", sweep=True)
+    """fp32, fp16, bf16, int8."""
     quantization_backend: Literal["auto", "x86", "fbgemm", "onednn", "qnnpack"] = setting(
-        "auto",
-        "candidate",
-        "Kernels that int8 is made for: x86 (fbgemm, onednn), qnnpack (ARM), or this machine's.",
-        sweep=True,
+        "auto", "candidate", sweep=True
     )
+    """Kernels that int8 is made for: x86 (fbgemm, onednn), qnnpack (ARM), or this machine's."""
     runtimes: Annotated[list[Runtimes], Field(min_length=1)] = setting(
-        ["torch", "onnxruntime"],
-        "search",
-        f"{', '.join(runtime_names())}.",
-        sweep=True,
+        ["torch", "onnxruntime"], "search", sweep=True, description=f"{', '.join(runtime_names())}."
     )
 
-    constraints: list[str] = setting(
-        ["accuracy_drop <= 0.01"],
-        "search",
-        "What a variant must keep, such as latency_ms <= 5, size_mb <= 1, mae_drop <= 0.2. With another "
-        "metric the default speaks of its own drop if it is a share, and else there is none.",
-        sweep=True,
-        group="Budget",
-    )
-    active_memory_budget_mb: Positive | None = setting(
-        None,
-        "search",
-        "MiB that the weights may take: model_mb <= this. Peak memory is a constraint of its own.",
-        sweep=True,
-    )
-    memory_budgets_mb: list[Positive] = setting(
-        [1.0, 2.0, 4.0], "report", "Budgets of the weights for which the tables say what keeps them."
-    )
-    pareto_use_ci: bool = setting(
-        False, "search", "A variant beats another only where their intervals do not overlap.", sweep=True
-    )
+    constraints: list[str] = setting(["accuracy_drop <= 0.01"], "search", sweep=True, group="Budget")
+    """What a variant must keep, such as latency_ms <= 5, size_mb <= 1, mae_drop <= 0.2. With another metric the default
+    speaks of its own drop if it is a share, and else there is none."""
+    active_memory_budget_mb: Positive | None = setting(None, "search", sweep=True)
+    """MiB that the weights may take: model_mb <= this. Peak memory is a constraint of its own."""
+    memory_budgets_mb: list[Positive] = setting([1.0, 2.0, 4.0], "report")
+    """Budgets of the weights for which the tables say what keeps them."""
+    pareto_use_ci: bool = setting(False, "search", sweep=True)
+    """A variant beats another only where their intervals do not overlap."""
 
-    sampler: Literal["grid", "nsga2", "tpe"] = setting(
-        "grid",
-        "search",
-        "Who chooses `trials` of a larger space: grid at random, nsga2 and tpe by what was found.",
-        sweep=True,
-        group="Search",
-    )
-    trials: Count | None = setting(None, "search", "Candidates to try; null is the whole space.", sweep=True)
-    memory_limit_mb: Positive | None = setting(
-        None, "search", "Memory that one candidate may take; null is no limit.", sweep=True
-    )
-    time_limit_s: Positive | None = setting(600.0, "search", "Seconds that one candidate may take.", sweep=True)
-    sensitivity: bool = setting(False, "report", "Also find out what pruning each layer alone costs.")
+    sampler: Literal["grid", "nsga2", "tpe"] = setting("grid", "search", sweep=True)
+    """Accepted from older files and not used: `trials` candidates are drawn at random."""
+    trials: Count | None = setting(None, "search", sweep=True, group="Search")
+    """Candidates to try, drawn at random; null is the whole space."""
+    memory_limit_mb: Positive | None = setting(None, "search", sweep=True)
+    """Memory that one candidate may take; null is no limit."""
+    time_limit_s: Positive | None = setting(600.0, "search", sweep=True)
+    """Seconds that one candidate may take."""
+    sensitivity: bool = setting(False, "report")
+    """Also find out what pruning each layer alone costs."""
 
-    min_time_s: Positive = setting(
-        0.4,
-        "timing",
-        "Seconds for which each variant is timed at least; twice as long where it is noisy.",
-        sweep=True,
-        group="Measuring",
-    )
-    deploy_batch: Count = setting(
-        1,
-        "timing",
-        "Samples in one call of the deployed model; by its time variants are ranked and compared.",
-        sweep=True,
-    )
-    threads: Threads | None = setting(
-        1, "timing", "Threads of a variant while it is timed; null is all cores.", sweep=True
-    )
-    benchmark_repeats: Count = setting(5, "report", "Accepted from older files and not used: min_time_s decides.")
-    benchmark_trials: Count = setting(3, "report", "Accepted from older files and not used: min_time_s decides.")
-    benchmark_warmup: Annotated[int, Field(ge=0)] = setting(
-        3, "report", "Accepted from older files and not used: warm-up ends when times no longer fall."
-    )
-    power_watts: Positive = setting(
-        2.0,
-        "timing",
-        "Power of the device; where no meter can be read, energy is this times latency, a proxy.",
-        sweep=True,
-    )
+    min_time_s: Positive = setting(0.4, "timing", sweep=True, group="Measuring")
+    """Seconds for which each variant is timed at least; twice as long where it is noisy."""
+    deploy_batch: Count = setting(1, "timing", sweep=True)
+    """Samples in one call of the deployed model; by its time variants are ranked and compared."""
+    threads: Threads | None = setting(1, "timing", sweep=True)
+    """Threads of a variant while it is timed; null is all cores."""
+    benchmark_repeats: Count = setting(5, "report")
+    """Accepted from older files and not used: min_time_s decides."""
+    benchmark_trials: Count = setting(3, "report")
+    """Accepted from older files and not used: min_time_s decides."""
+    benchmark_warmup: Annotated[int, Field(ge=0)] = setting(3, "report")
+    """Accepted from older files and not used: warm-up ends when times no longer fall."""
+    power_watts: Positive = setting(2.0, "timing", sweep=True)
+    """Power of the device; where no meter can be read, energy is this times latency, a proxy."""
 
-    target: str | None = setting(
-        None,
-        "report",
-        "A device of `edge-opt devices`, for which times are estimated beside those measured here.",
-        group="Deployment",
-    )
-    target_runtime: str | None = setting(
-        None, "report", "What runs the model on the target, such as ncnn; null is the best known."
-    )
-    target_threads: Count | None = setting(
-        None, "report", "Of the runtime on the target; null is those of its best-known platform."
-    )
-    cpu_frequency_scale: Positive = setting(1.0, "report", "Clock of the device over the clock here; 0.5 is half.")
-    stream_interval_ms: Positive = setting(10.0, "report", "One sample arrives every so often.")
-    memory_bandwidth_gbps: Positive = setting(
-        4.3, "report", "Of the device, for its own roofline; 4.3 is a Raspberry Pi 4."
-    )
-    peak_compute_gmacs: Positive | None = setting(None, "report", "Of the device; null leaves the roofline's knee out.")
+    target: str | None = setting(None, "report", group="Deployment")
+    """A device of `edge-opt devices`, for which times are estimated beside those measured here."""
+    target_runtime: str | None = setting(None, "report")
+    """What runs the model on the target, such as ncnn; null is the best known."""
+    target_threads: Count | None = setting(None, "report")
+    """Of the runtime on the target; null is those of its best-known platform."""
+    cpu_frequency_scale: Positive = setting(1.0, "report")
+    """Clock of the device over the clock here; 0.5 is half."""
+    stream_interval_ms: Positive = setting(10.0, "report")
+    """One sample arrives every so often."""
+    memory_bandwidth_gbps: Positive = setting(4.3, "report")
+    """Of the device, for its own roofline; 4.3 is a Raspberry Pi 4."""
+    peak_compute_gmacs: Positive | None = setting(None, "report")
+    """Of the device; null leaves the roofline's knee out."""
 
     @field_validator("model", mode="before")
     @classmethod
@@ -343,6 +273,11 @@ class RunConfig(BaseModel):
         return {key: absolute_reference(value) if isinstance(value, str) else value for key, value in values.items()}
 
     @property
+    def prunes(self) -> bool:
+        """Whether some candidate may be pruned."""
+        return self.pruning_levels == "auto" or any(self.pruning_levels) or bool(self.layer_pruning)
+
+    @property
     def rounds_in_training(self) -> bool:
         """Whether int8 candidates are trained with int8 rounding."""
         return self.train_for_int8 and self.fine_tune_epochs > 0
@@ -364,6 +299,11 @@ class RunConfig(BaseModel):
         x86 without VNNI adds two products of eight bits in sixteen bits, which overflows.
         """
         return {"auto": None, "qnnpack": False}.get(self.quantization_backend, True)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Resident bytes that one phase may take; None is no limit."""
+        return None if self.memory_limit_mb is None else int(self.memory_limit_mb * MIB)
 
     @property
     def model_reference(self) -> str:
@@ -399,7 +339,7 @@ class RunConfig(BaseModel):
 
 
 def task_name(given: Any) -> str:
-    """A function or an object of the user's as text: where it is found."""
+    """Return a function or an object of the user's as text: where it is defined."""
     kind = given if inspect.isfunction(given) or inspect.isclass(given) else type(given)
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -422,7 +362,7 @@ _HEAD = """\
 
 
 def template() -> str:
-    """Every key that has an effect, with its default, under a heading, with what it is for.
+    """Return a file with every key that has an effect, its default and what it is for, under headings.
 
     >>> print(template().splitlines()[4])
     # Decides the parts of the data, first weights and fine-tuning.
@@ -434,7 +374,7 @@ def template() -> str:
             continue
         if declared(field, "group"):
             lines.append(f"\n## {declared(field, 'group')}\n")
-        lines.append(f"# {field.description}\n{name}: {_shown(field.default)}\n")
+        lines.append(f"# {description_of(name)}\n{name}: {_shown(field.default)}\n")
     return "".join(lines)
 
 
@@ -444,25 +384,205 @@ def _shown(default: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
+def description_of(key: str) -> str:
+    """Return what a key means, on one line.
+
+    >>> description_of("epochs")
+    'Passes over the training part for the baseline.'
+    """
+    return " ".join(str(RunConfig.model_fields[key].description).split())
+
+
 def settings_table() -> str:
-    """Every key with its default, what it means, and whether a sweep takes it too, as a table in Markdown."""
+    """Return every key with its default, what it means, and whether a sweep takes it too, as a table in Markdown."""
     rows = [
-        f"| `{key}` | `{_shown(field.default)}` | {_meaning(key)} | {'✓' if key in SWEEP_KEYS else ''} |"
+        f"| `{key}` | `{_shown(field.default)}` | {description_of(key)} | {'✓' if key in SWEEP_KEYS else ''} |"
         for key, field in RunConfig.model_fields.items()
     ]
     return "\n".join(["| key | default | | sweep |", "|---|---|---|:-:|", *rows])
 
 
 def settings_help(keys: Iterable[str], indent: str = "        ") -> str:
-    """Keys and what they mean, as lines of an `Args:` block."""
-    return "\n".join(f"{indent}{key}: {_meaning(key)}" for key in keys)
+    """Return keys and what they mean, as lines of an `Args:` block."""
+    return "\n".join(f"{indent}{key}: {description_of(key)}" for key in keys)
 
 
 def settings_parameters(keys: Iterable[str]) -> list[inspect.Parameter]:
-    """Keys as the keyword parameters that a function takes them by, with their defaults."""
+    """Return keys as the keyword parameters that a function takes them by, with their defaults."""
     fields = RunConfig.model_fields
     return [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=fields[key].default) for key in keys]
 
 
-def _meaning(key: str) -> str:
-    return str(RunConfig.model_fields[key].description)
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """YAML without code, where a key that stands twice is an error and 1e-3 is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+# YAML 1.1 takes 1e-3 for text, because it has no point; nobody means that.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_config(path: str | Path | None = None, settings: Sequence[str] = ()) -> RunConfig:
+    """Read the configuration in a file, or the default one, with single keys set as `key=value`.
+
+    >>> read_config(settings=["epochs=3", "model.conv1_channels=8"]).model_reference
+    'edge_opt.model:SmallCNN(conv1_channels=8, conv2_channels=32, num_classes=10)'
+    """
+    content: dict[str, Any] = {} if path is None else _file(Path(path))
+    return validated(read_settings(settings, content), "" if path is None else f"{path}: ")
+
+
+def read_settings(settings: Sequence[str], content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return keys set one by one as `key=value`, on top of what is there."""
+    merged = dict(content or {})
+    for setting in settings:
+        _set(merged, setting)
+    return merged
+
+
+def validated(content: Mapping[str, Any], where: str = "") -> RunConfig:
+    """Return the configuration that a mapping describes; every fault in it is one sentence of one error."""
+    try:
+        return RunConfig.model_validate(current_keywords(content, former_names("configuration key"), stacklevel=4))
+    except ValidationError as error:
+        sentences = dict.fromkeys(_sentence(fault) for fault in error.errors() if not _is_other_form(fault))
+        raise InvalidConfig("\n".join(f"{where}{sentence}" for sentence in sentences)) from error
+
+
+def sweep_settings(settings: Mapping[str, Any]) -> RunConfig:
+    """Return the settings of a sweep, checked as a configuration is; keys of a run that mean nothing here are refused.
+
+    >>> sweep_settings({"round_to": 8}).round_to
+    8
+    """
+    known: dict[str, Any] = {}
+    for key, value in current_keywords(settings, former_names("parameter", "sweep"), stacklevel=4).items():
+        if key not in SWEEP_KEYS:
+            raise InvalidConfig(unknown_key(key, SWEEP_KEYS))
+        known[key] = _as_lists(value)
+    return validated(known)
+
+
+def _as_lists(value: Any) -> Any:
+    """Return tuples as the lists that YAML would give."""
+    if isinstance(value, Mapping):
+        return {key: _as_lists(item) for key, item in value.items()}
+    return [_as_lists(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        cure = "`edge-opt init` writes one to start from"
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror}; {cure}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"{path} is not a text file in UTF-8; a configuration is YAML") from error
+    content = _yaml(text, str(path))
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidConfig(f"{path} holds a {type(content).__name__}; a configuration is lines of `key: value`")
+    return {str(key): value for key, value in content.items()}
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
+    except RecursionError as error:
+        raise InvalidConfig(f"{where} is nested deeper than a configuration can be, or holds itself") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise InvalidConfig(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from error
+
+
+def _set(content: dict[str, Any], setting: str) -> None:
+    """Put `a.b=value` into the mapping; the value is read as YAML."""
+    key, equals, text = setting.partition("=")
+    steps = key.strip().split(".")
+    if not equals or not all(steps):
+        raise InvalidConfig(f"--set {setting!r} cannot be read; write key=value, such as epochs=3 or precisions=[int8]")
+    # A layer's path has dots of its own: only the first is ours.
+    steps = [steps[0], ".".join(steps[1:])] if steps[0] == "layer_pruning" and len(steps) > 1 else steps
+    section = content
+    for step in steps[:-1]:
+        inner = section.get(step)
+        section[step] = dict(inner) if isinstance(inner, Mapping) else {}
+        section = section[step]
+    section[steps[-1]] = _yaml(text, f"--set {setting!r}")
+
+
+_ALLOWED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list, such as [a, b]",
+    "dict_type": "a mapping of keys and values",
+    "model_type": "a mapping of keys and values",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+    "too_short": "a list of at least {min_length}",
+    "literal_error": "one of {expected}",
+}
+
+
+# What pydantic adds to the location of a value that may have several forms, such as text or a mapping.
+_FORM = re.compile(r"str$|SmallCNNConfig$|list\[|constrained-|literal\[")
+
+
+def _is_other_form(fault: Any) -> bool:
+    """Return whether a fault is of a form that was not meant: a list is not the word "auto", a mapping not text."""
+    form = str(fault["loc"][1]) if len(fault["loc"]) > 1 else ""
+    if form.startswith("literal["):
+        return not isinstance(fault["input"], str)
+    return form == "str" and isinstance(fault["input"], Mapping)
+
+
+def _sentence(fault: Any) -> str:
+    """Return one fault of a validation: the key, its value, and what is allowed."""
+    first, *others = fault["loc"] or ("",)
+    steps = [first, *(step for step in others if not _FORM.match(str(step)))]
+    key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
+    if fault["type"] == "extra_forbidden":
+        section: type[BaseModel] = SmallCNNConfig if steps[:-1] == ["model"] else RunConfig
+        return unknown_key(key, section.model_fields)
+    if fault["type"] == "value_error":
+        problem = str(fault["ctx"]["error"])
+        if problem.startswith("must be"):
+            return f"{key} is {_short(fault['input'])}; it {problem}"
+        return f"{key}: {problem}" if key else problem
+    allowed = _ALLOWED.get(fault["type"])
+    expected = allowed.format(**fault.get("ctx", {})) if allowed else fault["msg"]
+    if steps == ["model"]:
+        expected = "a reference such as file.py:factory, or the widths of the bundled network"
+    return f"{key} is {_short(fault['input'])}; it must be {expected}"
+
+
+def _short(value: Any) -> str:
+    shown = "null" if value is None else repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Return what to say about a key that does not exist: the closest ones."""
+    names = list(known)
+    close = get_close_matches(key.rpartition(".")[2], names, n=3, cutoff=0.5)
+    return f"unknown key {key!r}; {'closest: ' + ', '.join(close) if close else 'keys are ' + ', '.join(names)}"

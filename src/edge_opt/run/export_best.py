@@ -23,6 +23,7 @@ from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, speedup_data
 from edge_opt.run.job import INPUTS, PRUNED, PipelineJob
 from edge_opt.run.model_and_data import load_inputs, weights_of
+from edge_opt.run.run_summary import plain_metrics
 from edge_opt.runtimes.registry import all_runtimes, find_runtime
 from edge_opt.search.store import Store
 from edge_opt.search.sweep import candidate_folder
@@ -166,14 +167,6 @@ def _names(folder: Path) -> Iterable[str]:
     return (path.name for path in folder.iterdir())
 
 
-def plain_metrics(metrics: TrialMetrics | None) -> dict[str, Any] | None:
-    """The figures of a candidate without the answers to single samples, which `sweep.json` keeps."""
-    if metrics is None:
-        return None
-    kept = {name: value for name, value in asdict(metrics).items() if name not in ("answers", "replicates")}
-    return {name.replace("accuracy", metrics.metric): value for name, value in kept.items()}
-
-
 def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[str]) -> dict[str, Any]:
     source = job.source.model
     effective = None if trial.metrics is None else trial.metrics.effective_precision
@@ -184,7 +177,7 @@ def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[s
         "precision": trial.candidate.precision,
         "effective_precision": effective,
         "onnx_precision": effective if "model.onnx" in names else None,
-        "metrics": plain_metrics(trial.metrics),
+        "metrics": None if trial.metrics is None else plain_metrics(trial.metrics),
         "speedup": speedup_data(result.speedup),
         "files": {name: _FILES.get(name, "weights of the file beside it") for name in names},
     }

@@ -8,10 +8,11 @@ import importlib
 import json
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,13 +25,12 @@ from edge_opt.boards.capacity import lifetimes_of, peak_memory
 from edge_opt.compress import Runner, convert, export_onnx, finetune, load_pruned, measure_runner, open_runner, prune
 from edge_opt.data import Splits
 from edge_opt.data.datasets import seeded
-from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.errors import EdgeOptError, InvalidInput, MeasurementFailed
 from edge_opt.explanation.sensitivity import sensitivity
 from edge_opt.measuring.allocator import ResidentGrowth
 from edge_opt.measuring.energy import measure_energy
 from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
-from edge_opt.measuring.ssh_board import BoardResult, TimingOrder, pack_inputs
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
 from edge_opt.pruning.pruned_files import save_cut
@@ -40,16 +40,21 @@ from edge_opt.records.conversions import Converted, Exported
 from edge_opt.records.measurements import Latency
 from edge_opt.records.sweeps import Candidate, TrialMetrics
 from edge_opt.run.config import GRID, RunConfig
-from edge_opt.run.model_and_data import ModelAndData, load_call, load_inputs, save_call, torch_threads, weights_of
-from edge_opt.run.scores import ScoreSummary, paired_drop, summarize_score
+from edge_opt.run.model_and_data import (
+    ModelAndData,
+    ScoreSummary,
+    load_call,
+    load_inputs,
+    save_call,
+    summarize_score,
+    torch_threads,
+    weights_of,
+)
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.registry import find_runtime
 from edge_opt.search.fork_server import PROGRESS_FILE
-from edge_opt.tasks.batches import (
-    RunnerAsModule,
-    example_inputs,
-    sized_call,
-)
+from edge_opt.search.isolation import Isolation, Limits, Phase, pickle_job
+from edge_opt.tasks.batches import RunnerAsModule, example_inputs, sized_call
 from edge_opt.trace.inputs import CallArguments
 from edge_opt.training_steps.step_report import training_step
 
@@ -59,6 +64,13 @@ PRUNED = "pruned"
 INPUTS = "inputs.safetensors"
 # A quiet machine is waited for this many times as long as a measurement takes at least.
 QUIET_WITHIN = 5.0
+# Metrics that are known when a candidate is built.
+BUILT_METRICS = ("model_bytes", "size_bytes", "peak_memory_bytes", "peak_memory_kind", "train_flops",
+                 "train_peak_memory_bytes", "macs", "params", "effective_precision")  # fmt: skip
+# What every phase needs, imported once in the process that children are forked from.
+_PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.runtimes.convert", "edge_opt.pruning.prune")
+# Packages that take long to import, and that models and data bring along.
+_BROUGHT_ALONG = ("sklearn.datasets", "scipy", "pandas", "torchvision", "timm", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +197,6 @@ class Baseline:
     params: int
 
 
-def fine_tuning_cost(model: nn.Module, inputs: Any) -> dict[str, int | None]:
-    """Return FLOPs and peak memory of one fine-tuning step; None where the step cannot be traced."""
-    try:
-        step = training_step(model, inputs, optimizer="adamw")
-    except EdgeOptError:
-        return {"train_flops": None, "train_peak_memory_bytes": None}
-    return {"train_flops": step.flops, "train_peak_memory_bytes": step.peak_bytes}
-
-
 @dataclass(frozen=True)
 class PipelineJob:
     """The phases of a run that have a process of their own: train, screen, build, measure, score, probe.
@@ -239,12 +242,10 @@ class PipelineJob:
 
     def evaluate(self) -> Mapping[str, Any]:
         """Score the model as it is on validation."""
+        source = self.source
         with torch_threads(self.config.used_build_threads):
-            return {
-                "score": asdict(
-                    summarize_score(self.source.task().score(self.source.build(), self.source.splits().validation))
-                )
-            }
+            score = source.task().score(source.build(), source.splits().validation)
+        return {"score": asdict(summarize_score(score))}
 
     def probe(self) -> Mapping[str, Any]:
         """Measure how sensitive the score is to pruning and quantizing each layer alone."""
@@ -276,26 +277,16 @@ class PipelineJob:
             return self._build(candidate, folder)
 
     def _build(self, candidate: Candidate, folder: Path) -> Mapping[str, Any]:
-        source, config = self.source, self.config
-        splits = source.splits()
+        source, splits = self.source, self.source.splits()
         variant = variant_of(source, splits, candidate, self.cache)
         if variant.folder is not None:
             shutil.copytree(variant.folder, folder / PRUNED)
         call = source.call(splits, variant.model)
         inputs = example_inputs(call)
         save_call(folder / INPUTS, call)
-        converted = convert(
-            variant.model,
-            self.conversion_inputs(candidate, call),
-            candidate.precision,
-            candidate.runtime,
-            calibration=source.calibration(splits, variant.model) if candidate.precision == "int8" else None,
-            calibration_batches=config.calibration_batches,
-            reduce_range=config.reduce_range,
-            exported=self._exported(candidate, variant.model, inputs),
-            folder=folder,
-        )
-        with open_runner(converted, threads=config.used_threads) as runner:
+        exported = self._exported(candidate, variant.model, inputs)
+        converted = self.convert(candidate, variant.model, splits, call, folder, exported=exported)
+        with open_runner(converted, threads=self.config.used_threads) as runner:
             score = summarize_score(source.task().score(RunnerAsModule(runner, variant.model, call), splits.validation))
         profiled = profile(variant.model, inputs)
         memory = peak_memory(
@@ -303,13 +294,19 @@ class PipelineJob:
             lifetimes=lifetimes_of(candidate.runtime),
             layers={layer.path: layer.precision for layer in converted.layers},
         )
+        train_flops = train_peak_memory_bytes = None
+        # A step that cannot be traced has no known cost.
+        with suppress(EdgeOptError):
+            step = training_step(variant.model, inputs, optimizer="adamw")
+            train_flops, train_peak_memory_bytes = step.flops, step.peak_bytes
         return {
             "score": asdict(score),
             "size_bytes": converted.size_bytes,
             "model_bytes": memory.weight_bytes + memory.buffer_bytes,
             "peak_memory_bytes": memory.total_bytes,
             "peak_memory_kind": memory.kind,
-            **fine_tuning_cost(variant.model, inputs),
+            "train_flops": train_flops,
+            "train_peak_memory_bytes": train_peak_memory_bytes,
             "macs": profiled.totals.macs,
             "params": profiled.totals.params,
             "effective_precision": converted.effective_precision,
@@ -334,11 +331,31 @@ class PipelineJob:
                 write_whole(facts, json.dumps(to_plain(exported)))
         return from_plain(Exported, json.loads(facts.read_text(encoding="utf-8")))
 
-    def conversion_inputs(self, candidate: Candidate, call: CallArguments) -> Any:
-        """Return the inputs that a candidate is converted for."""
+    def convert(
+        self,
+        candidate: Candidate,
+        model: nn.Module,
+        splits: Splits,
+        call: CallArguments,
+        folder: Path,
+        **options: Any,
+    ) -> Converted:
+        """Return a model as the candidate's runtime runs it in its precision; `options` are those of `convert`."""
         # Files of edge runtimes may have one batch size only; then it is that of the deployment.
         may_fix_batch = find_runtime(candidate.runtime).may_fix_batch
-        return example_inputs(sized_call(call, self.config.deploy_batch) if may_fix_batch else call)
+        settings = {
+            "calibration": self.source.calibration(splits, model) if candidate.precision == "int8" else None,
+            "calibration_batches": self.config.calibration_batches,
+            "reduce_range": self.config.reduce_range,
+            "folder": folder,
+        }
+        return convert(
+            model,
+            example_inputs(sized_call(call, self.config.deploy_batch) if may_fix_batch else call),
+            candidate.precision,
+            candidate.runtime,
+            **{**settings, **options},
+        )
 
     def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> TrialMetrics:
         """Time what was built, in batches, in the deployed batch and in single samples; measure its memory."""
@@ -354,29 +371,9 @@ class PipelineJob:
                 for size in dict.fromkeys((batch_size, config.deploy_batch, 1))
             }
             energy = self._energy(lambda: runner(*inputs), times[batch_size])
-        return self._metrics(built, batch_size, times, memory_bytes, energy)
+        return self.metrics(built, batch_size, times, memory_bytes, energy)
 
-    def board_order(self, folder: Path, built: Mapping[str, Any]) -> tuple[TimingOrder, dict[str, bytes], bytes]:
-        """Return what a board is to time of a candidate that was built: the order, its file and its inputs."""
-        config, inputs, name = self.config, load_inputs(folder / INPUTS), str(built["file"])
-        order = TimingOrder(
-            (name,),
-            tuple(dict.fromkeys((len(inputs[0]), config.deploy_batch, 1))),
-            threads=config.threads or 0,
-            min_time_s=config.min_time_s,
-            max_time_s=2 * config.min_time_s,
-        )
-        return order, {name: built_file(folder, built).read_bytes()}, pack_inputs([each.numpy() for each in inputs])
-
-    def board_metrics(self, built: Mapping[str, Any], timed: BoardResult) -> TrialMetrics:
-        """Return the metrics of a candidate that a board has timed; a meter of this machine says nothing about it."""
-        name = str(built["file"])
-        times = {item.size: item.latency for item in timed.timings if item.file == name}
-        batch_size = timed.timings[0].size
-        energy = self.config.power_watts * times[batch_size].median_s, self._proxy
-        return replace(self._metrics(built, batch_size, times, timed.memory_bytes, energy), machine=timed.machine)
-
-    def _metrics(
+    def metrics(
         self,
         built: Mapping[str, Any],
         batch_size: int,
@@ -390,7 +387,8 @@ class PipelineJob:
         batch, deployed = times[batch_size], times[deploy_batch]
         sizes = {"latency_ms": batch_size, "deploy_latency_ms": deploy_batch, "single_latency_ms": 1}
         score = ScoreSummary(**built["score"])
-        drop = paired_drop(baseline.score, score)
+        drop = baseline.score.paired_drop(score)
+        known: dict[str, Any] = {name: built.get(name) for name in BUILT_METRICS}
         return TrialMetrics(
             accuracy=score.value,
             accuracy_low=score.low,
@@ -409,21 +407,13 @@ class PipelineJob:
             cpu_latency_s=batch.cpu_median_s,
             batch_size=batch_size,
             throughput=batch.throughput,
-            model_bytes=built["model_bytes"],
-            size_bytes=built["size_bytes"],
-            peak_memory_bytes=built["peak_memory_bytes"],
-            peak_memory_kind=built["peak_memory_kind"],
             measured_memory_bytes=memory_bytes,
-            train_flops=built.get("train_flops"),
-            train_peak_memory_bytes=built.get("train_peak_memory_bytes"),
             energy_j=energy[0],
             energy_source=energy[1],
-            macs=built["macs"],
-            params=built["params"],
             macs_ratio=built["macs"] / max(baseline.macs, 1),
             params_ratio=built["params"] / max(baseline.params, 1),
-            effective_precision=built["effective_precision"],
             float_layers=tuple(built["float_layers"]),
+            **known,
             single_latency_s=times[1].median_s,
             deploy_batch=deploy_batch,
             deploy_latency_s=deployed.median_s,
@@ -452,12 +442,8 @@ class PipelineJob:
         if energy is None:
             return None, "not known"
         if energy.source == "proxy":
-            return energy.joules, self._proxy
+            return energy.joules, proxy_source(config)
         return energy.joules, f"{energy.source}: {energy.note}"
-
-    @property
-    def _proxy(self) -> str:
-        return f"proxy: {self.config.power_watts:g} W given, times the median latency"
 
     @contextmanager
     def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
@@ -482,6 +468,33 @@ class PipelineJob:
         """Return the candidate's model in float32, pruned and trained as it is."""
         pruned = folder / PRUNED
         return read_variant(self.source, pruned).model if pruned.is_dir() else self.source.build()
+
+
+def preload(config: RunConfig) -> list[str]:
+    """Return what phases will import: the exporter for any runtime but torch, and what model and data need."""
+    exporting = ["?edge_opt.runtimes.exporter_start:start_exporter"] if set(config.runtimes) - {"torch"} else []
+    pruning = ["?torch_pruning"] if config.prunes else []
+    return [*_PRELOAD, *exporting, *pruning, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
+
+
+def run_phase(
+    job: object, config: RunConfig, phase: Phase, arguments: tuple[Any, ...], folder: Path
+) -> Mapping[str, Any]:
+    """Run a phase that is not a candidate's in a process of its own; what it prints is in a log in the folder.
+
+    It has the memory limit of the configuration. The time limit is that of one candidate, and does not apply.
+    """
+    with Isolation(preload(config)) as isolation:
+        outcome = isolation.run(pickle_job(job), phase, arguments, folder, Limits(config.memory_limit_bytes))
+    if outcome.failure is not None:
+        raise MeasurementFailed(f"{outcome.failure}: {outcome.reason}; its output is in {folder / f'{phase}.log'}")
+    value: Mapping[str, Any] = outcome.value
+    return value
+
+
+def proxy_source(config: RunConfig) -> str:
+    """Return the source of an energy that is the given power times the latency."""
+    return f"proxy: {config.power_watts:g} W given, times the median latency"
 
 
 def built_file(folder: Path, built: Mapping[str, Any]) -> Path:

@@ -1,11 +1,12 @@
-"""A model and its data, as every process of a run can rebuild them."""
+"""A model, its data and its score, as every process of a run can rebuild them."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.data import Splits, load_splits
-from edge_opt.data.datasets import seeded
+from edge_opt.data.datasets import seeded, splits_of
 from edge_opt.errors import InvalidInput
-from edge_opt.loading import import_source, load_model
+from edge_opt.loading import absolute_reference, import_source, load_model
+from edge_opt.records.sweeps import MetricDirection
 from edge_opt.run.config import RunConfig
+from edge_opt.search.choose import packed_answers, paired
 from edge_opt.tasks.batches import FlatCalls, Task, example_inputs, first_shape, joined_calls, sized_call, task_of
+from edge_opt.tasks.paired_scores import Score
 from edge_opt.trace.inputs import CallArguments, flat_tensors
 
 STRUCTURE = "inputs.json"
@@ -66,6 +70,52 @@ class ModelAndData:
     pickled_model: bytes = field(default=b"", repr=False)
     weights: bytes = field(default=b"", repr=False)
     batch_size: int | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> ModelAndData:
+        """Return the model and the data that a configuration names."""
+        keys = ("batch_size", "seed", "dataloader_seed", "train_subset", "val_subset", "calibration_batches",
+                "num_workers", "download")  # fmt: skip
+        data = {
+            **{key: getattr(config, key) for key in keys},
+            "dataset": absolute_reference(config.dataset),
+            "data_dir": None if config.data_dir is None else str(Path(config.data_dir).resolve()),
+            "parts_are_datasets": config.collate is not None,
+        }
+        return cls(absolute_reference(config.model_reference), data, config)
+
+    @classmethod
+    def from_arguments(
+        cls, model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig
+    ) -> ModelAndData:
+        """Return the model and the data of `eo.sweep`; refuse what other processes cannot import."""
+        for key, value in config.task.items():
+            # Of an object, its class.
+            own = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+            if not _is_importable(own):
+                name = own.__qualname__.rpartition(".")[2]
+                raise InvalidInput(
+                    f"{key} is {name}, which other processes cannot import; put it into a file and pass 'file.py:f'"
+                )
+        for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+            if not _is_importable(type(module)):
+                where = f"module {path!r}" if path else "the model"
+                raise InvalidInput(
+                    f"{where} is a {type(module).__qualname__}, which other processes cannot import; put the class "
+                    "into a file and pass 'file.py:factory'"
+                )
+        options: dict[str, Any] = {
+            "calibration_batches": config.calibration_batches,
+            "seed": config.seed,
+            "parts_are_datasets": config.collate is not None,
+        }
+        data: Mapping[str, Any] | Splits
+        if isinstance(loaders, str):
+            data = {"dataset": absolute_reference(loaders), **options}
+        else:
+            data = splits_of(loaders, "loaders", **options)
+        model = absolute_reference(model) if isinstance(model, str) else model
+        return cls(model, data, config, batch_size=None if example_inputs is None else int(example_inputs[0]))
 
     def build(self) -> nn.Module:
         """Return the model, a new one each time, in eval mode."""
@@ -131,6 +181,60 @@ class ModelAndData:
     def calibration(self, splits: Splits, model: nn.Module) -> FlatCalls:
         """Return the calibration part as flat tensors, in the order of the model's inputs."""
         return FlatCalls(self.task(), model, splits.calibration)
+
+
+def _is_importable(kind: Any) -> bool:
+    """Return whether other processes can import a class or a function."""
+    name = getattr(kind, "__qualname__", "")
+    is_local = "<locals>" in name or "<lambda>" in name
+    return getattr(kind, "__module__", None) != "__main__" and not is_local
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSummary:
+    """The score of a variant, as plain values that any process and JSON can hold.
+
+    Attributes:
+        value: The metric over all samples.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
+        samples: Samples it was computed over.
+        metric: Its name.
+        direction: Whether higher or lower is better.
+        answers: Which samples were answered right, packed; "" where the metric is no share of right answers.
+        replicates: The metric on samples drawn again and again, the same draws for every variant; empty where `answers`
+            say more.
+    """
+
+    value: float
+    low: float
+    high: float
+    samples: int
+    metric: str = "accuracy"
+    direction: MetricDirection = "higher"
+    answers: str = field(default="", repr=False, compare=False)
+    replicates: tuple[float, ...] = field(default=(), repr=False, compare=False)
+
+    def drop(self, other: ScoreSummary) -> float:
+        """Return by how much another is worse; below zero where it is better."""
+        return self.value - other.value if self.direction == "higher" else other.value - self.value
+
+    def paired_drop(self, other: ScoreSummary) -> tuple[float, float] | None:
+        """Return the 95 % interval of that drop; None where the two scores are not paired."""
+        difference = paired(self.value - other.value, self, other) if self.samples == other.samples else None
+        if difference is None:
+            return None
+        is_higher_better = self.direction == "higher"
+        return (difference.low, difference.high) if is_higher_better else (-difference.high, -difference.low)
+
+
+def summarize_score(score: Score) -> ScoreSummary:
+    """Return a score as plain values."""
+    right = score.right_answers
+    answers = "" if right is None else packed_answers(right)
+    resamples = () if answers else tuple(float(value) for value in score.resamples)
+    name, direction = score.metric.name, score.metric.direction
+    return ScoreSummary(score.value, *score.interval, score.samples, name, direction, answers, resamples)
 
 
 def weights_of(model: nn.Module) -> bytes:

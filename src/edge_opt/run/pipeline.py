@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +23,40 @@ from torch import nn
 from edge_opt._support.files import write_whole
 from edge_opt._support.json import from_plain
 from edge_opt.data import Splits
-from edge_opt.data.datasets import splits_of
-from edge_opt.errors import EdgeOptError, InvalidConfig, InvalidInput, MeasurementFailed
-from edge_opt.loading import absolute_reference
+from edge_opt.errors import EdgeOptError, InvalidConfig, InvalidInput
 from edge_opt.measuring.ssh_board import Board, parse_board
 from edge_opt.profiling import profile
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial
 from edge_opt.run.artifacts import command_line, write_artifacts
-from edge_opt.run.board_measuring import BOARD_RUNTIMES, BoardMeasurer
-from edge_opt.run.config import GRID, RESULT_SCOPES, SWEEP_KEYS, RunConfig, settings_help, settings_parameters
-from edge_opt.run.config_file import sweep_settings
+from edge_opt.run.config import (
+    GRID,
+    RESULT_SCOPES,
+    SWEEP_KEYS,
+    RunConfig,
+    settings_help,
+    settings_parameters,
+    sweep_settings,
+)
 from edge_opt.run.dependencies import digests, same_twice, sources_of
 from edge_opt.run.export_best import export_best
-from edge_opt.run.job import WEIGHTS, Baseline, PipelineJob
-from edge_opt.run.model_and_data import ModelAndData, weights_from
-from edge_opt.run.run_summary import build_report, check_target
-from edge_opt.run.scores import ScoreSummary
+from edge_opt.run.job import WEIGHTS, Baseline, PipelineJob, preload, run_phase
+from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
+from edge_opt.run.run_summary import check_target
 from edge_opt.run.screening import choose_space
-from edge_opt.run.time_finalists import FinalistTimer
-from edge_opt.search.builders import Listener, Notice
-from edge_opt.search.isolation import Isolation, Limits, Phase, keep_fork_servers, pickle_job, start_fork_server
+from edge_opt.run.time_finalists import BOARD_RUNTIMES, FinalistTimer, measure_on_board
+from edge_opt.search.isolation import Phase, keep_fork_servers, start_fork_server
 from edge_opt.search.locks import build_lock, folder_lock
 from edge_opt.search.space import Space
 from edge_opt.search.store import Sources, Store
 from edge_opt.search.sweep import Sweep, SweepOptions, candidate_folder
+from edge_opt.search.sweep_progress import Listener, Notice
 from edge_opt.tasks.batches import example_inputs as call_inputs
 from edge_opt.tasks.batches import first_shape
-from edge_opt.units import MIB
 
 EAGER = Candidate(0.0, "fp32", "torch")
 TRAINING = "training.json"
-# What every phase needs, imported once in the process that children are forked from.
-_PRELOAD = ("torch", "edge_opt.run.job", "edge_opt.runtimes.convert", "edge_opt.pruning.prune")
-# Packages that take long to import, and that models and data bring along.
-_BROUGHT_ALONG = ("sklearn.datasets", "scipy", "pandas", "torchvision", "timm", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +117,18 @@ def run(
     config, board = _with_board(config, chosen)
     root = Path(config.output_dir if folder is None else folder)
     check_target(config)
-    source = ModelAndData(absolute_reference(config.model_reference), data_options(config), config)
+    source = ModelAndData.from_config(config)
     splits, untrained = source.splits(), source.build()
     _check_trainable(source, splits, untrained)
-    settings = config.subset(*RESULT_SCOPES)
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
-    with _opened(root, settings, sources, chosen, board, on_event) as store:
-        store.keep_fact("stage", "training")
-        trained, score = _train(source.holding(untrained), root / "baseline", sources, on_event)
+    state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, chosen, board, on_event)
+    with state.opened() as store:
+        store.save_metadata("stage", "training")
+        trained, score = state.train(source.holding(untrained))
         model = trained.build()
-        job = _job(trained, score, profile(model, trained.example(splits, model)), root, settings, sources)
-        state = _Run(job, splits, store, root, chosen, board, sources, on_event)
-        return state.search(model, command or command_line(), config.model_dump())
+        profiled = profile(model, trained.example(splits, model), name=type(model).__name__)
+        return state.search(store, trained, score, profiled, command or command_line(), config.model_dump())
 
 
 def sweep(
@@ -169,10 +166,9 @@ def sweep(
         on_event: Called with every event of the sweep.
         settings: Keys of a configuration, each of them below.
     """
-    root = Path(folder)
     chosen = RunOptions(workers, scheduler, insecure, measure_on, retry_failed, fresh)
     config, board = _with_board(sweep_settings(settings), chosen)
-    source = _given(model, loaders, example_inputs, config)
+    source = ModelAndData.from_arguments(model, loaders, example_inputs, config)
     splits, original = source.splits(), source.build()
     # A factory may train, or draw its weights anew, at each call: all processes get the first model.
     source = source.holding(original)
@@ -182,57 +178,182 @@ def sweep(
         raise InvalidInput(f"example_inputs is {tuple(example_inputs)}, and samples of the data make it {tuple(shape)}")
     task = source.task()
     task.check(original, splits.validation)
-    if _trains(config):
+    # A loss that does not fit is refused before anything is trained.
+    if config.fine_tune_epochs > 0 and (config.prunes or config.train_for_int8):
         task.check(original, splits.train)
-    profiled = profile(original, call_inputs(call))
-    named = model if isinstance(model, str) else profiled.name
+    profiled = profile(original, call_inputs(call), name=type(original).__name__)
+    reference = model if isinstance(model, str) else None
+    name = reference or profiled.name
     keys = {key: value for key, value in config.subset(*RESULT_SCOPES).items() if key in SWEEP_KEYS}
-    depends_on = {"model": named, "batch_size": shape[0], **keys}
-    sources = sources_of(config, splits, original, model if isinstance(model, str) else None)
-    with _opened(root, depends_on, sources, chosen, board, on_event) as store:
-        score = _score_given(source, root)
-        job = _job(source, score, profiled, root, depends_on, sources)
-        state = _Run(job, splits, store, root, chosen, board, sources, on_event)
-        shown = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": named}
-        return state.search(original, command_line(), shown).result
+    depends_on = {"model": name, "batch_size": shape[0], **keys}
+    sources = sources_of(config, splits, original, reference)
+    state = _Run(splits, Path(folder), depends_on, sources, chosen, board, on_event)
+    with state.opened() as store:
+        outcome = state.run_phase(PipelineJob(source, state.root), "evaluate", (), state.root / "baseline")
+        shown = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": name}
+        score = ScoreSummary(**outcome["score"])
+        return state.search(store, source, score, profiled, command_line(), shown).result
 
 
-@contextmanager
-def _opened(
-    root: Path,
-    settings: Mapping[str, Any],
-    sources: Sources,
-    options: RunOptions,
-    board: Board | None,
-    on_event: Listener,
-) -> Iterator[Store]:
-    """Hold the folder from training to the last file, and open its store."""
-    timed = dict(settings) if board is None else {**settings, "measured_on": board.host}
-    defaults = RunConfig().subset(*RESULT_SCOPES)
-    with folder_lock(root), keep_fork_servers():
-        store = Store.open(
-            root,
-            timed,
-            sources,
-            defaults=defaults,
-            fresh=options.fresh,
-            on_notice=lambda text: on_event(Notice(text)),
+@dataclass(frozen=True)
+class _Run:
+    """What every step of a run shares.
+
+    Attributes:
+        splits: The data.
+        root: The folder of the run.
+        settings: The settings that results depend on.
+        sources: Code and data that results depend on.
+        options: How the command carries the run out.
+        board: The board that measures; None is this machine.
+        on_event: Called with every event.
+    """
+
+    splits: Splits
+    root: Path
+    settings: Mapping[str, Any]
+    sources: Sources
+    options: RunOptions
+    board: Board | None
+    on_event: Listener
+
+    @contextmanager
+    def opened(self) -> Iterator[Store]:
+        """Hold the folder from training to the last file, and open its store."""
+        timed_on = {} if self.board is None else {"measured_on": self.board.host}
+        with folder_lock(self.root), keep_fork_servers():
+            store = Store.open(
+                self.root,
+                {**self.settings, **timed_on},
+                self.sources,
+                defaults=RunConfig().subset(*RESULT_SCOPES),
+                fresh=self.options.fresh,
+                on_notice=self._notify,
+            )
+            with closing(store):
+                yield store
+
+    def _notify(self, text: str) -> None:
+        self.on_event(Notice(text))
+
+    def run_phase(self, job: PipelineJob, phase: Phase, arguments: tuple[Any, ...], folder: Path) -> Mapping[str, Any]:
+        """Run a phase that is not a candidate's, while nothing is measured on this machine."""
+        with build_lock():
+            return run_phase(job, job.config, phase, arguments, folder)
+
+    def train(self, source: ModelAndData) -> tuple[ModelAndData, ScoreSummary]:
+        """Return the trained model and its score: from an earlier run with the same settings, or trained now."""
+        config, folder = source.config, self.root / "baseline"
+        key = digest({**config.subset("data", "training"), "sources": digests(self.sources)})
+        stored = _read_training(folder, key)
+        if stored is None:
+            # What builds variants takes seconds to import. It does so while the baseline trains.
+            start_fork_server(preload(config))
+            name = type(source.build()).__name__
+            self._notify(f"training {name} on {self.splits.name}: {config.epochs} epochs")
+            outcome = self.run_phase(PipelineJob(source, folder), "train", (folder.absolute(),), folder)
+            # Written last: with this file, everything is there.
+            stored = {"key": key, "score": outcome["score"], "epochs": config.epochs}
+            write_whole(folder / TRAINING, json.dumps(stored))
+        model = source.build()
+        model.load_state_dict(weights_from((folder / WEIGHTS).read_bytes()))
+        return source.holding(model), ScoreSummary(**stored["score"])
+
+    def search(
+        self,
+        store: Store,
+        source: ModelAndData,
+        score: ScoreSummary,
+        profiled: ModelProfile,
+        command: Sequence[str],
+        shown: Mapping[str, Any],
+    ) -> RunResult:
+        """Screen, search, choose and write.
+
+        Args:
+            store: The results so far.
+            source: The baseline.
+            score: Its score on validation.
+            profiled: Its profile.
+            command: The command line, for the record.
+            shown: The settings that `reproducibility.json` lists.
+        """
+        config, model = source.config, source.build()
+        # Its cache is named after everything that pruned models depend on.
+        cache = self.root / "pruned" / digest({**self.settings, "sources": digests(self.sources)})
+        baseline = Baseline(score, profiled.totals.macs, profiled.totals.params)
+        unscreened = PipelineJob(source, cache.resolve(), baseline)
+        store.save_metadata("stage", "screening")
+        space, job = choose_space(unscreened, self.root, self._notify)
+        result = self._swept(store, space, job, profiled.name)
+        self._check_unchanged(source, model)
+        result = self._tested(result, job, store)
+        sensitivity = None
+        if config.sensitivity:
+            probed = self.run_phase(unscreened, "probe", (), self.root / "baseline")
+            sensitivity = from_plain(Sensitivity, probed)
+        summary, files = write_artifacts(
+            self.root, config, self.splits, profiled, result, space, command, shown, sensitivity
         )
-        with closing(store):
-            yield store
+        files += export_best(result, job, store, self.splits, self.root)
+        return RunResult(self.root, result, summary, tuple(files))
 
+    def _swept(self, store: Store, space: Space, job: PipelineJob, name: str) -> SweepResult:
+        """Build, measure and compare the candidates of the space."""
+        config, board = job.config, self.board
+        assert job.baseline is not None
+        chosen = SweepOptions(
+            name=name,
+            metric=job.baseline.score.metric,
+            constraints=config.budgets,
+            trials=config.trials,
+            seed=config.seed,
+            use_ci=config.pareto_use_ci,
+            workers=self.options.workers,
+            scheduler=self.options.scheduler,
+            insecure=self.options.insecure,
+            memory_limit_bytes=config.memory_limit_bytes,
+            time_limit_s=config.time_limit_s,
+            retry_failed=self.options.retry_failed,
+            preload=preload(config),
+        )
+        # On a board the baseline is the same model in the runtime there.
+        eager = EAGER if board is None else replace(EAGER, runtime=config.runtimes[0])
+        return Sweep(job, space, store, self.root, chosen, self.on_event).run(
+            None if eager in space else eager,
+            compare=FinalistTimer(job, self.root, self.on_event, board),
+            measurer=None if board is None else partial(measure_on_board, board, job),
+        )
 
-def _job(
-    source: ModelAndData,
-    score: ScoreSummary,
-    profiled: ModelProfile,
-    root: Path,
-    settings: Mapping[str, Any],
-    sources: Sources,
-) -> PipelineJob:
-    """Return the job of all candidates. Its cache is named after everything that pruned models depend on."""
-    cache = root / "pruned" / digest({**settings, "sources": digests(sources)})
-    return PipelineJob(source, cache.resolve(), Baseline(score, profiled.totals.macs, profiled.totals.params))
+    def _check_unchanged(self, source: ModelAndData, model: nn.Module) -> None:
+        """Refuse a table in which some rows may be of another model: a file was edited while the sweep ran."""
+        now = sources_of(source.config, None, model, source.model if isinstance(source.model, str) else None)
+        changed = [name for name in sorted(now) if self.sources.get(name) != now[name]]
+        if changed:
+            raise EdgeOptError(
+                f"{', '.join(changed[:3])} changed while the sweep ran; run the same command again: what depends on "
+                "it is measured again"
+            )
+
+    def _tested(self, result: SweepResult, job: PipelineJob, store: Store) -> SweepResult:
+        """Return the result with test scores of what is reported: the baseline and the winner, and no others."""
+        if self.splits.test is None:
+            return result
+        tested: dict[str, Trial] = {}
+        for trial in (result.baseline, *result.trials):
+            candidate = trial.candidate
+            is_reported = candidate.key in (result.baseline.candidate.key, result.best)
+            if is_reported and candidate.key not in tested and trial.metrics is not None:
+                built = store.build_of(candidate)
+                assert built is not None
+                folder = candidate_folder(self.root.absolute(), candidate)
+                score = self.run_phase(job, "score", (candidate, folder, built.value), folder)["value"]
+                tested[candidate.key] = replace(trial, metrics=replace(trial.metrics, test_accuracy=float(score)))
+        return replace(
+            result,
+            baseline=tested.get(result.baseline.candidate.key, result.baseline),
+            trials=tuple(tested.get(trial.candidate.key, trial) for trial in result.trials),
+        )
 
 
 def digest(settings: Mapping[str, Any]) -> str:
@@ -276,26 +397,6 @@ def _check_trainable(source: ModelAndData, splits: Splits, model: nn.Module) -> 
     source.task().check(model, splits.validation)
 
 
-def _train(
-    source: ModelAndData, folder: Path, sources: Sources, on_event: Listener
-) -> tuple[ModelAndData, ScoreSummary]:
-    """Return the trained model and its score: from an earlier run with the same settings, or trained now."""
-    config = source.config
-    key = digest({**config.subset("data", "training"), "sources": digests(sources)})
-    facts = _read_training(folder, key)
-    if facts is None:
-        # What builds variants takes seconds to import. It does so while the baseline trains.
-        start_fork_server(preload(config.runtimes, config.pruning_levels != [0.0]))
-        on_event(Notice(f"training {type(source.build()).__name__} on {source.splits().name}: {config.epochs} epochs"))
-        outcome = _run_phase(PipelineJob(source, folder), "train", (folder.absolute(),), folder)
-        # Written last: with this file, everything is there.
-        facts = {"key": key, "score": outcome["score"], "epochs": config.epochs}
-        write_whole(folder / TRAINING, json.dumps(facts))
-    model = source.build()
-    model.load_state_dict(weights_from((folder / WEIGHTS).read_bytes()))
-    return source.holding(model), ScoreSummary(**facts["score"])
-
-
 def _read_training(folder: Path, key: str) -> dict[str, Any] | None:
     """Return what an earlier run with the same key noted of its training, if its weights are there."""
     try:
@@ -303,204 +404,6 @@ def _read_training(folder: Path, key: str) -> dict[str, Any] | None:
         return facts if facts["key"] == key and (folder / WEIGHTS).is_file() else None
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _score_given(source: ModelAndData, root: Path) -> ScoreSummary:
-    outcome = _run_phase(PipelineJob(source, root), "evaluate", (), root / "baseline")
-    return ScoreSummary(**outcome["score"])
-
-
-def _run_phase(job: PipelineJob, phase: Phase, arguments: tuple[Any, ...], folder: Path) -> Mapping[str, Any]:
-    """Run a phase that is not a candidate's in a process of its own, while nothing is measured on this machine.
-
-    It has the memory limit of the configuration. The time limit is that of one candidate, and does not apply.
-    """
-    config = job.config
-    limits = Limits(_limit_bytes(config), None)
-    with build_lock(), Isolation(preload(config.runtimes, config.pruning_levels != [0.0])) as isolation:
-        outcome = isolation.run(pickle_job(job), phase, arguments, folder, limits)
-    if outcome.failure is not None:
-        raise MeasurementFailed(f"{outcome.failure}: {outcome.reason}; its output is in {folder / f'{phase}.log'}")
-    value: Mapping[str, Any] = outcome.value
-    return value
-
-
-def _limit_bytes(config: RunConfig) -> int | None:
-    return None if config.memory_limit_mb is None else int(config.memory_limit_mb * MIB)
-
-
-def preload(runtimes: Iterable[str], prunes: bool) -> list[str]:
-    """Return what candidates will import: the exporter for any runtime but torch, and what model and data need."""
-    exporting = ["?edge_opt.runtimes.exporter_start:start_exporter"] if set(runtimes) - {"torch"} else []
-    pruning = ["?torch_pruning"] if prunes else []
-    return [*_PRELOAD, *exporting, *pruning, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A run whose baseline is known: what remains is to screen, search, choose and write."""
-
-    job: PipelineJob
-    splits: Splits
-    store: Store
-    root: Path
-    options: RunOptions
-    board: Board | None
-    sources: Sources
-    on_event: Listener
-
-    def search(self, model: nn.Module, command: Sequence[str], shown: Mapping[str, Any]) -> RunResult:
-        """Screen, search, choose and write.
-
-        Args:
-            model: The baseline's model.
-            command: The command line, for the record.
-            shown: The settings that `reproducibility.json` lists.
-        """
-        config = self.job.config
-        profiled = profile(model, self.job.source.example(self.splits, model), name=type(model).__name__)
-        self.store.keep_fact("stage", "screening")
-        modules = preload(config.runtimes, prunes=True)
-        space, job = choose_space(self.job, self.root, modules, lambda text: self.on_event(Notice(text)))
-        result = self._swept(space, job, profiled.name)
-        self._check_unchanged(model)
-        result = self._tested(result, job)
-        sensitivity = self._sensitivity() if config.sensitivity else None
-        report = build_report(config, self.splits, profiled, result, space, command, shown, sensitivity)
-        files = write_artifacts(report, self.root)
-        files += export_best(result, job, self.store, self.splits, self.root)
-        return RunResult(self.root, result, report.summary, tuple(files))
-
-    def _swept(self, space: Space, job: PipelineJob, name: str) -> SweepResult:
-        """Build, measure and compare the candidates of the space."""
-        config, options, board = self.job.config, self.options, self.board
-        assert job.baseline is not None
-        metric = job.baseline.score.metric
-        chosen = SweepOptions(
-            name=name,
-            metric=metric,
-            constraints=config.budgets,
-            objectives=(metric, "deploy_latency_ms"),
-            sampler=config.sampler,
-            trials=config.trials,
-            seed=config.seed,
-            use_ci=config.pareto_use_ci,
-            workers=options.workers,
-            scheduler=options.scheduler,
-            insecure=options.insecure,
-            memory_limit_bytes=_limit_bytes(config),
-            time_limit_s=config.time_limit_s,
-            retry_failed=options.retry_failed,
-            preload=preload(space.runtimes, any(space.pruning_levels) or bool(space.layer_pruning)),
-        )
-        # On a board the baseline is the same model in the runtime there.
-        eager = EAGER if board is None else replace(EAGER, runtime=config.runtimes[0])
-        limits = Limits(chosen.memory_limit_bytes, None)
-        return Sweep(job, space, self.store, self.root, chosen, self.on_event).run(
-            None if eager in space else eager,
-            compare=FinalistTimer(job, self.root, limits, self.on_event, board),
-            measurer=None if board is None else BoardMeasurer(board, job),
-        )
-
-    def _check_unchanged(self, model: nn.Module) -> None:
-        """Refuse a table in which some rows may be of another model: a file was edited while the sweep ran."""
-        reference = self.job.source.model if isinstance(self.job.source.model, str) else None
-        now = sources_of(self.job.config, None, model, reference)
-        changed = [name for name in sorted(now) if self.sources.get(name) != now[name]]
-        if changed:
-            raise EdgeOptError(
-                f"{', '.join(changed[:3])} changed while the sweep ran; run the same command again: what depends on "
-                "it is measured again"
-            )
-
-    def _tested(self, result: SweepResult, job: PipelineJob) -> SweepResult:
-        """Return the result with test scores of what is reported: the baseline and the winner, and no others."""
-        if self.splits.test is None:
-            return result
-        reported = {result.baseline.candidate.key, result.best}
-        tested: dict[str, Trial] = {}
-        for trial in (result.baseline, *result.trials):
-            key = trial.candidate.key
-            if key in reported and key not in tested and trial.metrics is not None:
-                share = self._test_score(trial.candidate, job)
-                tested[key] = replace(trial, metrics=replace(trial.metrics, test_accuracy=share))
-        return replace(
-            result,
-            baseline=tested.get(result.baseline.candidate.key, result.baseline),
-            trials=tuple(tested.get(trial.candidate.key, trial) for trial in result.trials),
-        )
-
-    def _test_score(self, candidate: Candidate, job: PipelineJob) -> float:
-        built = self.store.build_of(candidate)
-        assert built is not None
-        folder = candidate_folder(self.root.absolute(), candidate)
-        return float(_run_phase(job, "score", (candidate, folder, built.value), folder)["value"])
-
-    def _sensitivity(self) -> Sensitivity:
-        return from_plain(Sensitivity, _run_phase(self.job, "probe", (), self.root / "baseline"))
-
-
-def data_options(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as `load_splits` takes it, the same in every process."""
-    keys = ("batch_size", "seed", "dataloader_seed", "train_subset", "val_subset", "calibration_batches",
-            "num_workers", "download")  # fmt: skip
-    return {
-        **{key: getattr(config, key) for key in keys},
-        "dataset": absolute_reference(config.dataset),
-        "data_dir": None if config.data_dir is None else str(Path(config.data_dir).resolve()),
-        "parts_are_datasets": config.collate is not None,
-    }
-
-
-def _trains(config: RunConfig) -> bool:
-    """Return whether some candidate is trained, so that a loss that does not fit is refused at the start."""
-    levels = config.pruning_levels
-    is_pruned = levels == "auto" or any(levels) or bool(config.layer_pruning)
-    return config.fine_tune_epochs > 0 and (is_pruned or config.train_for_int8)
-
-
-def _given(
-    model: nn.Module | str, loaders: Any, example_inputs: Sequence[int] | None, config: RunConfig
-) -> ModelAndData:
-    """Return what a sweep was given; refuse what other processes cannot import."""
-    for key, value in config.task.items():
-        _check_importable(key, value)
-    options: dict[str, Any] = {
-        "calibration_batches": config.calibration_batches,
-        "seed": config.seed,
-        "parts_are_datasets": config.collate is not None,
-    }
-    named = isinstance(loaders, str)
-    data = {"dataset": absolute_reference(loaders), **options} if named else splits_of(loaders, "loaders", **options)
-    batch_size = None if example_inputs is None else int(example_inputs[0])
-    if isinstance(model, nn.Module):
-        _check_classes(model)
-    return ModelAndData(
-        absolute_reference(model) if isinstance(model, str) else model, data, config, batch_size=batch_size
-    )
-
-
-def _check_classes(model: nn.Module) -> None:
-    """Refuse a model with a class that other processes cannot import."""
-    for path, module in model.named_modules():
-        kind = type(module)
-        if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-            where = f"module {path!r}" if path else "the model"
-            raise InvalidInput(
-                f"{where} is a {kind.__qualname__}, which other processes cannot import; put the class into a file "
-                "and pass 'file.py:factory'"
-            )
-
-
-def _check_importable(key: str, value: Any) -> None:
-    """Refuse a function that other processes cannot import."""
-    kind = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
-    module, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", "")
-    if module == "__main__" or "<locals>" in name or "<lambda>" in name:
-        raise InvalidInput(
-            f"{key} is {name.rpartition('.')[2]}, which other processes cannot import; put it into a file and pass "
-            "'file.py:f'"
-        )
 
 
 def _with_settings(function: Callable[..., SweepResult], keys: Sequence[str]) -> None:

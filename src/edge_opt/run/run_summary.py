@@ -1,56 +1,60 @@
-"""The summary of a run: `summary.json`, and what `reproducibility.json` lists."""
+"""What `summary.json` and `reproducibility.json` hold; keys of the published pipeline stand beside our own."""
 
 from __future__ import annotations
 
+import platform
+import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pandas as pd
 
+from edge_opt import __version__
+from edge_opt._support.extras import installed
 from edge_opt.boards.estimate import predictions
 from edge_opt.boards.targets import resolve_target
+from edge_opt.budgets import TRIAL_METRICS, parse_budget, violations
 from edge_opt.calibration.calibrate import memory_bandwidth
 from edge_opt.data import Splits
 from edge_opt.errors import InvalidInput
-from edge_opt.hardware import layer_estimates, summarize_hardware
-from edge_opt.records.compression import Sensitivity
+from edge_opt.hardware import summarize_hardware
+from edge_opt.measuring.machine import read_environment
+from edge_opt.metrics import Metrics
 from edge_opt.records.devices import SCRATCH_IS_APART
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import SweepResult
+from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
+from edge_opt.report.sweep_files import WeightBudgets, sweep_rows
 from edge_opt.report.sweep_tables import speedup_data
-from edge_opt.run.artifacts import (
-    RunReport,
-    deployment_summary,
-    memory_budgets,
-    reproducibility,
-    trial_summary,
-)
 from edge_opt.run.config import RunConfig
-from edge_opt.run.legacy_keys import (
-    baseline_keys,
-    notes,
-    quantization_metadata,
-    reproducibility_keys,
-    study_keys,
-    weight_budgets,
-)
 from edge_opt.run.model_and_data import torch_threads
+from edge_opt.search.choose import recommend
 from edge_opt.search.locks import measurement_lock
 from edge_opt.search.space import Space
 
+PACKAGES = ("torch", "numpy", "pandas", "onnx", "onnxruntime", "onnxscript", "openvino", "safetensors",
+            "scikit-learn", "distributed", "pydantic")  # fmt: skip
+DEFAULT_CONSTRAINTS = (
+    "constraints were not given, so the default judges too: accuracy_drop <= 0.01; "
+    "`constraints: []` leaves active_memory_budget_mb alone to decide, as the published pipeline did"
+)
+NOT_SCALED = (
+    "latencies of the baseline and of the rows are as measured here; the deployment part is for the device's clock "
+    "(latency_multiplier = 1 / cpu_frequency_scale)"
+)
 
-def build_report(
+
+def build_summary(
     config: RunConfig,
     splits: Splits,
     profile: ModelProfile,
     result: SweepResult,
     space: Space,
-    command: Sequence[str],
-    settings: Mapping[str, Any],
-    sensitivity: Sensitivity | None = None,
-) -> RunReport:
-    """Return everything that the files of a run contain.
+    hardware: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the content of `summary.json`.
 
     Args:
         config: The configuration.
@@ -58,24 +62,21 @@ def build_report(
         profile: The baseline's profile.
         result: The result of the sweep.
         space: The candidates.
-        command: The command line.
-        settings: The settings that the result depends on.
-        sensitivity: Of each layer, where it was measured.
+        hardware: What `hardware_summary` returned.
     """
-    layerwise = pd.DataFrame([asdict(item) for item in layer_estimates(profile)])
-    hardware = _hardware(layerwise, config, result)
     best = None if result.best is None else result.trial(result.best)
-    budgets = weight_budgets(config)
-    shown = trial_summary(best)
-    summary = {
+    baseline = result.baseline.metrics
+    machine = None if baseline is None else baseline.machine or None
+    is_default = "constraints" not in config.model_fields_set and config.metric_name == "accuracy"
+    return {
         "name": result.name,
-        "measured_on": None if result.baseline.metrics is None else result.baseline.metrics.machine or None,
+        "measured_on": machine,
         "dataset": splits.name,
         "metric": result.metric,
         "metric_direction": result.metric_direction,
-        **study_keys(config, result),
-        "baseline": {**baseline_keys(result.baseline, budgets), **(trial_summary(result.baseline) or {})},
-        "best": None if shown is None else shown | {"speedup": speedup_data(result.speedup)},
+        **_published_study(config, result),
+        "baseline": {**_published_baseline(result.baseline, config), **trial_summary(result.baseline)},
+        "best": None if best is None else trial_summary(best) | {"speedup": speedup_data(result.speedup)},
         "recommendation": result.recommendation,
         "constraints": list(result.constraints),
         "counts": {
@@ -87,30 +88,32 @@ def build_report(
         "slower_than_unpruned": [trial.candidate.label for trial in result.slower],
         "comparison": _comparison(result),
         "excluded": [asdict(item) for item in space.excluded],
-        "memory_budgets": memory_budgets(result, config.memory_budgets_mb),
+        "memory_budgets": [_memory_budget(result, budget_mb) for budget_mb in config.memory_budgets_mb],
         "frontiers": {name: list(keys) for name, keys in result.frontiers},
-        "deployment": deployment_summary(result, hardware, config.cpu_frequency_scale, config.stream_interval_ms),
+        # Batches and a stream with the baseline, and the hardware summary; the best candidate beside it.
+        "deployment": {
+            **(_simulated(result.baseline, config) or {}),
+            **hardware,
+            "best": None if best is None else _simulated(best, config),
+        },
         "target": None if config.target is None else on_target(profile, config),
         "notes": [
             f"{result.metric} is on validation, by which the winner is chosen; test_{result.metric} is on the test "
             "part",
-            f"latency is measured {_where(result)}, with memory that is kept between calls; peak memory is an estimate "
-            "from shapes, "
-            "and measured memory the growth of the process over the idle runtime",
+            f"latency is measured {f'on {machine}' if machine else 'here'}, with memory that is kept between calls; "
+            "peak memory is an estimate from shapes, and measured memory the growth of the process over the idle "
+            "runtime",
             "speedups are of finalists timed in turns, by the fastest blocks in each of several processes; other times "
             "are of their own moments",
             SCRATCH_IS_APART,
-            *notes(config),
+            *([DEFAULT_CONSTRAINTS] if is_default else []),
+            NOT_SCALED,
         ],
     }
-    repeated = reproducibility(settings, splits.fingerprints(), splits.sizes(), command)
-    repeated |= reproducibility_keys(config, profile.name, repeated["versions"], repeated["commit"])
-    metadata = quantization_metadata(result, config)
-    return RunReport(result, profile, layerwise, hardware, summary, repeated, sensitivity, budgets, metadata)
 
 
-def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -> Mapping[str, Any]:
-    """How the baseline uses the machine that it was timed on; the roofline is that of the configured device."""
+def hardware_summary(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -> dict[str, Any]:
+    """Return how the baseline uses the machine that timed it; the roofline is that of the configured device."""
     metrics = result.baseline.metrics
     if metrics is None:
         return {}
@@ -120,6 +123,98 @@ def _hardware(layerwise: pd.DataFrame, config: RunConfig, result: SweepResult) -
     return summarize_hardware(
         layerwise, metrics.latency_s * 1e3, config.memory_bandwidth_gbps, config.peak_compute_gmacs, machine_gbps
     )
+
+
+def trial_summary(trial: Trial) -> dict[str, Any]:
+    """Return one candidate with its figures, without the answers to single samples."""
+    return {
+        "key": trial.candidate.key,
+        "label": trial.candidate.label,
+        "accepted": trial.is_accepted,
+        "violations": [asdict(item) | {"excess": item.excess} for item in trial.violations],
+        "metrics": None if trial.metrics is None else plain_metrics(trial.metrics),
+        "reason": trial.reason,
+    }
+
+
+def plain_metrics(metrics: TrialMetrics) -> dict[str, Any]:
+    """Return the figures of a candidate without the answers to single samples, which `sweep.json` keeps."""
+    kept = {name: value for name, value in asdict(metrics).items() if name not in ("answers", "replicates")}
+    return {name.replace("accuracy", metrics.metric): value for name, value in kept.items()}
+
+
+def _memory_budget(result: SweepResult, budget_mb: float) -> dict[str, Any]:
+    """Return what a budget of the weights alone would accept, and what would then be recommended."""
+    budget = parse_budget(f"model_mb <= {budget_mb:g}", TRIAL_METRICS)
+    ran = [(trial, trial.metrics) for trial in result.trials if trial.metrics is not None]
+    fitting = [trial for trial, metrics in ran if not violations(metrics, [budget])]
+    accepted = [trial for trial in fitting if trial.is_accepted]
+    best, why = None, "nothing fits that also keeps the constraints"
+    if accepted:
+        best, why = recommend(accepted, result.finals)
+    return {
+        "memory_budget_mb": budget_mb,
+        "fitting": [trial.candidate.label for trial in fitting],
+        "accepted": [trial.candidate.label for trial in accepted],
+        "best": best,
+        "recommendation": why,
+    }
+
+
+def _simulated(trial: Trial, config: RunConfig) -> dict[str, Any] | None:
+    metrics = trial.metrics
+    if metrics is None or metrics.single_latency_s is None:
+        return None
+    return simulate_deployment(
+        metrics.latency_s,
+        metrics.single_latency_s,
+        batch_size=metrics.batch_size,
+        cpu_frequency_scale=config.cpu_frequency_scale,
+        stream_interval_s=config.stream_interval_ms / 1e3,
+    )
+
+
+def simulate_deployment(
+    batch_latency_s: float,
+    single_latency_s: float,
+    *,
+    batch_size: int,
+    cpu_frequency_scale: float = 1.0,
+    stream_interval_s: float = 0.01,
+) -> dict[str, Any]:
+    """Return batches and a stream of single samples on a device whose clock is `cpu_frequency_scale` times this one's.
+
+    A simulation, not a measurement: measured time over the ratio of clocks, as if all of it were computing.
+    `stream_throughput_sps` is how many single samples the device can do each second, items over time as published;
+    `stream_served_sps` is how many of those that arrive it serves. Utilisation of the stream is the share of time that
+    the device is busy, 1 at most; where it does not keep up, samples are lost or wait, and `stream_backlog_sps` says
+    how many each second.
+
+    >>> half = simulate_deployment(0.004, 0.001, batch_size=32, cpu_frequency_scale=0.5, stream_interval_s=0.01)
+    >>> half["batch_latency_ms"], half["batch_throughput_sps"], half["stream_utilization"]
+    (8.0, 4000.0, 0.2)
+    """
+    values = (batch_latency_s, single_latency_s, batch_size, cpu_frequency_scale, stream_interval_s)
+    if not all(0 < value < float("inf") for value in values):
+        raise InvalidInput(f"latencies, batch size, scale and interval must all be above 0, and are {values}")
+    batch_s, single_s = batch_latency_s / cpu_frequency_scale, single_latency_s / cpu_frequency_scale
+    offered, possible = 1 / stream_interval_s, 1 / single_s
+    return {
+        "cpu_frequency_scale": cpu_frequency_scale,
+        "latency_multiplier": 1 / cpu_frequency_scale,
+        "batch_size": batch_size,
+        "batch_latency_ms": batch_s * 1e3,
+        "batch_throughput_sps": batch_size / batch_s,
+        "stream_interval_ms": stream_interval_s * 1e3,
+        "stream_latency_ms": single_s * 1e3,
+        "stream_avg_latency_ms": single_s * 1e3,
+        "stream_throughput_sps": possible,
+        "stream_served_sps": min(offered, possible),
+        "stream_utilization": min(single_s / stream_interval_s, 1.0),
+        "stream_keeps_up": single_s <= stream_interval_s,
+        "stream_backlog_sps": max(offered - possible, 0.0),
+        "note": "simulated: measured latency here / cpu_frequency_scale",
+    }
 
 
 def _comparison(result: SweepResult) -> dict[str, Any] | None:
@@ -147,11 +242,6 @@ def _comparison(result: SweepResult) -> dict[str, Any] | None:
     }
 
 
-def _where(result: SweepResult) -> str:
-    metrics = result.baseline.metrics
-    return f"on {metrics.machine}" if metrics is not None and metrics.machine else "here"
-
-
 def check_target(config: RunConfig) -> None:
     """Refuse a target that is not known, or cannot be asked what is asked of it, before anything is trained."""
     asked = {"target_runtime": config.target_runtime, "target_threads": config.target_threads}
@@ -163,7 +253,7 @@ def check_target(config: RunConfig) -> None:
 
 
 def on_target(profile: ModelProfile, config: RunConfig) -> dict[str, Any]:
-    """What the baseline would take on the target, as `eo.profile(target=)` says it, with what it rests on."""
+    """Return what the baseline would take on the target, as `eo.profile(target=)` says it, with what it rests on."""
     target = resolve_target(config.target or "", runtime=config.target_runtime, threads=config.target_threads)
     [prediction] = predictions(profile, [target], "fp32", config.target_threads)
 
@@ -180,3 +270,128 @@ def on_target(profile: ModelProfile, config: RunConfig) -> dict[str, Any]:
         "bound": prediction.bound,
         "remarks": list(prediction.remarks),
     }
+
+
+def _published_baseline(baseline: Trial, config: RunConfig) -> dict[str, Any]:
+    """Return the baseline's figures, which budgets its weights break, and whether they keep the active one.
+
+    They are those of its row.
+    """
+    if baseline.metrics is None:
+        return {}
+    budgets = WeightBudgets(tuple(config.memory_budgets_mb), config.active_memory_budget_mb)
+    [row] = sweep_rows(SweepResult("", baseline, (baseline,), (), (), None, ""))
+    weights_mb = row["model_memory_mb"]
+    figures = {item.name: row[item.name] for item in fields(Metrics)}
+    return {
+        **figures,
+        **budgets.violations(weights_mb),
+        "accepted_under_active_budget": budgets.active_mb is None or weights_mb <= budgets.active_mb,
+        "published_metrics": figures,
+    }
+
+
+def _published_study(config: RunConfig, result: SweepResult) -> dict[str, Any]:
+    """Return the settings that the rows were judged by, how many there are, and the best of those accepted.
+
+    A row is accepted or rejected: one that failed is rejected, too.
+    """
+    accepted = [trial.metrics for trial in result.accepted if trial.metrics is not None]
+    best = max(accepted, key=lambda metrics: metrics.comparable_score, default=None)
+    return {
+        "memory_budgets_mb": list(config.memory_budgets_mb),
+        "active_memory_budget_mb": config.active_memory_budget_mb,
+        "cpu_frequency_scale": config.cpu_frequency_scale,
+        "latency_multiplier": 1 / config.cpu_frequency_scale,
+        "study_rows": len(result.trials),
+        "accepted_rows": len(result.accepted),
+        "rejected_rows": len(result.trials) - len(result.accepted),
+        f"best_{result.metric}_accepted": best and best.accuracy,
+        "lowest_latency_ms_accepted": min((metrics.latency_s * 1e3 for metrics in accepted), default=None),
+    }
+
+
+def quantization_metadata(result: SweepResult, config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the result of int8 at each pruning level, by file name: one entry for each runtime that was tried."""
+    levels: dict[float, list[Trial]] = {}
+    for trial in result.trials:
+        if trial.candidate.precision == "int8" and not trial.candidate.layer_pruning:
+            levels.setdefault(trial.candidate.pruning, []).append(trial)
+    return {
+        f"quantization_metadata_p{level}_int8.json": {
+            "pruning_level": level,
+            "precision": "int8",
+            "backend": config.quantization_backend,
+            "calibration_batches": config.calibration_batches,
+            "runtimes": {trial.candidate.runtime: _conversion(trial) for trial in trials},
+        }
+        for level, trials in levels.items()
+    }
+
+
+def _conversion(trial: Trial) -> dict[str, Any]:
+    metrics = trial.metrics
+    if metrics is None:
+        return {"status": trial.status, "error": trial.reason}
+    return {
+        "status": trial.status,
+        "effective_precision": metrics.effective_precision,
+        "float_layers": list(metrics.float_layers),
+        "model_memory_mb": metrics.model_bytes / 2**20,
+        "size_mb": metrics.size_bytes / 2**20,
+        "remarks": list(metrics.remarks),
+    }
+
+
+def reproducibility(
+    config: RunConfig, settings: Mapping[str, Any], splits: Splits, command: Sequence[str], model: str
+) -> dict[str, Any]:
+    """Return everything the result depends on, as JSON holds it; measured times depend on the machine's load, too.
+
+    Args:
+        config: The configuration.
+        settings: The settings that are listed.
+        splits: The data.
+        command: The command line.
+        model: Name of the model.
+    """
+    versions = {name: installed(name) for name in PACKAGES}
+    python = {"edge_opt": __version__, "python": platform.python_version()}
+    checked_out = commit(Path.cwd())
+    return {
+        "config": dict(settings),
+        "seeds": {"seed": settings.get("seed"), "dataloader_seed": settings.get("dataloader_seed")},
+        "versions": {**python, **versions},
+        "machine": asdict(read_environment()),
+        "data": {"sha256": dict(splits.fingerprints()), "samples": dict(splits.sizes())},
+        "command": list(command),
+        "commit": checked_out,
+        "note": "same seed, same table; measured times and what follows from them aside",
+        # The same under the names of the published pipeline.
+        "packages": {**python, **{name: version for name, version in versions.items() if version is not None}},
+        "cpu": {
+            "processor": platform.processor(),
+            "machine": platform.machine(),
+            "platform": platform.platform(),
+        },
+        "git_commit_hash": checked_out,
+        "seed": config.seed,
+        "dataloader_seed": config.seed if config.dataloader_seed is None else config.dataloader_seed,
+        "device_requested": config.device,
+        "device_resolved": config.device,
+        "model": model,
+    }
+
+
+def commit(folder: Path) -> str | None:
+    """Return the commit that is checked out in a folder, with `+changes` where files differ; None outside of git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.check_output(command, text=True, timeout=10, stderr=DEVNULL, stdin=DEVNULL).strip()
+
+    try:
+        head = git("rev-parse", "HEAD")
+        return f"{head}+changes" if git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -15,35 +15,34 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from edge_opt._support.files import write_whole
-from edge_opt.compress import Runner, convert, open_runner
+from edge_opt._support.json import from_plain, to_plain
+from edge_opt.compress import Runner, open_runner
 from edge_opt.data import Splits
-from edge_opt.errors import EdgeOptError, MeasurementFailed
+from edge_opt.errors import EdgeOptError, MeasurementFailed, UnreadableProfile
 from edge_opt.pruning.plan import PruningPlan, check_prunable, make_plan, pruning_context
 from edge_opt.pruning.ranking import RoundTo, fast_multiple
 from edge_opt.records.conversions import Exported
-from edge_opt.records.devices import Precision
 from edge_opt.records.sweeps import SHARES, Candidate
-from edge_opt.run.config import RunConfig
-from edge_opt.run.job import PipelineJob, variant_of
+from edge_opt.run.job import PipelineJob, run_phase, variant_of
 from edge_opt.run.model_and_data import torch_threads
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.export import export_quickly
 from edge_opt.runtimes.model_call import model_call
 from edge_opt.runtimes.registry import find_runtime, unsupported_pairs
 from edge_opt.runtimes.runners import measure_runners
-from edge_opt.search.isolation import Isolation, Limits, pickle_job
 from edge_opt.search.locks import build_lock, measurement_lock
 from edge_opt.search.space import Exclusion, Pair, Space
-from edge_opt.units import MIB
+from edge_opt.tasks.batches import example_inputs
+from edge_opt.trace.inputs import CallArguments
 
 FILE = "screening.json"
 # Odd multiples of 1/32. A user hardly names such a ratio, so rows of a named ratio in the same folder have other keys.
@@ -71,8 +70,9 @@ GENTLER = "smaller than needed"
 SLOWER = "slower than another"
 NOT_FASTER = "not faster than the unpruned model"
 TRAINED = "trained"
-Name = TypeVar("Name")
+# A pruning ratio, and what the widths that it leaves are rounded to.
 Place = tuple[float, RoundTo]
+UNPRUNED: Place = (0.0, "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Screening:
-    """What became of every level that was considered.
+    """The result of screening: every level that was considered, and why it is trained or not.
 
     Attributes:
         accuracy: Of the unpruned model, on the same samples; higher is better.
@@ -154,12 +154,11 @@ class ScreeningJob:
     def screen(self) -> Mapping[str, Any]:
         """Choose a pruning ratio; hold the locks of building and of measuring in turn."""
         with torch_threads(self.job.config.used_build_threads):
-            return asdict(screen(self.job, self.job.source.splits(), self.pairs))
+            screening = screen(self.job, self.job.source.splits(), self.pairs)
+        return cast("Mapping[str, Any]", to_plain(screening))
 
 
-def choose_space(
-    job: PipelineJob, root: Path, preload: Sequence[str], tell: Callable[[str], None]
-) -> tuple[Space, PipelineJob]:
+def choose_space(job: PipelineJob, root: Path, tell: Callable[[str], None]) -> tuple[Space, PipelineJob]:
     """Return the candidates of a configuration and the job that makes them; with `auto`, those worth trying.
 
     The decision is stored in the folder and not taken again.
@@ -169,43 +168,31 @@ def choose_space(
     runtimes = sorted(config.runtimes, key=lambda name: name != "torch")
     if config.pruning_levels != "auto":
         return Space(config.pruning_levels, config.precisions, runtimes, config.layer_pruning), job
-    pairs = _pairs(config)
+    # Ratios may be timed in every precision that a runtime of the configuration runs.
+    wanted: list[Pair] = [(precision, runtime) for precision in config.precisions for runtime in config.runtimes]
+    pairs = [pair for pair in wanted if pair not in unsupported_pairs()] or [("fp32", "torch")]
     # The cache is named after everything that pruned models depend on.
     key = f"{job.cache.name} {pairs}"
     screening = _stored(root / FILE, key)
     if screening is None:
-        limit_mb = config.memory_limit_mb
-        limits = Limits(None if limit_mb is None else int(limit_mb * MIB), None)
-        with Isolation(preload) as isolation:
-            outcome = isolation.run(pickle_job(ScreeningJob(job, pairs)), "screen", (), root / "baseline", limits)
-        if outcome.failure is not None:
-            raise MeasurementFailed(f"screening {outcome.failure}: {outcome.reason}; name pruning_levels to skip it")
-        screening = _screening_from(outcome.value)
-        write_whole(root / FILE, json.dumps({"key": key, **asdict(screening)}, indent=1))
+        try:
+            plain = run_phase(ScreeningJob(job, pairs), config, "screen", (), root / "baseline")
+        except MeasurementFailed as error:
+            raise MeasurementFailed(f"screening {error}; name pruning_levels to skip it") from error
+        write_whole(root / FILE, json.dumps({"key": key, **plain}, indent=1))
+        screening = from_plain(Screening, plain)
     tell(str(screening))
     slow: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in screening.left_out}
     space = Space(screening.chosen, config.precisions, runtimes, config.layer_pruning, {**unsupported_pairs(), **slow})
     return space, screening.job(job)
 
 
-def _pairs(config: RunConfig) -> list[Pair]:
-    """Return the pairs in which ratios may be timed: every precision that a runtime of the configuration runs."""
-    wanted: list[Pair] = [(precision, runtime) for precision in config.precisions for runtime in config.runtimes]
-    return [pair for pair in wanted if pair not in unsupported_pairs()] or [("fp32", "torch")]
-
-
-def _screening_from(plain: Mapping[str, Any]) -> Screening:
-    levels = tuple(Level(**level) for level in plain["levels"])
-    left_out = tuple(Exclusion(**item) for item in plain["left_out"])
-    return Screening(plain["accuracy"], levels, plain["epochs"], left_out)
-
-
 def _stored(path: Path, key: str) -> Screening | None:
     """Return the decision of an earlier run with the same key."""
     try:
-        plain: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return _screening_from(plain) if plain["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return from_plain(Screening, plain) if plain.pop("key") == key else None
+    except (OSError, ValueError, KeyError, AttributeError, UnreadableProfile):
         return None
 
 
@@ -225,7 +212,7 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
     few = _first(splits.validation, SCREENED)
     with build_lock():
         whole, of_few = score(parent), score(parent, few)
-    times = _times(job, splits, {"": parent}, pairs)
+    times = _times(job, splits, {UNPRUNED: parent}, pairs)
     left_out = slower_pairs({pair: seconds for (_, pair), seconds in times.items()}, pairs)
     dropped = {(item.precision, item.runtime) for item in left_out}
     fast_pairs = [pair for pair in pairs if pair not in dropped]
@@ -242,14 +229,15 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
                     data=list(task.batches(parent, splits.calibration)),
                 )
             check_prunable(plan)
-            widths = roundings(config.round_to)
-            tried = _tried(plan, shares, widths, lambda model: score(model, few), of_few - max_drop)
+            known: set[bytes] = set()
+            distinct = {
+                round_to: plan.distinct_ratios(shares, round_to, known) for round_to in roundings(config.round_to)
+            }
+            scores, largest = _largest_recoverable(plan, distinct, lambda model: score(model, few), of_few - max_drop)
     except EdgeOptError as error:
         return Screening(whole, (Level(max(shares), "auto", None, None, f"not pruned: {error}"),), left_out=left_out)
-    ratios = _ratios(job, splits, parent, tried.largest, fast_pairs)
-    order = sorted(
-        (place for place in tried.largest if ratios.get(place, 1.0) <= FASTER), key=lambda place: ratios[place]
-    )
+    ratios = _ratios(_times(job, splits, {UNPRUNED: parent, **largest}, fast_pairs)) if largest else {}
+    order = sorted((place for place in largest if ratios.get(place, 1.0) <= FASTER), key=lambda place: ratios[place])
 
     def accuracy_gap(place: Place) -> float:
         trained = with_training(job, place[1], epochs)
@@ -257,12 +245,16 @@ def screen(job: PipelineJob, splits: Splits, pairs: Sequence[Pair], shares: Sequ
             variant = variant_of(trained.source, splits, Candidate(place[0], "fp32", "torch"), job.cache)
             return (whole - score(variant.model)) / (MAX_TRAINED_DROP * scale)
 
-    chosen = choose_ratio(order, tried.distinct, accuracy_gap)
-    return Screening(of_few, _judged(tried, ratios, order, chosen), epochs if chosen else 0, left_out)
+    chosen = choose_ratio(order, distinct, accuracy_gap)
+    levels = tuple(
+        Level(*place, scores.get(place), ratios.get(place), _verdict(place, distinct, largest, order, chosen))
+        for place in [(share, round_to) for round_to in distinct for share in shares]
+    )
+    return Screening(of_few, levels, epochs if chosen else 0, left_out)
 
 
 def _first(part: Iterable[Any], samples: int) -> list[Any]:
-    """The first batches, with so many samples or a few more."""
+    """Return the first batches, with so many samples or a few more."""
     batches: list[Any] = []
     for batch in part:
         batches.append(batch)
@@ -273,7 +265,7 @@ def _first(part: Iterable[Any], samples: int) -> list[Any]:
 
 
 def roundings(round_to: RoundTo) -> tuple[RoundTo, ...]:
-    """What widths are rounded to: where kernels decide, also half of that, for which some layers are as fast.
+    """Return what widths are rounded to: where kernels decide, also half of that, for which some layers are as fast.
 
     >>> roundings(4)
     (4,)
@@ -281,25 +273,13 @@ def roundings(round_to: RoundTo) -> tuple[RoundTo, ...]:
     return (round_to, max(fast_multiple() // 2, 4)) if round_to == "auto" else (round_to,)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """The levels of each rounding that differ, what some of them score, and the largest that is nearly healed."""
-
-    shares: Sequence[float]
-    distinct: Mapping[RoundTo, Sequence[float]]
-    scores: Mapping[Place, float]
-    largest: Mapping[Place, nn.Module]
-
-
-def _tried(
+def _largest_recoverable(
     plan: PruningPlan,
-    shares: Sequence[float],
-    widths: Sequence[RoundTo],
+    distinct: Mapping[RoundTo, Sequence[float]],
     score: Callable[[nn.Module], float],
     least: float,
-) -> _Tried:
-    known: set[bytes] = set()
-    distinct = {round_to: plan.distinct_ratios(shares, round_to, known) for round_to in widths}
+) -> tuple[dict[Place, float], dict[Place, nn.Module]]:
+    """Return the scores of ratios that were built, and in each rounding the largest one that scores enough."""
     scores: dict[Place, float] = {}
     largest: dict[Place, nn.Module] = {}
     for round_to, able in distinct.items():
@@ -316,7 +296,7 @@ def _tried(
         last = bisect_last(keeps, able, near.index(min(near)) if near else None)
         if last is not None:
             largest[last, round_to] = models[last]
-    return _Tried(shares, distinct, scores, largest)
+    return scores, largest
 
 
 def bisect_last(holds: Callable[[float], bool], values: Sequence[float], guess: int | None = None) -> float | None:
@@ -358,30 +338,29 @@ def choose_ratio(
     return [(gentle[-1], round_to)]
 
 
-def _judged(
-    tried: _Tried, ratios: Mapping[Place, float], order: Sequence[Place], chosen: Sequence[Place]
-) -> tuple[Level, ...]:
-    """Every level with what became of it."""
-    bold = {round_to: share for share, round_to in tried.largest}
-
-    def verdict(place: Place) -> str:
-        share, round_to = place
-        if place in chosen:
-            return TRAINED
-        if share not in tried.distinct[round_to]:
-            return SAME
-        if share > bold.get(round_to, 0.0) or (chosen and round_to == chosen[0][1] and share > chosen[0][0]):
-            return LOST
-        if share < bold[round_to]:
-            return GENTLER
-        return SLOWER if place in order else NOT_FASTER
-
-    places = [(share, round_to) for round_to in tried.distinct for share in tried.shares]
-    return tuple(Level(*place, tried.scores.get(place), ratios.get(place), verdict(place)) for place in places)
+def _verdict(
+    place: Place,
+    distinct: Mapping[RoundTo, Sequence[float]],
+    largest: Iterable[Place],
+    order: Sequence[Place],
+    chosen: Sequence[Place],
+) -> str:
+    """Return why a ratio is trained or not."""
+    share, round_to = place
+    if place in chosen:
+        return TRAINED
+    if share not in distinct[round_to]:
+        return SAME
+    bound = next((each for each, rounding in largest if rounding == round_to), 0.0)
+    if share > bound or (chosen and round_to == chosen[0][1] and share > chosen[0][0]):
+        return LOST
+    if share < bound:
+        return GENTLER
+    return SLOWER if place in order else NOT_FASTER
 
 
 def slower_pairs(times: Mapping[Pair, float], pairs: Sequence[Pair]) -> tuple[Exclusion, ...]:
-    """Precisions and runtimes that are not worth trying: neither among the fastest, nor the fastest float.
+    """Return precisions and runtimes that are not worth trying: neither among the fastest, nor the fastest float.
 
     >>> slow = slower_pairs({("fp32", "a"): 3.0, ("int8", "a"): 1.0, ("fp32", "b"): 4.0, ("int8", "b"): 2.0},
     ...                      [("fp32", "a"), ("int8", "a"), ("fp32", "b"), ("int8", "b")])
@@ -400,77 +379,71 @@ def slower_pairs(times: Mapping[Pair, float], pairs: Sequence[Pair]) -> tuple[Ex
     )
 
 
-def _ratios(
-    job: PipelineJob, splits: Splits, parent: nn.Module, able: Mapping[Place, nn.Module], pairs: Sequence[Pair]
-) -> dict[Place, float]:
-    """Time over that of the unpruned model, each in the precision and runtime in which it is fastest."""
-    if not able:
-        return {}
-    whole: Place = (0.0, "auto")
-    times = _times(job, splits, {whole: parent, **able}, pairs)
+def _ratios(times: Mapping[tuple[Place, Pair], float]) -> dict[Place, float]:
+    """Return times over that of the unpruned model, each in the precision and runtime in which it is fastest."""
     least: dict[Place, float] = {}
     for (place, _), seconds in times.items():
         least[place] = min(seconds, least.get(place, seconds))
-    return {place: seconds / least[whole] for place, seconds in least.items() if place != whole and whole in least}
+    unpruned = least.pop(UNPRUNED, None)
+    return {} if unpruned is None else {place: seconds / unpruned for place, seconds in least.items()}
 
 
 def _times(
-    job: PipelineJob, splits: Splits, models: Mapping[Name, nn.Module], pairs: Sequence[Pair]
-) -> dict[tuple[Name, Pair], float]:
-    """Seconds of each in the call that is deployed, a block of each in turn; one that is not converted is left out."""
+    job: PipelineJob, splits: Splits, models: Mapping[Place, nn.Module], pairs: Sequence[Pair]
+) -> dict[tuple[Place, Pair], float]:
+    """Return seconds of each in the call that is deployed, interleaved; one that is not converted is left out."""
     with ExitStack() as stack:
-        runners: dict[str, tuple[tuple[Name, Pair], Runner]] = {}
-        for name, model in models.items():
-            inputs = job.source.example(splits, model)
+        runners: dict[str, tuple[tuple[Place, Pair], Runner]] = {}
+        for place, model in models.items():
+            call = job.source.call(splits, model)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            opened = _Opened(job, splits, model, inputs, folder)
+            exported: Exported | None = None
             for pair in pairs:
                 try:
-                    runner = stack.enter_context(opened.runner(*pair))
+                    # Files of ONNX come from one quick export.
+                    if exported is None and _starts_from_onnx(pair):
+                        exported = export_quickly(model_call(model.eval(), example_inputs(call)), folder / "quick.onnx")
+                    runner = stack.enter_context(_opened(job, splits, model, call, pair, exported, folder))
                 except EdgeOptError:
                     continue
-                runners[str(len(runners))] = (name, pair), runner
+                runners[str(len(runners))] = (place, pair), runner
         if not runners:
             return {}
-        tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
-        call = sized([tuple(tensors)], job.config.deploy_batch)
-        opened_runners = {key: runner for key, (_, runner) in runners.items()}
+        tensors = [value for value in tree_leaves((call.args, call.kwargs)) if isinstance(value, torch.Tensor)]
+        inputs = sized([tuple(tensors)], job.config.deploy_batch)
+        opened = {key: runner for key, (_, runner) in runners.items()}
         with measurement_lock(lambda: None):
-            latencies = measure_runners(opened_runners, *call, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
+            latencies = measure_runners(opened, *inputs, min_time_s=_WINDOW_S, max_time_s=2 * _WINDOW_S)
     # One thread computes as long as its CPU time; what else runs here is not in that.
     is_alone = job.config.used_threads == 1
     return {
-        place: latencies[key].cpu_median_s if is_alone else latencies[key].median_s
-        for key, (place, _) in runners.items()
+        name: latencies[key].cpu_median_s if is_alone else latencies[key].median_s
+        for key, (name, _) in runners.items()
         if key in latencies
     }
 
 
-class _Opened:
-    """A model in several precisions and runtimes, to be timed and no more; files of ONNX come from one quick export."""
+def _starts_from_onnx(pair: Pair) -> bool:
+    return find_runtime(pair[1]).runs_onnx and pair[0] in ("fp32", "int8")
 
-    def __init__(self, job: PipelineJob, splits: Splits, model: nn.Module, inputs: Any, folder: Path) -> None:
-        self._job, self._splits, self._model, self._inputs, self._folder = job, splits, model.eval(), inputs, folder
-        self._exported: Exported | None = None
 
-    def runner(self, precision: Precision, runtime: str) -> AbstractContextManager[Runner]:
-        job, by_file = self._job, find_runtime(runtime).runs_onnx and precision in ("fp32", "int8")
-        if by_file and self._exported is None:
-            self._exported = export_quickly(model_call(self._model, self._inputs), self._folder / "quick.onnx")
-        threads = job.config.used_threads
-        if self._exported is not None and by_file and precision == "fp32":
-            return open_runner(self._exported.path, runtime, threads=threads, precision=precision)
-        # Before training a model may well disagree with itself in int8; only its time is asked for.
-        made = convert(
-            self._model,
-            self._inputs,
-            precision,
-            runtime,
-            calibration=job.source.calibration(self._splits, self._model) if precision == "int8" else None,
-            calibration_batches=1,
-            reduce_range=job.config.reduce_range,
-            exported=self._exported if by_file else None,
-            folder=self._folder / f"{precision}-{runtime}",
-            max_difference=True,
-        )
-        return open_runner(made, threads=threads)
+def _opened(
+    job: PipelineJob,
+    splits: Splits,
+    model: nn.Module,
+    call: CallArguments,
+    pair: Pair,
+    exported: Exported | None,
+    folder: Path,
+) -> AbstractContextManager[Runner]:
+    """Open a model in a precision and a runtime, to be timed and no more."""
+    precision, runtime = pair
+    threads = job.config.used_threads
+    exported = exported if _starts_from_onnx(pair) else None
+    if exported is not None and precision == "fp32":
+        return open_runner(exported.path, runtime, threads=threads, precision=precision)
+    # Before training a model may well disagree with itself in int8; only its time is asked for.
+    options = {"calibration_batches": 1, "exported": exported, "max_difference": True}
+    aside = folder / f"{precision}-{runtime}"
+    converted = job.convert(Candidate(0.0, precision, runtime), model.eval(), splits, call, aside, **options)
+    return open_runner(converted, threads=threads)

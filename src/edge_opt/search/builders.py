@@ -1,78 +1,38 @@
-"""Build candidates in local processes, and the events of a sweep."""
+"""Build the candidates of a sweep: in processes of this machine, or on the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, cast
+from urllib.parse import urlsplit
 
-from edge_opt.records.sweeps import Candidate, SweepResult, Trial
+from edge_opt import __version__
+from edge_opt._support.extras import import_optional
+from edge_opt._support.files import write_whole
+from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.records.sweeps import Candidate
 from edge_opt.search.isolation import Isolation, Limits, Outcome, Phase
 from edge_opt.search.locks import build_lock
-
-
-@dataclass(frozen=True, slots=True)
-class SweepStarted:
-    """The sweep begins, with so many candidates; `known` were finished by earlier runs."""
-
-    name: str
-    total: int
-    known: tuple[Trial, ...]
-    workers: int
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseStarted:
-    """A candidate is being built or measured; `attempt` counts from 1."""
-
-    candidate: Candidate
-    phase: Phase
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseEnded:
-    """A candidate was built or measured, or failed."""
-
-    candidate: Candidate
-    phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
-class TrialFinished:
-    """A candidate has its result, which is stored already; `done` counts all finished candidates."""
-
-    trial: Trial
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A message for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SweepEnded:
-    """Every candidate has its result."""
-
-    result: SweepResult
-
-
-Event = SweepStarted | PhaseStarted | PhaseEnded | TrialFinished | Notice | SweepEnded
-Listener = Callable[[Event], None]
-
+from edge_opt.search.sweep_progress import Listener, Notice
 
 # A killed process is retried at least this often: a process seldom kills itself, and what killed it may do so again.
 _RETRIES_IF_KILLED = 3
+# How often the thread of the sweep looks at what its workers reported.
+_POLL_S = 0.2
+CONNECT_WITHIN_S = 30.0
+# The topic of Dask under which workers send notices for the user.
+_TOPIC = "edge-opt"
+WAITING = "waiting to build: another sweep measures on this machine"
+Files = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +84,9 @@ class JobSpec:
 class Builders(Protocol):
     """Builds candidates: here one after the other, here side by side, or on other machines."""
 
-    def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
-        """Split the candidates; each batch is built as a whole before any of it is measured."""
+    @property
+    def is_sequential(self) -> bool:
+        """Whether each candidate is measured before the next is built, not after all of them."""
         ...
 
     def build(
@@ -138,9 +99,7 @@ class Builders(Protocol):
         ...
 
 
-WAITING = "waiting to build: another sweep measures on this machine"
-
-
+@dataclass(frozen=True)
 class LocalBuilders:
     """Builds on this machine, in `workers` processes side by side.
 
@@ -151,47 +110,42 @@ class LocalBuilders:
     happens in the thread of the sweep, because an SQLite connection belongs to one thread.
     """
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        isolation: Isolation,
-        folder_of: Callable[[Candidate], Path],
-        tell: Listener = lambda _: None,
-        workers: int = 1,
-    ) -> None:
-        self._spec = spec
-        self._isolation = isolation
-        self._folder_of = folder_of
-        self._tell = tell
-        self._workers = workers
+    spec: JobSpec
+    isolation: Isolation
+    folder_of: Callable[[Candidate], Path]
+    tell: Listener
+    workers: int = 1
 
-    def batches(self, candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
-        if self._workers == 1:
-            return ((candidate,) for candidate in candidates)
-        return iter([candidates] if candidates else [])
+    @property
+    def is_sequential(self) -> bool:
+        return self.workers == 1
 
     def build(
         self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
     ) -> Generator[tuple[Candidate, Outcome], None, None]:
         waiting = list(reversed(candidates))
-        events: SimpleQueue[Candidate | Notice] = SimpleQueue()
+        # What the threads of workers ask the thread of the caller to do.
+        calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
         stopped = threading.Event()
         running: dict[Future[Outcome], tuple[Candidate, Isolation]] = {}
         with ExitStack() as stack:
-            more = range(1, min(self._workers, len(waiting)))
-            idle = [self._isolation, *(stack.enter_context(Isolation(self._spec.preload)) for _ in more)]
-            pool = stack.enter_context(ThreadPoolExecutor(self._workers))
+            more = range(1, min(self.workers, len(waiting)))
+            idle = [self.isolation, *(stack.enter_context(Isolation(self.spec.preload)) for _ in more)]
+            pool = stack.enter_context(ThreadPoolExecutor(self.workers))
             try:
                 while waiting or running:
                     # No more than can run: whatever has begun is really running.
                     while waiting and idle:
                         candidate, isolation = waiting.pop(), idle.pop()
                         begin(candidate)
-                        recreate_folder(self._folder_of(candidate))
-                        future = pool.submit(self._build, candidate, isolation, events, stopped)
+                        recreate_folder(self.folder_of(candidate))
+                        on_wait = partial(calls.put, partial(self.tell, Notice(WAITING)))
+                        on_retry = partial(calls.put, partial(begin, candidate))
+                        future = pool.submit(self._build, candidate, isolation, on_wait, on_retry, stopped.is_set)
                         running[future] = candidate, isolation
                     finished = wait(running, _POLL_S, FIRST_COMPLETED).done
-                    self._handle(events, begin)
+                    while not calls.empty():
+                        calls.get()()
                     for future in finished:
                         candidate, isolation = running.pop(future)
                         idle.append(isolation)
@@ -208,28 +162,14 @@ class LocalBuilders:
         self,
         candidate: Candidate,
         isolation: Isolation,
-        events: SimpleQueue[Candidate | Notice],
-        stopped: threading.Event,
+        on_wait: Callable[[], None],
+        on_retry: Callable[[], None],
+        is_stopped: Callable[[], bool],
     ) -> Outcome:
         """Build one candidate, in the thread of a worker."""
-        folder = self._folder_of(candidate)
-        with build_lock(lambda: events.put(Notice(WAITING))):
-            return self._spec.run(
-                isolation, "build", (candidate, folder), folder, lambda: events.put(candidate), stopped.is_set
-            )
-
-    def _handle(self, events: SimpleQueue[Candidate | Notice], begin: Callable[[Candidate], object]) -> None:
-        """Pass on what the threads reported: a notice, or that a candidate is attempted again."""
-        while not events.empty():
-            event = events.get()
-            if isinstance(event, Notice):
-                self._tell(event)
-            else:
-                begin(event)
-
-
-# How often the thread of the sweep looks at what its workers reported.
-_POLL_S = 0.2
+        folder = self.folder_of(candidate)
+        with build_lock(on_wait):
+            return self.spec.run(isolation, "build", (candidate, folder), folder, on_retry, is_stopped)
 
 
 def recreate_folder(folder: Path) -> Path:
@@ -238,3 +178,143 @@ def recreate_folder(folder: Path) -> Path:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder
+
+
+@dataclass(frozen=True)
+class RemoteBuilders:
+    """Builds on the workers of a Dask scheduler, which other machines have joined.
+
+    A worker builds in a folder of its own and sends the files back, so the machines share nothing but the address of
+    the scheduler. Workers only build: times of different machines cannot be compared, so the machine of the sweep
+    measures. Encryption and retries are Dask's; its configuration (`distributed.comm.tls`) names the certificates.
+
+    The connection is open while something is built, and closed otherwise.
+    """
+
+    spec: JobSpec
+    folder_of: Callable[[Candidate], Path]
+    scheduler: str
+    tell: Listener
+    insecure: bool = False
+    is_sequential: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_scheduler(self.scheduler, self.insecure)
+        # A wrong address is reported before anything runs.
+        with self._connected():
+            pass
+
+    def build(
+        self, candidates: Sequence[Candidate], begin: Callable[[Candidate], object]
+    ) -> Generator[tuple[Candidate, Outcome], None, None]:
+        if not candidates:
+            return
+        from distributed import as_completed
+        from distributed.comm.core import CommClosedError
+
+        try:
+            with self._connected() as client:
+                futures = {}
+                for candidate in candidates:
+                    begin(candidate)
+                    future = client.submit(
+                        _build_on_worker, self.spec, candidate, pure=False, retries=self.spec.retries_if_killed
+                    )
+                    futures[future] = candidate
+                for future in as_completed(futures):  # type: ignore[no-untyped-call]
+                    candidate = futures.pop(future)
+                    outcome = self._received(future, candidate)
+                    # A released result is not computed again when the worker that holds it is lost.
+                    future.release()
+                    yield candidate, outcome
+        except (CancelledError, CommClosedError, OSError) as error:
+            raise EdgeOptError(
+                f"the Dask scheduler {self.scheduler} is gone; run again to continue: finished candidates are kept"
+            ) from error
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """Connect to the scheduler; refuse one without workers, or whose workers have another version."""
+        distributed = import_optional("distributed", "--scheduler needs", "distributed", "Dask")
+        try:
+            client = distributed.Client(self.scheduler, timeout=CONNECT_WITHIN_S)
+        except (OSError, ValueError, TypeError) as error:
+            raise EdgeOptError(
+                f"no Dask scheduler answers at {self.scheduler} ({error}); start one with `dask scheduler`"
+            ) from error
+        with client:
+            try:
+                client.wait_for_workers(1, CONNECT_WITHIN_S)
+            except TimeoutError as error:
+                raise EdgeOptError(
+                    f"no worker has joined {self.scheduler} in {CONNECT_WITHIN_S:g} s; start one with "
+                    f"`dask worker {self.scheduler} --nthreads 1`"
+                ) from error
+            for worker, version in client.run(_version).items():
+                if version != __version__:
+                    raise EdgeOptError(
+                        f"the worker {worker} has edge_opt {version}, and the sweep has {__version__}; "
+                        "install the same version on both"
+                    )
+            client.subscribe_topic(_TOPIC, lambda event: self.tell(Notice(str(event[1]))))
+            yield client
+
+    def _received(self, future: Any, candidate: Candidate) -> Outcome:
+        """Write the files of a finished build to its folder, and return its outcome."""
+        from distributed import KilledWorker
+
+        try:
+            outcome, files = future.result()
+        except KilledWorker:
+            return Outcome(failure="crashed", reason="each worker that built it was lost")
+        except (CancelledError, EdgeOptError):
+            raise
+        except Exception as error:  # whatever Dask or unpickling on the worker raises
+            raise EdgeOptError(
+                f"the workers could not build {candidate.label}: {type(error).__name__}: {error}; run again to continue"
+            ) from error
+        folder = recreate_folder(self.folder_of(candidate))
+        for name, content in files.items():
+            write_whole(folder / name, content)
+        return cast(Outcome, outcome)
+
+
+def check_scheduler(address: str, insecure: bool) -> None:
+    """Refuse an address that is not one, and a connection without encryption unless `insecure` allows it.
+
+    Whoever can connect to a scheduler can run code on its workers and on the machine of the sweep. On a machine with
+    several users that is every user, so a loopback address is no exception.
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in ("tls", "tcp") or not parts.hostname:
+        raise InvalidInput(f"the scheduler is {address!r}; write tls://HOST:PORT")
+    if parts.scheme == "tcp" and not insecure:
+        raise InvalidInput(
+            f"{address} has no encryption: whoever can connect to it can run code here. Use tls:// with certificates "
+            "in Dask's configuration, or --insecure if you alone can reach it"
+        )
+
+
+_worker_state = threading.local()
+
+
+def _build_on_worker(spec: JobSpec, candidate: Candidate) -> tuple[Outcome, Files]:
+    """Build a candidate on this worker; return the outcome and the files."""
+    from distributed import get_worker
+
+    if getattr(_worker_state, "preload", None) != spec.preload:
+        _worker_state.isolation, _worker_state.preload = Isolation(spec.preload), spec.preload
+    worker = get_worker()
+    with (
+        tempfile.TemporaryDirectory(prefix="build-", dir=worker.local_directory) as name,
+        build_lock(lambda: worker.log_event(_TOPIC, WAITING)),
+    ):
+        folder = Path(name)
+        outcome = spec.run(_worker_state.isolation, "build", (candidate, folder), folder)
+        return outcome, {
+            str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+        }
+
+
+def _version() -> str:
+    return __version__

@@ -1,20 +1,30 @@
-"""The frontier of a sweep, the candidate to ship, and how far two candidates' scores differ."""
+"""Decide by measured figures: who is on a frontier, which pruned variants are no faster, and what to ship."""
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt import units
 from edge_opt.budgets import trial_metrics
-from edge_opt.errors import InvalidInput
 from edge_opt.measuring.statistics import paired_ratio
-from edge_opt.records.sweeps import Finals, Trial, TrialMetrics, Violation
+from edge_opt.records.sweeps import (
+    FASTER_THAN_UNPRUNED,
+    Candidate,
+    Finalist,
+    Finals,
+    Speedup,
+    SpeedupRatio,
+    Trial,
+    TrialMetrics,
+    Violation,
+)
 from edge_opt.tasks.paired_scores import PairedDifference, paired_difference
 
 ALL_OBJECTIVES = ("accuracy", "deploy_latency_ms", "latency_ms", "energy_j", "peak_memory_mb", "size_mb")
@@ -79,12 +89,10 @@ def span(metrics: TrialMetrics, objective: str, use_ci: bool = False) -> Objecti
     return ObjectiveInterval(-high, -value, -low) if is_more_better else ObjectiveInterval(low, value, high)
 
 
-def trial_frontier(trials: Iterable[Trial], objectives: Sequence[str], *, use_ci: bool = False) -> tuple[str, ...]:
-    """The keys of the trials on the frontier. One whose figure is not known for an objective is not on it."""
-    found = list(trials)
-    check_objectives(objectives, _scored(found))
+def trial_frontier(trials: Sequence[Trial], objectives: Sequence[str], *, use_ci: bool = False) -> tuple[str, ...]:
+    """Return the keys of the trials on the frontier. One whose figure is not known for an objective is not on it."""
     points = {}
-    for trial in found:
+    for trial in trials:
         if trial.metrics is not None:
             spans = [span(trial.metrics, objective, use_ci) for objective in objectives]
             if None not in spans:
@@ -99,37 +107,27 @@ def frontiers(trials: Sequence[Trial], *, use_ci: bool = False) -> tuple[tuple[s
     Names are the objectives with commas between: "accuracy,latency_ms", ..., "accuracy,latency_ms,energy_j,...". Where
     the time of the batch that is deployed is known, it stands in for that of other batches.
     """
-    found = [trial.metrics for trial in trials if trial.metrics is not None]
-    score = _scored(trials)
-    asked = [score if name == "accuracy" else name for name in ALL_OBJECTIVES]
-    known = [name for name in asked if any(span(metrics, name) is not None for metrics in found)]
+    ran = [trial.metrics for trial in trials if trial.metrics is not None]
+    score = _metric(trials)
+    names = [score if name == "accuracy" else name for name in ALL_OBJECTIVES]
+    known = [name for name in names if any(span(metrics, name) is not None for metrics in ran)]
     if "deploy_latency_ms" in known:
         known.remove("latency_ms")
     pairs = [(score, cost) for cost in known if cost != score]
     wanted = [*pairs, tuple(known)] if len(known) > 2 else pairs
-    return tuple((",".join(names), trial_frontier(trials, names, use_ci=use_ci)) for names in wanted)
+    return tuple((",".join(group), trial_frontier(trials, group, use_ci=use_ci)) for group in wanted)
 
 
 def ranked_frontier(trials: Sequence[Trial]) -> tuple[str, ...]:
     """The keys on the frontier of the score and the time by which candidates are ranked."""
     ran = [trial.metrics for trial in trials if trial.metrics is not None]
     is_deployed = any(metrics.deploy_latency_s is not None for metrics in ran)
-    return trial_frontier(trials, (_scored(trials), "deploy_latency_ms" if is_deployed else "latency_ms"))
+    return trial_frontier(trials, (_metric(trials), "deploy_latency_ms" if is_deployed else "latency_ms"))
 
 
-def _scored(trials: Iterable[Trial]) -> str:
-    """Name of what the trials score."""
+def _metric(trials: Sequence[Trial]) -> str:
+    """Return the name of what the trials score."""
     return next((trial.metrics.metric for trial in trials if trial.metrics is not None), "accuracy")
-
-
-def check_objectives(objectives: Sequence[str], metric: str = "accuracy") -> None:
-    """Refuse names that are no metrics of a trial that scores `metric`."""
-    for name in objectives:
-        if name not in trial_metrics(metric):
-            known = ", ".join([metric, *ALL_OBJECTIVES[1:]])
-            raise InvalidInput(f"unknown objective {name!r}; objectives are {known}, ...")
-    if len(objectives) < 2:
-        raise InvalidInput(f"a frontier needs two objectives or more, not {list(objectives)}")
 
 
 def recommend(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[str | None, str]:
@@ -150,7 +148,8 @@ def recommend(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[st
         return None, "nothing was tried"
     if not ran:
         first = trials[0]
-        return None, f"nothing ran: {_all(len(trials))} failed, {first.candidate.label} because {first.reason}"
+        everyone = "the only candidate" if len(trials) == 1 else f"all {len(trials)} candidates"
+        return None, f"nothing ran: {everyone} failed, {first.candidate.label} because {first.reason}"
     closest, _ = min(ran, key=lambda pair: _distance(pair[0].violations))
     beyond = ", ".join(map(_beyond, closest.violations))
     return None, f"nothing satisfies the constraints; closest is {closest.candidate.label}, {beyond}"
@@ -167,8 +166,8 @@ def not_worse(accepted: Sequence[Ran]) -> tuple[Ran, list[Ran]]:
 
 def _is_worse(metrics: TrialMetrics, best: TrialMetrics) -> bool:
     """Whether a score is shown to be worse: all of the difference's interval lies on the wrong side."""
-    found = difference(metrics, best)
-    return found.high < 0 if metrics.metric_direction == "higher" else found.low > 0
+    gap = difference(metrics, best)
+    return gap.high < 0 if metrics.metric_direction == "higher" else gap.low > 0
 
 
 def _best(accepted: Sequence[Ran], finals: Finals | None) -> tuple[str, str]:
@@ -182,9 +181,9 @@ def _best(accepted: Sequence[Ran], finals: Finals | None) -> tuple[str, str]:
         return chosen.candidate.key, f"{chosen.candidate.label}: the only accepted candidate ({figures})"
     is_tied = fastest is not chosen
     what = f"as fast as any ({latency}), and the smallest of those," if is_tied else f"the fastest ({latency})"
-    group = (
-        f"{len(near)} of {len(accepted)} accepted candidates that are not shown to be {_worse(metrics)} than the best"
-    )
+    # A higher error is worse, too.
+    worse = "less accurate" if metrics.metric == "accuracy" else f"worse in {metrics.metric}"
+    group = f"{len(near)} of {len(accepted)} accepted candidates that are not shown to be {worse} than the best"
     if chosen is top:
         low, high = metrics.accuracy_low, metrics.accuracy_high
         why = f"its own {metrics.metric} is the best, {metrics.accuracy:.4f} ({low:.4f} to {high:.4f})"
@@ -209,18 +208,13 @@ def _cheapest(near: Sequence[Ran], finals: Finals | None) -> Ran:
 
 def _surety(metrics: TrialMetrics, best: TrialMetrics) -> str:
     """How sure it is that a candidate is not worse than the best."""
-    found = difference(metrics, best)
-    on = f" on {found.samples} samples" if found.samples else ""
+    gap = difference(metrics, best)
+    on = f" on {gap.samples} samples" if gap.samples else ""
     return (
         f"its {metrics.metric} is {metrics.accuracy:.4f}, the best is {best.accuracy:.4f}: a difference of "
-        f"{found.value:+.4f}, in truth between {found.low:+.4f} and {found.high:+.4f} "
-        f"(95 %, {found.method} interval{on})"
+        f"{gap.value:+.4f}, in truth between {gap.low:+.4f} and {gap.high:+.4f} "
+        f"(95 %, {gap.method} interval{on})"
     )
-
-
-def _worse(metrics: TrialMetrics) -> str:
-    """What it means to score worse: a higher error is worse, too."""
-    return "less accurate" if metrics.metric == "accuracy" else f"worse in {metrics.metric}"
 
 
 def _distance(broken: Sequence[Violation]) -> float:
@@ -232,10 +226,6 @@ def _beyond(violation: Violation) -> str:
     if violation.excess is None:
         return f"whose {violation.metric} is not known"
     return f"beyond {violation.metric} by {violation.excess:.3g}"
-
-
-def _all(count: int) -> str:
-    return "the only candidate" if count == 1 else f"all {count} candidates"
 
 
 def packed_answers(is_right: Sequence[bool] | NDArray[np.bool_]) -> str:
@@ -257,21 +247,156 @@ def unpacked_answers(text: str) -> NDArray[np.bool_]:
     return np.unpackbits(bits, count=int(count)).astype(bool)
 
 
+class Answered(Protocol):
+    """What pairs a score with another on the same samples: packed answers, or scores of the same resamples."""
+
+    @property
+    def answers(self) -> str: ...
+    @property
+    def replicates(self) -> Sequence[float]: ...
+
+
+def paired(value: float, one: Answered, other: Answered) -> PairedDifference | None:
+    """Return the difference `value` of two scores with its interval; None where nothing pairs them."""
+    answers = unpacked_answers(one.answers), unpacked_answers(other.answers)
+    return paired_difference(value, answers, (one.replicates, other.replicates))
+
+
 def difference(one: TrialMetrics, other: TrialMetrics) -> PairedDifference:
     """Return the score of one minus that of another; paired where both keep their answers, else from intervals."""
     value = one.accuracy - other.accuracy
-    paired = paired_difference(
-        value,
-        (unpacked_answers(one.answers), unpacked_answers(other.answers)),
-        (one.replicates, other.replicates),
-    )
-    if paired is not None:
-        return paired
     # Newcombe's square and add: what two intervals say of a difference when nothing is known of the pairs.
-    return PairedDifference(
+    return paired(value, one, other) or PairedDifference(
         value,
         value - math.hypot(one.accuracy - one.accuracy_low, other.accuracy_high - other.accuracy),
         value + math.hypot(one.accuracy_high - one.accuracy, other.accuracy - other.accuracy_low),
         "unpaired",
         0,
+    )
+
+
+def unpruned_steps(baseline: Candidate, winner: Candidate) -> tuple[Candidate, Candidate]:
+    """Return what lies between: the baseline in the winner's runtime, and that in the winner's precision, too.
+
+    >>> between = unpruned_steps(Candidate(0.0, "fp32", "torch"), Candidate(0.5, "int8", "onnxruntime"))
+    >>> [step.label for step in between]
+    ['prune 0 fp32 onnxruntime', 'prune 0 int8 onnxruntime']
+    """
+    in_runtime = replace(baseline, runtime=winner.runtime)
+    return in_runtime, replace(in_runtime, precision=winner.precision)
+
+
+def is_parent(one: Candidate, other: Candidate) -> bool:
+    """Return whether one candidate is the other without pruning: the same precision in the same runtime."""
+    return not one.is_pruned and (one.precision, one.runtime) == (other.precision, other.runtime)
+
+
+def reject_slower_than_unpruned(trials: Sequence[Trial], finals: Finals | None = None) -> tuple[Trial, ...]:
+    """Return the trials; pruned ones that are not faster than unpruned in their precision and runtime are rejected.
+
+    In the finals the times themselves decide, for they were taken in turns; nothing is said of who was not there.
+    Without finals, times that nothing disturbed must be apart by their intervals. Where only pruned variants are tried,
+    there is nothing to offer instead.
+
+    Args:
+        trials: The candidates, by the times of the finals where there are any.
+        finals: The last comparison.
+    """
+    ran = [(trial.candidate, trial.metrics) for trial in trials if trial.metrics is not None]
+    # Each with its time in seconds, and the ends of its interval.
+    timed: dict[Candidate, tuple[float, float, float]]
+    if finals is None:
+        timed = {each: _ranked_interval(metrics) for each, metrics in ran if not metrics.is_disturbed}
+    else:
+        timed = {item.candidate: (item.seconds,) * 3 for item in finals.finalists}
+    is_deployed = finals is not None or any(metrics.deploy_latency_s is not None for _, metrics in ran)
+    name = "deploy_latency_ms" if is_deployed else "latency_ms"
+    tried = [trial.candidate for trial in trials if trial.candidate in timed]
+
+    def judged(trial: Trial) -> Trial:
+        candidate = trial.candidate
+        parent = next((each for each in tried if is_parent(each, candidate)), None)
+        if parent is None or candidate not in timed or not candidate.is_pruned:
+            return trial
+        (seconds, low, _), (unpruned, _, high) = timed[candidate], timed[parent]
+        broken = Violation(FASTER_THAN_UNPRUNED, name, 1e3 * seconds, 1e3 * unpruned)
+        return replace(trial, violations=(*trial.violations, broken)) if low >= high else trial
+
+    return tuple(judged(trial) for trial in trials)
+
+
+def _ranked_interval(metrics: TrialMetrics) -> tuple[float, float, float]:
+    """Return the time by which candidates are ranked, and its interval: the time itself where that is not known."""
+    seconds = metrics.deploy_latency_s
+    if seconds is None:
+        return metrics.latency_s, metrics.latency_low_s, metrics.latency_high_s
+    low, high = metrics.deploy_latency_low_s, metrics.deploy_latency_high_s
+    return seconds, seconds if low is None else low, seconds if high is None else high
+
+
+def factor(slow: Sequence[float], fast: Sequence[float]) -> SpeedupRatio:
+    """How many times as fast the one is; what is compared with itself is exactly as fast."""
+    if slow == fast:
+        return SpeedupRatio(1.0, 1.0, 1.0)
+    ratio, interval = paired_ratio(slow, fast)
+    return SpeedupRatio(ratio, interval.low, interval.high)
+
+
+def speedup_of(finals: Finals, baseline: Candidate, winner: Candidate) -> Speedup | None:
+    """The winner against the baseline, and what its runtime, its precision and pruning bought of that."""
+    first, last = finals.of(baseline), finals.of(winner)
+    if first is None or last is None:
+        return None
+    in_runtime, in_precision = (finals.of(step) for step in unpruned_steps(baseline, winner))
+    return Speedup(
+        whole=last.speedup,
+        runtime=None if in_runtime is None else factor(first.logs, in_runtime.logs),
+        precision=None if in_runtime is None or in_precision is None else factor(in_runtime.logs, in_precision.logs),
+        pruning=None if in_precision is None else factor(in_precision.logs, last.logs),
+        batch_size=finals.batch_size,
+        clock=finals.clock,
+        is_disturbed=finals.is_disturbed,
+    )
+
+
+def retimed(trial: Trial, finals: Finals) -> Trial:
+    """The trial of a finalist with the times of the finals; any other as it was.
+
+    Where batches of that size were timed alone before, their times give way, too: one size has one time.
+    """
+    timing = finals.of(trial.candidate)
+    if timing is None or trial.metrics is None:
+        return trial
+    # The times that are disturbed once those of the finals stand in for others of the same batch.
+    sizes = {"latency_ms": trial.metrics.batch_size, "deploy_latency_ms": finals.batch_size, "single_latency_ms": 1}
+    disturbed = [
+        name
+        for name, size in sizes.items()
+        if (finals.is_disturbed if size == finals.batch_size else name in trial.metrics.disturbed_times)
+    ]
+    metrics = replace(
+        trial.metrics,
+        deploy_batch=finals.batch_size,
+        deploy_latency_s=timing.seconds,
+        deploy_latency_low_s=timing.low,
+        deploy_latency_high_s=timing.high,
+        is_disturbed=finals.is_disturbed,
+        disturbed_times=tuple(disturbed),
+    )
+    if finals.batch_size == 1:
+        metrics = replace(metrics, single_latency_s=timing.seconds)
+    return replace(trial, metrics=_same_batch(metrics, timing) if finals.batch_size == metrics.batch_size else metrics)
+
+
+def _same_batch(metrics: TrialMetrics, timing: Finalist) -> TrialMetrics:
+    is_proxy = metrics.energy_j is not None and metrics.energy_source.startswith("proxy")
+    return replace(
+        metrics,
+        latency_s=timing.seconds,
+        latency_low_s=timing.low,
+        latency_high_s=timing.high,
+        latency_std_s=timing.std_s,
+        latency_p95_s=timing.p95_s,
+        throughput=metrics.batch_size / timing.seconds,
+        energy_j=(metrics.energy_j or 0.0) * timing.seconds / metrics.latency_s if is_proxy else metrics.energy_j,
     )

@@ -14,9 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Protocol, cast
 
 from edge_opt import units
@@ -99,11 +98,15 @@ class Outcome:
         was_killed: Whether the process was killed from outside, so that another attempt may succeed.
     """
 
-    value: Any
-    failure: Failure | None
-    reason: str
-    seconds: float
+    value: Any = None
+    failure: Failure | None = None
+    reason: str = ""
+    seconds: float = 0.0
     was_killed: bool = False
+
+
+class _ServerEnded(Exception):
+    """The fork server has ended."""
 
 
 class _ServerProcess:
@@ -111,7 +114,7 @@ class _ServerProcess:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self.preload = tuple(preload)
-        self.is_ready = False
+        self._is_ready = False
         # A session of its own: Ctrl-C at the terminal is for the sweep, which ends its children itself.
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), json.dumps(self.preload)],
@@ -120,38 +123,48 @@ class _ServerProcess:
             bufsize=0,
             start_new_session=True,
         )
+        self._requests = cast("IO[bytes]", self.process.stdin)
+        self.replies = cast("IO[bytes]", self.process.stdout)
 
     def provides(self, preload: Sequence[str]) -> bool:
-        """Whether it runs and imports all of these; names with a question mark in front are optional."""
+        """Return whether it runs and imports all of these; names with a question mark in front are optional."""
         return self.process.poll() is None and {name for name in preload if name[:1] != "?"} <= {*self.preload}
+
+    def wait_until_ready(self) -> None:
+        """Wait until everything is imported; refuse what could not be."""
+        if self._is_ready:
+            return
+        try:
+            reply = self.reply()
+        except _ServerEnded:
+            raise EdgeOptError(f"the process that is to import {', '.join(self.preload)} ended at once") from None
+        if "refused" in reply:
+            raise InvalidInput(f"the job cannot run in a process of its own: {reply['refused']}")
+        self._is_ready = True
 
     def send(self, content: bytes) -> None:
         """Write all of a request; an unbuffered pipe may take less at a time."""
-        stream, rest = cast("IO[bytes]", self.process.stdin), memoryview(content)
+        rest = memoryview(content)
         while rest:
-            rest = rest[stream.write(rest) :]
+            rest = rest[self._requests.write(rest) :]
 
     def reply(self) -> dict[str, Any]:
         """Read one reply."""
-        line = cast("IO[bytes]", self.process.stdout).readline()
+        line = self.replies.readline()
         if not line:
             raise _ServerEnded
         return cast("dict[str, Any]", json.loads(line))
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
-            cast("IO[bytes]", self.process.stdin).close()
+            self._requests.close()
         try:
             self.process.wait(_END_WITHIN_S)
         except subprocess.TimeoutExpired:
             # It is still importing and does not read its requests yet.
             self.process.kill()
             self.process.wait()
-        cast("IO[bytes]", self.process.stdout).close()
-
-
-class _ServerEnded(Exception):
-    """The fork server has ended."""
+        self.replies.close()
 
 
 # Fork servers that wait for the next sweep; None outside of `keep_fork_servers`.
@@ -185,16 +198,6 @@ def start_fork_server(preload: Sequence[str]) -> None:
         _waiting.append(_ServerProcess(preload))
 
 
-def _take_server(preload: Sequence[str]) -> _ServerProcess:
-    """Return a waiting fork server that provides these modules, or a new one."""
-    with _waiting_lock:
-        for server in _waiting or ():
-            if server.provides(preload):
-                cast("list[_ServerProcess]", _waiting).remove(server)
-                return server
-    return _ServerProcess(preload)
-
-
 class Isolation:
     """Runs phases of jobs one at a time, each in a fresh process that has `preload` imported already."""
 
@@ -207,9 +210,7 @@ class Isolation:
     def __enter__(self) -> Isolation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and _waiting is not None and self._server is not None:
             _waiting.append(self._server)
             self._server = None
@@ -226,7 +227,7 @@ class Isolation:
 
         Only the process is killed here. Closing its pipes would pull them away under the thread that reads them.
         """
-        server = self._server
+        server = self._server  # the other thread may set it to None at any moment
         if server is not None:
             server.process.kill()
 
@@ -240,17 +241,14 @@ class Isolation:
         log = folder / f"{phase}.log"
         log.unlink(missing_ok=True)
         begun = time.monotonic()
-        payload = pickle.dumps((job, phase, arguments))
-        ending = self._watch(pickle.dumps((str(result), str(log), payload)), phase, limits, folder / PROGRESS_FILE)
-        if ending is None:
-            ending = _read_result(result, phase)
+        request = pickle.dumps((str(result), str(log), pickle.dumps((job, phase, arguments))))
+        outcome = self._watch(request, phase, limits, folder / PROGRESS_FILE) or _read_result(result, phase)
         result.unlink(missing_ok=True)
-        reason = ending.reason
-        if ending.failure == "crashed":
+        if outcome.failure == "crashed":
             # A child that cannot even write its result looks like one that crashed.
             check_space(folder)
-            reason = f"{reason}; see {log.name}"
-        return Outcome(ending.value, ending.failure, reason, time.monotonic() - begun, ending.was_killed)
+            outcome = replace(outcome, reason=f"{outcome.reason}; see {log.name}")
+        return replace(outcome, seconds=time.monotonic() - begun)
 
     def _watch(self, request: bytes, phase: Phase, limits: Limits, progress: Path) -> Outcome | None:
         """Wait for the child; return how it failed, or None where it ended by itself with exit code 0."""
@@ -262,7 +260,7 @@ class Isolation:
             pid = int(server.reply()["pid"])
             ending: Outcome | None = None
             poll_s = _POLL_EVERY_S.get(phase, _POLL_BUILDS_EVERY_S)
-            while not select.select([cast("IO[bytes]", server.process.stdout)], [], [], poll_s)[0]:
+            while not select.select([server.replies], [], [], poll_s)[0]:
                 with contextlib.suppress(OSError):
                     report_progress(progress.read_text(encoding="utf-8"))
                 if ending is None:
@@ -277,44 +275,43 @@ class Isolation:
                 # The kernel kills the child with its server; processes that the child started are left to us.
                 end_group(pid)
             reason = f"the process that {phase}s are forked from was ended from outside"
-            return Outcome(None, "crashed", reason, 0.0, was_killed=True)
+            return Outcome(failure="crashed", reason=reason, was_killed=True)
         except BaseException:
             self.close()
             raise
         if ending is not None or code == 0:
             return ending
-        was_killed = code == -signal.SIGKILL
-        return Outcome(None, "crashed", f"{phase} was {_describe_exit(code)}", 0.0, was_killed)
+        if code == -signal.SIGKILL:
+            how = "ended by SIGKILL, which the sweep did not send; the kernel does that when memory runs out"
+        else:
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"over with exit code {code} and no result"
+        return Outcome(failure="crashed", reason=f"{phase} was {how}", was_killed=code == -signal.SIGKILL)
 
     def _started(self) -> _ServerProcess:
+        """Return a fork server that accepts requests: ours, one that waits and provides our modules, or a new one."""
         if self._server is not None and self._server.process.poll() is None:
             return self._server
         self.close()
-        self._server = server = _take_server(self._preload)
-        if server.is_ready:
-            return server
+        with _waiting_lock:
+            waiting = next((server for server in _waiting or () if server.provides(self._preload)), None)
+            if waiting is not None:
+                cast("list[_ServerProcess]", _waiting).remove(waiting)
+        self._server = waiting or _ServerProcess(self._preload)
         try:
-            reply = server.reply()
-        except _ServerEnded:
-            self.close()
-            raise EdgeOptError(f"the process that is to import {', '.join(self._preload)} ended at once") from None
+            self._server.wait_until_ready()
         except BaseException:
             self.close()
             raise
-        if "refused" in reply:
-            self.close()
-            raise InvalidInput(f"the job cannot run in a process of its own: {reply['refused']}")
-        server.is_ready = True
-        return server
+        return self._server
 
 
 def _beyond(limits: Limits, phase: Phase, pid: int, seconds: float) -> Outcome | None:
     """Return the failure of a phase that is beyond its limits, else None."""
     if limits.seconds is not None and seconds > limits.seconds:
-        return Outcome(None, "timed out", f"{phase} took longer than the limit of {limits.seconds:g} s", 0.0)
+        return Outcome(None, "timed out", f"{phase} took longer than the limit of {limits.seconds:g} s")
     if limits.memory_bytes is not None and resident_bytes(pid) > limits.memory_bytes:
         limit = units.size(limits.memory_bytes)
-        return Outcome(None, "out of memory", f"{phase} used more memory than the limit of {limit}", 0.0)
+        return Outcome(None, "out of memory", f"{phase} used more memory than the limit of {limit}")
     return None
 
 
@@ -338,26 +335,20 @@ def _psutil() -> Any:
     return import_optional("psutil", "a memory limit needs", "run")
 
 
-def _describe_exit(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "ended by SIGKILL, which the sweep did not send; the kernel does that when memory runs out"
-    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"over with exit code {code} and no result"
-
-
 def _read_result(result: Path, phase: Phase) -> Outcome:
     """Read what a child has written."""
     try:
         written = json.loads(result.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Outcome(None, "crashed", f"{phase} was over without a result", 0.0)
+        return Outcome(None, "crashed", f"{phase} was over without a result")
     if "not_saved" in written:
         raise _no_space(result.parent, written["not_saved"])
     if "missing" in written:
-        return Outcome(None, "no result", written["missing"], 0.0)
+        return Outcome(None, "no result", written["missing"])
     if "raised" in written:
         failure: Failure = "out of memory" if written["is_memory"] else "raised"
-        return Outcome(None, failure, f"{phase}: {written['raised']}", 0.0)
-    return Outcome(written["value"], None, "", 0.0)
+        return Outcome(None, failure, f"{phase}: {written['raised']}")
+    return Outcome(written["value"])
 
 
 # More than a child writes as its result and to its log.

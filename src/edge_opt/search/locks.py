@@ -7,6 +7,7 @@ never blocks the next one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -35,8 +36,6 @@ class Owner(NamedTuple):
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder; refuse a folder that another process works in, with its process id."""
-    import fcntl
-
     folder.mkdir(parents=True, exist_ok=True)
     # "a+", because "w" would erase the name of the owner before the lock is held.
     with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
@@ -66,8 +65,6 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 def owner(folder: Path) -> Owner | None:
     """Return the process that works in a folder now, or None."""
-    import fcntl
-
     try:
         with (folder / LOCK_NAME).open("r", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -88,8 +85,6 @@ def _read_owner(folder: Path) -> Owner | None:
 @contextlib.contextmanager
 def build_lock(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Keep measurements of this user off this machine meanwhile. Builds may run side by side."""
-    import fcntl
-
     with _machine_file("gate") as gate, _machine_file("work") as work:
         # flock is unfair: as long as builds overlap, a measurement that waits for the work lock would never get it.
         # So a measurement takes the gate first, and new builds wait at the gate.
@@ -102,8 +97,6 @@ def build_lock(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
 @contextlib.contextmanager
 def measurement_lock(on_wait: Callable[[], None]) -> Iterator[None]:
     """Keep builds of all sweeps of this user off this machine meanwhile."""
-    import fcntl
-
     with _machine_file("gate") as gate, _machine_file("work") as work:
         has_waited = _lock(gate, fcntl.LOCK_EX, on_wait)
         _lock(work, fcntl.LOCK_EX, (lambda: None) if has_waited else on_wait)
@@ -112,8 +105,6 @@ def measurement_lock(on_wait: Callable[[], None]) -> Iterator[None]:
 
 def _lock(file: TextIO, kind: int, on_wait: Callable[[], None]) -> bool:
     """Take a lock; call `on_wait` before waiting for it, and return whether it was waited for."""
-    import fcntl
-
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

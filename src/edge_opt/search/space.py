@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import Precision
@@ -86,14 +86,9 @@ class Space(Record):
         return tuple(Exclusion(*pair, self.impossible[pair]) for pair in wanted if pair in self.impossible)
 
     @property
-    def radices(self) -> tuple[int, ...]:
-        """How many choices there are for the level, for each layer, and for the pair."""
-        return (len(self.pruning_levels), *map(len, self.layer_pruning.values()), len(self.pairs))
-
-    @property
     def size(self) -> int:
         """How many candidates there are."""
-        return math.prod(self.radices)
+        return math.prod([len(self.pruning_levels), *map(len, self.layer_pruning.values()), len(self.pairs)])
 
     def __len__(self) -> int:
         return self.size
@@ -102,11 +97,12 @@ class Space(Record):
         """The candidate at a place in the order of enumeration; the pair changes fastest."""
         if not 0 <= index < self.size:
             raise IndexError(index)
-        digits = []
-        for radix in reversed(self.radices):
-            index, digit = divmod(index, radix)
-            digits.append(digit)
-        return self.at(tuple(reversed(digits)))
+        index, pair = divmod(index, len(self.pairs))
+        layers: list[tuple[str, float]] = []
+        for layer, levels in reversed([*self.layer_pruning.items()]):
+            index, choice = divmod(index, len(levels))
+            layers.insert(0, (layer, levels[choice]))
+        return Candidate(self.pruning_levels[index], *self.pairs[pair], layer_pruning=tuple(layers))
 
     def __iter__(self) -> Iterator[Candidate]:
         return (self[index] for index in range(self.size))
@@ -118,20 +114,6 @@ class Space(Record):
             and (candidate.precision, candidate.runtime) in self.pairs
             and dict(candidate.layer_pruning).keys() == self.layer_pruning.keys()
             and all(level in self.layer_pruning[layer] for layer, level in candidate.layer_pruning)
-        )
-
-    def at(self, digits: Sequence[int]) -> Candidate:
-        """The candidate with these choices.
-
-        Args:
-            digits: Number of the choice on each axis, in the order of `radices`.
-        """
-        level, *layers, pair = digits
-        levels = zip(self.layer_pruning.items(), layers, strict=True)
-        return Candidate(
-            self.pruning_levels[level],
-            *self.pairs[pair],
-            layer_pruning=tuple((layer, values[digit]) for (layer, values), digit in levels),
         )
 
     def sample(self, count: int, seed: int) -> tuple[Candidate, ...]:
@@ -169,6 +151,3 @@ def space_from(plain: Mapping[str, Any]) -> Space:
     """
     pairs = {(precision, runtime): reason for precision, runtime, reason in plain["impossible"]}
     return Space(**{**plain, "impossible": pairs})
-
-
-SamplerName = Literal["grid", "nsga2", "tpe"]

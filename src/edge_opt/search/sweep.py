@@ -8,18 +8,22 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from edge_opt._support.deprecation import current_keywords, former_names
 from edge_opt._support.json import from_plain
 from edge_opt.budgets import parse_budget, trial_metrics, violations
 from edge_opt.errors import InvalidInput, SweepInterrupted
 from edge_opt.records.profiles import Budget
 from edge_opt.records.sweeps import Candidate, Failure, Finals, SweepResult, Trial, TrialMetrics, TrialStatus
-from edge_opt.search.builders import (
-    Builders,
-    JobSpec,
+from edge_opt.search.builders import Builders, JobSpec, LocalBuilders, RemoteBuilders
+from edge_opt.search.choose import frontiers, recommend, reject_slower_than_unpruned, retimed, speedup_of
+from edge_opt.search.isolation import Isolation, Job, Limits, Outcome, pickle_job
+from edge_opt.search.locks import folder_lock, measurement_lock
+from edge_opt.search.space import Space, plain_space
+from edge_opt.search.store import Built, Sources, Store
+from edge_opt.search.sweep_progress import (
     Listener,
-    LocalBuilders,
     Notice,
     PhaseEnded,
     PhaseStarted,
@@ -27,26 +31,15 @@ from edge_opt.search.builders import (
     SweepStarted,
     TrialFinished,
 )
-from edge_opt.search.choose import check_objectives, frontiers, recommend
-from edge_opt.search.finals import held_to_parents, retimed, speedup_of
-from edge_opt.search.isolation import Isolation, Job, Limits, Outcome, pickle_job
-from edge_opt.search.locks import folder_lock, measurement_lock
-from edge_opt.search.sampling import Sampling
-from edge_opt.search.space import SamplerName, Space, plain_space
-from edge_opt.search.store import Built, Sources, Store
 
 WAITING_TO_MEASURE = "waiting to measure: another sweep works on this machine"
+# A space beyond this is a mistake, unless `trials` says how many of it to try.
+LARGEST_GRID = 10_000
 
-
-class Measurer(Protocol):
-    """Measures what was built on another machine, such as a board."""
-
-    def measure(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Outcome:
-        """Measure one candidate; the value of the outcome is `TrialMetrics` as JSON values."""
-        ...
-
-
+# Times the best candidates once more, interleaved; None where there is nothing to compare.
 Comparer = Callable[[SweepResult, Isolation, Store], Finals | None]
+# Measures a candidate in its folder, given what its build returned; the outcome's value is `TrialMetrics` as JSON.
+Measurer = Callable[[Candidate, Path, Mapping[str, Any]], Outcome]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +50,8 @@ class SweepOptions:
         name: Name of the sweep.
         metric: Name of the quality metric in the job's `TrialMetrics`; constraints use it.
         constraints: What a candidate must satisfy, such as "latency_ms <= 5".
-        objectives: What nsga2 and tpe improve, two or more.
-        sampler: How `trials` of a larger space are chosen: grid at random, nsga2 and tpe by earlier results.
-        trials: Candidates to try; None is the whole space.
-        seed: Seed of the sampler.
+        trials: Candidates to try, drawn at random; None is the whole space.
+        seed: Seed of the draw.
         use_ci: Whether one candidate dominates another only where their intervals do not overlap.
         workers: Processes that build side by side. Measuring is always done one at a time.
         scheduler: Address of a Dask scheduler whose workers build instead.
@@ -75,8 +66,6 @@ class SweepOptions:
     name: str = "sweep"
     metric: str = "accuracy"
     constraints: Sequence[str | Budget] = ()
-    objectives: Sequence[str] = ("accuracy", "latency_ms")
-    sampler: SamplerName = "grid"
     trials: int | None = None
     seed: int = 0
     use_ci: bool = False
@@ -92,18 +81,20 @@ class SweepOptions:
     def __post_init__(self) -> None:
         if self.workers < 0 or self.retries < 0:
             raise InvalidInput(f"workers is {self.workers} and retries is {self.retries}; expected 0 or more of each")
-        check_objectives(self.named_objectives, self.metric)
-
-    @property
-    def named_objectives(self) -> tuple[str, ...]:
-        """The objectives, with the name of the metric in place of accuracy."""
-        return tuple(self.metric if name == "accuracy" else name for name in self.objectives)
+        if self.trials is not None and self.trials < 1:
+            raise InvalidInput(f"trials is {self.trials}; expected 1 or more, or none for the whole space")
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
         """The constraints, parsed."""
         known = trial_metrics(self.metric)
         return tuple(parse_budget(item, known) if isinstance(item, str) else item for item in self.constraints)
+
+    def candidates(self, space: Space) -> tuple[Candidate, ...]:
+        """Return the candidates to try: the whole space, or `trials` of it, the same for the same seed."""
+        if self.trials is None and space.size > LARGEST_GRID:
+            raise InvalidInput(f"the space holds {space.size} candidates; say how many to try with `trials`")
+        return space.sample(space.size if self.trials is None else self.trials, self.seed)
 
 
 def run_sweep(
@@ -131,7 +122,10 @@ def run_sweep(
         on_event: Called with every event of the sweep.
         options: Fields of `SweepOptions`.
     """
-    chosen, root = SweepOptions(**options), Path(folder)
+    former = former_names("parameter", "run_sweep")
+    current = current_keywords(options, former)
+    chosen = SweepOptions(**{name: value for name, value in current.items() if name not in former})
+    root = Path(folder)
     with folder_lock(root):
         store = Store.open(root, settings or {}, sources, fresh=fresh, on_notice=lambda text: on_event(Notice(text)))
         with closing(store):
@@ -151,16 +145,9 @@ class Sweep:
         self._options = options
         self._tell = on_event
         self._budgets = options.budgets
+        self._candidates = options.candidates(space)
         limits = Limits(options.memory_limit_bytes, options.time_limit_s)
         self._spec = JobSpec(pickle_job(job), limits, options.retries, (type(job).__module__, *options.preload))
-        self._sampling = Sampling(
-            space,
-            options.sampler,
-            options.trials,
-            options.seed,
-            options.named_objectives,
-            partial(_excesses, budgets=self._budgets),
-        )
         self._begun: set[str] = set()
         self._known: dict[str, Trial] = {}
 
@@ -183,45 +170,47 @@ class Sweep:
             store.forget_failed()
         self._known = {key: self._judged(trial) for key, trial in store.trials().items()}
         reference = _reference(self._space, baseline)
-        store.keep_fact("plan", self._plan())
-        store.keep_fact("verdict", None)
-        store.keep_fact("stage", "")
-        if isinstance(baseline, Trial):
-            self._take(baseline)
+        self._plan()
+        if isinstance(baseline, Trial) and reference.key not in self._known:
+            # A trial that is given stands in for running the baseline. A row of an earlier run stays as it was.
+            if reference in self._space:
+                store.save(baseline)
+            self._known[reference.key] = self._judged(baseline)
         with Isolation(self._spec.preload) as isolation:
-            self._tell(SweepStarted(options.name, self._sampling.count, self._done, options.workers))
+            self._tell(SweepStarted(options.name, len(self._candidates), self._done, options.workers))
             try:
-                measure = partial(self._measure, isolation=isolation, measurer=measurer)
+                measure = partial(self._measure_here, isolation) if measurer is None else measurer
                 # The baseline comes first and is built here: everything else is compared with it.
-                self._run((reference,), LocalBuilders(self._spec, isolation, self._folder, self._tell), measure)
-                rows = self._all_rounds(self._builders(isolation), measure)
-                result = _result(options.name, self._known[reference.key], rows, self._budgets, options.use_ci)
+                local = LocalBuilders(self._spec, isolation, self._folder, self._tell)
+                [first] = self._run((reference,), local, measure)
+                rows = self._run(self._candidates, self._builders(isolation), measure)
+                result = _result(options.name, first, rows, self._budgets, options.use_ci)
                 finals = None if compare is None else compare(result, isolation, store)
                 result = self._settled(result, finals)
             except KeyboardInterrupt:
                 raise SweepInterrupted(
-                    f"stopped: {len(self._done)} of {self._sampling.count} candidates are finished and kept in "
+                    f"stopped: {len(self._done)} of {len(self._candidates)} candidates are finished and kept in "
                     f"{self._root}; run the same command again to continue"
                 ) from None
             self._tell(SweepEnded(result))
         return result
 
-    def _plan(self) -> dict[str, Any]:
-        """Return what `edge-opt status` must know of the sweep."""
-        return {
+    def _plan(self) -> None:
+        """Store what `edge-opt status` must know of the sweep."""
+        plan = {
             "name": self._options.name,
-            "total": self._sampling.count,
+            "total": len(self._candidates),
             "metric": self._options.metric,
             "constraints": [budget.text for budget in self._budgets],
             "space": plain_space(self._space),
         }
+        for name, value in (("plan", plan), ("verdict", None), ("stage", "")):
+            self._store.save_metadata(name, value)
 
     def _builders(self, isolation: Isolation) -> Builders:
         options = self._options
         if options.scheduler is None:
             return LocalBuilders(self._spec, isolation, self._folder, self._tell, max(1, options.workers))
-        from edge_opt.search.remote_workers import RemoteBuilders
-
         return RemoteBuilders(self._spec, self._folder, options.scheduler, self._tell, options.insecure)
 
     def _folder(self, candidate: Candidate) -> Path:
@@ -232,43 +221,21 @@ class Sweep:
         broken = () if trial.metrics is None else violations(trial.metrics, self._budgets)
         return replace(trial, violations=broken)
 
-    def _take(self, baseline: Trial) -> None:
-        """Use a trial that is given instead of running the baseline. A row of an earlier run stays as it was."""
-        if baseline.candidate.key not in self._known:
-            if baseline.candidate in self._space:
-                self._store.save(baseline)
-            self._known[baseline.candidate.key] = self._judged(baseline)
-
     @property
     def _done(self) -> tuple[Trial, ...]:
-        """The finished candidates of the space."""
-        trials = (trial for trial in self._known.values() if trial.candidate in self._space)
-        return tuple(trials)[: self._sampling.count]
+        """The trials of the candidates that are finished."""
+        return tuple(self._known[each.key] for each in self._candidates if each.key in self._known)
 
-    def _all_rounds(self, builders: Builders, measure: Callable[[Candidate], None]) -> tuple[Trial, ...]:
-        """Run round after round, as the sampler proposes them from the results so far."""
-        rows: list[Trial] = []
-        rounds = self._sampling.rounds()
-        candidates = next(rounds)
-        while True:
-            finished = self._run(candidates, builders, measure)
-            rows += finished
-            try:
-                candidates = rounds.send(finished)
-            except StopIteration:
-                return tuple(rows)
-
-    def _run(
-        self, candidates: Sequence[Candidate], builders: Builders, measure: Callable[[Candidate], None]
-    ) -> list[Trial]:
+    def _run(self, candidates: Sequence[Candidate], builders: Builders, measure: Measurer) -> tuple[Trial, ...]:
         """Return the trials of these candidates; build and measure those that have none."""
         missing = [candidate for candidate in candidates if candidate.key not in self._known]
-        for batch in builders.batches(missing):
+        batches = [[candidate] for candidate in missing] if builders.is_sequential else [missing]
+        for batch in batches:
             self._build([candidate for candidate in batch if not self._is_built(candidate)], builders)
             for candidate in batch:
                 if candidate.key not in self._known:
-                    measure(candidate)
-        return [self._known[candidate.key] for candidate in candidates]
+                    self._measure(candidate, measure)
+        return tuple(self._known[candidate.key] for candidate in candidates)
 
     def _is_built(self, candidate: Candidate) -> bool:
         return self._store.build_of(candidate) is not None and self._folder(candidate).is_dir()
@@ -281,55 +248,49 @@ class Sweep:
                 if outcome.failure is None:
                     self._store.save_build(candidate, Built(outcome.value, outcome.seconds))
                 else:
-                    self._finish(candidate, None, outcome.failure, outcome.reason, outcome.seconds)
+                    self._finish(candidate, outcome)
 
     def _begin_build(self, candidate: Candidate) -> None:
         self._begun.add(candidate.key)
-        self._tell(PhaseStarted(candidate, "build", self._store.begin(candidate)))
+        self._tell(PhaseStarted(candidate, "build", self._store.count_attempt(candidate)))
 
-    def _measure(self, candidate: Candidate, isolation: Isolation, measurer: Measurer | None) -> None:
+    def _measure(self, candidate: Candidate, measure: Measurer) -> None:
         built = self._store.build_of(candidate)
         assert built is not None, f"{candidate.label} is measured before it is built"
         if candidate.key not in self._begun:
-            self._store.begin(candidate)
+            self._store.count_attempt(candidate)
         self._tell(PhaseStarted(candidate, "measure", self._store.attempts(candidate)))
-        folder = self._folder(candidate)
-        if measurer is not None:
-            outcome = measurer.measure(candidate, folder, built.value)
-        else:
-            begin_again = partial(self._store.begin, candidate)
-            with measurement_lock(lambda: self._tell(Notice(WAITING_TO_MEASURE))):
-                outcome = self._spec.run(isolation, "measure", (candidate, folder, built.value), folder, begin_again)
+        outcome = measure(candidate, self._folder(candidate), built.value)
         self._tell(PhaseEnded(candidate, "measure"))
-        metrics, failure, reason = _metrics(outcome)
-        self._finish(candidate, metrics, failure, reason, built.seconds + outcome.seconds)
+        self._finish(candidate, replace(outcome, seconds=built.seconds + outcome.seconds))
 
-    def _finish(
-        self,
-        candidate: Candidate,
-        metrics: TrialMetrics | None,
-        failure: Failure | None,
-        reason: str,
-        seconds: float,
-    ) -> None:
+    def _measure_here(
+        self, isolation: Isolation, candidate: Candidate, folder: Path, built: Mapping[str, Any]
+    ) -> Outcome:
+        count_again = partial(self._store.count_attempt, candidate)
+        with measurement_lock(lambda: self._tell(Notice(WAITING_TO_MEASURE))):
+            return self._spec.run(isolation, "measure", (candidate, folder, built), folder, count_again)
+
+    def _finish(self, candidate: Candidate, outcome: Outcome) -> None:
         """Store the result of a candidate, and only then report it: a reported result survives a kill."""
-        status: TrialStatus = "done" if failure is None else "failed"
+        metrics, failure, reason = _metrics(outcome)
+        status: TrialStatus = "failed" if failure else "done"
         attempts = self._store.attempts(candidate)
-        trial = Trial(candidate, status, metrics, failure, reason, (), seconds, attempts)
+        trial = Trial(candidate, status, metrics, failure, reason, (), outcome.seconds, attempts)
         self._store.save(trial)
         self._known[candidate.key] = self._judged(trial)
-        self._tell(TrialFinished(self._known[candidate.key], len(self._done), self._sampling.count))
+        self._tell(TrialFinished(self._known[candidate.key], len(self._done), len(self._candidates)))
 
     def _settled(self, result: SweepResult, finals: Finals | None) -> SweepResult:
         """Judge all rows by the times of the finals, where there are any, and store the decision."""
         baseline, rows = result.baseline, list(result.trials)
         if finals is not None:
             baseline, *rows = (self._judged(retimed(trial, finals)) for trial in (baseline, *rows))
-        kept = held_to_parents(rows, finals)
+        kept = reject_slower_than_unpruned(rows, finals)
         settled = _result(result.name, baseline, kept, self._budgets, self._options.use_ci, finals)
         accepted = [trial.candidate.key for trial in settled.accepted]
         verdict = {"best": settled.best, "recommendation": settled.recommendation, "accepted": accepted}
-        self._store.keep_fact("verdict", verdict)
+        self._store.save_metadata("verdict", verdict)
         return settled
 
 
@@ -341,8 +302,8 @@ def _result(
     use_ci: bool,
     finals: Finals | None = None,
 ) -> SweepResult:
-    chosen, sentence = recommend(rows, finals)
-    winner = next((trial.candidate for trial in rows if trial.candidate.key == chosen), None)
+    best, sentence = recommend(rows, finals)
+    winner = next((trial.candidate for trial in rows if trial.candidate.key == best), None)
     return SweepResult(
         name=name,
         baseline=baseline,
@@ -350,7 +311,7 @@ def _result(
         constraints=tuple(item.text for item in budgets),
         # A rejected candidate is not offered, so it is on no frontier and dominates nobody.
         frontiers=frontiers([trial for trial in rows if trial.is_accepted], use_ci=use_ci),
-        best=chosen,
+        best=best,
         recommendation=sentence,
         finals=finals,
         speedup=speedup_of(finals, baseline.candidate, winner) if finals and winner else None,
@@ -382,17 +343,3 @@ def _metrics(outcome: Outcome) -> tuple[TrialMetrics | None, Failure | None, str
     values = ((field.name, getattr(metrics, field.name)) for field in fields(metrics))
     odd = [f"{name} is {value}" for name, value in values if isinstance(value, float) and not math.isfinite(value)]
     return (None, "no result", ", ".join(odd)) if odd else (metrics, None, "")
-
-
-# A figure that is not known counts as far beyond any limit.
-_UNKNOWN_EXCESS = 1e6
-
-
-def _excesses(trial: Trial, budgets: Sequence[Budget]) -> list[float]:
-    """Return by what share of its limit each constraint is violated; 0 where it holds."""
-    broken = {item.constraint: item for item in trial.violations}
-    matching = (broken.get(budget.text) for budget in budgets)
-    return [
-        0.0 if item is None else _UNKNOWN_EXCESS if item.excess is None else item.excess / (abs(item.limit) or 1.0)
-        for item in matching
-    ]
