@@ -15,7 +15,7 @@ import edge_opt as eo
 from edge_opt._support.json import OLD_FIELDS, from_plain
 from edge_opt.calibration.calibration_file import load_calibration
 from edge_opt.errors import InvalidCalibration
-from edge_opt.pruning.pruned_files import load_pruned
+from edge_opt.pruning.recipe import load_pruned
 from edge_opt.records.compression import PruneCheck, PruneRequest, PruneResult, Sensitivity
 from edge_opt.records.conversions import Converted
 from edge_opt.records.profiles import CheckResult

@@ -4,8 +4,7 @@ from edge_opt.explanation.explain import ModelVariant, explain
 from edge_opt.explanation.sensitivity import sensitivity
 from edge_opt.pruning.attention import PrunedAttention
 from edge_opt.pruning.prune import prune
-from edge_opt.pruning.pruned_files import load_pruned, load_weights, save_pruned
-from edge_opt.pruning.recipe import apply_spec
+from edge_opt.pruning.recipe import apply_spec, load_pruned, load_weights, save_pruned
 from edge_opt.records.compression import FineTuned
 from edge_opt.runtimes.convert import convert
 from edge_opt.runtimes.export import export_onnx

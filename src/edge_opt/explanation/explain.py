@@ -79,16 +79,16 @@ class ModelVariant:
         return bool(kernels) and all(kernel.path != path for kernel in kernels if kernel.nodes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _LayerRow:
     """Costs of one layer, all of its calls together."""
 
     kind: str
-    macs: int
-    flops: int
-    moved: int
-    operators: int
-    channels: int | None
+    channels: int | None = None
+    macs: int = 0
+    flops: int = 0
+    moved: int = 0
+    operators: int = 0
 
 
 def _rows(variant: ModelVariant) -> dict[str, _LayerRow]:
@@ -96,24 +96,17 @@ def _rows(variant: ModelVariant) -> dict[str, _LayerRow]:
     rows: dict[str, _LayerRow] = {}
     precisions = variant.precisions
     for layer in variant.profile.layers:
-        call, known = layer.call, rows.get(layer.call.path)
-        shrunk = 0.0 if variant.is_fused(call.path) else _SHRUNK.get(precisions.get(call.path, "fp32"), 1.0)
-        moved = round(layer.cost.bytes_moved * shrunk)
-        rows[call.path] = _LayerRow(
-            call.kind,
-            layer.cost.macs + (known.macs if known else 0),
-            layer.cost.flops + (known.flops if known else 0),
-            moved + (known.moved if known else 0),
-            layer.operators + (known.operators if known else 0),
-            _channels(call.kind, call.output_shapes[0] if call.output_shapes else ()),
-        )
+        path, kind = layer.call.path, layer.call.kind
+        shrunk = 0.0 if variant.is_fused(path) else _SHRUNK.get(precisions.get(path, "fp32"), 1.0)
+        row = rows.setdefault(path, _LayerRow(kind))
+        row.macs += layer.cost.macs
+        row.flops += layer.cost.flops
+        row.moved += round(layer.cost.bytes_moved * shrunk)
+        row.operators += layer.operators
+        shape = layer.call.output_shapes[0] if layer.call.output_shapes else ()
+        is_image = kind.startswith("Conv") and len(shape) > 2
+        row.channels = shape[1] if is_image else shape[-1] if kind == "Linear" and shape else None
     return {path: row for path, row in rows.items() if row.operators}
-
-
-def _channels(kind: str, shape: tuple[int, ...]) -> int | None:
-    if kind.startswith("Conv") and len(shape) > 2:
-        return shape[1]
-    return shape[-1] if kind == "Linear" and shape else None
 
 
 def layer_changes(before: ModelVariant, after: ModelVariant) -> tuple[LayerChange, ...]:
@@ -300,19 +293,13 @@ def _time_reasons(changes: Sequence[LayerChange], new: ModelVariant) -> Iterable
         spent = sum(row.seconds_after or 0.0 for row in rows)
         if spent >= _WORTH_SAYING * total:
             share = f"{units.duration(spent)}, {spent / total * 100:.1f} % of all layers' time"
-            which = f"{len(rows)} of {len(timed)} layers, {share} ({_named(_longest(rows))})"
-            yield Reason(topic, f"{what}: {which}", spent, _longest(rows))
+            longest = tuple(row.path for row in sorted(rows, key=lambda row: -(row.seconds_after or 0.0)))
+            which = f"{len(rows)} of {len(timed)} layers, {share} ({_named(longest)})"
+            yield Reason(topic, f"{what}: {which}", spent, longest)
 
-    yield from share_reason(
-        "overhead",
-        "Too small to gain, as calling them costs more than their arithmetic",
-        [row for row in timed if row.bottleneck == "overhead"],
-    )
-    yield from share_reason(
-        "memory",
-        "Waiting for memory rather than arithmetic",
-        [row for row in timed if row.bottleneck == "memory"],
-    )
+    small, waiting = ([row for row in timed if row.bottleneck == bound] for bound in ("overhead", "memory"))
+    yield from share_reason("overhead", "Too small to gain, as calling them costs more than their arithmetic", small)
+    yield from share_reason("memory", "Waiting for memory rather than arithmetic", waiting)
     unchanged = [
         row
         for row in timed
@@ -320,9 +307,7 @@ def _time_reasons(changes: Sequence[LayerChange], new: ModelVariant) -> Iterable
     ]
     if len(unchanged) < len(timed):
         yield from share_reason("unchanged layers", "Unchanged in MACs and bytes", unchanged)
-    yield from _faster(changes)
-    yield from _slower(changes)
-    yield from _shortfall(changes)
+    yield from _time_changes(changes)
     layers = new.profile.measurement.layers if new.profile.measurement and new.kernels is None else None
     if layers is not None and layers.between_layers_s >= 5 * _WORTH_SAYING * layers.whole_s:
         share = layers.between_layers_s / layers.whole_s * 100
@@ -330,59 +315,31 @@ def _time_reasons(changes: Sequence[LayerChange], new: ModelVariant) -> Iterable
         yield Reason("between layers", f"Between layers: {spent}, {share:.1f} % of the time", layers.between_layers_s)
 
 
-def _faster(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Report where time was saved."""
-    won = sorted(((row.saved_s or 0.0, row) for row in changes if (row.saved_s or 0.0) > 0), key=lambda item: -item[0])
-    if won:
-        layers = [f"{row.path or 'the model itself'} {_times(row)}" for _, row in won]
-        saved = units.duration(sum(seconds for seconds, _ in won))
-        yield Reason(
-            "time",
-            f"Faster than before: {_layers(len(won))} by {saved}, {_listed(layers)}",
-            None,
-            tuple(row.path for _, row in won),
-        )
+def _time_changes(changes: Sequence[LayerChange]) -> Iterable[Reason]:
+    """Report layers that became faster, those that became slower, and those that lost MACs and not as much time.
 
-
-def _slower(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Report layers that take longer than before: kernels of the new precision that lose to the old ones."""
-    lost = [(-(row.saved_s or 0.0), row) for row in changes if row.seconds_before and (row.saved_s or 0.0) < 0]
-    lost = [(seconds, row) for seconds, row in lost if seconds > 0.1 * (row.seconds_before or 0.0)]
-    if lost:
-        lost.sort(key=lambda item: -item[0])
-        spent = sum(seconds for seconds, _ in lost)
-        yield Reason(
-            "slower layers",
-            f"Slower than before: {_layers(len(lost))} by {units.duration(spent)}, "
-            + _listed([f"{row.path or 'the model itself'} {_times(row)}" for _, row in lost]),
-            spent,
-            tuple(row.path for _, row in lost),
-        )
-
-
-def _shortfall(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    """Report layers that lost MACs and not as much time."""
-    missing = []
+    Kernels of a new precision may lose to the old ones.
+    """
+    saved = [(row.saved_s or 0.0, row) for row in changes]
+    slower = [(-seconds, row) for seconds, row in saved if row.seconds_before and -seconds > 0.1 * row.seconds_before]
+    lagging = []
     for row in changes:
         if row.macs_before and row.macs_after is not None and row.seconds_before and row.seconds_after is not None:
             expected = row.seconds_before * row.macs_after / row.macs_before
             if row.macs_after < row.macs_before and row.seconds_after > 1.1 * expected:
-                missing.append((row.seconds_after - expected, row))
-    if missing:
-        missing.sort(key=lambda item: -item[0])
-        short = sum(seconds for seconds, _ in missing)
-        listed = [
-            f"{row.path} (MACs {_percent(row.macs_before, row.macs_after)}, time "
-            f"{_percent(row.seconds_before, row.seconds_after)}, {row.bottleneck}-bound)"
-            for _, row in missing
-        ]
-        yield Reason(
-            "shortfall",
-            f"More MACs lost than time: {_layers(len(missing))} {units.duration(short)} short of proportion, "
-            + _listed(listed),
-            short,
-            tuple(row.path for _, row in missing),
-        )
+                lagging.append((row.seconds_after - expected, row))
+    topics: tuple[tuple[Topic, str, list[tuple[float, LayerChange]]], ...] = (
+        ("time", "Faster than before: {} by {}", [(seconds, row) for seconds, row in saved if seconds > 0]),
+        ("slower layers", "Slower than before: {} by {}", slower),
+        ("shortfall", "More MACs lost than time: {} {} short of proportion", lagging),
+    )
+    for topic, what, rows in topics:
+        if rows:
+            rows.sort(key=lambda item: -item[0])
+            seconds = sum(seconds for seconds, _ in rows)
+            listed = _listed([_lag(row) if topic == "shortfall" else _times(row) for _, row in rows])
+            text = f"{what.format(_layers(len(rows)), units.duration(seconds))}, {listed}"
+            yield Reason(topic, text, None if topic == "time" else seconds, tuple(row.path for _, row in rows))
 
 
 def _vector_width(changes: Sequence[LayerChange]) -> Iterable[Reason]:
@@ -405,9 +362,9 @@ def _vector_width(changes: Sequence[LayerChange]) -> Iterable[Reason]:
 
 
 def _structure(changes: Sequence[LayerChange]) -> Iterable[Reason]:
-    gone = tuple(row.path for row in changes if row.macs_after is None)
-    fresh = tuple(row.path for row in changes if row.macs_before is None)
-    for paths, what in ((gone, "before"), (fresh, "after")):
+    removed = tuple(row.path for row in changes if row.macs_after is None)
+    added = tuple(row.path for row in changes if row.macs_before is None)
+    for paths, what in ((removed, "before"), (added, "after")):
         if paths:
             yield Reason("structure", f"There only {what}: {_layers(len(paths))}, {_named(paths)}", None, paths)
 
@@ -430,15 +387,14 @@ def _circumstances(old: ModelVariant, new: ModelVariant) -> Iterable[Reason]:
 
 
 def _times(row: LayerChange) -> str:
-    return f"{units.duration(row.seconds_before or 0.0)} to {units.duration(row.seconds_after or 0.0)}"
+    before, after = units.duration(row.seconds_before or 0.0), units.duration(row.seconds_after or 0.0)
+    return f"{row.path or 'the model itself'} {before} to {after}"
 
 
-def _percent(old: float | None, new: float | None) -> str:
-    return f"{((new or 0) / old - 1) * 100:+.0f} %" if old else units.DASH
-
-
-def _longest(rows: Sequence[LayerChange]) -> tuple[str, ...]:
-    return tuple(row.path for row in sorted(rows, key=lambda row: -(row.seconds_after or 0.0)))
+def _lag(row: LayerChange) -> str:
+    macs, seconds = (row.macs_before, row.macs_after), (row.seconds_before, row.seconds_after)
+    changes = [f"{((new or 0) / old - 1) * 100:+.0f} %" if old else units.DASH for old, new in (macs, seconds)]
+    return f"{row.path} (MACs {changes[0]}, time {changes[1]}, {row.bottleneck}-bound)"
 
 
 def _layers(count: int) -> str:

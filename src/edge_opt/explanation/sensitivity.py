@@ -187,8 +187,8 @@ def _pruned_rows(
     cache: dict[bytes, _Outcome],
     untouched: list[tuple[str, str]],
 ) -> Iterator[LayerSensitivity]:
-    owner, group_of = plan.owners[path], plan.channel_map.group_of()
-    numbers = dict.fromkeys(group_of[owner[owner != NONE]].tolist())
+    owner = plan.owners[path]
+    numbers = plan.channel_map.groups_of(owner)
     refused = [plan.channel_map.groups[number].refused for number in numbers if plan.channel_map.groups[number].refused]
     if not numbers or len(refused) == len(numbers):
         untouched.append((path, f"not pruned: {refused[0] if refused else 'the dependency graph never reached it'}"))

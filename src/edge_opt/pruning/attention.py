@@ -122,30 +122,33 @@ class Heads(NamedTuple):
     width: int
 
 
+def head_count(module: nn.Module) -> int | None:
+    """Return the number of heads that a module keeps; None where it keeps none."""
+    return next((value for name in HEAD_COUNTS if type(value := getattr(module, name, None)) is int), None)
+
+
 def split_heads(model: nn.Module) -> list[Heads]:
     """Return attention with one linear layer each for query, key and value, as in BERT."""
     attention = []
     for path, module in model.named_modules():
-        count = next((value for name in HEAD_COUNTS if type(value := getattr(module, name, None)) is int), None)
+        count = head_count(module)
         if count is None or isinstance(module, (nn.MultiheadAttention, PrunedAttention)):
             continue
         linears = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
         triple = projections_of(linears)
-        widths = {linears[name].out_features for name in triple or ()}
-        if triple and len(widths) == 1 and count > 0 and next(iter(widths)) % count == 0:
+        widths = {linears[name].out_features for name in triple}
+        if len(widths) == 1 and count > 0 and next(iter(widths)) % count == 0:
             paths = tuple(f"{path}.{name}".lstrip(".") for name in triple)
             attention.append(Heads(path, paths, count, next(iter(widths))))
     return attention
 
 
-def projections_of(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Return the names of the layers for query, key and value among these; None unless all three are there."""
-    query, key, value = (_projection(names, letter) for letter in "qkv")
-    return None if query is None or key is None or value is None else (query, key, value)
-
-
-def _projection(linears: Iterable[str], letter: str) -> str | None:
-    words = {"q": ("q", "query"), "k": ("k", "key"), "v": ("v", "value")}[letter]
-    endings = ("", "_proj", "_lin", "_linear", "proj", "_projection")
-    names = {word + ending for word in words for ending in endings} | {f"to_{letter}", f"w{letter}", f"w_{letter}"}
-    return next((name for name in linears if name.lower() in names), None)
+def projections_of(layers: Iterable[str]) -> list[str]:
+    """Return the names of the layers for query, key and value among these; none unless all three are there."""
+    triple, endings = [], ("", "_proj", "_lin", "_linear", "proj", "_projection")
+    for word in ("query", "key", "value"):
+        letter = word[0]
+        usual = {stem + ending for stem in (letter, word) for ending in endings}
+        usual |= {f"to_{letter}", f"w{letter}", f"w_{letter}"}
+        triple += [name for name in layers if name.lower() in usual][:1]
+    return triple if len(triple) == 3 else []

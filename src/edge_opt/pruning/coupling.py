@@ -10,7 +10,13 @@ import numpy as np
 from torch import nn
 
 from edge_opt.pruning.attention import Heads, split_heads
-from edge_opt.pruning.dependency_graph import dependency_graph
+from edge_opt.pruning.dependency_graph import (
+    Role,
+    SurrogateLinear,
+    SurrogateModel,
+    dependency_graph,
+    surrogate_model,
+)
 from edge_opt.pruning.layer_kinds import (
     Side,
     channels,
@@ -20,7 +26,6 @@ from edge_opt.pruning.layer_kinds import (
     tensor_entries,
     tied_positions,
 )
-from edge_opt.pruning.surrogate_layers import Role, SurrogateLinear, SurrogateModel, surrogate_model
 from edge_opt.trace.inputs import CallArguments
 
 # Marks a channel that belongs to no unit, so it stays.
@@ -33,9 +38,6 @@ class TensorDim(NamedTuple):
 
     tensor: str
     dim: int
-
-
-LayerOwners = dict[tuple[str, Side], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,18 @@ class ChannelMap:
     heads: dict[str, np.ndarray]
     head_owners: dict[str, Heads]
 
-    def group_of(self) -> np.ndarray:
-        """Return the number of each unit's group."""
-        numbers = np.full(self.units, NONE)
+    def groups_of(self, owner: np.ndarray) -> list[int]:
+        """Return the numbers of the groups that channels with these units belong to."""
+        group_of = np.full(self.units, NONE)
         for number, group in enumerate(self.groups):
-            numbers[group.units] = number
-        return numbers
+            group_of[group.units] = number
+        return list(dict.fromkeys(group_of[owner[owner != NONE]].tolist()))
+
+
+def kept_channels(owner: np.ndarray, removed: np.ndarray) -> np.ndarray:
+    """Return for each channel whether it stays, when the units marked in `removed` go."""
+    stays: np.ndarray = (owner == NONE) | ~removed[owner]
+    return stays
 
 
 class _Index(NamedTuple):
@@ -116,15 +124,20 @@ class CouplingGraph:
         self.graph = graph
         self.paths = {module: path for path, module in surrogate.model.named_modules()}
         self.ignored = ignored
-        self.first_names = _first_names(model)
+        # For each name of a parameter the first name of the same one.
+        firsts: dict[int, str] = {}
+        named = model.named_parameters(remove_duplicate=False)
+        self.first_names = {name: firsts.setdefault(id(parameter), name) for name, parameter in named}
+        self.shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         # No layer has more channels than this; a walk that counts beyond has lost its way in reshapes.
-        self.widest = max((size for tensor in model.state_dict().values() for size in tensor.shape), default=0)
+        self.widest = max((size for shape in self.shapes.values() for size in shape), default=0)
         self.parents: list[int] = []
         self.roots: list[tuple[str, range, int]] = []
         self.seen: dict[tuple[Any, Side], dict[int, int]] = {}
         self.refused: dict[int, ChannelRefusal] = {}
         self.heads: dict[str, list[int]] = {}
         self.head_owners: dict[str, Heads] = {}
+        self.tensors: dict[TensorDim, np.ndarray] = {}
 
     def new_units(self, root: str, count: int, size: int = 1) -> range:
         units = range(len(self.parents), len(self.parents) + count)
@@ -148,7 +161,7 @@ class CouplingGraph:
         # The graph is read from the outputs backward; a group is named after its first layer in forward order.
         for module, node in reversed(nodes):
             path = self.path_of(module)
-            if path is None or isinstance(module, nn.Parameter) or not kind_of(module).is_root:
+            if path is None or not kind_of(module).is_root:
                 continue
             handler = self.graph.get_pruner_of_module(module).prune_out_channels
             seen = self.seen.get((node, self.side(node, handler)), {})
@@ -162,7 +175,7 @@ class CouplingGraph:
         return module.writes[0].path if isinstance(module, SurrogateLinear) else self.paths.get(module)
 
     def roles(self, module: nn.Module, side: Side) -> tuple[Role, ...]:
-        """Return the layers of the model whose channels a module of the surrogate stands for."""
+        """Return the layers of the model whose channels a module of the surrogate stands for; none for a parameter."""
         if isinstance(module, SurrogateLinear):
             return module.reads if side == "in" else module.writes
         path = self.paths.get(module)
@@ -213,7 +226,9 @@ class CouplingGraph:
         refusal = self.refusal(node, side, fresh)
         if refusal:
             self.refuse(fresh, refusal)
-        labels = None if isinstance(node.module, nn.Parameter) else tied_positions(node.module, side)
+        labels = tied_positions(node.module, side)
+        if isinstance(node.module, SurrogateLinear) and side == "out" and node.module.block > 1:
+            labels = np.arange(node.module.out_features) // node.module.block
         if labels is not None:
             first: dict[int, int] = {}
             for idx, unit in seen.items():
@@ -231,13 +246,11 @@ class CouplingGraph:
             return None
         if side != "in" and self.is_ignored(path):
             return ChannelRefusal("is ignored", path)
-        is_parameter = isinstance(module, nn.Parameter)
-        size = module.shape[node.pruning_dim] if is_parameter else channels(module, side)
+        size = module.shape[node.pruning_dim] if isinstance(module, nn.Parameter) else channels(module, side)
         if size and any(index.idx >= size for index in fresh):
             return ChannelRefusal(f"{_LOST} into {path} ({type(module).__name__})")
-        for role in () if is_parameter else self.roles(module, side):
-            layer = self.model.get_submodule(role.path)
-            why = refusal_of(layer, side)
+        for role in self.roles(module, side):
+            why = refusal_of(self.model.get_submodule(role.path), side)
             if why:
                 return ChannelRefusal(f"is a {why}", role.path)
         return None
@@ -247,8 +260,7 @@ class CouplingGraph:
 
     def across(self, node: Any, side: Side, fresh: list[_Index]) -> Iterator[tuple[Any, Any, list[_Index]]]:
         """Cross a depthwise convolution with several outputs per input, which the graph takes for an ordinary one."""
-        is_parameter = isinstance(node.module, nn.Parameter)
-        outputs = 0 if is_parameter else depth_multiplier(node.module, side)
+        outputs = depth_multiplier(node.module, side)
         if not outputs:
             return
         pruner = self.graph.get_pruner_of_module(node.module)
@@ -259,25 +271,19 @@ class CouplingGraph:
             yield node, pruner.prune_in_channels, [_Index(i.idx // outputs, i.root_idx) for i in fresh]
 
     def refuse(self, reached: Iterable[_Index], refusal: ChannelRefusal) -> None:
+        """Note why channels cannot go; the first reason counts."""
         for index in reached:
             self.refused.setdefault(index.root_idx, refusal)
 
     def tie_heads(self) -> None:
         """Unite the channels of each head: of `nn.MultiheadAttention`, and of projections that are split into heads."""
         for module, path in self.paths.items():
-            is_traced = module in self.graph.module2node
-            if not isinstance(module, nn.MultiheadAttention) or not is_traced:
-                continue
-            if refusal_of(module) is None:
+            is_attention = isinstance(module, nn.MultiheadAttention) and module in self.graph.module2node
+            if is_attention and refusal_of(module) is None:
                 units = self.new_units(path, module.num_heads, module.head_dim)
                 self.heads[path] = list(units)
                 if self.is_ignored(path):
                     self.refuse([_Index(0, unit) for unit in units], ChannelRefusal("is ignored", path))
-        for module in self.graph.module2node:
-            if isinstance(module, SurrogateLinear) and module.block > 1:
-                seen = self.seen.get((self.graph.module2node[module], "out"), {})
-                for channel, unit in seen.items():
-                    self.unite(seen.get(channel // module.block * module.block, unit), unit)
         self.head_owners |= {heads.owner: heads for heads in self.surrogate.heads}
         for heads in split_heads(self.surrogate.model):
             self._tie_projections(heads)
@@ -298,8 +304,6 @@ class CouplingGraph:
         """Unite the channels of a tensor that two layers share, as tied embeddings: it is cut once for both."""
         owners: dict[tuple[TensorDim, int], int] = {}
         for (node, side), seen in self.seen.items():
-            if isinstance(node.module, nn.Parameter):
-                continue
             for role in self.roles(node.module, side):
                 for tensor_dim, indices in self.owned_entries(role.path, side):
                     for index, channel in zip(indices, role.channels, strict=False):
@@ -322,22 +326,28 @@ class CouplingGraph:
         leaders = sorted({self.find(unit) for unit in range(len(self.parents))})
         number = {leader: position for position, leader in enumerate(leaders)}
         unit_of = np.array([number[self.find(unit)] for unit in range(len(self.parents))], dtype=np.int64)
-        tensors = _TensorOwners({name: tensor.shape for name, tensor in self.model.state_dict().items()})
-        layers = self._layer_owners(unit_of, tensors)
-        self._own_head_tensors(unit_of, layers, tensors)
+        layers = self._layer_owners(unit_of)
+        self._own_head_tensors(unit_of, layers)
         refused = {int(unit_of[unit]): refusal for unit, refusal in reversed(self.refused.items())}
         return ChannelMap(
             units=len(leaders),
             groups=tuple(_groups(self.roots, unit_of, refused)),
             layers=layers,
-            tensors=tensors.owners,
+            tensors=self.tensors,
             heads={path: unit_of[units] for path, units in self.heads.items()},
             head_owners=self.head_owners,
         )
 
-    def _layer_owners(self, unit_of: np.ndarray, tensors: _TensorOwners) -> LayerOwners:
+    def own(self, tensor_dim: TensorDim, indices: np.ndarray, units: np.ndarray) -> None:
+        """Note the units of these entries. A weight that is computed has no tensor; its layer is refused."""
+        if tensor_dim.tensor in self.shapes:
+            size = self.shapes[tensor_dim.tensor][tensor_dim.dim]
+            owner = self.tensors.setdefault(tensor_dim, np.full(size, NONE))
+            owner[indices[units != NONE]] = units[units != NONE]
+
+    def _layer_owners(self, unit_of: np.ndarray) -> dict[tuple[str, Side], np.ndarray]:
         """Return the unit of each layer's channels, and note the tensors that hold them."""
-        layers: LayerOwners = {}
+        layers: dict[tuple[str, Side], np.ndarray] = {}
         for (node, side), seen in self.seen.items():
             path, module = self.path_of(node.module), node.module
             if path is None:
@@ -346,7 +356,7 @@ class CouplingGraph:
                 dim = node.pruning_dim % module.dim()
                 indices = np.array(sorted(seen))
                 if indices.max() < module.shape[dim]:
-                    tensors.own(TensorDim(path, dim), indices, unit_of[[seen[index] for index in sorted(seen)]])
+                    self.own(TensorDim(path, dim), indices, unit_of[[seen[index] for index in sorted(seen)]])
                 continue
             every = np.full(channels(module, side), NONE)
             for index, unit in seen.items():
@@ -357,40 +367,25 @@ class CouplingGraph:
                 layers[role.path, side] = owner
                 for tensor_dim, indices in self.owned_entries(role.path, side):
                     if len(indices) == len(owner):  # else the layer is refused
-                        tensors.own(tensor_dim, indices, owner)
+                        self.own(tensor_dim, indices, owner)
         return layers
 
-    def _own_head_tensors(self, unit_of: np.ndarray, layers: LayerOwners, tensors: _TensorOwners) -> None:
+    def _own_head_tensors(self, unit_of: np.ndarray, layers: dict[tuple[str, Side], np.ndarray]) -> None:
         """Note the tensors that attention modules keep per head, or per channel of a head."""
         for path, heads in self.head_owners.items():
             if (heads.projections[0], "out") not in layers:
                 continue
             for name, dim, indices in _own_of_heads(self.model.get_submodule(path), heads):
                 units = layers[heads.projections[0], "out"][indices]
-                tensors.own(TensorDim(self.first_name(path, name), dim), np.arange(len(indices)), units)
+                self.own(TensorDim(self.first_name(path, name), dim), np.arange(len(indices)), units)
         for path, of_heads in self.heads.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, nn.MultiheadAttention)
             rows = np.repeat(unit_of[of_heads], module.head_dim)
             prefix = f"{path}." if path else ""
             for name in ("in_proj_weight", "in_proj_bias"):
-                tensors.own(TensorDim(f"{prefix}{name}", 0), np.arange(3 * len(rows)), np.tile(rows, 3))
-            tensors.own(TensorDim(f"{prefix}out_proj.weight", 1), np.arange(len(rows)), rows)
-
-
-class _TensorOwners:
-    """The unit of each entry of the model's tensors, as far as known."""
-
-    def __init__(self, shapes: dict[str, Any]) -> None:
-        self.shapes = shapes
-        self.owners: dict[TensorDim, np.ndarray] = {}
-
-    def own(self, tensor_dim: TensorDim, indices: np.ndarray, units: np.ndarray) -> None:
-        """Note the units of these entries. A weight that is computed has no tensor; its layer is refused."""
-        if tensor_dim.tensor in self.shapes:
-            size = self.shapes[tensor_dim.tensor][tensor_dim.dim]
-            owner = self.owners.setdefault(tensor_dim, np.full(size, NONE))
-            owner[indices[units != NONE]] = units[units != NONE]
+                self.own(TensorDim(f"{prefix}{name}", 0), np.arange(3 * len(rows)), np.tile(rows, 3))
+            self.own(TensorDim(f"{prefix}out_proj.weight", 1), np.arange(len(rows)), rows)
 
 
 def _own_of_heads(module: nn.Module, heads: Heads) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -405,15 +400,6 @@ def _own_of_heads(module: nn.Module, heads: Heads) -> Iterator[tuple[str, int, n
         dims = [dim for dim, length in enumerate(tensor.shape) if length in channel_of and length > 1]
         if len(dims) == 1:
             yield name, dims[0], channel_of[tensor.shape[dims[0]]]
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Return for each name of a parameter the first name of the same one."""
-    firsts: dict[int, str] = {}
-    return {
-        name: firsts.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
 
 
 def _groups(

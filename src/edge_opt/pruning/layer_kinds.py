@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -39,42 +39,18 @@ def is_transposed_linear(module: nn.Module) -> bool:
     return bool(getattr(module, "nf", None) == weight.shape[1])
 
 
-def _present(module: nn.Module, names: tuple[str, ...], dim: int, every: np.ndarray) -> list[TensorEntries]:
-    """Return the entries of the tensors among `names` that the module has."""
+def _present(module: nn.Module, tensors: Iterable[tuple[str, int]], every: np.ndarray) -> list[TensorEntries]:
+    """Return the entries of those of the named tensors that the module has; each comes with its dimension."""
     entries = []
-    for name in names:
+    for name, dim in tensors:
         holder, _, leaf = name.rpartition(".")
         if isinstance(getattr(module.get_submodule(holder), leaf, None), torch.Tensor):
             entries.append(TensorEntries(name, dim, every))
     return entries
 
 
-def _norm_entries(module: Any, side: Side, every: np.ndarray) -> list[TensorEntries]:
-    return _present(module, ("weight", "bias", "running_mean", "running_var"), 0, every) if len(every) else []
-
-
-def _linear_entries(module: Any, side: Side, every: np.ndarray) -> list[TensorEntries]:
-    return [TensorEntries("weight", 1, every)] if side == "in" else _present(module, ("weight", "bias"), 0, every)
-
-
-def _transposed_linear_entries(module: Any, side: Side, every: np.ndarray) -> list[TensorEntries]:
-    if side == "in":
-        return [TensorEntries("weight", 0, every)]
-    return [TensorEntries("weight", 1, every), *_present(module, ("bias",), 0, every)]
-
-
-def _embedding_entries(module: Any, side: Side, every: np.ndarray) -> list[TensorEntries]:
-    return [TensorEntries("weight", 1, every)]
-
-
-def _attention_entries(module: Any, side: Side, every: np.ndarray) -> list[TensorEntries]:
-    if side == "in":
-        return _present(module, ("in_proj_weight",), 1, every)
-    return _present(module, ("out_proj.weight", "out_proj.bias"), 0, every)
-
-
 def _convolution_entries(conv: Any, side: Side, every: np.ndarray) -> list[TensorEntries]:
-    bias = _present(conv, ("bias",), 0, every) if side != "in" else []
+    bias = _present(conv, [("bias", 0)], every) if side != "in" else []
     if is_depthwise(conv):
         outputs = conv.out_channels // conv.groups
         if side == "in" and not conv.transposed and outputs > 1:
@@ -106,6 +82,11 @@ def _recurrent_entries(layer: Any, side: Side, every: np.ndarray) -> list[Tensor
     return entries
 
 
+# Tensors of a layer, each with the dimension that holds channels.
+_ROWS = (("weight", 0), ("bias", 0))
+_OF_NORMS = (*_ROWS, ("running_mean", 0), ("running_var", 0))
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """One kind of layer.
@@ -113,7 +94,9 @@ class LayerKind:
     Attributes:
         inputs: The attribute that counts input channels; None where they are the output channels.
         outputs: The attribute that counts output channels; None for a module without channels.
-        entries: Where its tensors hold the channels of a side, given the numbers of those channels.
+        reads: The tensors that hold its input channels; none where those are the output channels.
+        writes: The tensors that hold its output channels.
+        entries: Where its tensors hold the channels of a side, given their numbers, where that is less simple.
         groups: The attribute that counts groups, which must stay equally large.
         is_prunable: A user can ask for fewer output channels, heads or hidden units.
         is_root: It has weights of its own, so that a group of coupled channels can start at its outputs.
@@ -121,24 +104,34 @@ class LayerKind:
 
     inputs: str | None = None
     outputs: str | None = None
-    entries: Callable[[Any, Side, np.ndarray], list[TensorEntries]] = _norm_entries
+    reads: tuple[tuple[str, int], ...] = ()
+    writes: tuple[tuple[str, int], ...] = _OF_NORMS
+    entries: Callable[[Any, Side, np.ndarray], list[TensorEntries]] | None = None
     groups: str = ""
     is_prunable: bool = False
     is_root: bool = False
 
 
 LAYER_KINDS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], LayerKind], ...] = (
-    (_ConvNd, LayerKind("in_channels", "out_channels", _convolution_entries, "groups", is_prunable=True, is_root=True)),
-    (nn.Linear, LayerKind("in_features", "out_features", _linear_entries, is_prunable=True, is_root=True)),
+    (
+        _ConvNd,
+        LayerKind("in_channels", "out_channels", entries=_convolution_entries, groups="groups", is_prunable=True,
+                  is_root=True),
+    ),
+    (nn.Linear, LayerKind("in_features", "out_features", (("weight", 1),), _ROWS, is_prunable=True, is_root=True)),
     ((_BatchNorm, _InstanceNorm), LayerKind(None, "num_features")),
     (nn.LayerNorm, LayerKind(None, "normalized_shape")),
     (nn.GroupNorm, LayerKind(None, "num_channels", groups="num_groups")),
     (nn.PReLU, LayerKind(None, "num_parameters")),
-    (nn.Embedding, LayerKind(None, "embedding_dim", _embedding_entries, is_root=True)),
-    (nn.RNNBase, LayerKind("input_size", "hidden_size", _recurrent_entries, is_prunable=True)),
-    (nn.MultiheadAttention, LayerKind(None, "embed_dim", _attention_entries, is_prunable=True, is_root=True)),
-)
-_TRANSPOSED_LINEAR = LayerKind("nx", "nf", _transposed_linear_entries, is_prunable=True)
+    (nn.Embedding, LayerKind(None, "embedding_dim", writes=(("weight", 1),), is_root=True)),
+    (nn.RNNBase, LayerKind("input_size", "hidden_size", entries=_recurrent_entries, is_prunable=True)),
+    (
+        nn.MultiheadAttention,
+        LayerKind(None, "embed_dim", (("in_proj_weight", 1),), (("out_proj.weight", 0), ("out_proj.bias", 0)),
+                  is_prunable=True, is_root=True),
+    ),
+)  # fmt: skip
+_TRANSPOSED_LINEAR = LayerKind("nx", "nf", (("weight", 0),), (("weight", 1), ("bias", 0)), is_prunable=True)
 _WITHOUT_CHANNELS = LayerKind()
 
 
@@ -166,7 +159,10 @@ def channels(module: nn.Module, side: Side) -> int:
 
 def tensor_entries(module: nn.Module, side: Side) -> list[TensorEntries]:
     """Return the tensors of a layer that lose an entry when it loses a channel on that side."""
-    return kind_of(module).entries(module, side, np.arange(channels(module, side)))
+    kind, every = kind_of(module), np.arange(channels(module, side))
+    if kind.entries is not None:
+        return kind.entries(module, side, every)
+    return _present(module, kind.reads if side == "in" else kind.writes, every) if len(every) else []
 
 
 def tied_positions(module: nn.Module, side: Side) -> np.ndarray | None:

@@ -16,8 +16,8 @@ from edge_opt._support.progress import report_progress
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, PruningFailed
 from edge_opt.profiling import profile
-from edge_opt.pruning.coupling import NONE, ChannelMap, ChannelRefusal, Group, channel_map
-from edge_opt.pruning.layer_kinds import Side, channels, is_depthwise, kind_of, refusal_of, tied_positions
+from edge_opt.pruning.coupling import NONE, ChannelMap, ChannelRefusal, channel_map, kept_channels
+from edge_opt.pruning.layer_kinds import channels, is_depthwise, kind_of, refusal_of, tied_positions
 from edge_opt.pruning.proof import TOLERANCE, silenced_error, with_random_constants
 from edge_opt.pruning.ranking import Ranking, RoundTo, fast_multiple, unit_scores
 from edge_opt.pruning.recipe import apply_spec, prune_spec
@@ -76,7 +76,7 @@ class PruningPlan:
 
     def removed(self, ratio: float | None, shifts: Mapping[int, int] | None = None) -> np.ndarray:
         """Return the units that go. A ratio given to one layer holds for all that are coupled with it."""
-        group_of, requested = self.channel_map.group_of(), self.requested_ratios(ratio)
+        requested = self.requested_ratios(ratio)
         shares: dict[int, tuple[str, float]] = {}
         # Named layers first, so that they decide for their groups.
         for path in sorted(self.owners, key=lambda path: path not in self.layer_ratios):
@@ -84,7 +84,7 @@ class PruningPlan:
             if path in self.channel_map.heads and path not in self.layer_ratios:
                 # Asked for all of the model, an attention layer also loses output channels, not only heads.
                 owner = np.concatenate([owner, self.channel_map.layers.get((path, "out"), owner)])
-            for number in dict.fromkeys(group_of[owner[owner != NONE]].tolist()):
+            for number in self.channel_map.groups_of(owner):
                 first, share = shares.setdefault(number, (path, requested[path]))
                 if path in self.layer_ratios and share != requested[path]:
                     raise InvalidInput(
@@ -228,9 +228,9 @@ def _without_data(model: nn.Module) -> nn.Module:
 
 def askable_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers whose channels or heads one can ask to prune, without the parts of attention layers."""
-    attention = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
-    inner = {f"{path}.out_proj".lstrip(".") for path in attention}
     modules = dict(model.named_modules())
+    attention = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    inner = {f"{path}.out_proj".lstrip(".") for path in attention}
     return {path: module for path, module in modules.items() if kind_of(module).is_prunable and path not in inner}
 
 
@@ -241,9 +241,8 @@ def owners_of(model: nn.Module, channel_map: ChannelMap) -> dict[str, np.ndarray
         if isinstance(module, nn.MultiheadAttention):
             owners[path] = channel_map.heads.get(path, np.full(module.num_heads, NONE))
             continue
-        sides: tuple[Side, ...] = ("out", "both")
-        known = [channel_map.layers[path, side] for side in sides if (path, side) in channel_map.layers]
-        owners[path] = known[0] if known else np.full(channels(module, "out"), NONE)
+        unknown = np.full(channels(module, "out"), NONE)
+        owners[path] = channel_map.layers.get((path, "out"), channel_map.layers.get((path, "both"), unknown))
     return owners
 
 
@@ -260,8 +259,8 @@ def _without_unsound_groups(plan: PruningPlan) -> PruningPlan:
 
     All are tried at once, by running the model; only when that fails, one by one.
     """
-    groups = [number for number, group in enumerate(plan.channel_map.groups) if not group.refused]
-    groups = [number for number in groups if len(plan.channel_map.groups[number].units) > 1]
+    numbered = enumerate(plan.channel_map.groups)
+    groups = [number for number, group in numbered if not group.refused and len(group.units) > 1]
     if not groups or _trial_refusal(plan, groups, is_run=True) is None:
         return plan
     refusals = {number: _trial_refusal(plan, [number], is_run=False) for number in groups}
@@ -307,7 +306,7 @@ def layer_channels(plan: PruningPlan, removed: np.ndarray, ratio: float | None) 
                 kind=type(module).__name__,
                 unit="heads" if isinstance(module, nn.MultiheadAttention) else "channels",
                 before=len(owner),
-                after=int(((owner == NONE) | ~removed[owner]).sum()),
+                after=int(kept_channels(owner, removed).sum()),
                 asked=requested[path],
             )
         )
@@ -316,26 +315,26 @@ def layer_channels(plan: PruningPlan, removed: np.ndarray, ratio: float | None) 
 
 def shortfalls(plan: PruningPlan, layers: Iterable[LayerChannels]) -> tuple[Shortfall, ...]:
     """Return the layers that kept at least one channel more than asked, each with the reason."""
-    group_of = plan.channel_map.group_of()
     falls = []
     for layer in layers:
         if layer.after - layer.before * (1 - layer.asked) < 1:
             continue
-        owner = plan.owners[layer.path]
-        numbers = dict.fromkeys(group_of[owner[owner != NONE]].tolist())
-        reason = _shortfall_reason(plan, layer, owner, [plan.channel_map.groups[number] for number in numbers])
+        reason = _shortfall_reason(plan, layer)
         falls.append(Shortfall(layer.path, layer.asked, layer.achieved, reason))
     return tuple(falls)
 
 
-def _shortfall_reason(plan: PruningPlan, layer: LayerChannels, owner: np.ndarray, groups: list[Group]) -> str:
-    module = plan.base.get_submodule(layer.path)
+def _shortfall_reason(plan: PruningPlan, layer: LayerChannels) -> str:
+    owner, module = plan.owners[layer.path], plan.base.get_submodule(layer.path)
+    groups = [plan.channel_map.groups[number] for number in plan.channel_map.groups_of(owner)]
     refused = next((group.refused for group in groups if group.refused), None)
     if refused:
         # A refusal about another layer holds for this one because their channels are coupled.
         return str(refused) if refused.path in (None, layer.path) else f"coupled with others: {refused}"
     if (owner == NONE).any():
-        return refusal_of(module) or _unreached(plan, layer.path)
+        is_called = any(call.path == layer.path for call in plan.before.trace.modules)
+        not_called = "it is not called as a layer: its parent computes with its weights, or never uses it"
+        return refusal_of(module) or ("the dependency graph never reached it" if is_called else not_called)
     labels = tied_positions(module, "out")
     if labels is not None:
         return (
@@ -351,10 +350,3 @@ def _shortfall_reason(plan: PruningPlan, layer: LayerChannels, owner: np.ndarray
     if multiple > 1:
         return f"rounded to a multiple of {multiple}: {layer.after} of {layer.before} stay"
     return f"whole channels only: {layer.after} of {layer.before} stay"
-
-
-def _unreached(plan: PruningPlan, path: str) -> str:
-    """Return why the channels of a layer are not known."""
-    if any(call.path == path for call in plan.before.trace.modules):
-        return "the dependency graph never reached it"
-    return "it is not called as a layer: its parent computes with its weights, or never uses it"

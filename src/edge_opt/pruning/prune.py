@@ -1,7 +1,8 @@
-"""prune(): remove the least important channels, prove the result, and report requested against achieved."""
+"""prune(): remove the least important channels, by ratio or for a target of MACs or latency, and prove the result."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -11,23 +12,26 @@ from torch import nn
 
 from edge_opt._support.checks import check_one_of, check_whole, is_number
 from edge_opt._support.progress import report_progress, show_progress
-from edge_opt.boards.targets import Target, resolve_target
-from edge_opt.errors import InvalidInput
-from edge_opt.pruning.cost_targets import (
-    LatencyOf,
-    adjust_group_widths,
-    check_faster,
-    is_reached,
-    latency_for,
-    positive_seconds,
-    ratio_for,
-)
+from edge_opt.boards.estimate import predicted_seconds
+from edge_opt.boards.targets import ResolvedTarget, Target, resolve_target
+from edge_opt.errors import InvalidInput, PruningFailed
 from edge_opt.pruning.layer_kinds import kind_of
 from edge_opt.pruning.plan import PruningPlan, check_prunable, layer_channels, make_plan, pruning_context, shortfalls
 from edge_opt.pruning.proof import check_pruned
-from edge_opt.pruning.ranking import IMPORTANCES, NEED_DATA, RoundTo, best_importance, fast_multiple
+from edge_opt.pruning.ranking import IMPORTANCES, NEED_DATA, RoundTo, fast_multiple
 from edge_opt.pruning.recipe import apply_spec
 from edge_opt.records.compression import Importance, Pruned, PruneRequest, PruneResult
+from edge_opt.records.profiles import ModelProfile
+
+# The largest ratio that is tried, the steps of bisection, and the share of the target that is close enough to stop.
+HIGHEST_RATIO = 0.98
+STEPS = 12
+CLOSE = 0.005
+# Within this share of the target a search over single groups is not worth its time.
+NEAR = 0.05
+# How near to a target of MACs or latency the result must be to count as reached.
+WITHIN = 0.1
+LatencyOf = Callable[[nn.Module, ModelProfile], float]
 
 
 def prune(
@@ -93,30 +97,30 @@ def prune(
         layers=tuple((layers or {}).items()),
         macs_target=macs_target,
         latency_target=latency_target,
-        importance=best_importance(importance),
+        importance="group" if importance == "auto" else importance,
         round_to=fast_multiple(resolved) if round_to == "auto" else round_to,
         ignored=tuple([ignored] if isinstance(ignored, str) else ignored),
         seed=seed,
         is_round_auto=round_to == "auto",
     )
     _check_request(model, request, loader, reconstruct)
-    latency = latency_for(request, latency_of, resolved, {"runtime": runtime, "threads": threads})
+    latency = _latency(request, latency_of, resolved, runtime, threads)
     data = list(loader) if isinstance(loader, Iterator) else loader  # several steps go through it
     with show_progress(), pruning_context():
         plan = make_plan(
             model, example_inputs, kwargs, importance=importance, data=data, round_to=request.round_to,
             is_adaptive=request.is_round_auto, ignored=request.ignored, layers=request.layers, seed=seed,
         )  # fmt: skip
-        return build_pruned(plan, request, latency, reestimate, reconstruct is not False)
+        return _build_pruned(plan, request, latency, reestimate, reconstruct is not False)
 
 
-def build_pruned(
+def _build_pruned(
     plan: PruningPlan, request: PruneRequest, latency: LatencyOf | None, reestimate: bool, reconstruct: bool
 ) -> Pruned:
     """Return the pruned model that a plan gives for a request, proved, with requested against achieved."""
     report_progress("pruning: removing channels, and proving the result")
     check_prunable(plan)
-    latency_before_s = None if latency is None else positive_seconds(latency(plan.base, plan.before))
+    latency_before_s = None if latency is None else _seconds(latency(plan.base, plan.before))
     ratio, removed = _chosen_units(plan, request, latency, latency_before_s)
     spec = plan.spec(removed)
     proved = apply_spec(plan.base, spec)
@@ -133,16 +137,16 @@ def build_pruned(
         layers=layers,
         ratio=ratio,
         latency_before_s=latency_before_s,
-        latency_s=None if latency is None else positive_seconds(latency(proved, after)),
+        latency_s=None if latency is None else _seconds(latency(proved, after)),
         is_lower_bound=after.totals.is_lower_bound,
     )
-    check_faster(request, achieved)
+    _check_faster(request, achieved)
     return Pruned(
         model=plan.build(removed, reestimate, reconstruct),
         spec=spec,
         asked=request,
         achieved=achieved,
-        shortfalls=() if is_reached(request, achieved) else shortfalls(plan, layers),
+        shortfalls=() if _is_reached(request, achieved) else shortfalls(plan, layers),
         check=check,
     )
 
@@ -154,25 +158,121 @@ def _chosen_units(
     wanted = request.macs_target or request.latency_target
     if wanted is None:
         return request.ratio, plan.removed(request.ratio)
-    known: dict[bytes, float] = {}
+    shares: dict[bytes, float] = {}
 
     def remaining(ratio: float, shifts: Mapping[int, int] | None = None) -> float:
         removed = plan.removed(ratio, shifts)
         key = removed.tobytes()
-        if key not in known:
-            known[key] = remaining_share(removed)
-        return known[key]
-
-    def remaining_share(removed: np.ndarray) -> float:
+        if key in shares:
+            return shares[key]
         if latency is None or not latency_before_s:
-            return plan.costs(removed).totals.macs / max(plan.before.totals.macs, 1)
-        variant = apply_spec(plan.base, plan.spec(removed))
-        return positive_seconds(latency(variant, plan.profile(variant))) / latency_before_s
+            shares[key] = plan.costs(removed).totals.macs / max(plan.before.totals.macs, 1)
+        else:
+            variant = apply_spec(plan.base, plan.spec(removed))
+            shares[key] = _seconds(latency(variant, plan.profile(variant))) / latency_before_s
+        return shares[key]
 
     ratio = ratio_for(remaining, wanted)
     free = [number for number, group in enumerate(plan.channel_map.groups) if not group.refused]
     shifts = adjust_group_widths(lambda shifts: remaining(ratio, shifts), free, wanted)
     return ratio, plan.removed(ratio, shifts)
+
+
+def ratio_for(remaining: Callable[[float], float], target: float) -> float:
+    """Return the ratio whose result is closest to the target, where `remaining` falls, in steps, as the ratio grows.
+
+    >>> round(ratio_for(lambda ratio: (1 - ratio) ** 2, 0.25), 2)
+    0.5
+    """
+    low, high = 0.0, HIGHEST_RATIO
+    shares = {low: 1.0, high: remaining(high)}
+    for _ in range(STEPS):
+        if shares[high] > target or min(abs(share - target) for share in shares.values()) <= CLOSE * target:
+            break
+        middle = (low + high) / 2
+        shares[middle] = remaining(middle)
+        low, high = (middle, high) if shares[middle] > target else (low, middle)
+    # Of equally close ratios the smallest. One that takes as long as the original, or longer, is not chosen.
+    faster = [ratio for ratio, share in shares.items() if share < 1.0 or ratio == 0.0]
+    return min(faster, key=lambda ratio: (abs(shares[ratio] - target), ratio))
+
+
+def adjust_group_widths(
+    remaining: Callable[[Mapping[int, int]], float], groups: Sequence[int], target: float
+) -> Mapping[int, int]:
+    """Let groups keep a step of rounding more or less, one after another while that comes closer to the target.
+
+    One ratio for all moves many groups at once where their channels are rounded, and may jump over the target.
+
+    >>> adjust_group_widths(lambda shifts: 0.4 + 0.03 * shifts.get(0, 0) + 0.11 * shifts.get(1, 0), (0, 1), 0.5)
+    {1: 1}
+    """
+    shifts: dict[int, int] = {}
+    now = remaining(shifts)
+    while abs(now - target) > NEAR * target:
+        step = 1 if now < target else -1
+        trials = [{**shifts, number: shifts.get(number, 0) + step} for number in groups]
+        # A step that makes it slower than the original is not taken.
+        values = [share if (share := remaining(trial)) < 1 else math.inf for trial in trials]
+        best = min(range(len(trials)), key=lambda number: abs(values[number] - target), default=None)
+        if best is None or abs(values[best] - target) >= abs(now - target):
+            break
+        shifts, now = trials[best], values[best]
+    return shifts
+
+
+def _latency(
+    request: PruneRequest,
+    latency_of: Callable[[nn.Module], float] | None,
+    target: ResolvedTarget | None,
+    runtime: str | None,
+    threads: int | None,
+) -> LatencyOf | None:
+    """Return how the latency of a variant is found: by the caller's function, or predicted for a target; or None."""
+    for name, value in (("runtime", runtime), ("threads", threads)):
+        if value is not None and (target is None or request.latency_target is None):
+            raise InvalidInput(f"{name}= requires target= and latency_target=")
+    if request.latency_target is None:
+        if latency_of is not None or (target is not None and not request.is_round_auto):
+            raise InvalidInput("latency_of= and target= say how latency is found; give latency_target= too")
+        return None
+    if latency_of is not None and target is None:
+        return lambda model, _: latency_of(model)
+    if latency_of is None and target is not None:
+        return lambda _, profiled: predicted_seconds(profiled, target, threads)
+    what = "neither is given" if target is None else "both are given"
+    raise InvalidInput(
+        "latency_target needs to know the latency: latency_of= (a function of the model, in seconds) or "
+        f"target= (a device, or a machine that was calibrated), and {what}; give one of them"
+    )
+
+
+def _seconds(seconds: float) -> float:
+    if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise InvalidInput(f"latency_of returned {seconds!r}; it must be seconds, above 0")
+    return float(seconds)
+
+
+def _is_reached(request: PruneRequest, achieved: PruneResult) -> bool:
+    """Return whether a target of MACs or latency is met within a tenth; False where there is none."""
+    wanted = request.macs_target or request.latency_target
+    got = achieved.macs_ratio if request.macs_target else achieved.latency_ratio
+    return wanted is not None and got is not None and abs(got - wanted) <= WITHIN * wanted
+
+
+def _check_faster(request: PruneRequest, achieved: PruneResult) -> None:
+    """Refuse to hand over, for a target of latency, what takes as long as the original or longer."""
+    ratio = achieved.latency_ratio
+    is_whole = achieved.channels == achieved.channels_before
+    if ratio is None or ratio < 1 or (is_whole and _is_reached(request, achieved)):
+        return
+    what = "no pruned variant that was tried is faster than the original"
+    if not is_whole:
+        what = f"the variant closest to the target takes {ratio:.2f} times as long as the original"
+    raise PruningFailed(
+        f"latency_target={request.latency_target:g}: {what}; round channels to wider steps (round_to=16), give "
+        "macs_target= instead, or keep the original"
+    )
 
 
 def _check_request(
@@ -185,10 +285,10 @@ def _check_request(
         raise InvalidInput(
             "how much to prune is not said; give ratio=0.5, layers={...}, macs_target= or latency_target="
         )
-    shares = [("ratio", request.ratio), *((f"the ratio of {path!r}", share) for path, share in request.layers)]
-    for name, value in shares:
-        if value is not None:
-            check_share(name, value)
+    if request.ratio is not None:
+        check_share("ratio", request.ratio)
+    for path, share in request.layers:
+        check_share(f"the ratio of {path!r}", share)
     for name, value in (("macs_target", request.macs_target), ("latency_target", request.latency_target)):
         if value is not None and not (is_number(value) and 0 < value <= 1):
             raise InvalidInput(f"{name} is {value!r}; it is the share that is to remain, above 0 and up to 1")

@@ -30,16 +30,13 @@ _X86 = ("core-", "xeon", "ryzen", "epyc", "celeron", "pentium", "athlon", "atom"
 _MICROCONTROLLERS = ("cortex-m", "stm32", "esp32", "rp2040", "nrf5", "arduino-nano", "mcu")
 
 
-def best_importance(importance: Importance) -> Importance:
-    """Return what "auto" stands for: near the best in benchmarks/pruning_accuracy.py, at a fraction of its time."""
-    return "group" if importance == "auto" else importance
-
-
 def unit_scores(
     model: nn.Module, channel_map: ChannelMap, importance: Importance, loader: Iterable[Any] | None, seed: int
 ) -> np.ndarray:
-    """Return a score per unit; those with the lowest go first."""
-    importance = best_importance(importance)
+    """Return a score per unit; those with the lowest go first.
+
+    "auto" is "group": near the best in benchmarks/pruning_accuracy.py, at a fraction of its time.
+    """
     if importance == "random":
         return np.random.default_rng(seed).random(channel_map.units)
     if importance in NEED_DATA and loader is None:
@@ -47,7 +44,9 @@ def unit_scores(
             f'importance="{importance}" needs {NEED_DATA[importance]}; pass loader= with (inputs, labels)'
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    weights = [at for at in channel_map.tensors if _is_weight(at, parameters)]
+    # A layer's weight or a norm's scale: not a bias, a statistic, or a position's vector.
+    named = [at for at in channel_map.tensors if at.tensor in parameters and at.tensor.endswith("weight")]
+    weights = [at for at in named if parameters[at.tensor].is_floating_point()]
     if importance == "taylor":
         assert loader is not None
         return taylor_scores(model, channel_map, weights, loader)
@@ -59,18 +58,12 @@ def unit_scores(
     return scores
 
 
-def _is_weight(at: TensorDim, parameters: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether it is a layer's weight or a norm's scale: not a bias, a statistic, or a position's vector."""
-    return at.tensor in parameters and at.tensor.endswith("weight") and parameters[at.tensor].is_floating_point()
-
-
 def _entry_norms(tensor: torch.Tensor, at: TensorDim, norm: int) -> np.ndarray:
     """Return the norm of what each index of a dimension holds."""
     weight = tensor.detach().float()
     others = [dim for dim in range(weight.dim()) if dim != at.dim]
-    norms: np.ndarray = (
-        (torch.linalg.vector_norm(weight, norm, others) if others else weight.abs()).double().cpu().numpy()
-    )
+    lengths: torch.Tensor = torch.linalg.vector_norm(weight, norm, others) if others else weight.abs()
+    norms: np.ndarray = lengths.double().cpu().numpy()
     if not np.isfinite(norms).all():
         raise PruningFailed(f"{at.tensor} has weights or gradients that are not finite; they cannot be ranked")
     return norms
@@ -178,19 +171,19 @@ def rounded(units: float, group: Group, round_to: int) -> int:
     return min(max(kept, step, 1), len(group.units))
 
 
-def fast_multiple(target: ResolvedTarget | None = None, precision: str = "fp32") -> int:
+def fast_multiple(target: ResolvedTarget | None = None) -> int:
     """Return the channels that fill a tile of two vectors, of this CPU or of the target: a width that kernels run fast.
 
     A convolution or product computes its outputs in tiles of two vectors. Channels beside a multiple of that cost as
     much as the next multiple, and often more, because they take a slower path: at half the MACs a ResNet took 0.95 /
     0.69 / 0.61 / 0.44 of its time for multiples of 1 / 4 / 8 / 16. Sums of int8 are kept in 32 bits, so int8 fills as
-    many lanes as fp32. 16-bit floats fill twice as many where they are computed as such.
+    many lanes as fp32.
 
     >>> from edge_opt.boards.targets import resolve_target
-    >>> fast_multiple(resolve_target("raspberry-pi-4")), fast_multiple(resolve_target("raspberry-pi-4"), "fp16")
-    (8, 16)
+    >>> fast_multiple(resolve_target("raspberry-pi-4"))
+    8
     """
-    return min(2 * _lanes(target) * (2 if precision in ("fp16", "bf16") else 1), WIDEST)
+    return min(2 * _lanes(target), WIDEST)
 
 
 def _lanes(target: ResolvedTarget | None) -> int:

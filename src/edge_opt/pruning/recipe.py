@@ -1,20 +1,42 @@
-"""The recipe of a pruned model: what stays of each tensor, and which attributes change with it."""
+"""The recipe of a pruned model: what stays of each tensor, and which attributes change with it.
+
+On disk a pruned model is its recipe as JSON and its weights as safetensors, without pickles.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from edge_opt.errors import InvalidInput, PruningFailed
+from edge_opt._support.extras import import_optional
+from edge_opt._support.files import publish, staging
+from edge_opt._support.json import from_plain
+from edge_opt.errors import InvalidInput, NotSaved, PruningFailed, UnreadableModel, UnreadableProfile
 from edge_opt.pruning.attention import HEAD_COUNTS, HEAD_WIDTHS, PrunedAttention
-from edge_opt.pruning.coupling import NONE, ChannelMap
+from edge_opt.pruning.coupling import ChannelMap, kept_channels
 from edge_opt.pruning.layer_kinds import Side, channels, counted_attributes
-from edge_opt.records.compression import ChangedAttribute, KeptIndices, PruneSpec, TensorShape
+from edge_opt.records.compression import (
+    PRUNE_SCHEMA,
+    PRUNE_SCHEMA_VERSION,
+    ChangedAttribute,
+    KeptIndices,
+    Pruned,
+    PruneSpec,
+    TensorShape,
+)
 
+SPEC_FILE = "pruned.json"
+WEIGHTS_FILE = "weights.safetensors"
 # Attributes in which models keep the width of their stream of features, beside the layer that makes it.
 WIDTHS = ("hidden_dim", "embed_dim", "hidden_size", "d_model")
 
@@ -24,7 +46,7 @@ def prune_spec(model: nn.Module, channel_map: ChannelMap, removed: np.ndarray) -
     kept = [
         KeptIndices(at.tensor, at.dim, tuple(np.flatnonzero(stays).tolist()))
         for at, owner in channel_map.tensors.items()
-        if not (stays := (owner == NONE) | ~removed[owner]).all()
+        if not (stays := kept_channels(owner, removed)).all()
     ]
     attributes = [
         *_layer_attributes(model, channel_map, removed),
@@ -49,16 +71,16 @@ def fingerprint(model: nn.Module) -> tuple[TensorShape, ...]:
 def _layer_attributes(model: nn.Module, channel_map: ChannelMap, removed: np.ndarray) -> list[ChangedAttribute]:
     """Return what each layer counts, and the width that the module around it keeps for its own reshapes."""
 
-    def kept_channels(path: str, module: nn.Module, side: Side) -> int:
+    def kept_count(path: str, module: nn.Module, side: Side) -> int:
         owner = channel_map.layers.get((path, side), channel_map.layers.get((path, "both")))
-        return channels(module, side) if owner is None else int(((owner == NONE) | ~removed[owner]).sum())
+        return channels(module, side) if owner is None else int(kept_channels(owner, removed).sum())
 
     changes = []
     for path in dict.fromkeys(path for path, _ in channel_map.layers):
         module = model.get_submodule(path)
-        counts = counted_attributes(module, kept_channels(path, module, "in"), kept_channels(path, module, "out"))
+        before, after = channels(module, "out"), kept_count(path, module, "out")
+        counts = counted_attributes(module, kept_count(path, module, "in"), after)
         changes += [ChangedAttribute(path, *item) for item in counts.items() if getattr(module, item[0]) != item[1]]
-        before, after = channels(module, "out"), kept_channels(path, module, "out")
         parent = path.rpartition(".")[0]
         changes += [
             ChangedAttribute(parent, name, after)
@@ -86,17 +108,13 @@ def _head_attributes(model: nn.Module, channel_map: ChannelMap, removed: np.ndar
             changes.append(ChangedAttribute(path, "num_heads", int((~removed[units]).sum())))
     for path, heads in channel_map.head_owners.items():
         owner = channel_map.layers[heads.projections[0], "out"]
-        kept = int(((owner == NONE) | ~removed[owner]).sum())
-        if kept == len(owner):
-            continue
-        module = model.get_submodule(path)
-        changes += [
-            ChangedAttribute(path, name, kept * heads.heads // len(owner))
-            for name in HEAD_COUNTS
-            if getattr(module, name, None) == heads.heads
-        ]
-        widths = [name for name in HEAD_WIDTHS if getattr(module, name, None) == heads.width]
-        changes += [ChangedAttribute(path, name, kept * heads.width // len(owner)) for name in widths]
+        kept, module = int(kept_channels(owner, removed).sum()), model.get_submodule(path)
+        for names, count in ((HEAD_COUNTS, heads.heads), (HEAD_WIDTHS, heads.width)):
+            changes += [
+                ChangedAttribute(path, name, kept * count // len(owner))
+                for name in names
+                if kept < len(owner) and getattr(module, name, None) == count
+            ]
     return changes
 
 
@@ -121,7 +139,11 @@ def apply_spec(model: nn.Module, spec: PruneSpec) -> nn.Module:
     except Exception as error:
         raise PruningFailed(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}") from error
     for path in spec.attention:
-        pruned = _replaced(pruned, path)
+        attention = _part(pruned, path)
+        if not isinstance(attention, nn.MultiheadAttention):
+            kind = type(attention).__name__
+            raise InvalidInput(f"{path} is a {kind}, not nn.MultiheadAttention; the recipe is of another model")
+        pruned = with_module(pruned, path, PrunedAttention(attention))
     _cut(pruned, spec)
     for change in spec.attributes:
         holder = _part(pruned, change.module)
@@ -139,15 +161,15 @@ def check_original(model: nn.Module, spec: PruneSpec) -> None:
     """Refuse a model that is not the one the recipe was made for."""
     expected = {each.name: each.shape for each in spec.original}
     shapes = {each.name: each.shape for each in fingerprint(model)}
-    cure = "build the original model, with the arguments it had when it was pruned"
-    missing, surplus = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
-    if missing or surplus:
-        what = f"lacks {missing[0]!r}" if missing else f"has {surplus[0]!r} besides"
-        raise InvalidInput(f"{type(model).__name__} is not the model that was pruned: it {what}; {cure}")
-    for name, shape in expected.items():
-        if shapes[name] != shape:
-            what = f"{name} is {shapes[name]}, not {shape}"
-            raise InvalidInput(f"{type(model).__name__} is not the model that was pruned: {what}; {cure}")
+    faults = [f"it lacks {name!r}" for name in sorted(expected.keys() - shapes.keys())]
+    faults += [f"it has {name!r} besides" for name in sorted(shapes.keys() - expected.keys())]
+    common = [name for name in expected if name in shapes]
+    faults += [f"{name} is {shapes[name]}, not {expected[name]}" for name in common if shapes[name] != expected[name]]
+    if faults:
+        raise InvalidInput(
+            f"{type(model).__name__} is not the model that was pruned: {faults[0]}; build the original model, with the "
+            "arguments it had when it was pruned"
+        )
     for each in spec.kept:
         size = dict(enumerate(expected.get(each.tensor, ()))).get(each.dim, 0)
         if not each.indices or not 0 <= min(each.indices) <= max(each.indices) < size:
@@ -161,15 +183,12 @@ def _part(model: nn.Module, path: str) -> nn.Module:
         raise InvalidInput(f"{type(model).__name__} has no {path!r}; the recipe is of another model") from error
 
 
-def _replaced(model: nn.Module, path: str) -> nn.Module:
-    module = _part(model, path)
-    if not isinstance(module, nn.MultiheadAttention):
-        kind = type(module).__name__
-        raise InvalidInput(f"{path} is a {kind}, not nn.MultiheadAttention; the recipe is of another model")
+def with_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Put a module at a path of the model, and return the model; at the path "" the module takes its place."""
     if not path:
-        return PrunedAttention(module)
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, PrunedAttention(module))
+        return module
+    holder, _, name = path.rpartition(".")
+    setattr(model.get_submodule(holder), name, module)
     return model
 
 
@@ -208,3 +227,155 @@ def _selected(tensor: torch.Tensor, dims: list[KeptIndices]) -> torch.Tensor:
             cut = cut.index_select(each.dim, torch.tensor(each.indices, device=cut.device))
         cut = cut.contiguous()
     return nn.Parameter(cut, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
+
+
+def save_pruned(pruned: Pruned, folder: str | os.PathLike[str]) -> Path:
+    """Write the recipe (pruned.json) and the weights (weights.safetensors) of a pruned model, both or neither.
+
+    Args:
+        pruned: What `prune` returned.
+        folder: Where to write; made if it is not there.
+
+    >>> import tempfile
+    >>> from edge_opt.compress import prune
+    >>> from edge_opt.model import SmallCNN
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saved = save_pruned(prune(SmallCNN(), (1, 1, 28, 28), 0.5), folder + "/small")
+    ...     load_pruned(saved, SmallCNN).conv1
+    Conv2d(1, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
+    """
+    return save_cut(pruned.model, pruned.spec, folder)
+
+
+def save_cut(model: nn.Module, spec: PruneSpec, folder: str | os.PathLike[str]) -> Path:
+    """Write a model that a recipe made, also one that takes nothing out and was only trained on."""
+    recipe = json.dumps(dataclasses.asdict(spec), allow_nan=False).encode()
+    weights = _safetensors().save(_stored(model))
+    # Both files are complete before either is in place: renaming needs no room on the disk.
+    with staging(folder, NotSaved) as aside:
+        files = [aside / WEIGHTS_FILE, aside / SPEC_FILE]
+        for file, content in zip(files, (weights, recipe), strict=True):
+            file.write_bytes(content)
+        publish(files, folder)
+    return Path(folder)
+
+
+def load_pruned(folder: str | os.PathLike[str], factory: Callable[[], nn.Module]) -> nn.Module:
+    """Load a pruned model: the original from its factory, cut by the recipe, with the saved weights.
+
+    Args:
+        folder: What `save_pruned` wrote.
+        factory: A function that builds the original model, with the arguments it had.
+    """
+    spec = read_spec(Path(folder) / SPEC_FILE)
+    original = factory()
+    if not isinstance(original, nn.Module):
+        raise InvalidInput(f"the factory returned a {type(original).__name__}; it must build the original model")
+    return load_weights(apply_spec(original, spec), Path(folder) / WEIGHTS_FILE)
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> nn.Module:
+    """Load weights from a file into a model and return it. Every tensor must be there, and none besides.
+
+    Args:
+        model: The model that gets the weights.
+        path: A .safetensors file, or a .pt or .pth file that holds tensors only.
+        allow_pickle: Whether to load a pickled module. Loading runs its code: only for files that you trust like a
+            program.
+    """
+    source = Path(path)
+    if source.suffix not in (".safetensors", ".pt", ".pth"):
+        raise InvalidInput(f"{str(source)!r} is not a file of weights; expected .safetensors, .pt or .pth")
+    if not source.is_file():
+        raise InvalidInput(f"no file {str(source)!r}; the folder is {Path.cwd()}")
+    tensors = _read_safetensors(source) if source.suffix == ".safetensors" else _read_torch(source, allow_pickle)
+    state = model.state_dict()
+    shared = _shared_names(state)
+    faults = [f"lacks {name!r}" for name in state if not any(other in tensors for other in shared[name])]
+    faults += [f"has {name!r} besides" for name in tensors if name not in state]
+    faults += [
+        f"has {name} as {tuple(tensor.shape)}, not {tuple(state[name].shape)}"
+        for name, tensor in tensors.items()
+        if name in state and tensor.shape != state[name].shape
+    ]
+    if faults:
+        kind = type(model).__name__
+        raise UnreadableModel(f"{str(source)!r} does not hold the weights of this {kind}: it {faults[0]}")
+    model.load_state_dict(tensors, strict=False)
+    return model
+
+
+def read_spec(path: str | os.PathLike[str]) -> PruneSpec:
+    """Read a recipe from its file, as written by 0.2.0 or later."""
+    source = Path(path)
+    if not source.is_file():
+        raise InvalidInput(f"no file {str(source)!r}; a pruned model is a folder with {SPEC_FILE} and {WEIGHTS_FILE}")
+    try:
+        plain = json.loads(source.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UnreadableModel(f"{str(source)!r} is cut off or is not JSON: {error}") from error
+    if not isinstance(plain, dict) or plain.get("schema") != PRUNE_SCHEMA:
+        raise UnreadableModel(
+            f"{str(source)!r} is not the recipe of a pruned model; its schema must be {PRUNE_SCHEMA!r}"
+        )
+    if plain.get("schema_version") != PRUNE_SCHEMA_VERSION:
+        raise UnreadableModel(
+            f"{str(source)!r} has schema version {plain.get('schema_version')!r}; "
+            f"this edge_opt reads {PRUNE_SCHEMA_VERSION}"
+        )
+    try:
+        return from_plain(PruneSpec, plain)
+    except UnreadableProfile as error:
+        raise UnreadableModel(f"{str(source)!r} is damaged: {error}") from error
+
+
+def _safetensors() -> Any:
+    return import_optional("safetensors.torch", "weights on disk need", "compress")
+
+
+def _shared_names(state: dict[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Return for each name all names of the same tensor."""
+    names_of: dict[Any, list[str]] = {}
+    for name, tensor in state.items():
+        is_known = tensor.numel() and not tensor.is_meta
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if is_known else name
+        names_of.setdefault(key, []).append(name)
+    return {name: names for names in names_of.values() for name in names}
+
+
+def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the model's state, each tensor once, each with memory of its own."""
+    state = model.state_dict()
+    firsts = {names[0] for names in _shared_names(state).values()}
+    return {name: state[name].detach().cpu().contiguous().clone() for name in state if name in firsts}
+
+
+def _read_safetensors(source: Path) -> dict[str, torch.Tensor]:
+    library = _safetensors()
+    try:
+        tensors: dict[str, torch.Tensor] = library.load(source.read_bytes())
+    except Exception as error:  # the library has its own tree of exceptions, which differs by version
+        raise UnreadableModel(f"{str(source)!r} is cut off or is not a safetensors file: {error}") from error
+    return tensors
+
+
+def _read_torch(source: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
+    try:
+        content = torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not allow_pickle:
+            raise UnreadableModel(
+                f"{str(source)!r} holds more than tensors, such as a pickled module, and loading that runs code from "
+                "the file; save the state_dict as .safetensors instead, or pass allow_pickle=True if you trust the "
+                "file as you trust a program"
+            ) from error
+        content = torch.load(source, map_location="cpu", weights_only=False)
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise UnreadableModel(f"{str(source)!r} is cut off or is not a torch file: {error}") from error
+    if isinstance(content, nn.Module):
+        content = content.state_dict()
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise UnreadableModel(f"{str(source)!r} holds a {type(content).__name__}, not a state_dict of tensors")
+    return content

@@ -34,14 +34,11 @@ MOST_STEPS = 256
 DAMPING = 1e-2
 
 
-def reestimate_norms(model: nn.Module, loader: Iterable[Any]) -> bool:
-    """Estimate the statistics of batch norms again, on calibration batches.
-
-    In place; returns False where the model has no batch norm with statistics. All other layers run in eval mode.
-    """
+def reestimate_norms(model: nn.Module, loader: Iterable[Any]) -> None:
+    """Estimate the statistics of batch norms again, in place, on calibration batches; other layers run in eval mode."""
     norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
     if not norms:
-        return False
+        return
     momenta = [norm.momentum for norm in norms]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
     before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
@@ -62,7 +59,6 @@ def reestimate_norms(model: nn.Module, loader: Iterable[Any]) -> bool:
             norm.momentum = momentum
             if count is not None:
                 norm.num_batches_tracked = count
-    return True
 
 
 @dataclass(slots=True)
@@ -274,8 +270,10 @@ def _greedy(group: Group, losses: list[RemovalLoss]) -> np.ndarray:
     return scores / mean if mean > 0 else scores
 
 
-def fold_removed_channels(model: nn.Module, channel_map: ChannelMap, removed: np.ndarray, loader: Iterable[Any]) -> int:
-    """Let kept channels replace the removed ones, in place, before the cut; return how many layers were changed.
+def fold_removed_channels(
+    model: nn.Module, channel_map: ChannelMap, removed: np.ndarray, loader: Iterable[Any]
+) -> None:
+    """Let kept channels replace the removed ones, in place, before the cut.
 
     For each layer that reads both, x_R ≈ m_R + A (x_K - m_K) with A from least squares on calibration batches, so
     W_K + W_R A takes the place of W_K, and W_R (m_R - A m_K) is added to the bias where there is one.
@@ -284,7 +282,6 @@ def fold_removed_channels(model: nn.Module, channel_map: ChannelMap, removed: np
         path: owner for path, owner in readers_of(model, channel_map).items() if removed[owner[owner != NONE]].any()
     }
     moments = input_moments(model, owners, loader)
-    changed = 0
     for path, owner in owners.items():
         module = model.get_submodule(path)
         if path not in moments or not moments[path].is_joint or getattr(module, "groups", 1) > 1:
@@ -298,8 +295,6 @@ def fold_removed_channels(model: nn.Module, channel_map: ChannelMap, removed: np
         damping = DAMPING * max(float(np.diag(inner).mean()), 1e-30) * np.eye(len(kept))
         slopes = np.linalg.solve(inner + damping, covariance[np.ix_(kept, lost)]).T
         _fold(module, kept, lost, slopes, mean[lost] - slopes @ mean[kept])
-        changed += 1
-    return changed
 
 
 def _fold(module: nn.Module, kept: np.ndarray, lost: np.ndarray, slopes: np.ndarray, offset: np.ndarray) -> None:

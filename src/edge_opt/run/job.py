@@ -33,8 +33,7 @@ from edge_opt.measuring.latency import wait_for_quiet
 from edge_opt.measuring.machine import usable_cores
 from edge_opt.measuring.statistics import relative_half_width
 from edge_opt.profiling import profile
-from edge_opt.pruning.pruned_files import save_cut
-from edge_opt.pruning.recipe import fingerprint
+from edge_opt.pruning.recipe import fingerprint, save_cut
 from edge_opt.records.compression import PruneSpec
 from edge_opt.records.conversions import Converted, Exported
 from edge_opt.records.measurements import Latency

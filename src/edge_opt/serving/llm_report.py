@@ -15,7 +15,7 @@ from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.estimate import working_power
-from edge_opt.boards.targets import HOST, Target, find_spec
+from edge_opt.boards.targets import Target, find_spec
 from edge_opt.errors import InvalidInput
 from edge_opt.records.devices import DeviceSpec, Engine
 from edge_opt.records.measurements import Energy
@@ -69,8 +69,8 @@ def llm(
     Args:
         model: `hf:ORG/NAME` (its configuration alone is fetched, or taken from the local cache), a folder or
             config.json or what it holds, a transformers configuration or model, or a module of your own with `inputs`.
-        target: a device of the catalogue, a device file or `DeviceSpec`, a calibration, or "host", which is measured
-            for some seconds; several as a list. None: memory and costs alone.
+        target: a device of the catalogue, a device file or `DeviceSpec`, a calibration, or "host", this machine as
+            `edge-opt calibrate` measured it; several as a list. None: memory and costs alone.
         weights: the format of the weights: fp32, fp16, bf16, int8, int4 (int4-g64 for groups of 64), mlx-4bit, or one
             of GGUF's such as q4_k_m; several as a list.
         context: positions that the cache holds at the end, the new token among them; 4096, or the model's maximum
@@ -105,7 +105,9 @@ def llm(
     for item in targets:
         for form in formats:
             serving = _served(traced, form, request)
-            reports.append(_report(serving, _spec(item, serving), request, model if measure else None))
+            reports.append(
+                _report(serving, None if item is None else find_spec(item), request, model if measure else None)
+            )
     return reports[0] if is_one_format and targets is not target else ServingComparison(tuple(reports))
 
 
@@ -188,18 +190,6 @@ def _served(traced: Callable[..., Any], weights: str, request: _Request) -> Serv
     cache_bytes_per_value(kv)
     model, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
     return Serving(model, form, runtime, kv, context, prompt, request.batch)
-
-
-def _spec(target: Any, serving: Serving) -> DeviceSpec | None:
-    """Return the target's figures; the host is measured now, in the type that it would compute in."""
-    if target is None:
-        return None
-    if isinstance(target, str) and target == HOST:
-        from edge_opt.serving.host_decoding import host_spec
-
-        is_torch = serving.runtime == "torch"
-        return host_spec(serving.form.computes_in if is_torch else "float32", is_torch)
-    return find_spec(target)
 
 
 def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import logging
 import os
 import socket
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
+from edge_opt._support.progress import quiet
 from edge_opt.errors import InvalidInput, MissingExtra, ModelNotFound, first_line
 
 FORMS = "hf:ORG/NAME, a folder or config.json, a transformers configuration or model, or a module with inputs="
@@ -251,22 +250,6 @@ def _without_initialization() -> Iterator[None]:
                 yield
             return
     yield
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """transformers talks about dimensions and generation settings, which is no matter here."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _refuse_encoder(config: Any) -> None:

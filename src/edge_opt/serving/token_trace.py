@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from edge_opt._support.progress import quiet
 from edge_opt.cost.rules import price
 from edge_opt.errors import InvalidInput, TraceFailed
 from edge_opt.records.costs import OpCall, OpSignature, Trace
 from edge_opt.records.serving import PartName
-from edge_opt.serving.model_source import LanguageModel, quiet, text_config
+from edge_opt.serving.model_source import LanguageModel, text_config
 from edge_opt.serving.weight_formats import WeightTensor, described
 from edge_opt.trace import InputSpec, trace
 from edge_opt.trace.inputs import copied_with
