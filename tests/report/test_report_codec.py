@@ -108,5 +108,5 @@ def test_what_has_no_json_form_is_refused() -> None:
         to_plain({1: 2})
     with pytest.raises(InvalidInput, match="no JSON form for the type"):
         from_plain(set, [])  # type: ignore[type-var]
-    with pytest.raises(UnreadableProfile, match="the document is 3; expected a OpCost"):
+    with pytest.raises(UnreadableProfile, match="3.*OpCost"):
         from_plain(OpCost, 3)

@@ -51,7 +51,7 @@ def test_suffixes_are_read_without_regard_to_case(profile: eo.ModelProfile, tmp_
 
 @pytest.mark.parametrize(("name", "what"), [("profile.xlsx", "'.xlsx'"), ("profile", "no suffix")])
 def test_an_unknown_suffix_names_the_known(profile: eo.ModelProfile, tmp_path: Path, name: str, what: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"{what}; use one of \.csv, \.html, \.json, \.md, \.trace\.json, \.txt"):
+    with pytest.raises(InvalidInput, match=rf"{what}.*\.csv, \.html, \.json, \.md, \.trace\.json, \.txt"):
         profile.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
@@ -178,7 +178,7 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "path,type\n", b"\x89PNG\r\n\xff", "[" * 100_000])
 def test_what_is_not_json_is_refused(content: str | bytes, tmp_path: Path) -> None:
-    with pytest.raises(UnreadableProfile, match="is not JSON, or is cut off"):
+    with pytest.raises(UnreadableProfile, match="not JSON"):
         eo.load(_written(tmp_path, content))
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_is_cut_off_is_refused(profile: eo.ModelProfile, tmp_path: P
 
 @pytest.mark.parametrize("content", ["{}", "[]", "null", '{"format": "other"}', '{"name": "x", "macs": 1}'])
 def test_json_of_others_is_refused(content: str, tmp_path: Path) -> None:
-    with pytest.raises(UnreadableProfile, match="is JSON, but not a profile"):
+    with pytest.raises(UnreadableProfile, match="not a profile"):
         eo.load(_written(tmp_path, content))
 
 
@@ -202,31 +202,31 @@ def test_another_schema_says_which_and_what_to_do(
     profile: eo.ModelProfile, tmp_path: Path, version: int | None, cure: str
 ) -> None:
     data = json.loads(profile.save(tmp_path / "x.json").read_text()) | {"schema_version": version}
-    with pytest.raises(UnreadableProfile, match=f"schema version {version}, and this edge_opt reads 1; {cure}"):
+    with pytest.raises(UnreadableProfile, match=f"version {version}.*{cure}"):
         eo.load(_written(tmp_path, json.dumps(data)))
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "sentence"),
+    ("keys", "value", "place"),
     [
-        (("totals", "macs"), "many", "totals.macs is 'many'; expected a whole number"),
-        (("mode",), "test", "mode is 'test'; expected one of 'eval', 'train'"),
-        (("layers", 0, "call", "path"), None, r"layers\[0\].call.path is None; expected text"),
-        (("trace", "ops", 1, "reads"), "01", r"trace.ops\[1\].reads is '01'; expected a list"),
-        (("trace", "ops", 0, "module"), 99, r"trace.ops\[0\] points at something that is not there"),
-        (("trace", "ops", 0, "creates"), [99], r"trace.ops\[0\] points at something that is not there"),
-        (("prices",), [], "it has not one layer per module and one price per signature"),
+        (("totals", "macs"), "many", r"totals\.macs is 'many'"),
+        (("mode",), "test", "mode is 'test'.*'eval', 'train'"),
+        (("layers", 0, "call", "path"), None, r"layers\[0\]\.call\.path is None"),
+        (("trace", "ops", 1, "reads"), "01", r"trace\.ops\[1\]\.reads is '01'"),
+        (("trace", "ops", 0, "module"), 99, r"trace\.ops\[0\]"),
+        (("trace", "ops", 0, "creates"), [99], r"trace\.ops\[0\]"),
+        (("prices",), [], "price"),
     ],
 )
 def test_a_damaged_file_names_the_place(
-    profile: eo.ModelProfile, tmp_path: Path, keys: tuple[Any, ...], value: Any, sentence: str
+    profile: eo.ModelProfile, tmp_path: Path, keys: tuple[Any, ...], value: Any, place: str
 ) -> None:
     data = json.loads(profile.save(tmp_path / "x.json").read_text())
     inner = data
     for key in keys[:-1]:
         inner = inner[key]
     inner[keys[-1]] = value
-    with pytest.raises(UnreadableProfile, match=f"is damaged: {sentence}; save the profile again"):
+    with pytest.raises(UnreadableProfile, match=place):
         eo.load(_written(tmp_path, json.dumps(data)))
 
 

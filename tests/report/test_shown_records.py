@@ -156,11 +156,11 @@ def test_a_record_without_a_view_of_its_own_shows_titles_and_units() -> None:
 
 def test_an_unknown_name_is_refused_with_the_closest_ones() -> None:
     comparison = compare(profiled(), profiled(32))
-    with pytest.raises(eo.EdgeOptError, match=r"no figure named 'mac'; closest: macs"):
+    with pytest.raises(eo.EdgeOptError, match="'mac'.*macs"):
         comparison.figure("mac")
-    with pytest.raises(eo.EdgeOptError, match=r"no figure named 'latency_s'; there are params, macs, "):
+    with pytest.raises(eo.EdgeOptError, match="'latency_s'.*params, macs, "):
         comparison.figure("latency_s")
-    with pytest.raises(eo.EdgeOptError, match=r"no trial named 'nobody'; there are "):
+    with pytest.raises(eo.EdgeOptError, match="'nobody'"):
         records()["sweep"].trial("nobody")
-    with pytest.raises(eo.EdgeOptError, match=r"no part named 'heads'; closest: head"):
+    with pytest.raises(eo.EdgeOptError, match="'heads'.*head"):
         served().reports[0].part("heads")  # type: ignore[arg-type]

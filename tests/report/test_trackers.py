@@ -78,5 +78,5 @@ def test_weights_and_biases_gets_figures_and_the_table(profile: ModelProfile) ->
 
 
 def test_anything_else_is_refused(profile: ModelProfile) -> None:
-    with pytest.raises(InvalidInput, match="cannot log to a list; give a TensorBoard SummaryWriter, the mlflow module"):
+    with pytest.raises(InvalidInput, match="list.*SummaryWriter.*mlflow"):
         profile.log_to([])
