@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import edge_opt as eo
 from edge_opt.measuring.memory import record_events, replay
-from edge_opt.training_steps.remedies import repeated_blocks
+from edge_opt.training_steps.step_report import repeated_blocks
 from edge_opt.training_steps.step_trace import summed
 
 TESTS = Path(__file__).parent.parent / "tests"

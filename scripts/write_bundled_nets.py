@@ -8,7 +8,6 @@ Every net is torchvision's, for one image of 224 x 224.
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
 
 from fit_platforms import declare_operators
 
@@ -34,7 +33,7 @@ def main() -> None:
         traced = model_work(edge_opt.profile(getattr(models, name)(weights=None, **options).eval(), (1, 3, 224, 224)))
         if traced.outside:
             raise SystemExit(f"{name} has operators that no class describes: {traced.outside}")
-        found[name] = [astuple(work) for work in traced.works]
+        found[name] = traced.works
     lines = ",\n".join(f'"{name}": {json.dumps(works, separators=(",", ":"))}' for name, works in found.items())
     NETS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     print(f"{len(found)} nets in {NETS}")

@@ -11,8 +11,7 @@ __version__ = "0.2.0"
 # Every public name, by the module it lives in. Nothing is imported before it is asked for: `import edge_opt` costs
 # nothing, and the command line starts without torch.
 _HOMES = {
-    "training_steps.remedies": ("fewest_checkpoints",),
-    "training_steps.step_report": ("training_step",),
+    "training_steps.step_report": ("fewest_checkpoints", "training_step"),
     "boards.batch_fit": ("compare_targets", "fit_batch"),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
@@ -94,7 +93,7 @@ if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists t
     from edge_opt.search.sweep import run_sweep as run_sweep
     from edge_opt.serving.llm_report import llm as llm
     from edge_opt.trace.inputs import InputSpec as InputSpec
-    from edge_opt.training_steps.remedies import fewest_checkpoints as fewest_checkpoints
+    from edge_opt.training_steps.step_report import fewest_checkpoints as fewest_checkpoints
     from edge_opt.training_steps.step_report import training_step as training_step
 
 

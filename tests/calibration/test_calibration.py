@@ -19,19 +19,16 @@ from edge_opt.calibration.calibration_file import host_file, load_calibration, s
 from edge_opt.calibration.operator_bench import (
     Overheads,
     Runnable,
-    Unrunnable,
     closed,
     measured_overheads,
-    overload,
     reuse_distances,
     undisturbed,
 )
-from edge_opt.calibration.operator_draws import is_warm, plan, signatures, tensor
+from edge_opt.calibration.operator_draws import is_warm, operators, plan, tensor
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.cli import app
 from edge_opt.errors import CalibrationMissing, InvalidCalibration, InvalidInput
 from edge_opt.measuring.latency import Clock, busy_remark
-from edge_opt.records.costs import OpSignature, TensorInfo
 from edge_opt.records.predictions import Calibration, OperatorSample, ReferenceRun
 from edge_opt.trace import trace
 
@@ -96,8 +93,8 @@ def test_the_same_seed_is_the_same_plan() -> None:
 
 
 def test_every_planned_operator_runs_and_gives_what_the_plan_says() -> None:
-    for signature in plan(seed=5, count=80):
-        runnable = Runnable(signature, is_warm(signature))
+    for signature, function in plan(seed=5, count=80):
+        runnable = Runnable(signature, function, is_warm(signature))
         with torch.inference_mode():
             runnable.touch()
             result = runnable.run()
@@ -106,22 +103,21 @@ def test_every_planned_operator_runs_and_gives_what_the_plan_says() -> None:
 
 
 def test_operands_are_laid_out_as_recorded() -> None:
-    permuted = signatures(lambda: tensor(2, 5, 3).transpose(1, 2).clone(memory_format=torch.contiguous_format))[-1]
+    transposed = tensor(2, 5, 3).transpose(1, 2)
+    permuted, clone = operators(lambda: transposed.clone(memory_format=torch.contiguous_format))[-1]
     assert permuted.strides == ((15, 1, 3),)
-    made = Runnable(permuted, (True,)).args[0]
+    made = Runnable(permuted, clone, (True,)).args[0]
     assert made.shape == (2, 3, 5) and made.stride() == (15, 1, 3)
 
 
-def test_the_form_of_an_operator_follows_from_its_arguments() -> None:
-    pair = signatures(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
-    assert overload(pair) is torch.ops.aten.mul.Tensor
-    with pytest.raises(Unrunnable, match="not an operator"):
-        overload(OpSignature("aten.no_such", (), (), (), (TensorInfo((), "float32", 4),), False))
+def test_an_operator_is_drawn_with_the_form_that_ran() -> None:
+    _, function = operators(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
+    assert function is torch.ops.aten.mul.Tensor
 
 
 def test_values_stay_ordinary_however_often_an_operator_writes_in_place() -> None:
-    signature = signatures(lambda: torch.Tensor.mul_(tensor(64), tensor(64)))[-1]
-    runnable = Runnable(signature, (True, True))
+    signature, function = operators(lambda: torch.Tensor.mul_(tensor(64), tensor(64)))[-1]
+    runnable = Runnable(signature, function, (True, True))
     for _ in range(300):
         runnable.touch()
         runnable.run()
@@ -147,7 +143,7 @@ def test_a_module_call_costs_something_and_an_operator_never_less_than_nothing()
 
 
 def test_samples_of_a_run_are_scaled_to_the_whole_of_it() -> None:
-    signature = signatures(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
+    signature, _ = operators(lambda: torch.mul(tensor(2, 2), tensor(2, 2)))[-1]
     samples = [OperatorSample(signature, (0, 0), 1e-3, "r"), OperatorSample(signature, (0, 0), 1e-3)]
     run = ReferenceRun("r", "f", 1, operators=10, modules=5, operators_s=1e-2, seconds=1.1e-2)
     inside, alone = closed(samples, [run], Overheads(operator_s=1e-5, module_s=2e-5))

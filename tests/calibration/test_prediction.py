@@ -11,7 +11,7 @@ from torch import nn
 
 import edge_opt as eo
 from calibrations import OVERHEADS, changed, formula, imaginary
-from edge_opt.calibration.operator_times import BoostedTrees
+from edge_opt.calibration.predict import BoostedTrees
 from edge_opt.errors import InvalidInput
 from edge_opt.records.profiles import ModelProfile
 
@@ -124,13 +124,12 @@ def test_boosted_trees_learn_a_step_and_a_slope() -> None:
     random = np.random.default_rng(0)
     rows = random.uniform(0, 4, (600, 3))
     targets = rows[:, 0] + 2.0 * (rows[:, 1] > 2)
-    found = BoostedTrees().fit(rows[:500], targets[:500], np.ones(500)).predict(rows[500:])
+    found = BoostedTrees(rows[:500], targets[:500]).predict(rows[500:])
     assert np.abs(found - targets[500:]).mean() < 0.1
 
 
 def test_boosted_trees_shift_with_their_targets() -> None:
     rows = np.random.default_rng(1).uniform(0, 1, (100, 2))
-    weights = np.ones(100)
-    low = BoostedTrees(trees=20).fit(rows, rows[:, 0], weights).predict(rows)
-    high = BoostedTrees(trees=20).fit(rows, rows[:, 0] + 5, weights).predict(rows)
+    low = BoostedTrees(rows, rows[:, 0], trees=20).predict(rows)
+    high = BoostedTrees(rows, rows[:, 0] + 5, trees=20).predict(rows)
     assert np.allclose(high - low, 5)

@@ -62,8 +62,10 @@ FORMER_NAMES: tuple[FormerName, ...] = (
         "module", "edge_opt.backward.step_report", "edge_opt.training_steps.step_report", since="0.3", removed_in="0.4"
     ),
     FormerName(
-        "module", "edge_opt.backward.remedies", "edge_opt.training_steps.remedies", since="0.3", removed_in="0.4"
+        "module", "edge_opt.backward.remedies", "edge_opt.training_steps.step_report", since="0.3", removed_in="0.4"
     ),
+    FormerName("module", "edge_opt.boards.known_platforms", "edge_opt.boards.platforms", "0.3", removed_in="0.4"),
+    FormerName("module", "edge_opt.boards.own_board", "edge_opt.boards.platforms", since="0.3", removed_in="0.4"),
     FormerName(
         "module", "edge_opt.boards.calibration_file", "edge_opt.calibration.calibration_file", "0.3", removed_in="0.4"
     ),

@@ -19,9 +19,9 @@ What a runtime does with groups and caches is in `KernelConventions`, so that on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +68,7 @@ class KernelConventions:
     flash_weights: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWork:
+class LayerWork(NamedTuple):
     """One layer as a runtime runs it, what is fused into it included.
 
     `module` is the number of the module call it belongs to, or its position where there are no modules. `reads` and
@@ -101,7 +100,7 @@ def as_linear(work: LayerWork, batch: int) -> LayerWork:
         batch: How many vectors it is applied to.
     """
     if work.groups == 1 and prod(work.kernel) == 1 and prod(work.places) == 1:
-        return replace(work, kind="linear", rows=batch, kernel=(), places=())
+        return work._replace(kind="linear", rows=batch, kernel=(), places=())
     return work
 
 
@@ -114,7 +113,7 @@ class ModelWork(Record):
     outside: tuple[str, ...] = ()
 
     def quantities(self, conventions: KernelConventions) -> Vector:
-        """Amounts of every class in the whole model, in the order of CLASSES: millions, but layers one by one.
+        """Return the amounts of every class in the model, in the order of CLASSES: millions, but layers one by one.
 
         Args:
             conventions: how the runtime runs layers; a platform's record has them.
@@ -123,7 +122,7 @@ class ModelWork(Record):
         return total
 
     def layer_quantities(self, conventions: KernelConventions) -> Vector:
-        """The same for each layer: one row per entry of `works`.
+        """Return the same for each layer: one row per entry of `works`.
 
         Args:
             conventions: as for `quantities`.
@@ -136,39 +135,39 @@ class ModelWork(Record):
 
 
 def _quantities(work: LayerWork, conventions: KernelConventions) -> Vector:
-    """One layer's amounts of every class."""
-    found: dict[str, float] = {"layers": 1}
+    """Return one layer's amounts of every class."""
+    amounts: dict[str, float] = {"layers": 1}
     passed = _passed(work.reads, conventions.cache_elements) + _passed(work.writes, conventions.cache_elements)
     if work.kind == "conv":
         kind = _conv_class(work)
         tiles = _tile_share(work.places) if kind == "conv3x3" else 1.0
         is_grouped = work.groups > 1 and kind != "depthwise"
         macs = "grouped_macs" if is_grouped and not conventions.splits_groups else f"{kind}_macs"
-        found |= {macs: work.macs * tiles, f"{kind}_elements": passed, "weights": work.weights}
+        amounts |= {macs: work.macs * tiles, f"{kind}_elements": passed, "weights": work.weights}
         if is_grouped and conventions.splits_groups:
-            found["layers"] = work.groups
+            amounts["layers"] = work.groups
     elif work.kind == "linear" and work.rows == 1:
-        found["linear_weights"] = work.weights
+        amounts["linear_weights"] = work.weights
     elif work.kind == "linear":
-        found |= {"product_macs": work.macs, "weights": work.weights}
+        amounts |= {"product_macs": work.macs, "weights": work.weights}
     elif work.kind == "product":
-        found["attention_macs"] = work.macs
+        amounts["attention_macs"] = work.macs
     elif work.kind == "detection":
-        found["detections"] = 1
+        amounts["detections"] = 1
     else:
         passing = {"elementwise": "elementwise_elements", "pool": "pooled_elements"}
-        found[passing.get(work.kind, "moved_elements")] = passed
+        amounts[passing.get(work.kind, "moved_elements")] = passed
     row = np.zeros(len(CLASSES))
-    for name, value in found.items():
+    for name, value in amounts.items():
         row[_AT[name]] = value
     scaled: Vector = row * _UNIT
     return scaled
 
 
 def _read_again(work: LayerWork) -> LayerWork:
-    """The layer with its MACs at what they cost where its weights are outside the chip, in MACs inside it."""
+    """Return the layer with its MACs at what they cost where its weights are outside the chip, in MACs inside it."""
     is_larger = work.kind == "conv" and prod(work.kernel) > 1 and work.groups == 1
-    return replace(work, macs=round(OUTSIDE_FLASH * work.macs)) if is_larger else work
+    return work._replace(macs=round(OUTSIDE_FLASH * work.macs)) if is_larger else work
 
 
 def _conv_class(work: LayerWork) -> str:
@@ -186,7 +185,7 @@ def _passed(elements: int, cache_elements: float) -> float:
 
 
 def _tile_share(places: Sequence[int]) -> float:
-    """Outputs that whole tiles compute, over those that are asked for.
+    """Return the outputs that whole tiles compute, over those that are asked for.
 
     >>> _tile_share((7, 7)) == 8 * 8 / (7 * 7)
     True
@@ -217,7 +216,7 @@ class Costs:
     seen: Vector
 
     def log_time(self, quantities: Vector) -> float:
-        """Logarithm of the predicted time in ms of one net.
+        """Return the logarithm of the predicted time in ms of one net.
 
         Args:
             quantities: amounts of every class.
@@ -225,7 +224,7 @@ class Costs:
         return float(np.log(np.exp(self.mean) @ quantities))
 
     def shares(self, quantities: Vector) -> Vector:
-        """Share of every class in the predicted time.
+        """Return the share of every class in the predicted time.
 
         Args:
             quantities: amounts of every class.
@@ -235,7 +234,7 @@ class Costs:
         return shares
 
     def variance(self, quantities: Vector) -> float:
-        """Variance of the logarithm of the predicted time, from that of the costs alone.
+        """Return the variance of the logarithm of the predicted time, from that of the costs alone.
 
         Args:
             quantities: amounts of every class.
@@ -256,7 +255,7 @@ class Spread:
     quantile: float
 
     def width(self, variance: float, noise_ratio: float = 1.0) -> float:
-        """Half of the interval, as a logarithm.
+        """Return half of the interval, as a logarithm.
 
         Args:
             variance: of the logarithm of the prediction, as `Costs.variance` has it.

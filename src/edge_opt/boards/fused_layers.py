@@ -9,8 +9,7 @@ that rule is to fit every platform again (scripts/fit_platforms.py) and to compa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 from edge_opt.boards.class_costs import LayerWork, ModelWork, as_linear
 from edge_opt.errors import InvalidInput
@@ -29,8 +28,7 @@ Arithmetic = Literal["asked", "int8", "none"]
 Grouping = Literal["none", "grouped", "depthwise"]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPass:
+class MemoryPass(NamedTuple):
     """One pass: everything between reading and writing that memory does not see. `includes` are fused modules.
 
     `grouping` is of a convolution: in groups of several channels, or depthwise, of one or two. `steps` follow each
@@ -57,9 +55,9 @@ def passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPass, ...
     """
     by_signature = _signature_passes(profile, precision)[0]
     return tuple(
-        replace(found, module=call.module)
+        item._replace(module=call.module)
         for call in profile.trace.ops
-        if (found := by_signature[call.signature]) is not None
+        if (item := by_signature[call.signature]) is not None
     )
 
 
@@ -78,15 +76,17 @@ def fused_passes(profile: ModelProfile, precision: Precision) -> tuple[MemoryPas
     cannot start before it is complete, so they stay apart. A result that anybody else reads is still written.
     """
     by_signature, widths = _signature_passes(profile, precision)
-    calls = [call for call in profile.trace.ops if by_signature[call.signature] is not None]
     readers: dict[int, list[int]] = {}
-    for call in calls:
-        for storage in set(call.reads):
+    for call in profile.trace.ops:
+        for storage in set(call.reads) if by_signature[call.signature] is not None else ():
             readers.setdefault(storage, []).append(call.index)
     fused: list[MemoryPass] = []
     tail: OpCall | None = None  # the last operator of a pass that may still grow
-    for call in calls:
-        single = replace(cast(MemoryPass, by_signature[call.signature]), module=call.module)
+    for call in profile.trace.ops:
+        shared = by_signature[call.signature]
+        if shared is None:
+            continue
+        single = shared._replace(module=call.module)
         result = None if tail is None else _result(tail)
         if tail is not None and result is not None and _continues(profile, tail, call, result, readers.get(result, [])):
             inputs = profile.trace.signatures[call.signature].inputs
@@ -108,21 +108,18 @@ def _signature_passes(profile: ModelProfile, precision: Precision) -> tuple[list
 
     An operator that is free has no pass. Models repeat their layers, so that this is done once for many calls.
     """
-    all_inputs = [signature.inputs for signature in profile.trace.signatures]
-    widths = _input_widths(profile, all_inputs, precision)
-    found: list[MemoryPass | None] = []
-    for signature, price, inputs, width in zip(
-        profile.trace.signatures, profile.prices, all_inputs, widths, strict=True
-    ):
+    widths = _input_widths(profile, precision)
+    by_signature: list[MemoryPass | None] = []
+    for signature, price, width in zip(profile.trace.signatures, profile.prices, widths, strict=True):
         if price.status == "free":
-            found.append(None)
+            by_signature.append(None)
             continue
-        outputs, cost = signature.outputs, price.cost
+        inputs, outputs, cost = signature.inputs, signature.outputs, price.cost
         if any(floating_itemsize(tensor.dtype) for tensor in (*inputs, *outputs)):
             arithmetic: Arithmetic = "asked"
         else:
             arithmetic = "int8" if cost.macs else "none"
-        found.append(
+        by_signature.append(
             MemoryPass(
                 module=0,
                 includes=(),
@@ -136,7 +133,7 @@ def _signature_passes(profile: ModelProfile, precision: Precision) -> tuple[list
                 steps=_steps(inputs, cost.macs) if price.kind == "recurrent" else 1,
             )
         )
-    return found, widths
+    return by_signature, widths
 
 
 def _steps(inputs: Sequence[TensorInfo], macs: int) -> int:
@@ -166,8 +163,7 @@ def _grouping(signature: OpSignature) -> Grouping:
 
 def _extended(head: MemoryPass, follower: MemoryPass, handed_over: int) -> MemoryPass:
     """Return a pass with one operator more: what the head wrote, the follower no longer reads."""
-    return replace(
-        head,
+    return head._replace(
         includes=tuple(dict.fromkeys((*head.includes, follower.module))),
         macs=head.macs + follower.macs,
         flops=head.flops + follower.flops,
@@ -200,17 +196,15 @@ def _has_running_statistics(signature: OpSignature) -> bool:
     return not is_training and isinstance(signature.argument("running_mean"), TensorInfo)
 
 
-def _input_widths(
-    profile: ModelProfile, inputs: Sequence[Sequence[TensorInfo]], precision: Precision
-) -> list[list[float]]:
+def _input_widths(profile: ModelProfile, precision: Precision) -> list[list[float]]:
     """Return the bytes per value of each input of each signature; matrices of weights may be narrower than the rest."""
-    storages = profile.trace.storages
-    widths: list[list[float]] = [[ITEMSIZE[precision]] * len(tensors) for tensors in inputs]
+    storages, signatures = profile.trace.storages, profile.trace.signatures
+    widths: list[list[float]] = [[ITEMSIZE[precision]] * len(signature.inputs) for signature in signatures]
     narrow = WEIGHT_ITEMSIZE.get(precision)
     if narrow is None:
         return widths
     for call in profile.trace.ops:
-        for position, (number, tensor) in enumerate(zip(call.reads, inputs[call.signature], strict=True)):
+        for position, (number, tensor) in enumerate(zip(call.reads, signatures[call.signature].inputs, strict=True)):
             if storages[number].role == "parameter" and len(tensor.shape) > 1:
                 widths[call.signature][position] = narrow
     return widths
@@ -311,7 +305,7 @@ class _WorkReader:
         if kind == "conv":
             if call.signature not in self._convolutions:
                 self._convolutions[call.signature] = _convolution(signature, macs)
-            self.works.append(replace(self._convolutions[call.signature], module=call.module))
+            self.works.append(self._convolutions[call.signature]._replace(module=call.module))
             self._open.update(written)
             return
         base = _moved(call.module, signature, macs)
@@ -319,14 +313,14 @@ class _WorkReader:
             self.works.append(self._product(call, signature, kind, base))
             self._open.update(written)
         elif kind in _PASSES:
-            self.works.append(replace(base, kind="elementwise"))
+            self.works.append(base._replace(kind="elementwise"))
         elif kind in ("pooling", "reduction"):
-            self.works.append(replace(base, kind="pool"))
+            self.works.append(base._replace(kind="pool"))
         elif kind in _MOVES:
-            self.works.append(replace(base, reads=base.writes))
+            self.works.append(base._replace(reads=base.writes))
         else:
             self.outside[signature.op] = None
-            self.works.append(replace(base, kind="elementwise"))
+            self.works.append(base._replace(kind="elementwise"))
 
     def _product(self, call: OpCall, signature: OpSignature, kind: str, base: LayerWork) -> LayerWork:
         storages = self.profile.trace.storages
@@ -336,11 +330,11 @@ class _WorkReader:
             if storages[storage].role == "parameter" and len(tensor.shape) >= 2
         )
         if kind == "recurrent":  # step by step: every weight is read again for each
-            return replace(base, kind="linear", weights=base.macs, rows=1, is_recurrent=True)
+            return base._replace(kind="linear", weights=base.macs, rows=1, is_recurrent=True)
         if kind == "attention" or not weights:
-            return replace(base, kind="product", is_attention=True)
+            return base._replace(kind="product", is_attention=True)
         rows = max(1, base.macs // weights)
-        return replace(base, kind="linear", weights=weights, rows=rows, reads=base.reads - weights)
+        return base._replace(kind="linear", weights=weights, rows=rows, reads=base.reads - weights)
 
 
 def _copies_channels(signature: OpSignature) -> bool:

@@ -83,6 +83,7 @@ class Platform(Record):
     contradictions: tuple[str, ...] = ()
 
 
+@cache
 def fitted_platforms(device: str | None = None) -> tuple[Platform, ...]:
     """Return every platform that ships with costs, in the order of their names.
 

@@ -43,9 +43,9 @@ UNTESTED_FACTOR = 2.5
 # How layers such as an LSTM are named among what lies outside.
 RECURRENT = "recurrent layers"
 # What the cost of a class stands for: arithmetic, tensors and weights that are read, or the call itself.
-_BOUND_OF_CLASS: tuple[Bound, ...] = tuple(
-    "compute" if name.endswith("_macs") else "overhead" if name in ("layers", "detections") else "memory"
-    for name in CLASSES
+_BOUNDS: tuple[Bound, ...] = ("compute", "memory", "overhead")
+_BOUND_OF_CLASS = np.array(
+    [0 if name.endswith("_macs") else 2 if name in ("layers", "detections") else 1 for name in CLASSES]
 )
 # A number is said to contradict the others when it lies this much further off than nine in ten would.
 _CONTRADICTION = 1.6
@@ -157,13 +157,10 @@ class FittedTime:
     where they matter: then the interval is as wide as errors were outside.
     """
 
+    seconds: float
     width: float
     by_module: Mapping[int, Vector]
     outside: tuple[str, ...]
-
-    @property
-    def seconds(self) -> float:
-        return math.fsum(float(row.sum()) for row in self.by_module.values())
 
     @property
     def low(self) -> float:
@@ -191,7 +188,7 @@ def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
     # Weights of recurrent layers are read again in every step, and nobody has published a time of such a net.
     recurrent = float(by_layer[[item.is_recurrent for item in work.works]].sum() / by_layer.sum())
     width, outside = _interval(work, platform, quantities.sum(axis=0), recurrent >= OUTSIDE_SHARE)
-    return FittedTime(width, by_module, outside)
+    return FittedTime(math.fsum(float(row.sum()) for row in by_module.values()), width, by_module, outside)
 
 
 def estimate_fitted(profile: ModelProfile, work: ModelWork, platform: Platform, target: str) -> Prediction:
@@ -208,7 +205,7 @@ def estimate_fitted(profile: ModelProfile, work: ModelWork, platform: Platform, 
     layers = []
     for number, row in time.by_module.items():
         module, seconds = profile.trace.modules[number], float(row.sum())
-        is_unseen = float(row[is_outside].sum()) > seconds / 2
+        is_unseen = float(row @ is_outside) > seconds / 2
         layers.append(LayerPrediction(number, module.path, module.kind, seconds, None, None, _bound(row), is_unseen))
     return Prediction(
         target=target,
@@ -245,10 +242,7 @@ def _interval(work: ModelWork, platform: Platform, row: Vector, is_recurrent: bo
 
 def _bound(spent: Vector) -> Bound:
     """Return what most of the time goes to, from seconds by class."""
-    totals: dict[Bound, float] = {}
-    for bound, seconds in zip(_BOUND_OF_CLASS, spent, strict=True):
-        totals[bound] = totals.get(bound, 0.0) + float(seconds)
-    return max(totals, key=lambda bound: totals[bound])
+    return _BOUNDS[int(np.argmax(np.bincount(_BOUND_OF_CLASS, spent)))]
 
 
 def _remarks(platform: Platform, time: FittedTime) -> Sequence[str]:

@@ -26,14 +26,14 @@ from edge_opt.calibration.operator_bench import (
     best_seconds,
     closed,
     kept_heap,
+    least_seconds,
     measured_overheads,
     operator_samples,
-    rounds,
     undisturbed,
     visit_reference,
 )
 from edge_opt.calibration.operator_draws import is_warm, plan
-from edge_opt.calibration.operator_times import GROUPS, OperatorTimes, describe
+from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.allocator import retain_freed_memory
@@ -48,7 +48,6 @@ from edge_opt.records.predictions import (
     MeasuredPeak,
     OperatorSample,
     PeakClass,
-    ReferenceRun,
 )
 
 _WORKING_SETS = tuple(1 << power for power in range(15, 28))  # 32 KiB to 128 MiB
@@ -58,12 +57,12 @@ _SIDE, _WIDTH = 28, 128
 
 
 def bandwidths() -> tuple[MeasuredBandwidth, ...]:
-    """What a copy reaches, from working sets that fit the smallest cache to those that fit none."""
+    """Measure what a copy reaches, from working sets that fit the smallest cache to those that fit none."""
     return tuple(map(_copied, _WORKING_SETS))
 
 
 def memory_bandwidth() -> float:
-    """Bytes per second that a copy moves here, from and to memory that no cache holds."""
+    """Return the bytes per second that a copy moves here, from and to memory that no cache holds."""
     return _copied(_WORKING_SETS[-1]).bytes_per_s
 
 
@@ -79,29 +78,28 @@ def _copied(size: int) -> MeasuredBandwidth:
 
 
 def fresh_outputs() -> tuple[FreshOutput, ...]:
-    """Writing memory that was just asked for, beside memory that was written before: new pages must be mapped first."""
-    return tuple(_fresh(size) for size in _FRESH)
+    """Time writing new memory, whose pages must be mapped first, beside memory that was written before."""
 
+    def timed(size: int) -> FreshOutput:
+        reused = torch.empty(size // 4)
+        fresh_s = best_seconds(lambda: torch.empty(size // 4).fill_(1.0), 4)
+        return FreshOutput(size, fresh_s, best_seconds(lambda: reused.fill_(1.0), 4))
 
-def _fresh(size: int) -> FreshOutput:
-    kept = torch.empty(size // 4)
-    return FreshOutput(
-        size, best_seconds(lambda: torch.empty(size // 4).fill_(1.0), 4), best_seconds(lambda: kept.fill_(1.0), 4)
-    )
+    return tuple(map(timed, _FRESH))
 
 
 def peaks() -> tuple[MeasuredPeak, ...]:
-    """Operations per second of each class of work at each precision that torch has a kernel for, slow ones as found.
+    """Measure operations per second of each class of work at each precision that torch has a kernel for, slow or not.
 
     A precision whose kernels end the process is left out, as one without kernels is.
     """
-    found = [
+    floating = [
         MeasuredPeak(work, precision, 2 * macs / best_seconds(run, 3))
         for precision, dtype in _DTYPES.items()
         if crash_of(dtype) is None
         for work, macs, run in _work(dtype)
     ]
-    return (*found, *_integer_peak())
+    return (*floating, *_integer_peak())
 
 
 def _work(dtype: torch.dtype) -> Iterator[tuple[PeakClass, int, Callable[[], object]]]:
@@ -121,7 +119,7 @@ def _work(dtype: torch.dtype) -> Iterator[tuple[PeakClass, int, Callable[[], obj
 
 
 def _integer_peak() -> Iterator[MeasuredPeak]:
-    """Products of int8 matrices, the only class that torch has an integer kernel for without quantising."""
+    """Measure products of int8 matrices, the only class that torch has an integer kernel for without quantising."""
     a, b = (torch.randint(-8, 8, (256, 256), dtype=torch.int8) for _ in range(2))
     try:
         seconds = best_seconds(lambda: torch._int_mm(a, b), 3)
@@ -137,20 +135,21 @@ _FEWEST = 8
 
 
 def validated(calibration: Calibration) -> Calibration:
-    """The calibration with its own errors: each part of the reference models predicted from all the others."""
+    """Return the calibration with its own errors: each part of the reference models predicted from all the others."""
     wholes: list[float] = []
     parts: dict[str, list[float]] = {group: [] for group in GROUPS}
     # Both batches of a model are held out together, or one would tell about the other.
-    models = list(dict.fromkeys(_model(run) for run in calibration.references))
+    model_of = {run.name: run.name.rpartition(",")[0] for run in calibration.references}
+    models = list(dict.fromkeys(model_of.values()))
     for fold in range(min(_FOLDS, len(models) if len(models) > 1 else 0)):
-        held = {run.name for run in calibration.references if models.index(_model(run)) % _FOLDS == fold}
-        learned = OperatorTimes([item for item in calibration.samples if item.origin not in held], calibration)
-        for name in sorted(held):
+        held_out = {name for name, model in model_of.items() if models.index(model) % _FOLDS == fold}
+        learned = OperatorTimes([item for item in calibration.samples if item.origin not in held_out], calibration)
+        for name in sorted(held_out):
             own = [item for item in calibration.samples if item.origin == name]
             described = [describe(item.signature, item.distances, learned.scales) for item in own]
-            expected, found = np.array([item.seconds for item in own]), learned.seconds(described)
-            wholes.append(float(np.log(found.sum() / expected.sum())))
-            for item, error in zip(described, np.log(found / expected), strict=True):
+            measured, predicted = np.array([item.seconds for item in own]), learned.seconds(described)
+            wholes.append(float(np.log(predicted.sum() / measured.sum())))
+            for item, error in zip(described, np.log(predicted / measured), strict=True):
                 parts[item.group].append(float(error))
     return replace(
         calibration,
@@ -159,12 +158,8 @@ def validated(calibration: Calibration) -> Calibration:
     )
 
 
-def _model(run: ReferenceRun) -> str:
-    return run.name.rpartition(",")[0]
-
-
 def _deviation(errors: list[float]) -> float:
-    """The standard deviation of a normal error that would have nine in ten within the same bounds."""
+    """Return the standard deviation of a normal error that would have nine in ten within the same bounds."""
     if len(errors) < _FEWEST:
         return _UNKNOWN_DEVIATION
     return float(np.quantile(np.abs(errors), 0.9)) / _NINE_IN_TEN
@@ -225,7 +220,7 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
     machine = read_environment()
     tell(0.0, "memory and peaks")
     overheads = measured_overheads()
-    found_bandwidths, found_peaks, found_fresh = bandwidths(), peaks(), fresh_outputs()
+    copies, rates, fresh = bandwidths(), peaks(), fresh_outputs()
     # Models first: timing hundreds of operators alone leaves the heap in pieces, some of them cold.
     with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
         visits = _visited_references(spent, tell)
@@ -240,11 +235,11 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
         machine=machine,
         versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
         cpu_seconds=0.0,
-        bandwidths=found_bandwidths,
-        peaks=found_peaks,
+        bandwidths=copies,
+        peaks=rates,
         overhead_per_operator_s=overheads.operator_s,
         overhead_per_module_s=overheads.module_s,
-        fresh_outputs=found_fresh,
+        fresh_outputs=fresh,
         references=tuple(runs),
         samples=(*alone, *closed(in_place, runs, overheads)),
         whole_deviation=0.0,
@@ -260,40 +255,42 @@ def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> 
         if samples and spent() > _ALONE_SHARE:
             break
         tell(spent(), f"operators alone: {len(samples)}")
-        group = [Runnable(signature, is_warm(signature)) for signature in planned[first : first + _GROUP]]
+        group = planned[first : first + _GROUP]
+        runnables = [Runnable(signature, function, is_warm(signature)) for signature, function in group]
         # What a round moves lies between two uses of the same weights.
-        distance = sum(runnable.nbytes for runnable in group)
+        distance = sum(runnable.nbytes for runnable in runnables)
         # Only short operators notice whether their code is in the cache.
         rehearsals = [
-            Runnable(item.signature, is_warm(item.signature)) if item.nbytes < _SMALL_BYTES else None for item in group
+            Runnable(item.signature, item.function, is_warm(item.signature)) if item.nbytes < _SMALL_BYTES else None
+            for item in runnables
         ]
-        for runnable, times in zip(group, rounds(group, _ROUNDS, rehearsals), strict=True):
+        for runnable, least_s in zip(runnables, least_seconds(runnables, rehearsals, _ROUNDS), strict=True):
             distances = tuple(0 if warm else distance for warm in is_warm(runnable.signature))
-            samples.append(OperatorSample(runnable.signature, distances, min(times)))
+            samples.append(OperatorSample(runnable.signature, distances, least_s))
     return samples
 
 
 def _visited_references(spent: Callable[[], float], tell: Progress) -> list[ReferenceMeasurement]:
-    """Every reference model, visited twice with all the others in between: few disturbances last that long."""
-    found: dict[tuple[str, int], ReferenceMeasurement] = {}
+    """Visit every reference model twice, with all the others in between: few disturbances last that long."""
+    visits: dict[tuple[str, int], ReferenceMeasurement] = {}
     for turn in range(_VISITS):
         # Small batches first: a slow machine, or a short calibration, then still sees every family.
-        for place in (0, 1):
+        for size in (0, 1):
             for reference in REFERENCES:
-                if found and spent() > _REFERENCE_SHARE:
-                    return list(found.values())
+                if visits and spent() > _REFERENCE_SHARE:
+                    return list(visits.values())
                 tell(spent(), f"inside models, round {turn + 1}: {reference.name}")
-                batch = reference.batches[place]
+                batch = reference.batches[size]
                 # People train on batches, and norms cannot on a single value.
                 visit = visit_reference(reference, batch, _PASSES, trains=turn == 0 and batch > 1)
                 key = (reference.name, batch)
-                found[key] = found[key] | visit if key in found else visit
-    return list(found.values())
+                visits[key] = visits[key] | visit if key in visits else visit
+    return list(visits.values())
 
 
 @contextmanager
 def _shown(wanted: bool) -> Iterator[Progress]:
-    """A bar on stderr, where that is a terminal."""
+    """Show a bar on stderr, where that is a terminal."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 

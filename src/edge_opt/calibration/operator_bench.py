@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.calibration.operator_draws import SignatureRecorder
@@ -30,9 +32,8 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Times each operator that a trace would record, in the same order; views included."""
 
-    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._now = now
         self.names: list[str] = []
         self.nanoseconds: list[int] = []
 
@@ -45,9 +46,9 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts_of(func).behavior is Behavior.DECOMPOSE:
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
-        start = self._now()
+        start = time.perf_counter_ns()
         result = func(*args, **kwargs)
-        self.nanoseconds.append(self._now() - start)
+        self.nanoseconds.append(time.perf_counter_ns() - start)
         self.names.append(operator_name(func))
         return result
 
@@ -73,24 +74,20 @@ _INDEXED = {"aten.embedding": 0, "aten.embedding_bag": 0}
 _SETTINGS = (torch.dtype, torch.memory_format, torch.layout)
 
 
-class Unrunnable(Exception):
-    """An operator that cannot be called on made-up tensors; the message says why."""
-
-
 class Runnable:
     """One operator with tensors of its own. `touch` brings what would be warm into the cache; `run` is the call."""
 
-    def __init__(self, signature: OpSignature, is_warm: Sequence[bool]) -> None:
+    def __init__(self, signature: OpSignature, function: OpOverload, is_warm: Sequence[bool]) -> None:
         self.signature = signature
-        self.function = overload(signature)
-        made = _OperandMaker(signature, is_warm)
-        self.args = tuple(made.value(argument) for argument in signature.args)
-        self.kwargs = {name: made.value(argument) for name, argument in signature.kwargs}
-        self.nbytes = sum(base.numel() * base.itemsize for base, _ in made.bases)
-        self._warm = [base for base, is_wanted in made.bases if is_wanted and base.dtype is not torch.bool]
+        self.function = function
+        operands = _OperandMaker(signature, is_warm)
+        self.args = tuple(operands.value(argument) for argument in signature.args)
+        self.kwargs = {name: operands.value(argument) for name, argument in signature.kwargs}
+        self.nbytes = sum(base.numel() * base.itemsize for base, _ in operands.bases)
+        self._warm = [base for base, is_wanted in operands.bases if is_wanted and base.dtype is not torch.bool]
         # An operator that writes its operand would drift away from ordinary values, and denormal ones are slow.
-        is_writing = signature.op.endswith("_") and made.bases
-        self._written = (made.bases[0][0], made.bases[0][0].clone()) if is_writing else None
+        is_writing = signature.op.endswith("_") and operands.bases
+        self._written = (operands.bases[0][0], operands.bases[0][0].clone()) if is_writing else None
 
     def touch(self) -> None:
         """Write the warm operands, as the operators before this one would just have done."""
@@ -120,15 +117,15 @@ class _OperandMaker:
         if isinstance(argument, tuple):
             return [self.value(item) for item in argument]
         if isinstance(argument, str):
-            found = getattr(torch, argument, None)
-            if isinstance(found, _SETTINGS):
-                return found
+            setting = getattr(torch, argument, None)
+            if isinstance(setting, _SETTINGS):
+                return setting
             return torch.device("cpu") if argument in ("cpu", "meta") or argument.startswith("cuda") else argument
         return argument
 
 
 def _index_limit(signature: OpSignature) -> int:
-    """Integers stay below this: rows of a table, or the shortest side that an index may run along."""
+    """Return what integers stay below: rows of a table, or the shortest side that an index may run along."""
     tables = [tensor for tensor in signature.inputs if "int" not in tensor.dtype and tensor.dtype != "bool"]
     if signature.op in _INDEXED and tables:
         return tables[0].shape[0]
@@ -136,10 +133,8 @@ def _index_limit(signature: OpSignature) -> int:
 
 
 def _tensor(info: TensorInfo, strides: Shape | None, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory with ordinary values, and the tensor as a view of it."""
-    dtype = getattr(torch, info.dtype, None)
-    if not isinstance(dtype, torch.dtype) or dtype.is_complex or "q" in info.dtype:
-        raise Unrunnable(f"tensors of {info.dtype} cannot be made up")
+    """Return memory with ordinary values, and the tensor as a view of it."""
+    dtype = getattr(torch, info.dtype)
     if strides is None:
         base = _filled(info.elements, dtype, limit)
         return base, base.view(info.shape)
@@ -165,74 +160,29 @@ def _pool() -> torch.Tensor:
     return torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
 
 
-def overload(signature: OpSignature) -> Callable[..., Any]:
-    """The operator itself: of those that share its name, the one with its parameters and types."""
-    library, _, name = signature.op.partition(".")
-    packet = getattr(getattr(torch.ops, library, None), name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        raise Unrunnable(f"{signature.op} is not an operator of torch")
-    named = [
-        candidate
-        for candidate in (getattr(packet, key) for key in packet.overloads())  # type: ignore[no-untyped-call]
-        if tuple(argument.name for argument in _positional(candidate)) == signature.names
-        and {name for name, _ in signature.kwargs} <= {argument.name for argument in candidate._schema.arguments}
-    ]
-    if not named:
-        raise Unrunnable(f"no form of {signature.op} takes {', '.join(signature.names)}")
-    # A number may stand for a tensor, so a form that does not fit to the letter is still better than none.
-    found: Callable[..., Any] = max(named, key=lambda candidate: _fitting(signature, candidate))
-    return found
-
-
-def _positional(candidate: Any) -> list[Any]:
-    return [argument for argument in candidate._schema.arguments if not argument.kwarg_only]
-
-
-def _fitting(signature: OpSignature, candidate: Any) -> int:
-    return sum(
-        _fits(value, str(argument.type))
-        for value, argument in zip(signature.args, _positional(candidate), strict=False)
-    )
-
-
-def _fits(value: Any, kind: str) -> bool:
-    """Whether a recorded argument may be of a schema's type; what a tensor is decides between most forms."""
-    if value is None:
-        return kind.startswith("Optional")
-    if isinstance(value, TensorInfo):
-        return "Tensor" in kind and "List" not in kind
-    if isinstance(value, tuple):
-        return "List" in kind
-    return "Tensor" not in kind and "List" not in kind
-
-
-def rounds(
-    runnables: Sequence[Runnable], count: int, rehearsals: Sequence[Runnable | None] | None = None
-) -> list[list[float]]:
-    """Seconds of each operator in each round; outputs are made anew and dropped, as in a forward.
+def least_seconds(runnables: Sequence[Runnable], rehearsals: Sequence[Runnable | None], rounds: int) -> list[float]:
+    """Return the least seconds of each operator in some rounds; outputs are made anew and dropped, as in a forward.
 
     A rehearsal is the same operator on other tensors, run just before: it leaves the code in the cache, as the layers
     of a model do for each other, and the weights out of it.
     """
-    seconds: list[list[float]] = [[] for _ in runnables]
+    least_ns = [math.inf] * len(runnables)
     clock = time.perf_counter_ns
     with torch.inference_mode():
-        for _ in range(count):
-            for times, runnable, rehearsal in zip(
-                seconds, runnables, rehearsals or [None] * len(runnables), strict=True
-            ):
+        for _ in range(rounds):
+            for number, (runnable, rehearsal) in enumerate(zip(runnables, rehearsals, strict=True)):
                 if rehearsal is not None:
                     rehearsal.run()
                 runnable.touch()
                 start = clock()
                 result = runnable.run()
-                times.append((clock() - start) / 1e9)
+                least_ns[number] = min(least_ns[number], clock() - start)
                 del result
-    return seconds
+    return [nanoseconds / 1e9 for nanoseconds in least_ns]
 
 
 def best_seconds(run: Callable[[], object], count: int) -> float:
-    """Least seconds of a call, after one that does not count."""
+    """Return the least seconds of a call, after one that does not count."""
     run()
     best = float("inf")
     for _ in range(count):
@@ -244,8 +194,8 @@ def best_seconds(run: Callable[[], object], count: int) -> float:
 
 @contextmanager
 def undisturbed(threads: int | None) -> Iterator[None]:
-    """No garbage collection, the asked number of threads, random numbers restored; then everything as found."""
-    found, was_collecting, numbers = torch.get_num_threads(), gc.isenabled(), torch.get_rng_state()
+    """Run without garbage collection and with the asked number of threads; restore them and random numbers after."""
+    threads_before, was_collecting, numbers = torch.get_num_threads(), gc.isenabled(), torch.get_rng_state()
     fast_path = torch.backends.mha.get_fastpath_enabled()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -255,26 +205,26 @@ def undisturbed(threads: int | None) -> Iterator[None]:
     finally:
         if was_collecting:
             gc.enable()
-        torch.set_num_threads(found)
+        torch.set_num_threads(threads_before)
         torch.set_rng_state(numbers)
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def reuse_distances(trace: Trace) -> list[tuple[int, ...]]:
-    """For each operator call, one distance per tensor it reads: bytes moved since that tensor's storage was touched.
+    """Return the distance of each tensor that each call reads: bytes moved since the tensor's storage was touched.
 
     The model is taken to run again and again, so that weights were last touched in the forward before. Bytes touched
     twice in between count twice, which only matters where everything is near anyway.
     """
     touched: dict[int, int] = {}
     clock = 0
-    found: list[tuple[int, ...]] = []
+    distances: list[tuple[int, ...]] = []
     # The first round only finds out where each storage was last touched.
     for _ in range(2):
-        found = []
+        distances = []
         for call in trace.ops:
             signature = trace.signatures[call.signature]
-            found.append(tuple(clock - touched.get(storage, 0) for storage in call.reads))
+            distances.append(tuple(clock - touched.get(storage, 0) for storage in call.reads))
             if signature.is_view:
                 continue
             moved = dict(zip(call.reads, (tensor.nbytes for tensor in signature.inputs), strict=True))
@@ -282,7 +232,7 @@ def reuse_distances(trace: Trace) -> list[tuple[int, ...]]:
             for storage, nbytes in moved.items():
                 clock += nbytes
                 touched[storage] = clock
-    return found
+    return distances
 
 
 _LAYERS = 200
@@ -298,36 +248,27 @@ class Overheads:
 
 
 def measured_overheads() -> Overheads:
-    """From rows of modules that do nothing, and of modules that call one tiny operator each."""
+    """Measure overheads by rows of modules that do nothing, and of modules that call one tiny operator each."""
     x = torch.ones(8)
     nothing = nn.Sequential(*(nn.Identity() for _ in range(_LAYERS))).eval()
     tiny = nn.Sequential(*(nn.ReLU(inplace=True) for _ in range(_LAYERS))).eval()
     with torch.inference_mode():
         module_s = best_seconds(lambda: nothing(x), _REPEATS) / (_LAYERS + 1)
         whole_s = best_seconds(lambda: tiny(x), _REPEATS) / _LAYERS
-        inside_s = min(_recorded(tiny, x) for _ in range(_REPEATS)) / _LAYERS
+        inside_s = min(sum(_timed_operators(tiny, x).nanoseconds) for _ in range(_REPEATS)) / 1e9 / _LAYERS
     return Overheads(max(0.0, whole_s - module_s - inside_s), module_s)
 
 
-def _recorded(model: nn.Module, x: torch.Tensor) -> float:
-    """Seconds that the operators of one forward take by the clock that times them in place."""
-    clock = OperatorClock(time.perf_counter_ns)
-    with clock:
-        model(x)
-    return sum(clock.nanoseconds) / 1e9
-
-
-_MOST_FORWARDS, _BLOCK_NS = 8, 50_000_000
-
-
-def recorded_forward(model: nn.Module, x: torch.Tensor, expected: Sequence[str]) -> list[int]:
-    """Nanoseconds of each operator call of the trace, in one forward."""
+def _timed_operators(model: nn.Module, x: torch.Tensor) -> OperatorClock:
+    """Return what the operators of one forward take by the clock that times them in place."""
     clock = OperatorClock()
     with clock:
         model(x)
-    if clock.names != expected:
-        raise MeasurementFailed("a reference model ran other operators than its trace has; please report this")
-    return clock.nanoseconds
+    return clock
+
+
+_MOST_FORWARDS, _BLOCK_NS = 8, 50_000_000
+_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +285,7 @@ class ReferenceMeasurement:
     backward_work: float | None = None
 
     def __or__(self, other: ReferenceMeasurement) -> ReferenceMeasurement:
-        """The least of two visits: what the machine does when nobody is in the way."""
+        """Return the least of two visits: what the machine does when nobody is in the way."""
         operators_s = tuple(map(min, self.operators_s, other.operators_s))
         steps = [visit.step_s for visit in (self, other) if visit.step_s is not None]
         least = min(steps, default=None)
@@ -353,6 +294,7 @@ class ReferenceMeasurement:
         return replace(self, operators_s=operators_s, seconds=seconds, step_s=least, backward_work=work)
 
     def run(self) -> ReferenceRun:
+        """Return what a calibration keeps of it."""
         return ReferenceRun(
             self.name,
             self.family,
@@ -367,7 +309,7 @@ class ReferenceMeasurement:
 
 
 def visit_reference(reference: Reference, batch: int, passes: int, trains: bool = False) -> ReferenceMeasurement:
-    """A reference model run a few times, with and without a clock at each operator; trained a little, if asked for."""
+    """Run a reference model a few times, with and without a clock at each operator; train it a little, if asked."""
     torch.manual_seed(0)
     model = reference.build().eval()
     x = reference.inputs(batch)
@@ -387,7 +329,13 @@ def visit_reference(reference: Reference, batch: int, passes: int, trains: bool 
             for _ in range(block):
                 model(x)
             whole_s = min(whole_s, (time.perf_counter_ns() - start) / block / 1e9)
-            operators += [recorded_forward(model, x, expected) for _ in range(block)]
+            for _ in range(block):
+                clock = _timed_operators(model, x)
+                if clock.names != expected:
+                    raise MeasurementFailed(
+                        "a reference model ran other operators than its trace has; please report this"
+                    )
+                operators.append(clock.nanoseconds)
     seconds = tuple(min(times) / 1e9 for times in zip(*operators, strict=True))
     step_s = best_seconds(lambda: _step(model, x), _STEPS) if trains else None
     work = backward_work(model, x) if trains else None
@@ -395,11 +343,8 @@ def visit_reference(reference: Reference, batch: int, passes: int, trains: bool 
     return ReferenceMeasurement(name, reference.family, batch, recorded, seconds, whole_s, step_s, work)
 
 
-_STEPS = 2
-
-
 def _step(model: nn.Module, x: torch.Tensor) -> None:
-    """A forward while training and its backward; the loss is the sum, and gradients are dropped."""
+    """Run a forward while training and its backward; the loss is the sum, and gradients are dropped."""
     model.train()
     model.zero_grad(set_to_none=True)
     model(x).sum().backward()
@@ -415,9 +360,9 @@ def backward_work(model: nn.Module, x: torch.Tensor) -> float:
     recorder = SignatureRecorder()
     with recorder:
         loss = model(x).sum()
-        count = len(recorder.signatures)
+        count = len(recorder.operators)
         loss.backward()
-    costs = [price(signature).cost for signature in recorder.signatures]
+    costs = [price(signature).cost for signature, _ in recorder.operators]
     return relative_work(sum(costs[count:], OpCost()), sum(costs[:count], OpCost()))
 
 
@@ -431,7 +376,7 @@ def relative_work(work: OpCost, forward: OpCost) -> float:
 def closed(
     samples: Sequence[OperatorSample], runs: Sequence[ReferenceRun], overheads: Overheads
 ) -> list[OperatorSample]:
-    """Samples scaled so that the operators of each run and what lies between them are the whole of it."""
+    """Return samples scaled so that the operators of each run and what lies between them are the whole of it."""
     scales = {
         run.name: (run.seconds - overheads.operator_s * run.operators - overheads.module_s * run.modules)
         / run.operators_s
@@ -446,7 +391,7 @@ def closed(
 
 
 def operator_samples(visit: ReferenceMeasurement) -> list[OperatorSample]:
-    """Calls that look alike, at distances within a factor of two of each other, are one sample: their mean."""
+    """Return samples of a visit: calls that look alike, at distances within a factor of two, are one, their mean."""
     recorded = visit.trace
     groups: dict[tuple[object, ...], list[int]] = {}
     distances = reuse_distances(recorded)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_opt.records.costs import OpSignature, TensorInfo
@@ -68,11 +69,11 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the signatures of operators while it is on, as a trace would record them."""
+    """Keeps operators while it is on, each with its signature as a trace would record it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.signatures: list[OpSignature] = []
+        self.operators: list[tuple[OpSignature, OpOverload]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -82,16 +83,16 @@ class SignatureRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         # A backward returns None for gradients that nobody asked for.
         outputs = [item for item in (result if isinstance(result, (tuple, list)) else [result]) if item is not None]
-        self.signatures.append(signature_of(func, args, kwargs, outputs, func.is_view, 0))
+        self.operators.append((signature_of(func, args, kwargs, outputs, func.is_view, 0), func))
         return result
 
 
-def signatures(call: Callable[[], object]) -> list[OpSignature]:
-    """Return what a call on meta tensors consists of, as a trace would record it."""
+def operators(call: Callable[[], object]) -> list[tuple[OpSignature, OpOverload]]:
+    """Return the operators that a call on meta tensors consists of, as a trace would record them."""
     recorder = SignatureRecorder()
     with torch.inference_mode(), recorder:
         call()
-    return recorder.signatures
+    return recorder.operators
 
 
 # Parameter names of operators that hold what a model has learned; these are cold, all other operands warm.
@@ -99,7 +100,7 @@ WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var", "params", 
 
 
 def is_warm(signature: OpSignature) -> tuple[bool, ...]:
-    """For each tensor that an operator reads: whether the operators before it would have left it in a cache."""
+    """Return for each tensor that an operator reads whether the operators before it would have left it in a cache."""
     values = [*zip(signature.names, signature.args, strict=False), *signature.kwargs]
     return tuple(name not in WEIGHTS for name, value in values for _ in range(_count(value)))
 
@@ -110,29 +111,23 @@ def _count(value: Any) -> int:
     return int(isinstance(value, TensorInfo))
 
 
-def plan(seed: int = 0, count: int = 1400) -> list[OpSignature]:
-    """Operators to time alone, shuffled, so that any first part of them is a fair sample."""
+def plan(seed: int = 0, count: int = 1400) -> list[tuple[OpSignature, OpOverload]]:
+    """Draw operators to time alone, shuffled, so that any first part of them is a fair sample."""
     draw = Draw(seed)
     total = sum(share for share, _ in _SHARES)
-    found: list[OpSignature] = []
+    planned: list[tuple[OpSignature, OpOverload]] = []
     for share, kind in _SHARES:
         wanted = max(2, round(count * share / total))
-        made = _distinct(draw, kind, wanted)
-        found += made
-    draw.random.shuffle(found)
-    return found
-
-
-def _distinct(draw: Draw, kind: Callable[[Draw], Callable[[], object]], wanted: int) -> Iterator[OpSignature]:
-    seen: set[OpSignature] = set()
-    for _ in range(20 * wanted):
-        if len(seen) >= wanted:
-            return
-        # The last operator is the one that was asked for; what comes before only lays out its operands.
-        signature = signatures(kind(draw))[-1]
-        if signature not in seen:
-            seen.add(signature)
-            yield signature
+        distinct: dict[OpSignature, OpOverload] = {}
+        for _ in range(20 * wanted):
+            if len(distinct) >= wanted:
+                break
+            # The last operator is the one that was asked for; what comes before only lays out its operands.
+            signature, function = operators(kind(draw))[-1]
+            distinct.setdefault(signature, function)
+        planned += distinct.items()
+    draw.random.shuffle(planned)
+    return planned
 
 
 def _convolution(draw: Draw) -> Callable[[], object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -17,17 +16,13 @@ from edge_opt.calibration.operator_bench import relative_work
 from edge_opt.cost import price
 from edge_opt.profiling import profile
 from edge_opt.records.costs import OUTSIDE, OpCost, OpSignature
-from edge_opt.records.predictions import Calibration, Prediction, ReferenceRun
+from edge_opt.records.predictions import Calibration, Prediction
 from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
 from edge_opt.training_steps.step_tape import Phase, StepOp
 from edge_opt.training_steps.step_trace import StepSegment, TracedStep
 
 _NOTHING = OpCost()
-_PHASES = {
-    Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.BACKWARD: "backward", Phase.RECOMPUTATION: "recomputation",
-    Phase.OPTIMIZER: "optimizer",
-}  # fmt: skip
 # Where the work of a phase is shown; that of the backward is divided.
 _COLUMNS = {
     Phase.FORWARD: "forward", Phase.LOSS: "forward", Phase.RECOMPUTATION: "recomputation", Phase.OPTIMIZER: "update",
@@ -81,13 +76,10 @@ class StepCosts:
         sums[3] += times * cost.bytes_written
 
     def layers(self) -> tuple[TrainingLayer, ...]:
-        """One row per module that did something, in the order of their first call; the loss comes last."""
+        """Return one row per module that did something, in the order of their first call; the loss comes last."""
         trace = self.trace
-        kept, gradients, states = (
-            kept_by_layer(trace),
-            _by_owner(trace, trace.gradients),
-            _by_owner(trace, trace.states),
-        )
+        kept = kept_by_layer(trace)
+        gradients, states = _by_owner(trace, trace.gradients), _by_owner(trace, trace.states)
         kinds: dict[str, str] = {}
         for call in trace.modules:
             kinds.setdefault(call.path, call.kind)
@@ -118,7 +110,7 @@ LOSS = "\0loss"  # no module has this path
 
 
 def _input_share(signature: OpSignature) -> float | None:
-    """Part of an operator that computes gradients of inputs, where it computes those of weights too."""
+    """Return the part of an operator that computes gradients of inputs, where it computes those of weights too."""
     if signature.op == "aten.convolution_backward":
         mask = signature.args[10]
         return mask[0] / (mask[0] + mask[1]) if mask[0] or mask[1] else None
@@ -126,19 +118,19 @@ def _input_share(signature: OpSignature) -> float | None:
 
 
 def _split(cost: OpCost, share: float) -> tuple[OpCost, OpCost]:
-    """A share of a cost, and the rest."""
+    """Return a share of a cost, and the rest."""
     parts = (cost.macs, cost.other_ops, cost.bytes_read, cost.bytes_written)
     first = [round(part * share) for part in parts]
     return OpCost(*first), OpCost(*(part - taken for part, taken in zip(parts, first, strict=True)))
 
 
 def _weight_gradients(trace: TracedStep) -> set[int]:
-    """Operators of the backward whose results end in gradients of their own layer's parameters, and nowhere else.
+    """Find operators of the backward whose results end in gradients of their own layer's parameters, and nowhere else.
 
     Followed from the end: a storage goes to weights where it is a gradient, or is only summed or shaped to one by the
     layer that made it. What another layer reads, or another product, is the gradient of an input.
     """
-    found: set[int] = set()
+    to_weights: set[int] = set()
     goes: dict[int, bool] = {}
     makers = {number: op.module_call for op in trace.ops for number in op.creates}
     for segment in trace.segments:
@@ -151,24 +143,24 @@ def _weight_gradients(trace: TracedStep) -> set[int]:
                 continue
             verdict = all(goes.get(number, number in trace.gradients) for number in written)
             if verdict:
-                found.add(index)
+                to_weights.add(index)
             is_passed_on = verdict and not price(op.signature).cost.macs
             for number in op.reads:
                 is_its_own = is_passed_on and _belongs(trace, op.module_call, makers.get(number))
                 goes[number] = goes.get(number, True) and is_its_own
-    return found
+    return to_weights
 
 
-def _belongs(trace: TracedStep, place: int | None, maker: int | None) -> bool:
-    """Whether a call is the maker's own, or computes the maker's weights as a parametrization does."""
-    if place == maker or place is None or maker is None:
-        return place == maker
-    path, owner = trace.modules[place].path, trace.modules[maker].path
+def _belongs(trace: TracedStep, call: int | None, maker: int | None) -> bool:
+    """Return whether a call is the maker's own, or computes the maker's weights as a parametrization does."""
+    if call == maker or call is None or maker is None:
+        return call == maker
+    path, owner = trace.modules[call].path, trace.modules[maker].path
     return path == owner or path.startswith(f"{owner}.parametrizations." if owner else "parametrizations.")
 
 
 def kept_by_layer(trace: TracedStep) -> dict[str, int]:
-    """Bytes of activations that outlive the forward, by the module whose backward needs them last."""
+    """Return bytes of activations that outlive the forward, by the module whose backward needs them last."""
     keeper: dict[int, int | None] = {}
     forward, backward = trace.segments[0], trace.segments[1]
     for op in trace.ops[forward.first : forward.last]:
@@ -179,19 +171,19 @@ def kept_by_layer(trace: TracedStep) -> dict[str, int]:
             if number in keeper and op.phase is Phase.BACKWARD:
                 keeper[number] = op.module_call
     kept: dict[str, int] = {}
-    for number, place in keeper.items():
+    for number, call in keeper.items():
         storage = trace.storages[number]
         if storage.died is None or storage.died >= forward.last:
-            path = LOSS if place is None else trace.modules[place].path
+            path = LOSS if call is None else trace.modules[call].path
             kept[path] = kept.get(path, 0) + storage.nbytes
     return kept
 
 
 def _by_owner(trace: TracedStep, numbers: Mapping[int, str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    nbytes: Counter[str] = Counter()
     for number, path in numbers.items():
-        found[path] = found.get(path, 0) + trace.storages[number].nbytes
-    return found
+        nbytes[path] += trace.storages[number].nbytes
+    return nbytes
 
 
 _KINDS = ("gradients", "optimizer_state", "activations", "temporaries")
@@ -242,11 +234,11 @@ class StepMemory:
         return changes
 
     def first_peak(self) -> MemoryPoint:
-        """The fullest moment of the first step."""
+        """Return the fullest moment of the first step."""
         return self._highest(self._first, False)
 
     def peak(self) -> MemoryPoint:
-        """The fullest moment of any later step."""
+        """Return the fullest moment of any later step."""
         return self._highest(self._usual, True)
 
     def held_at_peak(self, paths: Sequence[str]) -> dict[str, int]:
@@ -265,22 +257,21 @@ class StepMemory:
             for op in trace.ops[segment.first : segment.last]:
                 block = None if op.module_call is None else blocks[op.module_call]
                 if block is not None:
-                    held[block] += sum(self._nbytes_at(number, peak) for number in op.creates)
+                    held[block] += sum(
+                        storage.nbytes
+                        for storage in (trace.storages[number] for number in op.creates)
+                        if storage.born is not None and storage.born <= peak
+                        if storage.died is None or peak < storage.died
+                    )
         return held
 
-    def _nbytes_at(self, number: int, index: int) -> int:
-        storage = self.trace.storages[number]
-        is_alive = storage.born is not None and storage.born <= index and (storage.died is None or index < storage.died)
-        return storage.nbytes if is_alive else 0
-
     def curve(self) -> tuple[MemoryPoint, ...]:
-        """A later step from beginning to end; of long ones the highest moment of each stretch."""
+        """Return a later step from beginning to end; of long ones the highest moment of each stretch."""
         indices, totals = self._indices(self._usual), self._totals[True]
         width = -(-len(indices) // _MOST_POINTS)
         stretches = (range(first, min(first + width, len(indices))) for first in range(0, len(indices), width))
-        highest = (max(stretch, key=lambda place: totals[indices[place]]) for stretch in stretches)
-        places = range(len(indices)) if width == 1 else highest
-        return tuple(self._point(indices[place], place, True) for place in places)
+        positions = (max(stretch, key=lambda position: totals[indices[position]]) for stretch in stretches)
+        return tuple(self._point(indices[position], position, True) for position in positions)
 
     def _indices(self, segments: Sequence[StepSegment]) -> list[int]:
         return [index for segment in segments for index in range(segment.first, segment.last)]
@@ -301,7 +292,7 @@ class StepMemory:
             op.live_bytes - gradients - states - activations,
         )  # fmt: skip
         layer = "" if op.module_call is None else self.trace.modules[op.module_call].path
-        return MemoryPoint(position, _PHASES[op.phase], layer, memory)
+        return MemoryPoint(position, op.phase.name.lower(), layer, memory)
 
 
 # Backward runs the same products as the forward with other operands, at another rate. Where no step was timed on the
@@ -314,15 +305,6 @@ _GUESS = (
 # So few timed steps say nothing about how far off another one is.
 _FEWEST_STEPS = 5
 _NINE_IN_TEN = 1.645  # standard deviations of a normal error
-
-
-@dataclass(frozen=True, slots=True)
-class _Rate:
-    """Seconds of backward over what its work would take at the forward's rate, and the factor that nine in ten keep."""
-
-    pace: float
-    spread: float
-    basis: str
 
 
 def step_times(
@@ -338,35 +320,34 @@ def step_times(
     )
 
 
-def _rate(calibration: Calibration | None) -> _Rate:
-    """Return how fast backwards run on a machine: as the steps of reference models did there, else as forwards do."""
-    paces = () if calibration is None else _paces(calibration.references)
+def _backward_pace(calibration: Calibration | None) -> tuple[float, float, str]:
+    """Return how fast backwards run on a machine: as the steps of reference models did there, else as forwards do.
+
+    That is the seconds of a backward over what its work would take at the forward's rate, the factor within which nine
+    in ten are, and what both rest on.
+    """
+    paces = [
+        (run.step_s - run.seconds) / (run.seconds * run.backward_work)
+        for run in (() if calibration is None else calibration.references)
+        if run.step_s is not None and run.step_s > run.seconds and run.backward_work
+    ]
     if len(paces) < _FEWEST_STEPS:
-        return _Rate(1.0, _SPREAD, _GUESS)
+        return 1.0, _SPREAD, _GUESS
     logs = np.log(paces)
     spread = math.exp(_NINE_IN_TEN * float(np.std(logs, ddof=1)))
     basis = (
         f"the forward as predicted there; the backward by its FLOPs and bytes, at the pace of {len(paces)} reference "
         f"models that were trained there: nine in ten of them within a factor of {spread:.2f}"
     )
-    return _Rate(math.exp(float(np.median(logs))), spread, basis)
-
-
-def _paces(runs: Sequence[ReferenceRun]) -> tuple[float, ...]:
-    """Return how much longer the backward of each trained reference model took than at the forward's rate."""
-    return tuple(
-        (run.step_s - run.seconds) / (run.seconds * run.backward_work)
-        for run in runs
-        if run.step_s is not None and run.step_s > run.seconds and run.backward_work
-    )
+    return math.exp(float(np.median(logs))), spread, basis
 
 
 def _time(step: TrainingStep, prediction: Prediction, target: ResolvedTarget) -> StepTime:
-    rate, spec = _rate(target.calibration), target.spec
+    (pace, spread, basis), spec = _backward_pace(target.calibration), target.spec
     if prediction.seconds is None:
-        return StepTime(prediction.target, None, None, None, None, None, None, rate.basis, prediction.remarks)
+        return StepTime(prediction.target, None, None, None, None, None, None, basis, prediction.remarks)
     forward = step.accumulate * prediction.seconds
-    backward = forward * rate.pace * relative_work(step.backward + step.recomputation, step.forward)
+    backward = forward * pace * relative_work(step.backward + step.recomputation, step.forward)
     bandwidth = used_bandwidth(spec, target.platform.engine if target.platform else spec.engine)
     update = None if bandwidth is None else step.update.bytes_moved / bandwidth.bytes_per_s
     remarks: tuple[str, ...] = ("the forward is predicted, the backward follows from its work",)
@@ -374,6 +355,6 @@ def _time(step: TrainingStep, prediction: Prediction, target: ResolvedTarget) ->
         remarks += ("the optimizer's time is left out, for the bandwidth there is unknown",)
     whole = forward + backward + (update or 0.0)
     scale = whole / prediction.seconds
-    low = None if prediction.low is None else prediction.low * scale / rate.spread
-    high = None if prediction.high is None else prediction.high * scale * rate.spread
-    return StepTime(prediction.target, whole, low, high, forward, backward, update, rate.basis, remarks)
+    low = None if prediction.low is None else prediction.low * scale / spread
+    high = None if prediction.high is None else prediction.high * scale * spread
+    return StepTime(prediction.target, whole, low, high, forward, backward, update, basis, remarks)

@@ -1,23 +1,25 @@
-"""training_step(): what one step of training costs, from a model and its inputs."""
+"""training_step(): what one step of training costs, from a model and its inputs; and what would make it smaller."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate as accumulate_sums
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from edge_opt._support.checks import check_whole
-from edge_opt.errors import InvalidInput
+from edge_opt._support.checks import check_positive, check_whole
+from edge_opt._support.progress import report_progress
+from edge_opt.errors import EdgeOptError, InvalidInput
 from edge_opt.records.costs import OpCost
-from edge_opt.records.training_steps import TrainingStep
+from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
 from edge_opt.trace import unwrap_exported
-from edge_opt.trace.inputs import CallArguments, call_arguments
-from edge_opt.trace.tracer import one_at_a_time, unwrap_compiled
-from edge_opt.training_steps.optimizers import find_optimizer, groups_of
+from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments
+from edge_opt.trace.tracer import unwrap_compiled
 from edge_opt.training_steps.step_costs import StepCosts, StepMemory, step_times
 from edge_opt.training_steps.step_trace import StepPlan, TracedStep, trace_step
 
@@ -28,6 +30,9 @@ _AUTOCAST_REMARK = (
     "autocast is followed for linear layers, matrix products, convolutions and attention; others keep their type"
 )
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_LEAST_SAVING = 0.01
+_BLOCK = 256  # elements that share one scale in bitsandbytes' block-wise optimizers
+_LEAST_ELEMENTS = 4096  # smaller parameters keep states of 32 bits there
 
 
 def training_step(
@@ -46,7 +51,7 @@ def training_step(
     name: str | None = None,
     remedies: bool = False,
 ) -> TrainingStep:
-    """What a training step costs, without running it: FLOPs, bytes, and the memory of the whole step by kind.
+    """Return what a training step costs, without running it: FLOPs, bytes, and the memory of the whole step by kind.
 
     Forward, loss, backward and optimizer run as one trace on tensors without data, in training mode; of a model that
     is in training mode, modules in eval mode (frozen norms) stay so. The step is
@@ -77,28 +82,24 @@ def training_step(
     (144, 0)
     """
     model, arguments = checked_model(model, inputs, kwargs)
-    called_optimizer = find_optimizer(optimizer)[0]
     plan = plan_of(
         model, loss=loss, optimizer=optimizer, frozen=frozen, checkpoint=checkpoint, autocast=autocast,
         accumulate=accumulate, set_to_none=set_to_none,
     )  # fmt: skip
-    shown = name or type(model).__name__
-    trace = _traced(model, arguments, plan)
+    trace = trace_step(model, arguments, plan)
     _check_recomputed(plan.checkpoint, trace)
-    step = _report(trace, shown, called_optimizer, accumulate, set_to_none, model)
+    step = _report(trace, model, plan, name or type(model).__name__, accumulate)
     if autocast is not None:
         step = replace(step, remarks=(*step.remarks, _AUTOCAST_REMARK))
     if remedies:
-        from edge_opt.training_steps.remedies import what_would_help
-
-        step = replace(step, remedies=what_would_help(step, model, arguments, plan, accumulate))
+        step = replace(step, remedies=_what_would_help(step, model, arguments, plan, accumulate))
     if target is not None:
         step = replace(step, times=step_times(step, model, arguments, target))
     return step
 
 
 def checked_model(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[nn.Module, CallArguments]:
-    """The module that is traced, and the arguments of its call."""
+    """Return the module that is traced, and the arguments of its call."""
     model, inputs, kwargs = unwrap_exported(model, inputs, kwargs)
     model = unwrap_compiled(model)
     return model, call_arguments(model, inputs, kwargs)
@@ -108,20 +109,22 @@ def plan_of(
     model: nn.Module, *, loss: Any = None, optimizer: Any = "adamw", frozen: str | Sequence[str] = (),
     checkpoint: str | Sequence[str] = (), autocast: str | None = None, accumulate: int = 1, set_to_none: bool = True,
 ) -> StepPlan:  # fmt: skip
-    """What a step is made of; see `training_step` for each."""
+    """Return what a step is made of; see `training_step` for each."""
     check_whole("accumulate", accumulate)
+    if autocast is not None and autocast not in _AUTOCAST:
+        raise InvalidInput(f"autocast must be one of {', '.join(_AUTOCAST)}; got {autocast!r}")
     if loss is not None and not callable(loss):
         raise InvalidInput(f"loss must be a function of the model's output that returns one number; got {loss!r}")
-    groups = groups_of(optimizer)
+    groups = _groups_of(optimizer)
     own = {id(parameter) for parameter in model.parameters()}
     if groups and own.isdisjoint(known for ids, _ in groups for known in ids):
         raise InvalidInput("the optimizer has no parameter of this model; make it of model.parameters()")
     return StepPlan(
         loss,
-        find_optimizer(optimizer)[1],
+        *_find_optimizer(optimizer),
         _trained(model, _listed("frozen", frozen)),
         _checkpoints(model, _listed("checkpoint", checkpoint)),
-        _precision(autocast),
+        None if autocast is None else _AUTOCAST[autocast],
         has_second_batch=accumulate > 1 or not set_to_none,
         adds_up=accumulate > 1,
         set_to_none=set_to_none,
@@ -129,15 +132,8 @@ def plan_of(
     )
 
 
-def _traced(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> TracedStep:
-    with one_at_a_time():
-        return trace_step(model, arguments, plan)
-
-
-def _report(
-    trace: TracedStep, name: str, optimizer: str, accumulate: int, set_to_none: bool, model: nn.Module
-) -> TrainingStep:
-    costs, memory = StepCosts(trace, accumulate), StepMemory(trace, accumulate, set_to_none)
+def _report(trace: TracedStep, model: nn.Module, plan: StepPlan, name: str, accumulate: int) -> TrainingStep:
+    costs, memory = StepCosts(trace, accumulate), StepMemory(trace, accumulate, plan.set_to_none)
     work = costs.by_phase
     remarks = trace.notes
     if not work.get("update", OpCost()).flops:
@@ -153,7 +149,7 @@ def _report(
         remarks += (f"{len(costs.unpriced)} operators have no cost rule ({names}): FLOPs and bytes are lower bounds",)
     return TrainingStep(
         name,
-        optimizer,
+        plan.optimizer_name,
         accumulate,
         forward=work["forward"],
         backward=work["input_gradient"] + work["weight_gradient"],
@@ -179,22 +175,6 @@ def _is_stepwise(module: nn.Module) -> bool:
     return not has_kernel or any(parameter.dtype is torch.float64 for parameter in module.parameters())
 
 
-def peak_of(model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int = 1) -> tuple[int, int]:
-    """Peak of a step in the long run, and its FLOPs."""
-    memory, flops = memory_and_flops(model, arguments, plan, accumulate)
-    return memory.peak().memory.total, flops
-
-
-def memory_and_flops(
-    model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
-) -> tuple[StepMemory, int]:
-    """Memory along a step, and its FLOPs."""
-    trace = _traced(model, arguments, plan)
-    work = StepCosts(trace, accumulate).by_phase
-    macs = sum(work[part].macs for part in ("forward", "input_gradient", "weight_gradient", "recomputation"))
-    return StepMemory(trace, accumulate, plan.set_to_none), 2 * macs
-
-
 def _listed(name: str, paths: str | Iterable[str]) -> tuple[str, ...]:
     if isinstance(paths, str):
         return tuple(part.strip() for part in paths.split(",") if part.strip())
@@ -205,7 +185,7 @@ def _listed(name: str, paths: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _trained(model: nn.Module, frozen: tuple[str, ...]) -> dict[int, bool]:
-    """Whether each parameter gets a gradient, by its id."""
+    """Return whether each parameter gets a gradient, by its id."""
     named = dict(model.named_parameters(remove_duplicate=False))
     modules = [path for path, _ in model.named_modules() if path] if frozen else []
     for path in frozen:
@@ -254,9 +234,213 @@ def _close(path: str, known: list[str]) -> str:
     return f"; closest: {', '.join(close)}" if close else ""
 
 
-def _precision(autocast: str | None) -> torch.dtype | None:
-    if autocast is None:
+class EightBit(torch.optim.Optimizer):
+    """States of 8 bits with a scale in float32 per 256 elements, as bitsandbytes keeps them; its update is fused.
+
+    Nothing is updated: it has the memory of the real one, on parameters without data.
+    """
+
+    def __init__(self, params: Any, moments: int) -> None:
+        super().__init__(params, {})
+        self.moments = moments
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self.state[parameter] = self._state(parameter)
+
+    def _state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = {}
+        for moment in range(self.moments):
+            if parameter.numel() < _LEAST_ELEMENTS:
+                state[f"state{moment + 1}"] = torch.zeros_like(parameter, dtype=torch.float32)
+                continue
+            state[f"state{moment + 1}"] = torch.zeros_like(parameter, dtype=torch.uint8)
+            blocks = -(-parameter.numel() // _BLOCK)
+            state[f"absmax{moment + 1}"] = parameter.new_zeros((blocks,), dtype=torch.float32)
+        return state
+
+
+_BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-3),
+    "momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "adamw-8bit": partial(EightBit, moments=2),
+    "momentum-8bit": partial(EightBit, moments=1),
+}
+
+
+def _find_optimizer(wanted: Any) -> tuple[str, Callable[..., Any]]:
+    """Return its name, and how to make it for a list of parameters.
+
+    `wanted` is a name, a class of optimizers, an optimizer (its settings are taken) or a function of parameters.
+    """
+    if isinstance(wanted, str):
+        key = wanted.lower().replace("_", "-")
+        if key not in _BY_NAME:
+            close = difflib.get_close_matches(key, _BY_NAME, n=2, cutoff=0.4)
+            closest = f"; closest: {', '.join(close)}" if close else ""
+            raise InvalidInput(f"no optimizer named {wanted!r}{closest}. Known: {', '.join(_BY_NAME)}")
+        return key, _BY_NAME[key]
+    if isinstance(wanted, torch.optim.Optimizer):
+        accepted = type(wanted).__init__.__code__.co_varnames
+        settings = {name: value for name, value in _unfused(wanted.defaults).items() if name in accepted}
+        return type(wanted).__name__, partial(type(wanted), **settings)
+    if isinstance(wanted, type) and issubclass(wanted, torch.optim.Optimizer):
+        return wanted.__name__, wanted
+    if callable(wanted):
+        return getattr(wanted, "__name__", type(wanted).__name__), wanted
+    raise InvalidInput(
+        f"optimizer must be a name ({', '.join(_BY_NAME)}), a torch optimizer or a function; got {wanted!r}"
+    )
+
+
+def _groups_of(wanted: Any) -> tuple[tuple[tuple[int, ...], dict[str, Any]], ...]:
+    """Return the groups of a given optimizer, ids and settings of each; none where it is yet to be made."""
+    if not isinstance(wanted, torch.optim.Optimizer):
+        return ()
+    return tuple(
+        (tuple(map(id, group["params"])), {name: value for name, value in _unfused(group).items() if name != "params"})
+        for group in wanted.param_groups
+    )
+
+
+def _unfused(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the fused kernel, which torch refuses to run on parameters without data.
+
+    The loop in its place has the same state, and the temporaries of one parameter on top.
+    """
+    return {name: None if name == "fused" else value for name, value in settings.items()}
+
+
+def _what_would_help(
+    step: TrainingStep, model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
+) -> tuple[Remedy, ...]:
+    """Return every remedy that saves at least one per cent, largest first; what the model refuses is left out."""
+    remedies: list[Remedy] = []
+    for change, tried, call, batches in _tries(model, arguments, plan, accumulate):
+        report_progress(f"trying what would help: {change}")
+        try:
+            memory, flops = _memory_and_flops(model, call, tried, batches)
+        except EdgeOptError:
+            continue
+        peak_bytes = memory.peak().memory.total
+        if peak_bytes <= (1 - _LEAST_SAVING) * step.peak_bytes:
+            remedies.append(Remedy(change, peak_bytes, flops))
+    return tuple(sorted(remedies, key=lambda remedy: remedy.peak_bytes))
+
+
+def _tries(
+    model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
+) -> Iterator[tuple[str, StepPlan, CallArguments, int]]:
+    blocks = repeated_blocks(model)
+    if blocks and not plan.checkpoint:
+        listed = ", ".join(repr(path) for path in blocks[:2]) + (", …" if len(blocks) > 2 else "")
+        yield f"checkpoint=[{listed}] ({len(blocks)} blocks)", replace(plan, checkpoint=blocks), arguments, accumulate
+    for name in ("sgd", "adafactor", "adamw-8bit"):
+        yield f'optimizer="{name}"', replace(plan, optimizer=_BY_NAME[name]), arguments, accumulate
+    if plan.autocast is None:
+        yield 'autocast="bf16"', replace(plan, autocast=torch.bfloat16), arguments, accumulate
+    half = _halved(arguments)
+    if half is not None:
+        yield "half the batch", plan, half, accumulate
+        yield (
+            "half the batch, accumulate twice as often",
+            replace(plan, has_second_batch=True, adds_up=True),
+            half,
+            2 * accumulate,
+        )
+    last = _last_layers(model)
+    if last:
+        trains = {id(p): name.startswith(f"{last}.") and plan.trains[id(p)] for name, p in model.named_parameters()}
+        if any(trains.values()):
+            yield f"frozen: all but {last!r}", replace(plan, trains=trains), arguments, accumulate
+
+
+def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
+    """Return the paths of a model's blocks: children of lists and sequences that have children themselves."""
+    blocks = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential))
+        for name, child in module.named_children()
+        if any(True for _ in child.children())
+    ]
+    # A block inside a block is recomputed with it.
+    return tuple(path for path in blocks if not any(path.startswith(f"{other}.") for other in blocks))
+
+
+def _last_layers(model: nn.Module) -> str | None:
+    """Return the last child of the model that has parameters: what is trained when the rest is taken as it is."""
+    owning = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+    return owning[-1] if len(owning) > 1 else None
+
+
+def _halved(arguments: CallArguments) -> CallArguments | None:
+    def half(value: Any) -> Any:
+        dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
+        return InputSpec((value.shape[0] // 2, *value.shape[1:]), dtype)
+
+    try:
+        return map_arguments(arguments, half)
+    except (EdgeOptError, IndexError):  # a batch of one, or an input without a batch
         return None
-    if autocast not in _AUTOCAST:
-        raise InvalidInput(f"autocast must be one of {', '.join(_AUTOCAST)}; got {autocast!r}")
-    return _AUTOCAST[autocast]
+
+
+def fewest_checkpoints(
+    model: nn.Module, inputs: Any = None, *, budget_mb: float, kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> CheckpointChoice:
+    """Find few blocks of a model to checkpoint so that a training step fits a budget, and what that costs.
+
+    In each round the blocks that hold most at the peak are added, as few as could be enough; a trace of the whole step
+    then says where its new peak is. Where no other block holds anything at the peak, the answer does not fit.
+
+    Args:
+        model: The model.
+        inputs: As in `training_step`.
+        budget_mb: Most MiB of the peak, weights and batch included.
+        kwargs: Arguments of the model by name.
+        options: `loss`, `optimizer`, `frozen`, `autocast`, `accumulate` and `set_to_none`, as in `training_step`.
+
+    >>> block = lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    >>> net = nn.Sequential(*(block() for _ in range(4)))
+    >>> choice = fewest_checkpoints(net, (256, 64), budget_mb=0.9, optimizer="sgd")
+    >>> choice.fits, choice.paths, choice.flops - choice.flops_before  # one linear layer again: 2 x 256·64·64
+    (True, ('0',), 2097152)
+    """
+    check_positive("budget_mb", budget_mb)
+    budget_bytes = int(budget_mb * 2**20)
+    model, arguments = checked_model(model, inputs, kwargs)
+    plan, accumulate = plan_of(model, **options), options.get("accumulate", 1)
+    blocks = repeated_blocks(model)
+    chosen: tuple[str, ...] = ()
+    memory, flops_before = _memory_and_flops(model, arguments, plan, accumulate)
+    peak_bytes = before_bytes = memory.peak().memory.total
+    flops = flops_before
+    while peak_bytes > budget_bytes:
+        held = memory.held_at_peak([path for path in blocks if path not in chosen])
+        largest = sorted((path for path in held if held[path]), key=lambda path: -held[path])
+        if not largest:
+            break
+        sums = accumulate_sums(held[path] for path in largest)
+        enough = next((n for n, total in enumerate(sums, 1) if total >= peak_bytes - budget_bytes), len(largest))
+        chosen = (*chosen, *largest[:enough])
+        report_progress(f"checkpoints: {len(chosen)} chosen")
+        memory, flops = _memory_and_flops(model, arguments, replace(plan, checkpoint=chosen), accumulate)
+        peak_bytes = memory.peak().memory.total
+    return CheckpointChoice(chosen, peak_bytes, before_bytes, flops, flops_before, budget_bytes)
+
+
+def _memory_and_flops(
+    model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
+) -> tuple[StepMemory, int]:
+    """Return the memory along a step, and its FLOPs."""
+    trace = trace_step(model, arguments, plan)
+    work = StepCosts(trace, accumulate).by_phase
+    macs = sum(work[part].macs for part in ("forward", "input_gradient", "weight_gradient", "recomputation"))
+    return StepMemory(trace, accumulate, plan.set_to_none), 2 * macs

@@ -128,7 +128,8 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
             # A gradient must be on the device of what it is the gradient of, and that is on meta.
             kwargs = {**(kwargs or {}), "device": _META}
             result = func(*args, **kwargs)
-            self._record(self._signature(func, args, kwargs, result), [result], [])
+            signature = self._entry(facts_of(func), args, kwargs, result, [result], []).signature
+            self._record(signature, [result], [])
             return result
         if is_inside_node and func is _ADD and _adds_in_place(args):
             # Under a dispatch mode the engine makes a new tensor of each sum; without one it adds to the first.
@@ -139,9 +140,6 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
             super().__torch_dispatch__(_INDEX_PUT_IN_PLACE, types, args, kwargs)
             return args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _signature(self, func: Any, args: Any, kwargs: dict[str, Any], result: torch.Tensor) -> OpSignature:
-        return self._entry(facts_of(func), args, kwargs, result, [result], []).signature
 
     def _record(self, signature: OpSignature, outputs: list[torch.Tensor], reads: list[int]) -> None:
         lifetimes = self.lifetimes
@@ -178,7 +176,7 @@ class StepTape(Tape):  # type: ignore[no-untyped-call]
 
 
 def _makes_floats(func: Any, kwargs: Any) -> bool:
-    """Whether it makes a floating tensor on a device that is asked for, of nothing but numbers."""
+    """Return whether it makes a floating tensor on a device that is asked for, of nothing but numbers."""
     if facts_of(func).behavior is not Behavior.FACTORY or not _takes_device(func):
         return False
     dtype = (kwargs or {}).get("dtype") or torch.get_default_dtype()
@@ -187,7 +185,7 @@ def _makes_floats(func: Any, kwargs: Any) -> bool:
 
 @cache
 def _takes_device(func: Any) -> bool:
-    """Whether it makes tensors on a device that is asked for; what marks a stretch for a profiler makes none."""
+    """Return whether it makes tensors on a device that is asked for; what marks a stretch for a profiler makes none."""
     return any(argument.name == "device" for argument in func._schema.arguments)
 
 
@@ -197,7 +195,7 @@ def _is_gradient_of_indexing() -> bool:
 
 
 def _adds_in_place(args: Any) -> bool:
-    """Whether the engine, which adds up gradients that arrive at a node, would write into the first of them."""
+    """Return whether the engine, which adds up gradients that arrive at a node, would write into the first of them."""
     total, gradient = args[0], args[1]
     if total.__class__ is not torch.Tensor or gradient.__class__ is not torch.Tensor:
         return False

@@ -22,6 +22,7 @@ from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_
 from edge_opt.trace.lifetimes import Lifetimes, nbytes_of, storage_of
 from edge_opt.trace.module_calls import module_paths, owned_parameters
 from edge_opt.trace.tape import NeedsData
+from edge_opt.trace.tracer import one_at_a_time
 from edge_opt.training_steps.cpu_kernels import as_on_cpu, casting
 from edge_opt.training_steps.step_tape import Phase, StepOp, StepStack, StepTape
 
@@ -34,6 +35,7 @@ class StepPlan:
     """What a step is made of, beside the model and its inputs."""
 
     loss: Loss | None
+    optimizer_name: str
     optimizer: MakeOptimizer
     trains: Mapping[int, bool]  # by id of the user's parameters
     checkpoint: tuple[str, ...] = ()
@@ -64,7 +66,6 @@ class TracedStep:
     segments: tuple[StepSegment, ...]
     gradients: Mapping[int, str]  # storage of a gradient -> path of the parameter's module
     states: Mapping[int, str]  # storage of optimizer state -> the same
-    inputs: frozenset[int]
     param_bytes: int
     buffer_bytes: int
     input_bytes: int
@@ -74,7 +75,12 @@ class TracedStep:
 
 
 def trace_step(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> TracedStep:
-    """One step, first on meta tensors; on real copies of the parameters where the model looks at values."""
+    """Trace one step, first on meta tensors; on real copies of the parameters where the model looks at values."""
+    with one_at_a_time():
+        return _traced(model, arguments, plan)
+
+
+def _traced(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> TracedStep:
     floats_on_meta = False
     for _ in range(2):
         try:
@@ -101,15 +107,22 @@ def _explained(error: BaseException) -> EdgeOptError:
 
 
 class _Twins:
-    """Parameters of the trace's own that stand for the user's: on meta, or real copies."""
+    """Parameters of the trace's own that stand for the user's: on meta, or real copies.
 
-    def __init__(self, trains: Mapping[int, bool], is_real: bool) -> None:
+    They are made in the order in which the modules define them.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], trains: Mapping[int, bool], is_real: bool) -> None:
         self.by_id: dict[int, nn.Parameter] = {}
         self._kept: list[torch.Tensor] = []  # an id is an object's own only while the object lives
         self._trains = trains
         self._is_real = is_real
+        for module in modules:
+            for parameter in module._parameters.values():
+                self.of(parameter)
 
     def of(self, tensor: Any) -> Any:
+        """Return the twin of a parameter; anything else as it is."""
         if not isinstance(tensor, nn.Parameter):
             return tensor
         twin = self.by_id.get(id(tensor))
@@ -132,7 +145,7 @@ def _run(
     """Run one step with twins in the place of the parameters; then nothing of it is left."""
     paths = module_paths(model)
     modules = list(paths)
-    found = owned_parameters(paths)
+    owned = owned_parameters(paths)
     stack, lifetimes = StepStack(paths), Lifetimes()
     buffers = [b for module in modules for b in module._buffers.values() if b is not None]
     has_failed = False
@@ -143,7 +156,7 @@ def _run(
     gc.collect(1)  # objects that are there already are old now: see `trace.escapes`
     try:
         with unchanged(modules, training=None) as snapshot:
-            twins = _twins_of(modules, plan.trains, is_real)
+            twins = _Twins(modules, plan.trains, is_real)
             snapshot.replace(twins.of, nn.Parameter)
             values = [(buffer, buffer.clone()) for buffer in buffers if is_real]
             owners = {
@@ -156,7 +169,7 @@ def _run(
                 step = _Step(modules, tape, plan, _call(model, arguments, is_real), twins.by_id)
                 traced = step.run()
                 names = {id(p): paths[owners[id(p)]] for p in twins.by_id.values() if id(p) in owners}
-                result = step.result(stack.calls(found), traced, names, is_real, (note,) if note else ())
+                result = step.result(stack.calls(owned), traced, names, is_real, (note,) if note else ())
             finally:
                 stack.unwatch()
                 for buffer, value in values:
@@ -177,18 +190,9 @@ def _run(
     return result
 
 
-def _twins_of(modules: Iterable[nn.Module], trains: Mapping[int, bool], is_real: bool) -> _Twins:
-    """Return twins of the parameters, in the order in which the modules define them."""
-    twins = _Twins(trains, is_real)
-    for module in modules:
-        for parameter in module._parameters.values():
-            twins.of(parameter)
-    return twins
-
-
 def _call(model: nn.Module, arguments: CallArguments, is_real: bool) -> tuple[CallArguments, list[torch.Tensor]]:
     """The call's arguments with tensors of their own, and those tensors."""
-    made: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
@@ -198,10 +202,10 @@ def _call(model: nn.Module, arguments: CallArguments, is_real: bool) -> tuple[Ca
         tensor = real_tensor(value, dtype, device) if is_real else meta_tensor(value, dtype)
         if not isinstance(value, InputSpec) and value.requires_grad:
             tensor.requires_grad_()
-        made.append(tensor)
+        tensors.append(tensor)
         return tensor
 
-    return map_arguments(arguments, make), made
+    return map_arguments(arguments, make), tensors
 
 
 class _Step:
@@ -215,21 +219,22 @@ class _Step:
         self.call, self.inputs = call
         self.parameters = list(twins.values())
         self._groups = [
-            {**settings, "params": [twins[found] for found in ids if found in twins]} for ids, settings in plan.groups
+            {**settings, "params": [twins[number] for number in ids if number in twins]}
+            for ids, settings in plan.groups
         ]
         self.segments: list[StepSegment] = []
         self.optimizer: torch.optim.Optimizer | None = None
         self.loss: torch.Tensor | None = None
         self._gradients: dict[int, torch.Tensor] = {}
         self._states: dict[int, torch.Tensor] = {}
-        self._input_numbers: frozenset[int] = frozenset()
 
     def run(self) -> tuple[StorageInfo, ...]:
         """Forward and backward, once more with gradients there if asked, then the optimizer twice."""
         tape, lifetimes = self.tape, self.tape.lifetimes
         for parameter in self.parameters:
             lifetimes.register(parameter, "parameter")
-        self._input_numbers = frozenset(lifetimes.register(tensor, "input") for tensor in self.inputs)
+        for tensor in self.inputs:
+            lifetimes.register(tensor, "input")
         tape.outside.has_real_inputs |= any(not tensor.is_meta for tensor in self.inputs)
         # A model in training mode may hold modules in eval mode, such as norms that keep their statistics.
         if not self.model.training:
@@ -244,7 +249,7 @@ class _Step:
             if self.plan.has_second_batch:
                 self.loss = self.loss if self.plan.adds_up else None
                 self._batch("next batch")
-            self._gradients = self._numbers(self._gradient_tensors())
+            self._gradients = self._numbers([(p.grad, p) for p in self.parameters if p.grad is not None])
             self.optimizer = self._made_optimizer()
             self._optimize("first optimizer step")
             self._states = self._numbers(self._state_tensors())
@@ -254,19 +259,19 @@ class _Step:
 
     def _made_optimizer(self) -> torch.optim.Optimizer:
         try:
-            made = self.plan.optimizer(self._groups or self.parameters)
+            optimizer = self.plan.optimizer(self._groups or self.parameters)
         except Exception as error:
             raise InvalidInput(f"the optimizer cannot be made: {message_of(error)}") from error
-        if not isinstance(made, torch.optim.Optimizer):
-            raise InvalidInput(f"optimizer must make a torch optimizer, and it made a {type(made).__name__}")
-        return made
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidInput(f"optimizer must make a torch optimizer, and it made a {type(optimizer).__name__}")
+        return optimizer
 
     def _checkpoint(self) -> None:
         """Let the named modules drop what they keep, and compute it again in the backward."""
         wanted = set(self.plan.checkpoint)
         for module in self.modules if wanted else ():
             if self.tape.stack.paths[module] in wanted:
-                module.__dict__["forward"] = _checkpointed(module.forward)
+                module.__dict__["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
 
     def end(self) -> None:
         """Let go of every tensor; an optimizer holds its own in circles."""
@@ -275,8 +280,8 @@ class _Step:
         if self.optimizer is not None:
             self.optimizer.state.clear()
             self.optimizer.param_groups.clear()
-        for held in (self._groups, self.parameters, self.inputs, self.modules, self._gradients, self._states):
-            held.clear()
+        for tensors in (self._groups, self.parameters, self.inputs, self.modules, self._gradients, self._states):
+            tensors.clear()
         del self.model
         self.loss = None
         self.call = CallArguments((), {})
@@ -360,9 +365,6 @@ class _Step:
     def _segment(self, name: str, first: int) -> None:
         self.segments.append(StepSegment(name, first, len(self.tape.steps)))
 
-    def _gradient_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(p.grad, p) for p in self.parameters if p.grad is not None]
-
     def _state_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         assert self.optimizer is not None
         return [
@@ -375,8 +377,8 @@ class _Step:
     def _numbers(self, tensors: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
         """Storages by number, with the parameter they belong to."""
         known = self.tape.lifetimes.numbers
-        found = ((known.get(storage_of(tensor)._cdata), parameter) for tensor, parameter in tensors)
-        return {number: parameter for number, parameter in found if number is not None}
+        numbers = ((known.get(storage_of(tensor)._cdata), parameter) for tensor, parameter in tensors)
+        return {number: parameter for number, parameter in numbers if number is not None}
 
     def result(
         self, calls: tuple[ModuleCall, ...], storages: tuple[StorageInfo, ...], names: dict[int, str], is_real: bool,
@@ -394,7 +396,6 @@ class _Step:
             tuple(self.segments),
             {number: names.get(id(p), "") for number, p in self._gradients.items()},
             {number: names.get(id(p), "") for number, p in self._states.items()},
-            self._input_numbers,
             param_bytes=sum(map(nbytes_of, self.parameters)),
             buffer_bytes=sum(buffers.values()),
             input_bytes=sum(map(nbytes_of, self.inputs)),
@@ -402,12 +403,3 @@ class _Step:
             used_real_tensors=is_real,
             notes=notes,
         )
-
-
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward under torch's checkpoint."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return call
