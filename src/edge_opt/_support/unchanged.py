@@ -51,12 +51,14 @@ class Snapshot:
 
     def _add(self, value: Any) -> None:
         cls = value.__class__
-        kind = _KINDS.get(cls, _MISSING)
-        if kind is _MISSING:
-            kind = _KINDS[cls] = _kind_of(cls)
-        if kind is None or id(value) in self._seen:
+        known = _KINDS.get(cls, _MISSING)
+        if known is _MISSING:
+            kind = _kind_of(cls)
+            known = _KINDS[cls] = None if kind is None else (kind, cls.__dictoffset__ != 0, slot_names(cls))
+        if known is None or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        kind, has_attributes, names = known
         if kind is _TENSOR:
             self.tensors[id(value)] = value
             self._entries.append((_write_tensor, value, _tensor_state(value)))
@@ -69,10 +71,8 @@ class Snapshot:
                 self._entries.append((kind.write, value, content))
             if kind.children is not None:
                 self._pending.extend(kind.children(content))
-            attributes = getattr(value, "__dict__", None)
-            if isinstance(attributes, dict):
-                self._pending.append(attributes)
-        names = slot_names(cls)
+            if has_attributes:
+                self._pending.append(value.__dict__)
         if names:
             slots = {name: _slot(value, name) for name in names}
             self._entries.append((_write_slots, value, slots))
@@ -263,7 +263,8 @@ _KINDS_BY_BASE: tuple[tuple[Any, _Kind | None], ...] = (
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, object)
 # Classes that a process makes on the fly are few: the table is not bounded.
-_KINDS: dict[type, _Kind | None] = dict.fromkeys(_PLAIN)
+# A kind, whether objects of the class have a dictionary of attributes, and the names of their slots.
+_KINDS: dict[type, tuple[_Kind, bool, tuple[str, ...]] | None] = dict.fromkeys(_PLAIN)
 
 
 @contextmanager
