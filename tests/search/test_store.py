@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from edge_opt.errors import FolderInUse, OtherSettings, UnreadableStore
 from edge_opt.records.sweeps import Candidate, Trial
+from edge_opt.run.config import RESULT_SCOPES, RunConfig
 from edge_opt.search.locks import build_lock, folder_lock, measurement_lock, owner
 from edge_opt.search.space import Space, plain_space
-from edge_opt.search.store import SCHEMA, STORE_NAME, Built, Store
+from edge_opt.search.store import SCHEMA, STORE_NAME, Built, ResultSource, Store
 from edge_opt.search.sweep_progress import status
 from sweep_jobs import figures
 
@@ -133,6 +136,24 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UnreadableStore, match="newer edge_opt"):
         Store.open(tmp_path, {})
     assert not backups(tmp_path)
+
+
+def test_a_store_of_0_2_0_is_reported_on_and_resumed(tmp_path: Path) -> None:
+    recorded = Path(__file__).parents[1] / "recordings" / "files_of_0_2" / "sweep.sqlite.gz"
+    (tmp_path / STORE_NAME).write_bytes(gzip.decompress(recorded.read_bytes()))
+    before = status(tmp_path)
+    assert (before.name, before.total, before.done, before.accepted) == ("SmallCNN", 6, 6, 6)
+    # The settings of that run, as today's configuration spells them.
+    config = RunConfig(epochs=2, fine_tune_epochs=1, min_time_s=0.05)
+    settings, defaults = config.subset(*RESULT_SCOPES), RunConfig().subset(*RESULT_SCOPES)
+    with closing(Store.open_readonly(tmp_path)) as store:
+        sources = {name: ResultSource(*plain) for name, plain in store.metadata("sources").items()}
+    store = Store.open(tmp_path, settings, sources, defaults=defaults)
+    assert len(store.trials()) == 6 and store.build_of(Candidate(0.5, "int8", "onnxruntime")) is not None
+    store.close()
+    assert not backups(tmp_path)
+    with pytest.raises(OtherSettings, match="epochs was 2 and is 3 now"):
+        Store.open(tmp_path, {**settings, "epochs": 3}, defaults=defaults)
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from edge_opt._support.deprecation import current_keywords, former_names
 from edge_opt._support.extras import missing_extra
@@ -219,16 +219,19 @@ class RunConfig(BaseModel):
 
     @field_validator("metric", "loss", "forward", "collate")
     @classmethod
-    def _are_functions(cls, given: Any, info: ValidationInfo) -> Any:
-        if given is None and info.field_name != "metric":
-            return given
-        if not isinstance(given, str) and not callable(given) and not hasattr(given, "compute"):
+    def _are_functions(cls, value: Any, info: ValidationInfo) -> Any:
+        is_left_out = value is None and info.field_name != "metric"
+        if not (is_left_out or isinstance(value, str) or callable(value) or hasattr(value, "compute")):
             raise ValueError("must be a name, or a function: file.py:f")
-        return given
+        return value
 
     @field_serializer("metric", "loss", "forward", "collate")
-    def _by_name(self, given: Any) -> Any:
-        return given if given is None or isinstance(given, str) else task_name(given)
+    def _by_name(self, value: Any) -> Any:
+        """Return a function or an object of the user's as text: where it is defined."""
+        if value is None or isinstance(value, str):
+            return value
+        kind = value if inspect.isfunction(value) or inspect.isclass(value) else type(value)
+        return f"{kind.__module__}:{kind.__qualname__}"
 
     @model_validator(mode="after")
     def _are_budgets(self) -> RunConfig:
@@ -324,24 +327,14 @@ class RunConfig(BaseModel):
         return reference_name(self.metric)
 
     @property
-    def keeps(self) -> tuple[str, ...]:
-        """The constraints; where none were given, those that fit the metric."""
-        if "constraints" in self.model_fields_set or self.metric_name == "accuracy":
-            return tuple(self.constraints)
-        return (f"{self.metric_name}_drop <= 0.01",) if self.metric_name in SHARES else ()
-
-    @property
     def budgets(self) -> tuple[str, ...]:
-        """All constraints as texts, the memory budget among them."""
+        """All constraints as texts, the memory budget among them; where none were given, those that fit the metric."""
+        texts = self.constraints
+        if "constraints" not in self.model_fields_set and self.metric_name != "accuracy":
+            texts = [f"{self.metric_name}_drop <= 0.01"] if self.metric_name in SHARES else []
         if self.active_memory_budget_mb is None:
-            return self.keeps
-        return (*self.keeps, f"model_mb <= {self.active_memory_budget_mb:g}")
-
-
-def task_name(given: Any) -> str:
-    """Return a function or an object of the user's as text: where it is defined."""
-    kind = given if inspect.isfunction(given) or inspect.isclass(given) else type(given)
-    return f"{kind.__module__}:{kind.__qualname__}"
+            return tuple(texts)
+        return (*texts, f"model_mb <= {self.active_memory_budget_mb:g}")
 
 
 def declared(field: Any, name: str) -> Any:
@@ -402,15 +395,15 @@ def settings_table() -> str:
     return "\n".join(["| key | default | | sweep |", "|---|---|---|:-:|", *rows])
 
 
-def settings_help(keys: Iterable[str], indent: str = "        ") -> str:
-    """Return keys and what they mean, as lines of an `Args:` block."""
-    return "\n".join(f"{indent}{key}: {description_of(key)}" for key in keys)
-
-
-def settings_parameters(keys: Iterable[str]) -> list[inspect.Parameter]:
-    """Return keys as the keyword parameters that a function takes them by, with their defaults."""
+def show_settings(function: Callable[..., object], keys: Sequence[str]) -> None:
+    """Show every key that a function takes as `**settings` in its signature and its help."""
+    signature = inspect.signature(function)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     fields = RunConfig.model_fields
-    return [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=fields[key].default) for key in keys]
+    more = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=fields[key].default) for key in keys]
+    cast(Any, function).__signature__ = signature.replace(parameters=[*own, *more])
+    lines = "\n".join(f"        {key}: {description_of(key)}" for key in keys)
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}\n    "
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -448,7 +441,20 @@ def read_settings(settings: Sequence[str], content: Mapping[str, Any] | None = N
     """Return keys set one by one as `key=value`, on top of what is there."""
     merged = dict(content or {})
     for setting in settings:
-        _set(merged, setting)
+        key, equals, text = setting.partition("=")
+        steps = key.strip().split(".")
+        if not equals or not all(steps):
+            raise InvalidConfig(
+                f"--set {setting!r} cannot be read; write key=value, such as epochs=3 or precisions=[int8]"
+            )
+        # A layer's path has dots of its own: only the first is ours.
+        steps = [steps[0], ".".join(steps[1:])] if steps[0] == "layer_pruning" and len(steps) > 1 else steps
+        section = merged
+        for step in steps[:-1]:
+            inner = section.get(step)
+            section[step] = dict(inner) if isinstance(inner, Mapping) else {}
+            section = section[step]
+        section[steps[-1]] = _yaml(text, f"--set {setting!r}")
     return merged
 
 
@@ -507,22 +513,6 @@ def _yaml(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise InvalidConfig(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from error
-
-
-def _set(content: dict[str, Any], setting: str) -> None:
-    """Put `a.b=value` into the mapping; the value is read as YAML."""
-    key, equals, text = setting.partition("=")
-    steps = key.strip().split(".")
-    if not equals or not all(steps):
-        raise InvalidConfig(f"--set {setting!r} cannot be read; write key=value, such as epochs=3 or precisions=[int8]")
-    # A layer's path has dots of its own: only the first is ours.
-    steps = [steps[0], ".".join(steps[1:])] if steps[0] == "layer_pruning" and len(steps) > 1 else steps
-    section = content
-    for step in steps[:-1]:
-        inner = section.get(step)
-        section[step] = dict(inner) if isinstance(inner, Mapping) else {}
-        section = section[step]
-    section[steps[-1]] = _yaml(text, f"--set {setting!r}")
 
 
 _ALLOWED = {

@@ -102,11 +102,13 @@ def code_sources(reference: str | None, model: nn.Module | None = None) -> dict[
         imported, others = _imports(path)
         files |= imported
         packages |= others
-    found = {name: ResultSource(text) for name in sorted(packages) if (text := _version(name)) is not None}
+    sources = {name: ResultSource(text) for name in sorted(packages) if (text := _version(name)) is not None}
     for path in sorted(path for path in files if path.is_file()):
         name = _short(path)
-        found[str(path) if name in found else name] = ResultSource(_file_digest(path))
-    return found
+        # Of Python without comments and layout, which change nothing that runs.
+        content = ast.dump(_parsed(path)).encode() if path.suffix == ".py" else path.read_bytes()
+        sources[str(path) if name in sources else name] = ResultSource(hashlib.sha256(content).hexdigest())
+    return sources
 
 
 def weights_source(model: nn.Module) -> ResultSource:
@@ -235,12 +237,6 @@ def _parsed(path: Path) -> ast.Module:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise ModelNotFound(f"{str(path)!r} is not Python: {error}") from error
-
-
-def _file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file; of Python without comments and layout, which change nothing that runs."""
-    content = ast.dump(_parsed(path)).encode() if path.suffix == ".py" else path.read_bytes()
-    return hashlib.sha256(content).hexdigest()
 
 
 def _short(path: Path) -> str:

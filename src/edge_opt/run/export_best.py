@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ import torch
 from edge_opt import __version__, units
 from edge_opt._support.files import write_whole
 from edge_opt.data import Splits
-from edge_opt.errors import InvalidInput, first_line
+from edge_opt.errors import first_line
 from edge_opt.measuring.machine import read_environment
 from edge_opt.quantization.onnx_files import with_data
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
 from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, speedup_data
-from edge_opt.run.job import INPUTS, PRUNED, PipelineJob
+from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, built_file
 from edge_opt.run.model_and_data import load_inputs, weights_of
 from edge_opt.run.run_summary import plain_metrics
 from edge_opt.runtimes.registry import all_runtimes, find_runtime
@@ -67,7 +67,7 @@ raise SystemExit(__doc__)
 
 
 def program(runtime: str, precision: str) -> str:
-    """A program that runs the shipped file with its runtime alone.
+    """Return a program that runs the shipped file with its runtime alone.
 
     >>> "import onnxruntime" in program("onnxruntime", "int8"), "bf16" in program("openvino", "bf16")
     (True, True)
@@ -101,7 +101,7 @@ def export_best(result: SweepResult, job: PipelineJob, store: Store, splits: Spl
 
 
 def shipped_file(folder: Path) -> Path:
-    """The model's file in a folder that `ship` filled."""
+    """Return the model's file in a folder that `export_best` filled."""
     files = [folder / f"model.{runtime.suffix}" for runtime in all_runtimes()]
     return next(file for file in files if file.exists())
 
@@ -111,9 +111,7 @@ def _fill(
 ) -> None:
     trial = result.trial(str(result.best))
     candidate = trial.candidate
-    measured = origin / str(built["file"])
-    if not measured.is_file():
-        raise InvalidInput(f"{measured} is gone since it was measured; start afresh")
+    measured = built_file(origin, built)
     text = program(candidate.runtime, candidate.precision)
     if find_runtime(candidate.runtime).runs_modules:
         shutil.copyfile(measured, draft / "model.pt")
@@ -130,12 +128,12 @@ def _fill(
         shutil.copytree(recipe, draft / PRUNED)
     write_whole(draft / "samples.npz", _samples(job, job.model(candidate, origin), splits))
     write_whole(draft / PROGRAM, text)
-    write_whole(draft / "spec.json", json.dumps(_spec(trial, job, result, sorted(_names(draft))), indent=1))
+    write_whole(draft / "spec.json", json.dumps(_spec(trial, job, result, draft), indent=1))
     write_whole(draft / CARD, model_card(result, splits, job))
 
 
 def _exported(path: Path, job: PipelineJob, trial: Trial, origin: Path) -> str | None:
-    """Write the model as a program that torch alone can run; the reason where that cannot be done."""
+    """Write the model as a program that torch alone can run; return the reason where that cannot be done."""
     model, inputs = job.eager(trial.candidate, origin).model, load_inputs(origin / INPUTS)
     reason = "it has no module"
     if model is None:
@@ -144,8 +142,8 @@ def _exported(path: Path, job: PipelineJob, trial: Trial, origin: Path) -> str |
     for shapes in (tuple({0: batch} for _ in inputs), None):
         try:
             # An adapter takes its inputs as one row of positional arguments.
-            found = torch.export.export(model, tuple(inputs), dynamic_shapes=shapes and (shapes,))
-            torch.export.save(found, path)
+            exported = torch.export.export(model, tuple(inputs), dynamic_shapes=shapes and (shapes,))
+            torch.export.save(exported, path)
             return None
         except Exception as error:  # whatever the exporter raises, weights and recipe ship all the same
             reason = first_line(error)
@@ -163,12 +161,8 @@ _FILES = {
 }
 
 
-def _names(folder: Path) -> Iterable[str]:
-    return (path.name for path in folder.iterdir())
-
-
-def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[str]) -> dict[str, Any]:
-    source = job.source.model
+def _spec(trial: Trial, job: PipelineJob, result: SweepResult, folder: Path) -> dict[str, Any]:
+    source, names = job.source.model, sorted(path.name for path in folder.iterdir())
     effective = None if trial.metrics is None else trial.metrics.effective_precision
     return {
         "candidate": asdict(trial.candidate) | {"label": trial.candidate.label, "key": trial.candidate.key},
@@ -184,7 +178,7 @@ def _spec(trial: Trial, job: PipelineJob, result: SweepResult, names: Sequence[s
 
 
 def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
-    """Samples that the model was neither trained nor chosen on, where there are such."""
+    """Return samples that the model was neither trained nor chosen on, where there are such."""
     inputs, labels = job.source.samples(splits.test if splits.test is not None else splits.validation, model, _SAMPLES)
     names = ["labels", *(f"labels_{index}" for index in range(1, len(labels)))]
     arrays: dict[str, Any] = {f"input_{index}": value.numpy() for index, value in enumerate(inputs)}
@@ -195,7 +189,7 @@ def _samples(job: PipelineJob, model: torch.nn.Module, splits: Splits) -> bytes:
 
 
 def model_card(result: SweepResult, splits: Splits, job: PipelineJob) -> str:
-    """What the shipped model is, in Markdown: task, data, figures with their conditions, and what was tried."""
+    """Return what the shipped model is, in Markdown: task, data, figures with their conditions, and what was tried."""
     trial = result.trial(str(result.best))
     metrics, machine = trial.metrics, read_environment()
     assert metrics is not None
@@ -265,11 +259,11 @@ def _between(metrics: TrialMetrics) -> str:
 
 
 def _speed_lines(result: SweepResult) -> list[str]:
-    found = result.speedup
-    if found is None:
+    speedup = result.speedup
+    if speedup is None:
         return []
-    parts = bought(found)
-    lines = [f"| speed | against {result.baseline.candidate.label}: {headline(found)}; {conditions(found)} |"]
+    parts = bought(speedup)
+    lines = [f"| speed | against {result.baseline.candidate.label}: {headline(speedup)}; {conditions(speedup)} |"]
     return lines if parts is None else [*lines, f"| of that | {parts} |"]
 
 

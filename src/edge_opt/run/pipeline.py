@@ -8,9 +8,8 @@ locks of the machine meanwhile. The lock of the folder is held from the beginnin
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,8 +34,7 @@ from edge_opt.run.config import (
     RESULT_SCOPES,
     SWEEP_KEYS,
     RunConfig,
-    settings_help,
-    settings_parameters,
+    show_settings,
     sweep_settings,
 )
 from edge_opt.run.dependencies import digests, same_twice, sources_of
@@ -406,13 +404,4 @@ def _read_training(folder: Path, key: str) -> dict[str, Any] | None:
         return None
 
 
-def _with_settings(function: Callable[..., SweepResult], keys: Sequence[str]) -> None:
-    """Show every setting that a function takes by keyword in its signature and its help."""
-    signature = inspect.signature(function)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    typed: Any = function
-    typed.__signature__ = signature.replace(parameters=[*own, *settings_parameters(keys)])
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{settings_help(keys)}\n    "
-
-
-_with_settings(sweep, SWEEP_KEYS)
+show_settings(sweep, SWEEP_KEYS)

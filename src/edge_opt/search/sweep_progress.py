@@ -213,23 +213,17 @@ def as_json(event: Event) -> dict[str, Any]:
     >>> as_json(Notice("waiting"))
     {'event': 'Notice', 'text': 'waiting'}
     """
-    kind: dict[str, Any] = {"event": type(event).__name__}
+    plain: dict[str, Any] = {"event": type(event).__name__, **to_plain(event)}
     if isinstance(event, SweepStarted):
-        return {**kind, "name": event.name, "total": event.total, "known": len(event.known), "workers": event.workers}
-    if isinstance(event, TrialFinished):
-        trial = {**to_plain(event.trial), "key": event.trial.candidate.key}
-        return {**kind, "done": event.done, "total": event.total, "trial": trial}
-    if isinstance(event, SweepEnded):
-        return {**kind, "best": event.result.best, "recommendation": event.result.recommendation}
-    if isinstance(event, Notice):
-        return {**kind, "text": event.text}
-    return {
-        **kind,
-        "phase": event.phase,
-        "key": event.candidate.key,
-        "candidate": to_plain(event.candidate),
-        **({"attempt": event.attempt} if isinstance(event, PhaseStarted) else {}),
-    }
+        plain["known"] = len(event.known)
+    elif isinstance(event, TrialFinished):
+        plain["trial"]["key"] = event.trial.candidate.key
+    elif isinstance(event, SweepEnded):
+        del plain["result"]
+        plain |= {"best": event.result.best, "recommendation": event.result.recommendation}
+    elif isinstance(event, PhaseStarted | PhaseEnded):
+        plain["key"] = event.candidate.key
+    return plain
 
 
 def status_text(trial: Trial) -> str:
