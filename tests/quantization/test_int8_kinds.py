@@ -175,4 +175,4 @@ def test_ranges_take_no_infinities() -> None:
     from edge_opt.quantization.int8_files import _min_max
 
     values = [("x", np.array([-np.inf, -2.0, 3.0])), ("x", np.array([np.nan, 1.0])), ("y", np.array([-np.inf]))]
-    assert _min_max(values) == {"x": (-2.0, 3.0), "y": (0.0, 0.0)}
+    assert _min_max(values, {}) == {"x": (-2.0, 3.0), "y": (0.0, 0.0)}

@@ -18,8 +18,7 @@ import edge_opt as eo
 from edge_opt.boards.catalog import device
 from edge_opt.errors import InvalidInput, ModelNotFound
 from edge_opt.records.serving import ServingComparison
-from edge_opt.serving.host_decoding import peak_bytes
-from edge_opt.serving.llm_report import llm
+from edge_opt.serving.llm_report import llm, peak_bytes
 from edge_opt.serving.model_source import import_transformers
 from edge_opt.serving.token_trace import filled_cache
 from language_models import CONFIGS, config, small_llama

@@ -12,6 +12,7 @@ from torch import nn
 
 from edge_opt.compress import finetune, sensitivity
 from edge_opt.errors import InvalidInput
+from edge_opt.pruning.plan import make_plan
 from edge_opt.runtimes.torch_runtime import TorchRunner
 from edge_opt.tasks.batches import RunnerAsModule, task_of
 from edge_opt.trace.inputs import flat_tensors
@@ -142,6 +143,14 @@ def test_a_loss_of_numbers_has_its_name(name: str, value: float) -> None:
 def test_words_that_mean_nothing_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         task_of(**options)
+
+
+def test_variants_are_fitted_to_batches_that_a_forward_of_one_s_own_reads() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    task = task_of(forward=lambda model, batch: model(batch["x"].double().float()))
+    loader = [{"x": torch.randn(16, 4), "labels": torch.zeros(16, dtype=torch.int64)}]
+    plan = make_plan(model, (1, 4), data=list(task.batches(model, loader)))
+    assert plan.build_ratio(0.5, 1)[0].out_features == 4
 
 
 def test_a_forward_that_never_calls_the_model_is_refused() -> None:

@@ -142,8 +142,7 @@ class _Trial:
     @classmethod
     def begin(cls, base: nn.Module, data: list[Batch], task: Task, own: OfModel | None) -> _Trial:
         layers: dict[str, nn.Module] = askable_layers(base)
-        bounds: dict[str, tuple[float, float]] = {}
-        with watching(layers, bounds):
+        with watching(layers) as bounds:
             answers = [batch.answer(base) for batch in data]
         baseline = _score(answers, data, task) if own is None else float(own(base))
         return cls(base, data, task, own, layers, bounds, [first_tensor(answer) for answer in answers], baseline)

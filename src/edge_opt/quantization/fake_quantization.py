@@ -147,8 +147,9 @@ def _rounded(value: Any, precision: str, bounds: _RANGE | None) -> Any:
 
 
 @contextmanager
-def watching(layers: dict[str, nn.Module], bounds: dict[str, _RANGE]) -> Iterator[None]:
-    """Note the smallest and largest value that arrives at each layer."""
+def watching(layers: dict[str, nn.Module]) -> Iterator[dict[str, _RANGE]]:
+    """Note the smallest and largest value that arrives at each layer, by its path."""
+    bounds: dict[str, _RANGE] = {}
 
     def note(path: str) -> Any:
         def look(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -162,7 +163,7 @@ def watching(layers: dict[str, nn.Module], bounds: dict[str, _RANGE]) -> Iterato
 
     hooks = [layer.register_forward_pre_hook(note(path)) for path, layer in layers.items()]
     try:
-        yield
+        yield bounds
     finally:
         for hook in hooks:
             hook.remove()
@@ -180,9 +181,8 @@ def ranked_layers(model: nn.Module, outputs: Callable[[], Sequence[torch.Tensor]
     """
     modules = model.named_modules()
     layers: dict[str, nn.Module] = {path: module for path, module in modules if path and isinstance(module, _LAYERS)}
-    bounds: dict[str, _RANGE] = {}
     harm: dict[str, float] = {}
-    with watching(layers, bounds):
+    with watching(layers) as bounds:
         expected = [tensor.double() for tensor in outputs()]
     for path, layer in layers.items():
         with at_precision(layer, "int8", bounds.get(path)):

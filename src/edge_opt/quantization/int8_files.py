@@ -56,15 +56,10 @@ def collect_ranges(
     """
     observed = _observed_tensors(source.model.graph, frozenset(_quantizable_operators()))
     values = _Observer(source, observed, names)
-    seen = _min_max(values.of(batches))
+    seen = _min_max(values.of(batches), {})
     if not held_out:
         return Calibrated(seen)
-    unseen = _min_max(values.of(held_out, len(batches)))
-    united = {
-        name: (min(low, unseen.get(name, (low, high))[0]), max(high, unseen.get(name, (low, high))[1]))
-        for name, (low, high) in seen.items()
-    }
-    return Calibrated(united, seen)
+    return Calibrated(_min_max(values.of(held_out, len(batches)), seen), seen)
 
 
 def _quantizable_operators() -> list[str]:
@@ -117,15 +112,16 @@ def _observed_tensors(graph: Any, operators: frozenset[str]) -> list[str]:
     return [name for name in dict.fromkeys(used) if name in floats]
 
 
-def _min_max(values: Iterable[tuple[str, Any]]) -> Ranges:
-    ranges: Ranges = {}
+def _min_max(values: Iterable[tuple[str, Any]], known: Ranges) -> Ranges:
+    """Return known ranges, widened to hold these values as well."""
+    ranges = dict(known)
     for name, array in values:
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         if not (np.isfinite(low) and np.isfinite(high)):
             finite = array[np.isfinite(array)]
             low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-        known = ranges.get(name, (low, high))
-        ranges[name] = min(low, known[0]), max(high, known[1])
+        before = ranges.get(name, (low, high))
+        ranges[name] = min(low, before[0]), max(high, before[1])
     return ranges
 
 

@@ -1,22 +1,27 @@
-"""llm(): will a language model fit a device, how many tokens a second, and why."""
+"""llm(): will a language model fit a device, how many tokens a second, and why; and the real loop on this machine."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 
 from edge_opt import units
 from edge_opt._support.checks import check_one_of, check_positive, check_whole
-from edge_opt._support.progress import report_progress
+from edge_opt._support.progress import quiet, report_progress
+from edge_opt._support.unchanged import unchanged
 from edge_opt.boards.catalog import ENGINES
 from edge_opt.boards.estimate import working_power
 from edge_opt.boards.targets import Target, find_spec
-from edge_opt.errors import InvalidInput
+from edge_opt.errors import InvalidInput, MeasurementFailed, first_line
+from edge_opt.measuring.machine import crash_of, read_environment
+from edge_opt.measuring.memory import record_events, replay
 from edge_opt.records.devices import DeviceSpec, Engine
 from edge_opt.records.measurements import Energy
 from edge_opt.records.serving import (
@@ -26,7 +31,14 @@ from edge_opt.records.serving import (
     ServingMemory,
     ServingReport,
 )
-from edge_opt.serving.model_source import InputMaker, LanguageModel, find_language_model, rope_scaling
+from edge_opt.serving.model_source import (
+    InputMaker,
+    LanguageModel,
+    find_config,
+    find_language_model,
+    import_transformers,
+    rope_scaling,
+)
 from edge_opt.serving.serving_costs import (
     Serving,
     Speed,
@@ -37,11 +49,16 @@ from edge_opt.serving.serving_costs import (
     speed_of,
 )
 from edge_opt.serving.token_rates import PREFILL_SPREAD
-from edge_opt.serving.token_trace import TracedLanguageModel, traced_model
+from edge_opt.serving.token_trace import TracedLanguageModel, filled_cache, output_cache, run_step, traced_model
 from edge_opt.serving.weight_formats import cache_bytes_per_value, weight_format
 
 CONTEXT = 4096
 PROMPT = 512
+# Formats that the real loop runs, its fewest and most tokens, and the seconds after which it has enough.
+_TORCH_FORMATS = ("fp32", "fp16", "bf16")
+_MAX_TOKENS = 64
+_MIN_TOKENS = 5
+_LOOP_S = 5.0
 
 
 def llm(
@@ -100,14 +117,11 @@ def llm(
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     if not formats or not targets:
         raise InvalidInput("no weight format or no target is given; name one, such as q4_k_m or raspberry-pi-5")
-    traced = _tracer(model, inputs, name, request)
+    served = _served(model, inputs, name, request)
     reports = []
     for item in targets:
-        for form in formats:
-            serving = _served(traced, form, request)
-            reports.append(
-                _report(serving, None if item is None else find_spec(item), request, model if measure else None)
-            )
+        spec = None if item is None else find_spec(item)
+        reports += [_report(served(form), spec, request, model if measure else None) for form in formats]
     return reports[0] if is_one_format and targets is not target else ServingComparison(tuple(reports))
 
 
@@ -167,10 +181,8 @@ class _Request:
         return context, prompt
 
 
-def _tracer(
-    source: Any, inputs: InputMaker | None, name: str | None, request: _Request
-) -> Callable[[torch.dtype, bool], tuple[TracedLanguageModel, int, int]]:
-    """Return a function that traces the model, once for each type that it computes in; context and prompt follow."""
+def _served(source: Any, inputs: InputMaker | None, name: str | None, request: _Request) -> Callable[[str], Serving]:
+    """Return a function from a weight format to the served model, which is traced once for each type of numbers."""
 
     @cache
     def traced(dtype: torch.dtype, absorbs_mla: bool) -> tuple[TracedLanguageModel, int, int]:
@@ -180,16 +192,14 @@ def _tracer(
         report_progress(f"tracing the prompt and a step at {context} positions")
         return traced_model(model, context, prompt, request.batch, absorbs_mla), context, prompt
 
-    return traced
+    def served(weights: str) -> Serving:
+        form, runtime = weight_format(weights, request.runtime)
+        kv = request.kv or ("fp32" if form.name == "fp32" else "fp16")
+        cache_bytes_per_value(kv)  # refuses an unknown format before the model is built
+        model, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
+        return Serving(model, form, runtime, kv, context, prompt, request.batch)
 
-
-def _served(traced: Callable[..., Any], weights: str, request: _Request) -> Serving:
-    """Return the model traced in the format's type, with the lengths that hold for it."""
-    form, runtime = weight_format(weights, request.runtime)
-    kv = request.kv or ("fp32" if form.name == "fp32" else "fp16")
-    cache_bytes_per_value(kv)
-    model, context, prompt = traced(getattr(torch, form.computes_in), runtime != "torch")
-    return Serving(model, form, runtime, kv, context, prompt, request.batch)
+    return served
 
 
 def _energy(spec: DeviceSpec | None, decode: DecodeCost) -> Energy | None:
@@ -211,11 +221,6 @@ def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measur
     speed = speed_of(spec, serving.form, request.engine, request.threads, serving.runtime)
     decode = decode_cost(serving, speed, serving.context)
     params = sum(prod(tensor.shape) for tensor in serving.model.tensors)
-    measured: MeasuredServing | None = None
-    if measured_model is not None:
-        from edge_opt.serving.host_decoding import measured_serving
-
-        measured = measured_serving(measured_model, serving)
     memory = serving.memory(request.ram_bytes(spec))
     return ServingReport(
         model=serving.model.name,
@@ -240,7 +245,7 @@ def _report(serving: Serving, spec: DeviceSpec | None, request: _Request, measur
         bandwidth_bytes_per_s=None if speed.rate is None else speed.rate.bytes_per_s,
         bandwidth_source="" if speed.rate is None else speed.rate.reading,
         energy_per_token=_energy(spec, decode),
-        measured=measured,
+        measured=None if measured_model is None else _measured(measured_model, serving),
         remarks=tuple(_remarks(serving, speed, memory)),
     )
 
@@ -273,3 +278,87 @@ def _remarks(serving: Serving, speed: Speed, memory: ServingMemory) -> list[str]
             f"other programs may take {units.size(spare)}"
         )
     return remarks
+
+
+def _measured(source: Any, serving: Serving) -> MeasuredServing:
+    """Time the prefill once after a warm-up, then the median of steps with one token each, in torch.
+
+    Refuse formats that torch does not run, and models that do not fit this machine.
+    """
+    if serving.form.name not in _TORCH_FORMATS:
+        raise InvalidInput(
+            f"torch runs no weights in {serving.form.name}; measure with weights in {', '.join(_TORCH_FORMATS)}, and "
+            "time a GGUF file with llama.cpp's llama-bench"
+        )
+    needed_bytes, ram_bytes = serving.memory(()).total_bytes, read_environment().memory_bytes
+    if needed_bytes > 0.8 * ram_bytes:
+        raise InvalidInput(
+            f"the loop needs {needed_bytes / 2**30:.1f} GiB, and this machine has {ram_bytes / 2**30:.1f} GiB; measure "
+            "a smaller model or a shorter context"
+        )
+    dtype: torch.dtype = getattr(torch, serving.form.computes_in)
+    crash = crash_of(dtype)
+    if crash:
+        raise MeasurementFailed(
+            f"torch {torch.__version__} cannot multiply {serving.form.computes_in} on this machine (its process ended "
+            f"with {crash}); measure weights in fp32"
+        )
+    model = _real_model(source, dtype)
+    ids = torch.zeros(serving.batch, serving.prompt, dtype=torch.int64)
+    next_ids = torch.zeros(serving.batch, 1, dtype=torch.int64)
+    with torch.inference_mode(), quiet(), unchanged(list(model.modules()), training=False):
+        _call(model, ids[:, :1], None)
+        start = time.perf_counter()
+        cache = output_cache(_call(model, ids, None))
+        prefill_s = time.perf_counter() - start
+        steps: list[float] = []
+        begin = time.perf_counter()
+        while len(steps) < _MIN_TOKENS or (len(steps) < _MAX_TOKENS and time.perf_counter() - begin < _LOOP_S):
+            start = time.perf_counter()
+            cache = output_cache(_call(model, next_ids, cache))
+            steps.append(time.perf_counter() - start)
+        peak = None
+        if hasattr(cache, "layers"):  # else it cannot be made as long as the context
+            full = partial(filled_cache, cache, max(serving.context - 1, 1))
+            peak = max(peak_bytes(model, next_ids, full), peak_bytes(model, ids))
+    return MeasuredServing(
+        runtime=f"torch {torch.__version__}",
+        weights=serving.form.name,
+        threads=torch.get_num_threads(),
+        prompt=serving.prompt,
+        tokens=len(steps),
+        prefill_s=prefill_s,
+        decode_tokens_per_s=serving.batch / sorted(steps)[len(steps) // 2],
+        peak_bytes=peak,
+    )
+
+
+def _real_model(source: Any, dtype: torch.dtype) -> nn.Module:
+    """Return the module if it has weights, or one built with random weights."""
+    if isinstance(source, nn.Module) and not any(item.is_meta for item in source.parameters()):
+        return source
+    config = source.config if isinstance(source, nn.Module) else find_config(source)
+    transformers = import_transformers()
+    with quiet():
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model
+
+
+def _call(model: nn.Module, ids: torch.Tensor, cache: Any) -> Any:
+    try:
+        return run_step(model, cache, input_ids=ids)
+    except Exception as error:  # whatever a model's own forward raises
+        raise MeasurementFailed(f"the loop stopped in {type(model).__name__}: {first_line(error)}") from error
+
+
+def peak_bytes(model: nn.Module, ids: torch.Tensor, make_cache: Callable[[], Any] | None = None) -> int:
+    """Return the most bytes of tensors alive at once in a call: weights, inputs, cache and activations.
+
+    The cache is made while the allocator is watched, because the model replaces it layer by layer: memory that was
+    taken before would not be seen to go.
+    """
+    tensors = (*model.parameters(), *model.buffers(), ids)
+    resident = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    with torch.no_grad():
+        events = record_events(lambda: _call(model, ids, make_cache and make_cache()), torch.device("cpu"))
+    return sum(resident.values()) + replay(events).tensor_peak_bytes

@@ -142,6 +142,13 @@ class Batch:
     forward: Forward | None = field(default=None, repr=False)
     loss: Loss = field(default=classifier_loss, repr=False)
 
+    @property
+    def call(self) -> CallArguments:
+        """What the model is called with, also where `forward` calls it."""
+        if self.forward is None:
+            return CallArguments(self.args, self.kwargs)
+        return CallArguments(*_called_with(self.forward, self.raw))
+
     def answer(self, model: Any) -> Any:
         """Return what the model answers."""
         return model(*self.args, **self.kwargs) if self.forward is None else self.forward(model, self.raw)
@@ -189,9 +196,8 @@ class Task:
 
         By position where everything is, else by name, as inputs and kwargs of `profile` are read.
         """
-        batch = next(self.batches(model, [raw]))
-        arguments = (batch.args, batch.kwargs) if self.forward is None else _called_with(self.forward, batch.raw)
-        return _in_one_way(model, *arguments)
+        call = next(self.batches(model, [raw])).call
+        return _in_one_way(model, call.args, call.kwargs)
 
     def check(self, model: nn.Module, loader: Iterable[Any]) -> None:
         """Refuse a metric or a loss that does not fit the data and what the model answers, on the first batch."""
@@ -251,10 +257,7 @@ def input_calls(model: nn.Module, loader: Iterable[Any], most: int | None = None
     """Yield the calls of a loader's batches, with or without labels, on the model's device; none is an error."""
     device = _device(model)
     for raw in _some(islice(loader, most)):
-        if isinstance(raw, Batch):
-            yield CallArguments(raw.args, raw.kwargs)
-        else:
-            yield _on(call_of(model, split_batch(raw)[0]), device)
+        yield raw.call if isinstance(raw, Batch) else _on(call_of(model, split_batch(raw)[0]), device)
 
 
 def _some(batches: Iterable[Any]) -> Iterator[Any]:
