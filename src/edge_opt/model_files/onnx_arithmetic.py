@@ -69,16 +69,25 @@ _TRANSPOSED: dict[int, TensorFunction] = {1: F.conv_transpose1d, 2: F.conv_trans
 
 
 def convolution(call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x convolved; integers keep their width."""
+    """Return x convolved with the windows of a node; integers keep their width."""
     kernel = list(weight.shape[2:])
     strides, dilations, pads = windows(call, kernel)
     x, padding = evenly_padded(x, pads)
     groups = int(call.get("group", 1))
     if not kernel or x.dim() != weight.dim() or len(kernel) not in _CONVOLUTIONS:
         raise call.error(f"input {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
+    return convolved(x, weight, bias, strides, padding, dilations, groups)
+
+
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: list[int], padding: list[int],
+    dilations: list[int], groups: int,
+) -> torch.Tensor:  # fmt: skip
+    """Return x convolved; torch's functions take floats alone, so integers go to the operator itself."""
+    dims = len(strides)
     if x.is_floating_point():
-        return _CONVOLUTIONS[len(kernel)](x, weight, bias, strides, padding, dilations, groups)
-    return aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(kernel), groups)  # type: ignore[no-any-return]
+        return _CONVOLUTIONS[dims](x, weight, bias, strides, padding, dilations, groups)
+    return aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * dims, groups)  # type: ignore[no-any-return]
 
 
 @operator("Conv", "com.microsoft:FusedConv", "com.microsoft.nchwc:Conv", has_values=False)

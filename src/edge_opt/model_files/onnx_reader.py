@@ -106,32 +106,25 @@ class _OnnxReader:
         )
 
     def attribute(self, proto: Any) -> Any:
-        """Convert the value of an attribute; None for types, sparse tensors and maps."""
-        kinds = self.onnx.AttributeProto
+        """Convert the value of an attribute."""
         if proto.ref_attr_name:
             return AttributeReference(_text(proto.ref_attr_name))
-        if proto.type == kinds.FLOAT:
-            return proto.f
-        if proto.type == kinds.INT:
-            return proto.i
-        if proto.type == kinds.STRING:
-            return _text(proto.s)
-        if proto.type == kinds.TENSOR:
-            return self.tensor(proto.t)
-        if proto.type == kinds.GRAPH:
-            return self.graph(proto.g)
-        if proto.type in (kinds.FLOATS, kinds.INTS):
-            numbers = proto.floats if proto.type == kinds.FLOATS else proto.ints
-            self.count(len(numbers))
-            return tuple(numbers)
-        if proto.type == kinds.STRINGS:
-            self.count(len(proto.strings))
-            return tuple(map(_text, proto.strings))
-        if proto.type == kinds.GRAPHS:
-            return tuple(map(self.graph, proto.graphs))
-        if proto.type == kinds.UNDEFINED:
+        if proto.type == self.onnx.AttributeProto.UNDEFINED:
             raise UnreadableModel(f"the attribute {_text(proto.name)[:80]!r} has no type; export the model again")
-        return None
+        return self._converted(self.onnx.helper.get_attribute_value(proto))
+
+    def _converted(self, value: Any) -> Any:
+        """Convert a number, a text, a tensor, a graph, or several of them; None for types and sparse tensors."""
+        if isinstance(value, (int, float)):
+            return value
+        if isinstance(value, bytes):
+            return _text(value)
+        if isinstance(value, list):
+            self.count(len(value))
+            return tuple(map(self._converted, value))
+        if isinstance(value, self.onnx.TensorProto):
+            return self.tensor(value)
+        return self.graph(value) if isinstance(value, self.onnx.GraphProto) else None
 
     def tensor(self, proto: Any) -> FileTensor:
         name, shape, data_type = _text(proto.name), tuple(proto.dims), proto.data_type

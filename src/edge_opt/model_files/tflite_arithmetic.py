@@ -29,7 +29,7 @@ from edge_opt.model_files.node_call import (
     unary,
     unrecorded,
 )
-from edge_opt.model_files.onnx_arithmetic import cumsum, linear, top_k
+from edge_opt.model_files.onnx_arithmetic import convolved, cumsum, linear, top_k
 from edge_opt.model_files.onnx_quantized import (
     dequantize_op,
     dynamic_quantize_op,
@@ -116,9 +116,6 @@ def _padded(
     return F.pad(x, order, value=outside if x.is_floating_point() else 0), [0] * len(kernel)
 
 
-_CONVOLUTIONS: dict[int, TensorFunction] = {2: F.conv2d, 3: F.conv3d}
-
-
 def _convolved(
     call: NodeCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axes: str, groups: int
 ) -> torch.Tensor:
@@ -126,15 +123,13 @@ def _convolved(
     strides, dilations = _windows(call, axes)
     kernel = list(weight.shape[2:])
     x, padding = _padded(call, x, kernel, strides, dilations)
-    if x.is_floating_point() == weight.is_floating_point() and x.is_floating_point():
-        result: torch.Tensor = _CONVOLUTIONS[len(axes)](x, weight, bias, strides, padding, dilations, groups)
-    elif x.is_floating_point():
+    if x.is_floating_point() and not weight.is_floating_point():
         product = integer_convolution(dynamic_quantize_op(x)[0], weight, strides, padding, dilations, groups)
         result = dequantize_op(product, None, None, x.dtype)
         if bias is not None:
             result = result.add_(bias.reshape(-1, *[1] * len(axes)))
     else:
-        result = aten.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(axes), groups)
+        result = convolved(x, weight, bias, strides, padding, dilations, groups)
     return activated(call, channels_last(result))
 
 

@@ -107,8 +107,8 @@ class Agreement(Shown):
 
         That is every output, at every batch size, on unseen inputs, too. None where nothing could be compared.
         """
-        found = [*(entry.difference for entry in self.by_batch), *(entry.difference for entry in self.unseen)]
-        return max((difference for difference in found if difference is not None), default=None)
+        differences = (entry.difference for entry in (*self.by_batch, *self.unseen))
+        return max((difference for difference in differences if difference is not None), default=None)
 
 
 @record

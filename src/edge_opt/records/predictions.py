@@ -104,8 +104,8 @@ class Calibration(Shown):
             work: The class of work, such as "gemm" or "depthwise".
             precision: Type of the numbers, such as "fp32".
         """
-        found = (item.ops_per_s for item in self.peaks if (item.work, item.precision) == (work, precision))
-        return next(found, None)
+        rates = (item.ops_per_s for item in self.peaks if (item.work, item.precision) == (work, precision))
+        return next(rates, None)
 
     @property
     def memory_bytes_per_s(self) -> float:
@@ -150,11 +150,8 @@ class Prediction(Shown):
 
     def _brief(self) -> str:
         time = "no time known" if self.seconds is None else units.duration(self.seconds)
-        ends = (
-            ""
-            if self.low is None or self.high is None
-            else (f" ({units.duration(self.low)} to {units.duration(self.high)})")
-        )
+        is_known = self.low is not None and self.high is not None
+        ends = f" ({units.duration(self.low or 0)} to {units.duration(self.high or 0)})" if is_known else ""
         return f"{time}{ends} on {self.target} in {self.precision}, {self.basis}, {len(self.layers)} layers"
 
 
@@ -250,13 +247,12 @@ class TargetComparison(Shown):
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know about the figures; a sentence that holds for several targets stands once, with their names."""
-        said: dict[str, list[str]] = {}
+        targets: dict[str, list[str]] = {}
         for fit in self.targets:
-            found = fit.prediction
-            energies = [f"energy: {energy.note}" for energy in found.energies[:1]]
-            for remark in (*energies, *found.remarks, *fit.remarks):
-                said.setdefault(remark, []).append(found.target)
-        return tuple(f"{', '.join(names)}: {remark}" for remark, names in said.items())
+            energies = [f"energy: {energy.note}" for energy in fit.prediction.energies[:1]]
+            for remark in (*energies, *fit.prediction.remarks, *fit.remarks):
+                targets.setdefault(remark, []).append(fit.prediction.target)
+        return tuple(f"{', '.join(names)}: {remark}" for remark, names in targets.items())
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per target; exact numbers, None where a figure is not known."""

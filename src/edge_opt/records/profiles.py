@@ -42,7 +42,11 @@ class ModelProfile(Shown):
 
     def _brief(self) -> str:
         shapes = ", ".join(map(units.shape, self.trace.modules[0].input_shapes)) if self.trace.modules else "nothing"
-        targets = f", predicted for {', '.join(found.target for found in self.predictions)}" if self.predictions else ""
+        targets = (
+            f", predicted for {', '.join(prediction.target for prediction in self.predictions)}"
+            if self.predictions
+            else ""
+        )
         return (
             f"{self.name} on {shapes}: {units.count(self.totals.macs)} MACs, {units.count(self.totals.params)} "
             f"parameters, peak {units.size(self.peak.live_bytes)}, {len(self.layers)} layers"
@@ -258,7 +262,7 @@ class ModelComparison(Shown):
         return (
             all(row.is_same for row in self.layers)
             and all(len(set(figure.values)) <= 1 for figure in self.totals if not figure.is_measured)
-            and all(found is None or found.verdict == "equal" for found in self.latencies)
+            and all(latency is None or latency.verdict == "equal" for latency in self.latencies)
         )
 
     def aligned(self, model: int = 1) -> int:
@@ -384,7 +388,7 @@ class CheckResult(Shown):
     def failures(self) -> tuple[CheckedBudget, ...]:
         """The budgets for which the check fails."""
         failing = ("broken", "unknown", "undecided") if self.on_undecided == "fail" else ("broken", "unknown")
-        return tuple(found for found in self.budgets if found.outcome in failing)
+        return tuple(budget for budget in self.budgets if budget.outcome in failing)
 
     @property
     def passed(self) -> bool:

@@ -53,10 +53,7 @@ class ModuleStack:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         cls = type(module)
         frame = self._begin(self.paths[module], cls.__name__, cls.__module__)
-        if len(args) == 1 and not kwargs and args[0].__class__ is _Tensor:
-            frame.inputs = (tuple(args[0].shape) if not args[0].is_nested else shape_of(args[0]),)
-        else:
-            frame.inputs = tuple(tensor_shapes((args, kwargs)))
+        frame.inputs = _shapes_in(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
         return frame
 
     def _begin(self, path: str, kind: str, defined_in: str) -> Frame:
@@ -70,10 +67,7 @@ class ModuleStack:
         return frame
 
     def leave(self, frame: Frame, result: Any) -> None:
-        if result.__class__ is _Tensor:
-            frame.outputs = (tuple(result.shape) if not result.is_nested else shape_of(result),)
-        else:
-            frame.outputs = tuple(tensor_shapes(result))
+        frame.outputs = _shapes_in(result)
         self.current = frame.parent
 
     def fail(self, frame: Frame, error: BaseException) -> None:
@@ -205,6 +199,13 @@ def _show_original_type(module: nn.Module) -> None:
     if original:
         cls = type(module)
         module.__class__ = type(original.rpartition(".")[2], (cls,), {"__module__": cls.__module__})
+
+
+def _shapes_in(value: Any) -> tuple[Shape, ...]:
+    """Return the shape of every tensor in a value; most values are a tensor, for which this is quicker."""
+    if value.__class__ is _Tensor:
+        return (tuple(value.shape) if not value.is_nested else shape_of(value),)
+    return tuple(tensor_shapes(value))
 
 
 def tensor_shapes(value: Any) -> Iterator[Shape]:
