@@ -79,14 +79,12 @@ def dependency_graph(model: nn.Module, arguments: CallArguments) -> Any:
     return graph
 
 
-class _Lost:
-    """Channels behind an operator that could not be read: none of them may go.
+def _lost(indices: list[Any]) -> list[Any]:
+    """Map channels through an operator that could not be read: none of them may go.
 
     The largest index is beyond every layer's width, which the walk refuses.
     """
-
-    def __call__(self, indices: list[Any]) -> list[Any]:
-        return [type(each)(sys.maxsize, each.root_idx) for each in indices]
+    return [type(each)(sys.maxsize, each.root_idx) for each in indices]
 
 
 def _mapped_one_by_one(pruning: Any, graph: Any) -> bool:
@@ -97,26 +95,16 @@ def _mapped_one_by_one(pruning: Any, graph: Any) -> bool:
     nodes = getattr(graph, "module2node", None)
     if not nodes:
         return False
-    kinds = pruning.ops.OPTYPE
-    readers = pruning.dependency.index_mapping
-    by_kind = {
-        kinds.CONCAT: readers.update_concat_index_mapping,
-        kinds.SPLIT: readers.update_split_index_mapping,
-        kinds.RESHAPE: readers.update_reshape_index_mapping,
-        kinds.UNBIND: readers.update_unbind_index_mapping,
-        kinds.EXPAND: readers.update_expand_index_mapping,
-        kinds.SLICE: readers.update_slice_index_mapping,
-    }
+    kinds, readers = pruning.ops.OPTYPE, pruning.dependency.index_mapping
+    names = ("CONCAT", "SPLIT", "RESHAPE", "UNBIND", "EXPAND", "SLICE")
+    by_kind = {getattr(kinds, name): getattr(readers, f"update_{name.lower()}_index_mapping") for name in names}
     for node in nodes.values():
         try:
             by_kind.get(node.type, lambda *_: None)(graph, node)
         except (ArithmeticError, LookupError, TypeError, AttributeError):
-            for other in (*node.inputs, *node.outputs):
-                for dependency in other.dependencies:
-                    if dependency.target is node:
-                        dependency.index_mapping[0] = _Lost()
-            for dependency in node.dependencies:
-                dependency.index_mapping[0] = _Lost()
+            around = (each for other in (*node.inputs, *node.outputs) for each in other.dependencies)
+            for dependency in (*node.dependencies, *(each for each in around if each.target is node)):
+                dependency.index_mapping[0] = _lost
     return True
 
 

@@ -296,32 +296,27 @@ def _trial_refusal(plan: PruningPlan, groups: list[int], is_run: bool) -> Channe
 
 def layer_channels(plan: PruningPlan, removed: np.ndarray, ratio: float | None) -> tuple[LayerChannels, ...]:
     """Return each layer's channels before and after, in the model's order."""
-    requested = plan.requested_ratios(ratio)
-    layers = []
-    for path, owner in plan.owners.items():
-        module = plan.base.get_submodule(path)
-        layers.append(
-            LayerChannels(
-                path=path,
-                kind=type(module).__name__,
-                unit="heads" if isinstance(module, nn.MultiheadAttention) else "channels",
-                before=len(owner),
-                after=int(kept_channels(owner, removed).sum()),
-                asked=requested[path],
-            )
+    requested, modules = plan.requested_ratios(ratio), dict(plan.base.named_modules())
+    return tuple(
+        LayerChannels(
+            path=path,
+            kind=type(modules[path]).__name__,
+            unit="heads" if isinstance(modules[path], nn.MultiheadAttention) else "channels",
+            before=len(owner),
+            after=int(kept_channels(owner, removed).sum()),
+            asked=requested[path],
         )
-    return tuple(layers)
+        for path, owner in plan.owners.items()
+    )
 
 
 def shortfalls(plan: PruningPlan, layers: Iterable[LayerChannels]) -> tuple[Shortfall, ...]:
     """Return the layers that kept at least one channel more than asked, each with the reason."""
-    falls = []
-    for layer in layers:
-        if layer.after - layer.before * (1 - layer.asked) < 1:
-            continue
-        reason = _shortfall_reason(plan, layer)
-        falls.append(Shortfall(layer.path, layer.asked, layer.achieved, reason))
-    return tuple(falls)
+    return tuple(
+        Shortfall(layer.path, layer.asked, layer.achieved, _shortfall_reason(plan, layer))
+        for layer in layers
+        if layer.after - layer.before * (1 - layer.asked) >= 1
+    )
 
 
 def _shortfall_reason(plan: PruningPlan, layer: LayerChannels) -> str:

@@ -93,9 +93,8 @@ def taylor_scores(
 ) -> np.ndarray:
     """Return the first-order change of the loss without each unit: weight times gradient, over all its layers.
 
-    Gradients are summed over the batches. The model is a copy, in eval mode.
+    Gradients are summed over the batches. The model is a copy, in eval mode, that nobody else uses.
     """
-    model.zero_grad()
     with torch.enable_grad():
         for batch in task_of().batches(model, loader):
             batch.loss_of(batch.answer(model)).backward()  # type: ignore[no-untyped-call]
@@ -105,7 +104,6 @@ def taylor_scores(
         weight = parameters[at.tensor]
         gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
         changes.append(_entry_norms(weight.detach() * gradient, at, 1))
-    model.zero_grad()
     return _mean_over_layers(channel_map, weights, changes)
 
 

@@ -7,6 +7,7 @@ labels are needed: only the inputs of layers, seen while calibration batches run
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -35,30 +36,26 @@ DAMPING = 1e-2
 
 
 def reestimate_norms(model: nn.Module, loader: Iterable[Any]) -> None:
-    """Estimate the statistics of batch norms again, in place, on calibration batches; other layers run in eval mode."""
-    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
-    before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
-    try:
-        with eval_mode(model), torch.no_grad():
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # the mean over all batches
-                norm.train()
-            for call in input_calls(model, loader, MOST_BATCHES):
-                model(*call.args, **call.kwargs)
-    except Exception:
-        for norm, (mean, variance) in zip(norms, before, strict=True):
-            norm.running_mean, norm.running_var = mean, variance
-        raise
-    finally:
-        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
-            norm.momentum = momentum
-            if count is not None:
-                norm.num_batches_tracked = count
+    """Estimate the statistics of batch norms again, in place, on calibration batches.
+
+    A copy runs, with all other layers in eval mode, so that nothing has to be restored where a batch does not fit.
+    """
+    copied = copy.deepcopy(model)
+    pairs = [
+        (norm, twin)
+        for norm, twin in zip(model.modules(), copied.modules(), strict=True)
+        if isinstance(norm, _BatchNorm) and isinstance(twin, _BatchNorm) and norm.running_mean is not None
+    ]
+    with eval_mode(copied), torch.no_grad():
+        for _, twin in pairs:
+            twin.reset_running_stats()
+            twin.momentum = None  # the mean over all batches
+            twin.train()
+        for call in input_calls(copied, loader, MOST_BATCHES) if pairs else ():
+            copied(*call.args, **call.kwargs)
+        for norm, twin in pairs:
+            norm.running_mean.copy_(twin.running_mean)  # type: ignore[union-attr,arg-type]
+            norm.running_var.copy_(twin.running_var)  # type: ignore[union-attr,arg-type]
 
 
 @dataclass(slots=True)
