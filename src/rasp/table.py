@@ -81,11 +81,15 @@ def choose_columns(
     Without `report_fields` they are the defaults, and `includes` stand among them where the published table has them.
     """
     asked = dict.fromkeys((*split_names(report_fields), *split_names(includes)))
-    unwanted = {_known(name, "excludes").name for name in split_names(excludes)}
+    unwanted = split_names(excludes)
+    for name in (*asked, *unwanted):
+        if name not in _columns:
+            hint = "; `import rasp.addons.energy` adds it" if name == "energy" else ""
+            raise InvalidInput(f"unknown column {name!r}{hint}; known are {', '.join(_columns)}")
     for name in asked:
-        column = _known(name, "report_fields and includes")
-        if column.needs is not None and column.needs not in on:
-            raise InvalidInput(f"column {name!r} needs {column.needs}=True; turn it on, or leave the column out")
+        needs = _columns[name].needs
+        if needs is not None and needs not in on:
+            raise InvalidInput(f"column {name!r} needs {needs}=True; turn it on, or leave the column out")
     if report_fields is None:
         defaults = [c.name for c in _columns.values() if c.is_default and (c.needs is None or c.needs in on)]
         asked = dict.fromkeys(sorted((*defaults, *asked), key=list(_columns).index))
@@ -93,13 +97,6 @@ def choose_columns(
     if not chosen:
         raise InvalidInput("no column is left: report_fields and includes name none that excludes keeps")
     return chosen
-
-
-def _known(name: str, argument: str) -> StatColumn:
-    if name in _columns:
-        return _columns[name]
-    hint = "; `import rasp.addons.energy` adds it" if name == "energy" else ""
-    raise InvalidInput(f"{argument} has the unknown column {name!r}{hint}; known are {', '.join(_columns)}")
 
 
 # In the published order, which reports follow; columns of add-ons come after.
