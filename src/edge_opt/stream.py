@@ -29,8 +29,8 @@ FALLBACK_MS_PER_ROW = {
 }
 PUBLISHED = "published"
 FALLBACK_SOURCE = "published: invented constants of the earlier tool, not measured anywhere"
-_BYTES_PER_FEATURE = {"input_normalization": 8, "linear_projection": 12, "activation": 4}
-_HEAD_BYTES_PER_ROW = 8
+# Bytes of each feature, and bytes of a row beside them.
+_BYTES = {"input_normalization": (8, 0), "linear_projection": (12, 0), "activation": (4, 0), "decision_head": (0, 8)}
 _KIB = 1024
 # Above this batch a row's weights are used often enough per load for a cache to pay.
 _SMALL_BATCH = 4
@@ -102,9 +102,10 @@ def build_hardware_profile_table(
         {
             "operator": operator,
             "latency_ms": batch_size * ms,
-            "memory_kb": batch_size * _bytes_per_row(operator, feature_count) / _KIB,
+            "memory_kb": batch_size * (per_feature * feature_count + beside) / _KIB,
         }
         for operator, ms in per_row.items()
+        for per_feature, beside in (_BYTES[operator],)
     ]
     latency_ms = sum(row["latency_ms"] for row in rows)
     memory_kb = sum(row["memory_kb"] for row in rows)
@@ -376,10 +377,6 @@ def _at_least_one(name: str, value: Any, remarks: list[str]) -> int:
         return 1
     check_whole(name, value)
     return int(value)
-
-
-def _bytes_per_row(operator: str, feature_count: int) -> int:
-    return _BYTES_PER_FEATURE[operator] * feature_count if operator in _BYTES_PER_FEATURE else _HEAD_BYTES_PER_ROW
 
 
 def _cache_sensitivity(batch_size: int) -> str:

@@ -296,33 +296,25 @@ cost_rule("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::
           kind="quantization")(per_output("dequantize", DEQUANTIZE_OPS))  # fmt: skip
 
 
+def _packed_linear(out: TensorInfo, x: TensorInfo, other_ops: int, x_bytes: int, weight_itemsize: int = 1) -> Work:
+    """Packed weights are not a tensor to the trace: in x out of them, one or two bytes each."""
+    inner, outer = x.shape[-1], out.shape[-1]
+    return Work(out.elements * inner, other_ops, bytes_read=x_bytes + weight_itemsize * inner * outer)
+
+
 @cost_rule("quantized::linear_dynamic", "quantized::linear_relu_dynamic", kind="matmul")
 def dynamic_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """The input is observed and quantised, multiplied in int8, and the result scaled with its bias.
-
-    The packed weights are no tensor to the trace: one byte for each of in x out.
-    """
-    inner, outer = x.shape[-1], out.shape[-1]
-    return Work(
-        macs=out.elements * inner,
-        other_ops=x.elements * (_OBSERVE_OPS + QUANTIZE_OPS) + 2 * out.elements,
-        bytes_read=x.nbytes + inner * outer,
-    )
+    """The input is observed and quantised, multiplied in int8, and the result scaled with its bias."""
+    return _packed_linear(out, x, x.elements * (_OBSERVE_OPS + QUANTIZE_OPS) + 2 * out.elements, x.nbytes)
 
 
 @cost_rule("quantized::linear_dynamic_fp16", "quantized::linear_relu_dynamic_fp16", kind="matmul")
 def half_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
     """Weights are packed in two bytes each, and widened for the product."""
-    inner, outer = x.shape[-1], out.shape[-1]
-    return Work(macs=out.elements * inner, other_ops=out.elements, bytes_read=x.nbytes + 2 * inner * outer)
+    return _packed_linear(out, x, out.elements, x.nbytes, weight_itemsize=2)
 
 
 @cost_rule("quantized::linear", "quantized::linear_relu", kind="matmul")
 def static_linear(out: TensorInfo, x: TensorInfo, *_: Any, **__: Any) -> Work:
-    """An int8 product, its bias, and the result quantised again; packed weights as in the dynamic layer."""
-    inner, outer = x.shape[-1], out.shape[-1]
-    return Work(
-        macs=out.elements * inner,
-        other_ops=out.elements * (1 + QUANTIZE_OPS),
-        bytes_read=prod(x.shape) + inner * outer,
-    )
+    """An int8 product, its bias, and the result quantised again."""
+    return _packed_linear(out, x, out.elements * (1 + QUANTIZE_OPS), x.elements)

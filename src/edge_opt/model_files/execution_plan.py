@@ -157,12 +157,6 @@ class ExecutionPlan:
                    and (name in self.outputs or self.last[name] >= span.end)]  # fmt: skip
         return sources, results
 
-    @property
-    def input_dtype(self) -> torch.dtype | None:
-        """The type of the inputs: of the first that is of floats, else of the first that is of numbers."""
-        kinds = [torch_dtype(value.dtype) for value in self.file.graph.inputs if value.dtype]
-        return next((kind for kind in kinds if kind.is_floating_point), kinds[0] if kinds else None)
-
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the call's inputs by their names in the file, checked against what the file says of them."""
         values = self.file.graph.inputs
@@ -177,31 +171,25 @@ class ExecutionPlan:
         if missing is not None:
             raise InvalidInput(f"the input {missing!r} is missing; the file takes {_described(values)}")
         for value in values:
-            self._check_input(value, tensors[value.name])
-        return {name: self._typed(value, tensors[value.name]) for value in values for name in (value.name,)}
+            _check_input(value, tensors[value.name])
+        return {value.name: tensors[value.name] for value in values}
 
-    @staticmethod
-    def _check_input(value: FileValue, tensor: Any) -> None:
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidInput(f"the input {value.name!r} is a {type(tensor).__name__}; the file takes a tensor")
-        shape = tuple(tensor.shape)
-        dims = value.shape
-        fits = dims is None or (
-            len(dims) == len(shape)
-            and all(not isinstance(want, int) or want in (size, -1, 0) for want, size in zip(dims, shape, strict=True))
-        )
-        if not fits:
-            raise InvalidInput(f"the input {value.name!r} is {_shown(shape)}, and the file takes {_shown(dims or ())}")
 
-    @staticmethod
-    def _typed(value: FileValue, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an input, or refuse one of another element type than the file's with the option that sets it."""
-        wanted = None if value.dtype is None else torch_dtype(value.dtype)
-        if wanted is None or wanted == tensor.dtype:
-            return tensor
+def _check_input(value: FileValue, tensor: Any) -> None:
+    """Refuse an input of another shape or element type than the file's; for a type, with the option that sets it."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidInput(f"the input {value.name!r} is a {type(tensor).__name__}; the file takes a tensor")
+    shape, dims = tuple(tensor.shape), value.shape
+    fits = dims is None or (
+        len(dims) == len(shape)
+        and all(not isinstance(want, int) or want in (size, -1, 0) for want, size in zip(dims, shape, strict=True))
+    )
+    if not fits:
+        raise InvalidInput(f"the input {value.name!r} is {_shown(shape)}, and the file takes {_shown(dims or ())}")
+    if value.dtype is not None and torch_dtype(value.dtype) != tensor.dtype:
         raise InvalidInput(
             f"the input {value.name!r} is of {str(tensor.dtype).removeprefix('torch.')}, and the file takes "
-            f"{value.dtype}; write --input {identifier(value.name)}:{_shown(tuple(tensor.shape))}:{value.dtype}"
+            f"{value.dtype}; write --input {identifier(value.name)}:{_shown(shape)}:{value.dtype}"
         )
 
 

@@ -108,7 +108,8 @@ class FileModel(ShapeOnlyModule):
     @property
     def input_dtype(self) -> torch.dtype | None:
         """The type of an input that is given by its shape alone: that of the file's inputs, floats first."""
-        return self.plan.input_dtype
+        dtypes = [torch_dtype(value.dtype) for value in self.plan.file.graph.inputs if value.dtype]
+        return next((dtype for dtype in dtypes if dtype.is_floating_point), dtypes[0] if dtypes else None)
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return inputs of the file's shapes, an open first dimension taken as 1; None where more is open."""

@@ -372,12 +372,8 @@ def _check_types(call: NodeCall, results: tuple[Any, ...]) -> None:
 def sklearn_outputs(call: NodeCall) -> list[torch.Tensor]:
     """Return results of trees and support vectors, whose work depends on values: class and scores, or targets."""
     settings = call.attributes
-    classes = (
-        settings.get("classlabels_int64s")
-        or settings.get("classlabels_strings")
-        or settings.get("classlabels_ints")
-        or ()
-    )
+    labels = (settings.get(f"classlabels_{kind}") for kind in ("int64s", "strings", "ints"))
+    classes = next(filter(None, labels), ())
     if call.node.domain != "ai.onnx.ml" or not (classes or call.node.op.endswith("Regressor")):
         return []
     rows = call.tensor().shape[0]

@@ -247,10 +247,7 @@ def call_on(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, dev
 
 
 def _torch_dtype(spec: InputSpec, default: torch.dtype) -> torch.dtype:
-    if spec.dtype is None:
-        return default
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return dtype
+    return default if spec.dtype is None else getattr(torch, spec.dtype)  # type: ignore[no-any-return]
 
 
 def flat_tensors(answer: Any) -> list[torch.Tensor]:

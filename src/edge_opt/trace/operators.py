@@ -270,9 +270,9 @@ def _scan(combine: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
     return generic_scan(combine, init, xs, additional_inputs=additional_inputs)  # type: ignore[no-untyped-call]
 
 
-def _subgraph(subgraph: Any, identifier: Any, *operands: Any) -> Any:
-    return subgraph(*operands)
-
-
 # The eager implementations of torch refuse to run while a mode is active.
-_OWN: dict[str, Callable[..., Any]] = {"cond": _branch, "scan": _scan, "invoke_subgraph": _subgraph}
+_OWN: dict[str, Callable[..., Any]] = {
+    "cond": _branch,
+    "scan": _scan,
+    "invoke_subgraph": lambda subgraph, identifier, *operands: subgraph(*operands),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -264,16 +265,16 @@ def _lstm(
     return stack.fused_peak(zeros) - sum(map(_nbytes, outputs))
 
 
-@_rule(aten.gru.input)
-def _gru(outputs: list[torch.Tensor], x: Any, hx: Any, params: Any, has_biases: bool, layers: int, *rest: Any) -> int:
+def _stepwise(
+    gates: int, inside: int, outputs: list[torch.Tensor], x: Any, hx: Any, params: Any, has_biases: bool, layers: int,
+    *rest: Any,
+) -> int:  # fmt: skip
     stack = RecurrentStack(x, hx, params, layers, *rest[2:])
-    return stack.stepwise_peak(gates=3, inside=5, has_cell=False) - sum(map(_nbytes, outputs))
+    return stack.stepwise_peak(gates, inside, has_cell=False) - sum(map(_nbytes, outputs))
 
 
-@_rule(aten.rnn_tanh.input, aten.rnn_relu.input)
-def _rnn(outputs: list[torch.Tensor], x: Any, hx: Any, params: Any, has_biases: bool, layers: int, *rest: Any) -> int:
-    stack = RecurrentStack(x, hx, params, layers, *rest[2:])
-    return stack.stepwise_peak(gates=1, inside=2, has_cell=False) - sum(map(_nbytes, outputs))
+_rule(aten.gru.input)(partial(_stepwise, 3, 5))
+_rule(aten.rnn_tanh.input, aten.rnn_relu.input)(partial(_stepwise, 1, 2))
 
 
 @_rule(aten.lstm_cell.default, aten.gru_cell.default, aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default)

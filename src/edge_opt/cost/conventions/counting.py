@@ -29,39 +29,43 @@ from edge_opt.records.profiles import ModelProfile
 
 Unit = Literal["macs", "flops"]
 
-# Categories of work, as causes of a difference name them.
-CONVOLUTION = "convolutions"
-LINEAR = "linear layers"
-PRODUCT = "matrix products"
-ATTENTION = "attention"
-RECURRENT = "recurrent layers"
-BIAS = "bias"
-NORM = "normalization"
-POOLING = "pooling"
-ACTIVATION = "activation"
-SOFTMAX = "softmax"
-INTERPOLATION = "interpolation"
-EMBEDDING = "embedding"
-ELEMENTWISE = "element-wise arithmetic"
-FIRST_ADDITION = "a sum of n terms as n - 1 additions"
-AVERAGING = "averaged over the batch"
+
+class Category:
+    """Categories of work, as causes of a difference name them."""
+
+    CONVOLUTION = "convolutions"
+    LINEAR = "linear layers"
+    PRODUCT = "matrix products"
+    ATTENTION = "attention"
+    RECURRENT = "recurrent layers"
+    BIAS = "bias"
+    NORM = "normalization"
+    POOLING = "pooling"
+    ACTIVATION = "activation"
+    SOFTMAX = "softmax"
+    INTERPOLATION = "interpolation"
+    EMBEDDING = "embedding"
+    ELEMENTWISE = "element-wise arithmetic"
+    FIRST_ADDITION = "a sum of n terms as n - 1 additions"
+    AVERAGING = "averaged over the batch"
+
 
 # Work that is made of multiply-accumulates.
-DENSE = frozenset((CONVOLUTION, LINEAR, PRODUCT, ATTENTION, RECURRENT))
+DENSE = frozenset((Category.CONVOLUTION, Category.LINEAR, Category.PRODUCT, Category.ATTENTION, Category.RECURRENT))
 
 # The category of an operator's MACs and that of its other work, by the kind its cost rule gives it.
 _CATEGORIES = {
-    "conv": (CONVOLUTION, BIAS),
-    "matmul": (PRODUCT, BIAS),
-    "attention": (ATTENTION, SOFTMAX),
-    "recurrent": (RECURRENT, RECURRENT),
-    "norm": (NORM, NORM),
-    "pooling": (POOLING, POOLING),
-    "activation": (ACTIVATION, ACTIVATION),
-    "softmax": (SOFTMAX, SOFTMAX),
-    "interpolation": (INTERPOLATION, INTERPOLATION),
-    "embedding": (EMBEDDING, EMBEDDING),
-    "elementwise": (ELEMENTWISE, ELEMENTWISE),
+    "conv": (Category.CONVOLUTION, Category.BIAS),
+    "matmul": (Category.PRODUCT, Category.BIAS),
+    "attention": (Category.ATTENTION, Category.SOFTMAX),
+    "recurrent": (Category.RECURRENT, Category.RECURRENT),
+    "norm": (Category.NORM, Category.NORM),
+    "pooling": (Category.POOLING, Category.POOLING),
+    "activation": (Category.ACTIVATION, Category.ACTIVATION),
+    "softmax": (Category.SOFTMAX, Category.SOFTMAX),
+    "interpolation": (Category.INTERPOLATION, Category.INTERPOLATION),
+    "embedding": (Category.EMBEDDING, Category.EMBEDDING),
+    "elementwise": (Category.ELEMENTWISE, Category.ELEMENTWISE),
 }
 
 RECURRENT_OPS = frozenset(
@@ -169,9 +173,9 @@ def _used_operators(trace: Trace) -> frozenset[int]:
 def category_of(op: CountedOp, module: CountedModule) -> str:
     """Return the category of an operator's MACs; both products inside a MultiheadAttention are its attention."""
     if op.name == "aten.linear":
-        return LINEAR
+        return Category.LINEAR
     if module.kind == "MultiheadAttention" and op.name in ("aten.bmm", "aten.baddbmm"):
-        return ATTENTION
+        return Category.ATTENTION
     return _categories(op)[0]
 
 
@@ -296,7 +300,7 @@ def under_convention(profile: ModelProfile, convention: str) -> ModelProfile:
         return replace(profile, convention=OURS, layers=ours, totals=total_costs(trace, ours))
     find_convention(convention, OURS)
     theirs = count(profile, convention)
-    products = _by_layer((e for e in theirs.entries if e.category in DENSE | {FIRST_ADDITION}), len(ours))
+    products = _by_layer((e for e in theirs.entries if e.category in DENSE | {Category.FIRST_ADDITION}), len(ours))
     layers = []
     for layer, amount, product in zip(ours, theirs.layers, products, strict=True):
         macs = amount if theirs.unit == "macs" else product // 2
@@ -361,7 +365,7 @@ def _cause(category: str, ours: int, theirs: int, by_module: bool) -> str:
         return category
     if theirs:
         return f"{category} counted differently"
-    if by_module and category in (CONVOLUTION, LINEAR, PRODUCT):
+    if by_module and category in (Category.CONVOLUTION, Category.LINEAR, Category.PRODUCT):
         return "functional operators not counted"
     return f"{category} not counted"
 

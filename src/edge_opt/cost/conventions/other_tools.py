@@ -13,19 +13,8 @@ from functools import cache
 from math import prod
 
 from edge_opt.cost.conventions.counting import (
-    ACTIVATION,
-    ATTENTION,
-    AVERAGING,
-    BIAS,
-    CONVOLUTION,
-    ELEMENTWISE,
-    INTERPOLATION,
-    LINEAR,
-    NORM,
-    POOLING,
-    RECURRENT,
     RECURRENT_OPS,
-    SOFTMAX,
+    Category,
     CountedModule,
     CountedOp,
     Entry,
@@ -82,13 +71,16 @@ _FVCORE_RULES: dict[str, tuple[str | None, Callable[[CountedOp], int]]] = {
     **dict.fromkeys(_CONVOLUTION_OPS, (None, _fvcore_convolution)),
     **{f"aten.{name}": (None, lambda op: op.macs) for name in ("linear", "mm", "addmm", "bmm")},
     # Recurrent layers have no rule; a single cell is made of linear layers.
-    **{f"aten.{name}_cell": (RECURRENT, lambda op: op.macs) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
-    "aten.batch_norm": (NORM, _fvcore_batch_norm),
-    **{f"aten.{name}": (NORM, _fvcore_norm) for name in ("group_norm", "layer_norm", "instance_norm")},
-    "aten.adaptive_avg_pool2d": (POOLING, lambda op: op.x.elements),
-    "aten.upsample_nearest2d": (INTERPOLATION, lambda op: op.out.elements),
     **{
-        f"aten.{name}": (INTERPOLATION, lambda op: 4 * op.out.elements)
+        f"aten.{name}_cell": (Category.RECURRENT, lambda op: op.macs)
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    },
+    "aten.batch_norm": (Category.NORM, _fvcore_batch_norm),
+    **{f"aten.{name}": (Category.NORM, _fvcore_norm) for name in ("group_norm", "layer_norm", "instance_norm")},
+    "aten.adaptive_avg_pool2d": (Category.POOLING, lambda op: op.x.elements),
+    "aten.upsample_nearest2d": (Category.INTERPOLATION, lambda op: op.out.elements),
+    **{
+        f"aten.{name}": (Category.INTERPOLATION, lambda op: 4 * op.out.elements)
         for name in ("upsample_bilinear2d", "grid_sampler_2d", "grid_sampler_3d")
     },
 }
@@ -240,26 +232,26 @@ _THOP_RULES: tuple[_ThopRule, ...] = (
     (
         r"(Batch|Instance|Layer|Group|RMS)Norm",
         "batch_norm instance_norm layer_norm group_norm rms_norm",
-        NORM,
+        Category.NORM,
         lambda module, op: op.x.elements * (4 if op.has("weight") else 2),
     ),
-    (r"PReLU$", "prelu", ACTIVATION, lambda module, op: op.x.elements),
-    (r"^(Log)?Softmax|^Softmin$", "softmax log_softmax", SOFTMAX, _thop_softmax),
-    (r"^AvgPool[123]d", "avg_pool1d avg_pool2d avg_pool3d", POOLING, _thop_average_pool),
+    (r"PReLU$", "prelu", Category.ACTIVATION, lambda module, op: op.x.elements),
+    (r"^(Log)?Softmax|^Softmin$", "softmax log_softmax", Category.SOFTMAX, _thop_softmax),
+    (r"^AvgPool[123]d", "avg_pool1d avg_pool2d avg_pool3d", Category.POOLING, _thop_average_pool),
     (
         r"^AdaptiveAvgPool",
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
-        POOLING,
+        Category.POOLING,
         _thop_adaptive_pool,
     ),
-    (r"^Upsampl", "upsample_linear1d", INTERPOLATION, lambda module, op: 5 * op.out.elements),
-    (r"^Upsampl", "upsample_bilinear2d", INTERPOLATION, lambda module, op: 11 * op.out.elements),
-    (r"^Upsampl", "upsample_bicubic2d", INTERPOLATION, lambda module, op: 259 * op.out.elements),
-    (r"^Upsampl", "upsample_trilinear3d", INTERPOLATION, lambda module, op: 31 * op.out.elements),
+    (r"^Upsampl", "upsample_linear1d", Category.INTERPOLATION, lambda module, op: 5 * op.out.elements),
+    (r"^Upsampl", "upsample_bilinear2d", Category.INTERPOLATION, lambda module, op: 11 * op.out.elements),
+    (r"^Upsampl", "upsample_bicubic2d", Category.INTERPOLATION, lambda module, op: 259 * op.out.elements),
+    (r"^Upsampl", "upsample_trilinear3d", Category.INTERPOLATION, lambda module, op: 31 * op.out.elements),
     (
         r"(LSTM|GRU|RNN)(Cell)?$",
         " ".join(name.removeprefix("aten.") for name in sorted(RECURRENT_OPS)),
-        RECURRENT,
+        Category.RECURRENT,
         _thop_recurrent,
     ),
 )
@@ -276,7 +268,7 @@ def _thop_counts(module: CountedModule) -> list[tuple[str, int]] | None:
         counts = [(category_of(op, module), op.macs) for op in module.ops if op.macs]
         size = _attention_size(module)
         if size is not None:
-            counts.append((SOFTMAX, _softmax_ops(size.batch * size.heads * size.queries, size.keys)))
+            counts.append((Category.SOFTMAX, _softmax_ops(size.batch * size.heads * size.queries, size.keys)))
         return counts
     for pattern, names, category, rule in _THOP_RULES:
         op = module.first(*(f"aten.{name}" for name in names.split()))
@@ -311,9 +303,9 @@ def thop_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
 def _linear(module: CountedModule) -> _Counts:
     op = module.first("aten.linear")
     if op is not None:
-        yield LINEAR, op.macs
+        yield Category.LINEAR, op.macs
         if op.has("bias"):
-            yield BIAS, op.out.elements
+            yield Category.BIAS, op.out.elements
 
 
 def _convolution(module: CountedModule) -> _Counts:
@@ -322,9 +314,9 @@ def _convolution(module: CountedModule) -> _Counts:
     if op is not None:
         weight = op.argument("weight").shape
         positions = op.x.shape[2:] if "transpose" in op.name else op.out.shape[2:]
-        yield CONVOLUTION, op.x.shape[0] * prod(positions) * prod(weight)
+        yield Category.CONVOLUTION, op.x.shape[0] * prod(positions) * prod(weight)
         if op.has("bias"):
-            yield BIAS, op.x.shape[0] * prod(op.out.shape[1:])
+            yield Category.BIAS, op.x.shape[0] * prod(op.out.shape[1:])
 
 
 def _by_operator(kind: str, category: str, amount: Callable[[CountedOp], int]) -> Callable[[CountedModule], _Counts]:
@@ -338,16 +330,16 @@ def _by_operator(kind: str, category: str, amount: Callable[[CountedOp], int]) -
     return rule
 
 
-_activation = _by_operator("activation", ACTIVATION, lambda op: op.out.elements)
-_pool = _by_operator("pooling", POOLING, lambda op: op.x.elements)
+_activation = _by_operator("activation", Category.ACTIVATION, lambda op: op.out.elements)
+_pool = _by_operator("pooling", Category.POOLING, lambda op: op.x.elements)
 # Twice the elements where there is an attribute `affine`, which a LayerNorm names differently.
-_affine_norm = _by_operator("norm", NORM, lambda op: op.x.elements * (2 if op.has("weight") else 1))
+_affine_norm = _by_operator("norm", Category.NORM, lambda op: op.x.elements * (2 if op.has("weight") else 1))
 
 
 def _upsample(module: CountedModule) -> _Counts:
     """The outputs of one image, however many there are."""
     for shape in module.call.output_shapes[:1]:
-        yield INTERPOLATION, prod(shape[1:])
+        yield Category.INTERPOLATION, prod(shape[1:])
 
 
 def _recurrent(module: CountedModule) -> _Counts:
@@ -361,7 +353,7 @@ def _recurrent(module: CountedModule) -> _Counts:
         biases = 2 * cell.gates * cell.hidden if cell.has_bias else 0
         updates = cell.hidden * {1: 1, 3: 7, 4: 10}[cell.gates]
         total += products + biases + updates
-    yield RECURRENT, total * prod(op.x.shape[:-1])
+    yield Category.RECURRENT, total * prod(op.x.shape[:-1])
 
 
 def _multihead_attention(module: CountedModule) -> _Counts:
@@ -373,12 +365,12 @@ def _multihead_attention(module: CountedModule) -> _Counts:
     batch, queries = size.batch, size.queries
     keys = prod(module.call.input_shapes[1][:-1]) // batch
     has_bias = any(op.has("bias") for op in module.ops if op.name == "aten.linear")
-    yield LINEAR, batch * (queries * query**2 + keys * key**2 + keys * value**2 + queries * value**2)
-    yield BIAS, batch * ((queries + 2 * keys) * query * has_bias + queries * value)
-    yield ELEMENTWISE, batch * queries * query
+    yield Category.LINEAR, batch * (queries * query**2 + keys * key**2 + keys * value**2 + queries * value**2)
+    yield Category.BIAS, batch * ((queries + 2 * keys) * query * has_bias + queries * value)
+    yield Category.ELEMENTWISE, batch * queries * query
     widths = query // size.heads + value // size.heads
-    yield ATTENTION, batch * size.heads * queries * keys * widths
-    yield SOFTMAX, batch * size.heads * queries * keys
+    yield Category.ATTENTION, batch * size.heads * queries * keys * widths
+    yield Category.SOFTMAX, batch * size.heads * queries * keys
 
 
 def _timm_attention(module: CountedModule) -> _Counts:
@@ -386,9 +378,9 @@ def _timm_attention(module: CountedModule) -> _Counts:
     if size is None:
         return
     scores = size.batch * size.heads * size.queries**2
-    yield ELEMENTWISE, size.batch * size.heads * size.queries * size.head_width
-    yield ATTENTION, 2 * scores * size.head_width
-    yield SOFTMAX, scores
+    yield Category.ELEMENTWISE, size.batch * size.heads * size.queries * size.head_width
+    yield Category.ATTENTION, 2 * scores * size.head_width
+    yield Category.SOFTMAX, scores
 
 
 _PTFLOPS_MODULES: dict[str, Callable[[CountedModule], _Counts]] = {
@@ -398,7 +390,7 @@ _PTFLOPS_MODULES: dict[str, Callable[[CountedModule], _Counts]] = {
     **{f"{a}{name}Pool{dims}": _pool for a in ("", "Adaptive") for name in ("Max", "Avg") for dims in _DIMS},
     **{f"{name}Norm{dims}": _affine_norm for name in ("Batch", "Instance") for dims in _DIMS},
     "GroupNorm": _affine_norm,
-    "LayerNorm": _by_operator("norm", NORM, lambda op: op.x.elements),
+    "LayerNorm": _by_operator("norm", Category.NORM, lambda op: op.x.elements),
     "Upsample": _upsample,
     **dict.fromkeys(("RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"), _recurrent),
     "MultiheadAttention": _multihead_attention,
@@ -439,12 +431,12 @@ _INTERPOLATIONS = [
     *(f"_upsample_nearest_exact{dims}" for dims in _DIMS),
 ]
 _PTFLOPS_FUNCTIONS: dict[str, tuple[str | None, Callable[[CountedOp], int]]] = {
-    **{f"aten.{name}": (ACTIVATION, lambda op: op.x.elements) for name in _PER_INPUT},
-    **{f"aten.{name}": (POOLING, lambda op: op.x.elements) for name in _POOLS},
-    **{f"aten.max_pool{dims}_with_indices": (POOLING, lambda op: op.x.elements) for dims in _DIMS},
-    "aten.softmax": (SOFTMAX, lambda op: op.x.elements),
-    **{f"aten.{name}": (ELEMENTWISE, _elementwise) for name in ("mul", "add")},
-    **{f"aten.{name}": (INTERPOLATION, _interpolate) for name in _INTERPOLATIONS},
+    **{f"aten.{name}": (Category.ACTIVATION, lambda op: op.x.elements) for name in _PER_INPUT},
+    **{f"aten.{name}": (Category.POOLING, lambda op: op.x.elements) for name in _POOLS},
+    **{f"aten.max_pool{dims}_with_indices": (Category.POOLING, lambda op: op.x.elements) for dims in _DIMS},
+    "aten.softmax": (Category.SOFTMAX, lambda op: op.x.elements),
+    **{f"aten.{name}": (Category.ELEMENTWISE, _elementwise) for name in ("mul", "add")},
+    **{f"aten.{name}": (Category.INTERPOLATION, _interpolate) for name in _INTERPOLATIONS},
     **{f"aten.{name}": (None, lambda op: op.macs) for name in ("mm", "bmm")},
     # The vector's length stands in for a width.
     **{f"aten.{name}": (None, lambda op: op.macs * op.x.shape[-1]) for name in ("mv", "dot")},
@@ -499,7 +491,7 @@ def _ptflops_function_counts(module: CountedModule) -> _Counts:
     if module.kind == "Upsample" and module.call.is_leaf and not any("upsample" in op.name for op in module.ops):
         # A mode that the trace decomposes is still one call of F.interpolate.
         for shape in module.call.output_shapes[:1]:
-            yield INTERPOLATION, prod(shape)
+            yield Category.INTERPOLATION, prod(shape)
 
 
 def _tree_paths(modules: Sequence[CountedModule]) -> Callable[[str], int]:
@@ -564,7 +556,7 @@ def ptflops_entries(modules: Sequence[CountedModule]) -> Iterator[Entry]:
             total += entry.amount
             share = total // batch - kept
             kept += share
-            yield Entry(entry.layer, AVERAGING, share - entry.amount)
+            yield Entry(entry.layer, Category.AVERAGING, share - entry.amount)
     for module in modules:
         for category, amount in _ptflops_function_counts(module):
             yield Entry(module.call.index, category, amount)

@@ -17,12 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from edge_opt.cost.conventions.counting import (
-    ACTIVATION,
-    BIAS,
-    CONVOLUTION,
-    FIRST_ADDITION,
-    NORM,
-    POOLING,
+    Category,
     CountedModule,
     CountedOp,
     Entry,
@@ -137,7 +132,11 @@ def _sums(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
         size = outputs if op.name == "aten.linear" else _unrounded(op)
         work = round(size * (taps - 1 + bias))
         return _Counted(macc, ((category_of(op, module), work),), _read(op), round(size * _itemsize(op.out)))
-    parts = ((category_of(op, module), 2 * outputs * taps), (FIRST_ADDITION, -outputs), (BIAS, bias * outputs))
+    parts = (
+        (category_of(op, module), 2 * outputs * taps),
+        (Category.FIRST_ADDITION, -outputs),
+        (Category.BIAS, bias * outputs),
+    )
     return _Counted(macc, parts, _read(op), _nbytes(op.out))
 
 
@@ -163,7 +162,7 @@ def _unrounded(op: CountedOp) -> Fraction:
 def _transposed(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """K products per input, each added to an output that starts at zero, so no addition is saved."""
     products, biases = op.macs, op.out.elements if op.has("bias") else 0
-    parts = ((CONVOLUTION, 2 * products), (BIAS, biases))
+    parts = ((Category.CONVOLUTION, 2 * products), (Category.BIAS, biases))
     return _Counted(products + biases, parts, _read(op), _nbytes(op.out))
 
 
@@ -173,7 +172,7 @@ def _batch_norm(module: CountedModule, op: CountedOp, release: Release) -> _Coun
     macc = (2 if parameters else 1) * op.x.elements
     flops = (4 if parameters else 3) * op.x.elements if release == "2020" else 2 * macc
     read = _nbytes(op.x) + op.x.shape[0] * _nbytes(*parameters)
-    return _Counted(macc, ((NORM, flops),), read, _nbytes(op.x))
+    return _Counted(macc, ((Category.NORM, flops),), read, _nbytes(op.x))
 
 
 def _pool(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
@@ -193,13 +192,13 @@ def _pool(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
         flops = op.out.elements * (counted - 1 + is_average)
     else:
         flops = op.out.elements * (taps - 1 + (taps if is_average else 0))
-    return _Counted(op.out.elements * taps, ((POOLING, flops),), _nbytes(op.x), _nbytes(op.out))
+    return _Counted(op.out.elements * taps, ((Category.POOLING, flops),), _nbytes(op.x), _nbytes(op.out))
 
 
 def _activation(module: CountedModule, op: CountedOp, release: Release) -> _Counted:
     """One operation per element, whatever the function; learned slopes are read and written with it."""
     moved = _nbytes(op.x) + _samples(op.x, 2) * _nbytes(*_parameters(op))
-    return _Counted(op.x.elements, ((ACTIVATION, op.x.elements),), moved, moved)
+    return _Counted(op.x.elements, ((Category.ACTIVATION, op.x.elements),), moved, moved)
 
 
 _RULES: dict[str, _Rule] = {
@@ -259,9 +258,7 @@ def _own_costs(ops: Sequence[CountedOp]) -> Count:
 
 def _main_dtype(module: CountedModule) -> str | None:
     computing = [op for op in module.ops if op.price.cost.flops and op.signature.inputs]
-    if not computing:
-        return None
-    return max(computing, key=lambda op: op.price.cost.flops).x.dtype
+    return max(computing, key=lambda op: op.price.cost.flops).x.dtype if computing else None
 
 
 def _has_row(module: CountedModule) -> bool:
