@@ -138,11 +138,7 @@ class Trace(Record):
     input_bytes: int = field("Bytes of the inputs.")
     used_real_tensors: bool = field("Whether the model really ran, because shapes alone were not enough.")
     notes: tuple[str, ...] = field("What a reader should know about how it was traced.", default=())
-    moved_tensor_bytes: tuple[int, ...] = field(
-        "Bytes of each of the model's own tensors, read or not, in the order in which `model.to(device)` "
-        "moves them; empty in files of versions that did not record it.",
-        default=(),
-    )
+    moved_tensor_bytes: tuple[int, ...] = field("Bytes of each tensor, in the order of `model.to(device)`.", default=())
 
 
 Status = Literal["priced", "free", "unpriced"]

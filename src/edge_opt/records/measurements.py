@@ -173,11 +173,7 @@ class Measurement(Shown):
     energy_refusals: tuple[Refusal, ...] = field("Meters that could not be used, and why.")
     environment: Environment = field("The machine and the process.")
     training: MeasuredStep | None = field("Forward and backward by layer; None: no gradient.", default=None)
-    fresh_latency_s: float | None = field(
-        "Median seconds of a forward that must map its memory first; `latency` is of kept memory. None where "
-        "the C library cannot be told, off the CPU, and where the number of repeats was given.",
-        default=None,
-    )
+    fresh_latency_s: float | None = field("Median seconds if memory must be mapped first; None: unknown.", default=None)
 
     @property
     def is_slower_fresh(self) -> bool:
