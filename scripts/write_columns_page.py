@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_opt.records.profiles import Level
+from edge_opt.records.trial_columns import TRIAL_COLUMNS
 from edge_opt.report.table import LEVELS, columns
 
 PAGE = Path(__file__).parent.parent / "docs" / "columns.md"
@@ -27,6 +28,15 @@ _PROFILES = """
 `to_dataframe(level)` and `save("x.csv", level)` have these columns. Levels: one row per leaf call (`leaves`), per
 module with everything below it (`modules`), per operator call (`operators`), or one for the whole model (`root`). See
 [counting](counting.md) for what MACs, FLOPs and bytes include. The `predicted_*` columns need a target.
+"""
+
+_SWEEPS = """
+## Figures of a sweep
+
+`sweep_results.csv` and `sweep_dataframe` have these columns for each candidate; others say what it is and its status.
+The last part of a name is the unit in files (`_ms`, `_mb`); the meaning is that of the record's field, in seconds and
+bytes. A figure with a name in the third column can be limited by a constraint, such as `latency_ms <= 20`. Where
+another metric than accuracy is scored, its name replaces `accuracy`.
 """
 
 _JSON = """
@@ -52,12 +62,21 @@ assert eo.load("small.json").totals.macs == document["totals"]["macs"]
 
 def page() -> str:
     """Return the page."""
-    return _HEAD + _PROFILES + _table(["column", "title", "levels", "meaning"], _profile_rows()) + _JSON
+    profiles = _table(["column", "title", "levels", "meaning"], _profile_rows())
+    sweeps = _table(["column", "title", "constraint", "meaning"], _sweep_rows())
+    return _HEAD + _PROFILES + profiles + _SWEEPS + sweeps + _JSON
 
 
 def _profile_rows() -> list[list[str]]:
     every = dict.fromkeys(column for level in LEVELS for column in columns(level))
     return [[f"`{column.name}`", column.title, _levels(column.levels), column.help] for column in every]
+
+
+def _sweep_rows() -> list[list[str]]:
+    return [
+        [f"`{it.name}`", it.title, f"`{it.metric}`" if it.metric else "", it.help.replace("|", "\\|")]
+        for it in TRIAL_COLUMNS
+    ]
 
 
 def _levels(levels: Sequence[Level]) -> str:

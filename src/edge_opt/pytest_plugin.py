@@ -43,7 +43,6 @@ def _check(
     # pytest loads this plugin in every project that has edge_opt installed: torch must not be imported before its use.
     from edge_opt.budgets.check import check
     from edge_opt.errors import BudgetError
-    from edge_opt.report.checks import render
 
     __tracebackhide__ = True
     all_budgets = [*budgets, *(f"{metric} {limit}" for metric, limit in limits.items())]
@@ -60,5 +59,5 @@ def _check(
     except BudgetError as error:
         pytest.fail(str(error), pytrace=False)
     if not result.passed:
-        pytest.fail(f"the model does not keep within its budget\n{render(result)}", pytrace=False)
+        pytest.fail(f"the model does not keep within its budget\n{result}", pytrace=False)
     return result

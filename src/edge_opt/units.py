@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 MIB = 1024 * 1024
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -159,3 +159,18 @@ def shape(dims: Sequence[int], times: str = TIMES) -> str:
     ('1×3×224×224', 'scalar', '1x128')
     """
     return times.join(map(str, dims)) if len(dims) else "scalar"
+
+
+# How a figure of each kind is written for people.
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "text": str,
+    "flag": lambda value: "yes" if value else "no",
+    "number": str,
+    "count": count,
+    "bytes": size,
+    "ratio": ratio,
+    "share": percent,
+    "time": duration,
+    "energy": energy,
+    "rate": lambda value: f"{value:.4g}",
+}

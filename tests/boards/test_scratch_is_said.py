@@ -5,7 +5,7 @@ from __future__ import annotations
 import edge_opt as eo
 from edge_opt.boards.capacity import SCRATCH_IS_APART
 from edge_opt.model import SmallCNN
-from edge_opt.report.checks import render
+from edge_opt.report.sheets import record_text
 
 
 def test_the_largest_batch_says_it() -> None:
@@ -21,6 +21,6 @@ def test_targets_side_by_side_say_it() -> None:
 
 def test_a_budget_on_memory_says_it() -> None:
     profile = eo.profile(SmallCNN(), (1, 1, 28, 28))
-    assert SCRATCH_IS_APART in render(eo.check(profile, "peak_memory_mb <= 1"))
+    assert SCRATCH_IS_APART in record_text(eo.check(profile, "peak_memory_mb <= 1"))
     assert SCRATCH_IS_APART in eo.check(profile, baseline=profile, max_increase={"planned_memory": "5%"}).remarks
-    assert SCRATCH_IS_APART not in render(eo.check(profile, "macs <= 2M"))
+    assert SCRATCH_IS_APART not in record_text(eo.check(profile, "macs <= 2M"))

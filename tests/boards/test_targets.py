@@ -18,7 +18,7 @@ from edge_opt.errors import InvalidDevice, InvalidInput, UnknownDevice, Unreadab
 from edge_opt.model import SmallCNN
 from edge_opt.records.predictions import TargetComparison
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.report.profile_text import render
+from rendering import render
 
 SHAPE = (1, 1, 28, 28)
 BOARD = """
@@ -204,7 +204,6 @@ def test_one_line_speaks_of_energy_and_none_of_sources_until_more_are_asked_for(
 
 
 def test_a_list_can_be_sorted_by_predicted_time(predicted: ModelProfile) -> None:
-    from edge_opt.report.profile_text import render
 
     assert render(predicted, sort="predicted", top=1).splitlines()[2].startswith("conv2")
     with pytest.raises(InvalidInput, match="cannot sort by predicted.*profile with target="):

@@ -123,7 +123,7 @@ def test_files_for_the_pull_request_and_the_server(folder: Path) -> None:
     done = run("check", "old.json", "--budget", "macs <= 1", "--markdown", "out/c.md", "--junit", "out/c.xml", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["passed"] is False
-    assert Path("out/c.md").read_text().startswith("### ❌")
+    assert Path("out/c.md").read_text().startswith("### net: 1 of 1 budget not kept")
     assert 'failures="1"' in Path("out/c.xml").read_text()
     assert "saved to out/c.md" in done.stderr
 

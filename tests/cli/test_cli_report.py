@@ -15,7 +15,7 @@ import edge_opt as eo
 from edge_opt.cli import app
 from edge_opt.errors import MissingExtra
 from edge_opt.model import SmallCNN
-from edge_opt.report.page import page as html
+from edge_opt.report import page as html
 from edge_opt.report.sweep_files import sweep_document
 from sweeps import sensitivity_of, small_sweep
 

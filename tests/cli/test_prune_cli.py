@@ -32,7 +32,7 @@ def test_a_deep_model_shows_the_layers_that_lost_most_and_counts_the_others(tmp_
     lines = result.stdout.splitlines()
     rows = [line.split() for line in lines if "Conv2d" in line]
     assert len(rows) == 12 and ["4", "Conv2d", "16", "8", "50.0%", "50.0%"] in rows
-    assert "more         8 layers that lost fewer channels: --json, or .achieved.layers in Python" in lines
+    assert "More         8 layers that lost fewer channels: --json, or .achieved.layers in Python" in lines
 
 
 def test_the_proof_is_printed_and_the_model_saved(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_the_proof_is_printed_and_the_model_saved(tmp_path: Path) -> None:
     assert lines[1].split() == ["Layer", "Kind", "Before", "After", "Asked", "Removed"]
     assert lines[3].split() == ["conv1", "Conv2d", "16", "8", "50.0%", "50.0%"]
     # 58 channels, of which 24 go: 8 + 16
-    assert any(line.split() == ["channels", "58", "→", "34", "58.6%", "remain"] for line in lines)
-    assert "short        classifier: 0.0% removed of 50.0%: classifier is the model's output" in lines
-    assert lines[-1].startswith("proved       forward, backward (6 gradients); equal to the original")
+    assert any(line.split() == ["Channels", "58", "→", "34", "58.6%", "remain"] for line in lines)
+    assert "Short        classifier: 0.0% removed of 50.0%: classifier is the model's output" in lines
+    assert any(line.startswith("Proved       forward, backward (6 gradients); equal to the original") for line in lines)
     assert f"saved to {tmp_path / 'out'}" in result.stderr
     assert load_pruned(tmp_path / "out", SmallCNN).conv2.out_channels == 16
 

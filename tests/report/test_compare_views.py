@@ -14,7 +14,9 @@ import edge_opt as eo
 from edge_opt.errors import InvalidInput, UnreadableProfile
 from edge_opt.records.profiles import ModelComparison, ModelProfile
 from edge_opt.records.sweeps import Candidate, SweepResult, Trial, Violation
-from edge_opt.report.comparison import as_csv, as_markdown, chosen_rows, comparison_page, load_comparison, render
+from edge_opt.report.comparison import as_csv, chosen_rows, load_comparison
+from edge_opt.report.html import sheet_page
+from edge_opt.report.sheets import record_text, sheet_markdown, sheet_of
 from trial_metrics import METRICS
 
 SHAPE = (1, 3, 8, 8)
@@ -40,22 +42,22 @@ def test_csv_has_every_layer_with_exact_differences(comparison: ModelComparison)
 
 
 def test_markdown_is_short_and_folds_the_layers(comparison: ModelComparison) -> None:
-    text = as_markdown(comparison)
-    assert text.startswith("### wide → narrow → active")
-    assert "| **MACs** | 18.9 k | 9.47 k | −50.0% | 18.9 k | ±0% |" in text
-    assert text.index("<details>") > text.index("**Parameters**")
-    assert "4 layers differ" in text
+    text = sheet_markdown(sheet_of(comparison))
+    assert text.startswith("### A: wide → B: narrow → C: active")
+    assert "| MACs | 18.9 k | 9.47 k | −9.47 k | −50.0% | 18.9 k | ±0 | ±0% |" in text
+    assert text.index("<details>") > text.index("| Parameters |")
+    assert "Layers that differ: 4 of 4" in text
 
 
 def test_every_view_names_the_same_totals(comparison: ModelComparison) -> None:
-    for view in (render(comparison), as_markdown(comparison), comparison_page(comparison)):
+    for view in (record_text(comparison), sheet_markdown(sheet_of(comparison)), sheet_page(sheet_of(comparison))):
         assert all(shown in view for shown in ("18.9 k", "9.47 k", "−50.0%"))
 
 
 def test_json_reads_back(comparison: ModelComparison, tmp_path: Path) -> None:
     assert load_comparison(comparison.save(tmp_path / "c.json")) == comparison
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(UnreadableProfile, match="not a comparison"):
+    with pytest.raises(UnreadableProfile, match='lacks "format": "edge_opt.comparison"'):
         load_comparison(tmp_path / "other.json")
     with pytest.raises(UnreadableProfile, match="cannot read"):
         load_comparison(tmp_path / "gone.json")
@@ -68,7 +70,7 @@ def test_the_largest_difference_comes_first(comparison: ModelComparison) -> None
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_figures_of_all_models_stand_side_by_side_or_not_at_all(comparison: ModelComparison, width: int) -> None:
-    header = next(line for line in render(comparison, width=width).splitlines() if line.startswith("Layer"))
+    header = next(line for line in record_text(comparison, width).splitlines() if line.startswith("Layer"))
     assert all(header.count(f" {letter}") == header.count(" A") for letter in "BC" if width >= 80)
     assert "MACs A" in header
 

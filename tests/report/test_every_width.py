@@ -8,16 +8,13 @@ from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 import edge_opt as eo
-from edge_opt.report import checks, comparison
-from edge_opt.report.profile_text import render
-from edge_opt.report.sheets import record_text, sheet_of, sheet_text
+from edge_opt.report.sheets import Column, Sheet, grid, record_text, sheet_of, sheet_text, wrapped
 from edge_opt.report.table import module_tree
-from edge_opt.report.target_tables import device_strips
-from edge_opt.report.terminal import Strip, grid, print_table, rendered, wrapped
+from edge_opt.report.target_tables import device_table
 from needed import needed
+from rendering import render
 from shown import profiled, records, served
 
 WIDTHS = (60, 80, 100, 200)
@@ -30,17 +27,11 @@ OWN: dict[str, Callable[[int], str]] = {
     "list": lambda width: render(profiled(is_measured=True), width=width, sort="time"),
     "operators": lambda width: render(profiled(), width=width, level="operators"),
     "predicted": lambda width: render(profiled(target="raspberry-pi-4"), width=width, depth=9, is_verbose=True),
-    "comparison": lambda width: comparison.render(records()["comparison"], width),
-    "check": lambda width: checks.render(records()["check"], width),
     "targets": lambda width: record_text(records()["targets"], width),
     "targets, all": lambda width: sheet_text(sheet_of(records()["targets"]), width),
     "training step": lambda width: record_text(records()["training step"], width),
-    "devices": lambda width: rendered(_draw_devices, width=width),
+    "devices": lambda width: sheet_text(Sheet("", (device_table(eo.devices()),)), width),
 }
-
-
-def _draw_devices(console: Console) -> None:
-    print_table(console, list(device_strips(eo.devices())))
 
 
 def rows_of(text: str) -> Iterator[list[str]]:
@@ -116,8 +107,8 @@ def test_a_check_keeps_its_limit_and_growth_where_there_is_little_room() -> None
         max_increase={"macs": "5%", "latency": "2%"},
     )  # fmt: skip
     for width, heads in ((60, ("Value", "Limit", "Growth")), (80, ("Value", "Limit", "Growth"))):
-        text = checks.render(check, width)
-        assert all(head in text.splitlines()[0] for head in heads), width
+        text = record_text(check, width)
+        assert all(head in text.splitlines()[1] for head in heads), width
         # A baseline without a latency has no limit that follows from it.
         assert "<= 0 s" not in text
 
@@ -136,4 +127,4 @@ def test_a_figure_and_its_unit_stay_on_one_line() -> None:
 
 
 def test_nothing_of_a_table_is_read_as_markup() -> None:
-    assert next(iter(grid([Strip("[bold]x", ())], 40))).plain == "[bold]x"
+    assert next(iter(grid([Column("[bold]x", ())], 40))).plain == "[bold]x"

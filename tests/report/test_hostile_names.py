@@ -19,10 +19,10 @@ from browser import Browser
 from edge_opt.hardware import estimate_layerwise_stats, save_hardware_artifacts
 from edge_opt.records.profiles import CheckResult, ModelComparison, ModelProfile
 from edge_opt.report.checks import as_junit
-from edge_opt.report.checks import as_markdown as check_markdown
-from edge_opt.report.comparison import as_csv, as_markdown, comparison_page, document, load_comparison
-from edge_opt.report.html import _TREE_SCRIPT
-from edge_opt.report.save import writers
+from edge_opt.report.comparison import as_csv, document, load_comparison
+from edge_opt.report.html import _TREE_SCRIPT, sheet_page
+from edge_opt.report.profile_text import profile_markdown
+from edge_opt.report.sheets import sheet_markdown, sheet_of
 
 NAMES = (
     "</script><script>alert(1)</script>",
@@ -102,7 +102,7 @@ def test_html_shows_names_as_text(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     page = {
-        "comparison page": lambda: comparison_page(comparison),
+        "comparison page": lambda: sheet_page(sheet_of(comparison)),
         "comparison": comparison._repr_html_,
         "profile": profiles[0]._repr_html_,
         "check": checked._repr_html_,
@@ -121,7 +121,7 @@ def test_html_shows_names_as_text(
 
 
 def test_a_page_loads_nothing(comparison: ModelComparison) -> None:
-    page = comparison_page(comparison)
+    page = sheet_page(sheet_of(comparison))
     assert "default-src 'none'" in page
     assert not any(word in page for word in ("http://", "https://", "url(", "<link", "<script"))
 
@@ -184,9 +184,9 @@ def test_a_markdown_table_keeps_its_columns(
     if what == "rasp":
         rasp.stat(hostile(4), (1, 4), save_path=tmp_path / "rasp.md")
     text = {
-        "profile": lambda: writers()[".md"](profiles[0], "leaves"),
-        "comparison": lambda: as_markdown(comparison),
-        "check": lambda: check_markdown(checked),
+        "profile": lambda: profile_markdown(profiles[0]),
+        "comparison": lambda: sheet_markdown(sheet_of(comparison)),
+        "check": lambda: sheet_markdown(sheet_of(checked)),
         "rasp": lambda: (tmp_path / "rasp.md").read_text(encoding="utf-8"),
     }[what]()
     assert not [character for character in ACTED_ON if character in text]

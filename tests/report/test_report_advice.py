@@ -10,8 +10,7 @@ from torch import nn
 import edge_opt as eo
 from edge_opt.model import SmallCNN
 from edge_opt.report.figures import device_roofs
-from edge_opt.report.page.payload import payload
-from edge_opt.report.page.verdict import advice, verdict
+from edge_opt.report.page_data import advice, page_data, verdict
 from sweeps import small_sweep
 
 
@@ -62,5 +61,5 @@ def test_the_energy_of_the_best_candidate_says_what_kind_of_figure_it_is(source:
         trial if trial.metrics is None else replace(trial, metrics=replace(trial.metrics, energy_source=source))
         for trial in result.trials
     )
-    found = {card["label"]: card["provenance"] for card in payload(sweep=replace(result, trials=trials))["cards"]}
+    found = {card["label"]: card["provenance"] for card in page_data(sweep=replace(result, trials=trials))["cards"]}
     assert found["Best: energy"] == provenance

@@ -15,8 +15,6 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput, UnreadableProfile
-from edge_opt.report import save as files
-from edge_opt.report.save import writer, writers
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +100,6 @@ def test_files_are_made_with_the_usual_permissions(profile: eo.ModelProfile, tmp
     (tmp_path / "plain").write_text("")
     written = profile.save(tmp_path / "profile.md")
     assert written.stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_a_writer_is_an_extension_and_registered_once(
-    profile: eo.ModelProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_writers", dict(writers()))
-
-    @writer(".total")
-    def total(profile: eo.ModelProfile, level: Any) -> str:
-        return str(profile.totals.macs)
-
-    assert profile.save(tmp_path / "x.total").read_text() == str(2 * 4 * 4)
-    with pytest.raises(InvalidInput, match=r"\.total has two writers: .*total and .*<lambda>"):
-        writer(".total")(lambda profile, level: "")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +216,7 @@ def test_a_damaged_file_names_the_place(
 
 def test_report_never_imports_torch() -> None:
     code = (
-        "import sys, edge_opt.report.terminal, edge_opt.report.save, edge_opt.report.table;"
+        "import sys, edge_opt.report.sheets, edge_opt.report.save, edge_opt.report.table;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'pandas')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

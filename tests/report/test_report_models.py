@@ -14,7 +14,7 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.report.profile_text import render
+from rendering import render
 
 
 class Masked(nn.Module):

@@ -23,10 +23,8 @@ from edge_opt import units
 from edge_opt.model import SmallCNN
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import Finalist, Finals, Speedup, SpeedupRatio
-from edge_opt.report.figures import PredictionError
-from edge_opt.report.page import write_page
-from edge_opt.report.page.page import embedded, page_text
-from edge_opt.report.page.payload import payload, standard
+from edge_opt.report.page import embedded, page_text, write_page
+from edge_opt.report.page_data import page_data, standard
 from edge_opt.text import shorten
 from sweeps import done, failed, sensitivity_of, small_sweep, sweep
 
@@ -507,6 +505,7 @@ def test_a_prediction_is_laid_beside_the_measurement(browser: Browser, tmp_path:
     found = page.run("data.profile.agreements[0]")
     assert found["predicted_s"] == predicted.prediction.seconds
     assert found["measured_s"] == predicted.measurement.latency.median_s
+    assert found["ratio"] == found["predicted_s"] / found["measured_s"]
     times = {layer.path: layer.seconds for layer in predicted.prediction.layers}
     assert found["names"] and found["layer_predicted_s"] == [times[name] for name in found["names"]]
     assert page.run("data.profile.roofline.devices[0].name") == "raspberry-pi-5"
@@ -523,13 +522,9 @@ def test_embedded_data_cannot_end_its_element() -> None:
 
 
 def test_text_that_looks_like_a_place_in_the_template_stays_text() -> None:
-    assert page_text(payload(sweep=sweep(), title="{{plotly}}")).count("{{plotly}}") == 2  # heading and data
+    assert page_text(page_data(sweep=sweep(), title="{{plotly}}")).count("{{plotly}}") == 2  # heading and data
 
 
 def test_values_that_json_lacks_become_text() -> None:
     found = standard({"a": math.nan, 1: (2, {3}), "path": Path("x")})
     assert found == {"a": "nan", "1": [2, [3]], "path": "x"}
-
-
-def test_a_ratio_is_predicted_over_measured() -> None:
-    assert PredictionError("x", "timed", "fp32", 1.1, None, None, 2.0, (), (), (), (), ()).ratio == pytest.approx(0.55)

@@ -11,8 +11,6 @@ from torch import nn
 
 import edge_opt as eo
 from edge_opt.errors import InvalidInput
-from edge_opt.report import table as schema
-from edge_opt.report.table import Column, columns, register
 
 
 class Block(nn.Module):
@@ -132,13 +130,3 @@ def test_integers_stay_integers_of_any_size() -> None:
 def test_an_unknown_level_names_the_known(profile: eo.ModelProfile, level: Any) -> None:
     with pytest.raises(InvalidInput, match="leaves, modules, operators, root"):
         profile.to_dataframe(level)
-
-
-def test_a_column_can_be_added_once(profile: eo.ModelProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "_columns", dict(schema._columns))
-    depth = Column("letters", "Letters", "number", lambda row, _: len(row.path), ("leaves",), "Letters.")
-    register(depth)
-    assert profile.to_dataframe("leaves").letters.tolist()[-1] == len("head")
-    assert depth not in columns("modules")
-    with pytest.raises(InvalidInput, match="'letters' is registered twice"):
-        register(depth)

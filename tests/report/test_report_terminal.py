@@ -13,10 +13,10 @@ from torch import nn
 import edge_opt as eo
 from edge_opt import units
 from edge_opt.errors import InvalidInput
-from edge_opt.report.profile_text import render
-from edge_opt.report.summary import summary_lines
-from edge_opt.report.terminal import LUXURY, Cell, Strip, fitted
+from edge_opt.report.profile_text import summary_lines
+from edge_opt.report.sheets import OPTIONAL, Cell, Column, fitted
 from edge_opt.text import shorten
+from rendering import render
 
 
 class Attention(nn.Module):
@@ -78,14 +78,14 @@ def test_macs_of_the_lines_below_add_up_to_the_line_above(profile: eo.ModelProfi
 
 def test_depth_folds_and_says_so(profile: eo.ModelProfile) -> None:
     assert labels(render(profile, depth=0)) == ["Net"]
-    assert "Folded at depth 1 of 3; depth 3 shows every module." in render(profile, depth=1)
+    assert "Folded       at depth 1 of 3; depth 3 shows every module" in render(profile, depth=1)
     assert "Folded" not in render(profile, depth=3)
 
 
 def test_a_large_model_is_folded_to_about_a_screen() -> None:
     profile = eo.profile(Net(blocks=40), (1, 4, 8))
     assert len(labels(str(profile))) == 1 + 40 + 2
-    assert "Folded at depth 1 of 3" in str(profile)
+    assert "Folded       at depth 1 of 3" in str(profile)
     assert len(labels(render(profile, depth=3))) == 1 + 40 * (1 + 2 + 3) + 2
 
 
@@ -243,8 +243,8 @@ def test_shortened_text_keeps_both_ends_within_its_width(text: str, width: int) 
 
 def test_columns_give_way_from_the_right_and_the_dispensable_go_first() -> None:
     cells = (Cell("x" * 30),)
-    name, kind = Strip("Name", cells, "left", floor=10), Strip("Kind", cells, "left", floor=10, rank=2)
-    number, luxury = Strip("Number", cells, rank=5), Strip("Luxury", cells, rank=LUXURY)
+    name, kind = Column("Name", cells, "left", min_width=10), Column("Kind", cells, "left", min_width=10, drop_order=2)
+    number, luxury = Column("Number", cells, drop_order=5), Column("Luxury", cells, drop_order=OPTIONAL)
     strips = [name, kind, number, luxury]
     assert [width for _, width in fitted(strips, 4 * 30 + 3 * 2)] == [30, 30, 30, 30]
     assert fitted(strips, 4 * 30 + 3 * 2 - 1) == [(name, 30), (kind, 30), (number, 30)]

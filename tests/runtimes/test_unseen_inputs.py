@@ -18,7 +18,7 @@ from edge_opt.errors import ConversionFailed, Disagrees
 from edge_opt.quantization.int8_files import collect_ranges
 from edge_opt.quantization.onnx_files import FloatFile
 from edge_opt.records.conversions import Agreement, UnseenAgreement
-from edge_opt.report.results import agreement_text
+from edge_opt.report.record_sheets import agreement_text
 from edge_opt.runtimes.agreement import ReferenceModel, agreement, first_violation, unseen_agreement
 from edge_opt.runtimes.model_call import model_call
 from edge_opt.runtimes.torch_runtime import TorchRunner

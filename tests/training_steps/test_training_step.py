@@ -22,7 +22,7 @@ from edge_opt.cli import app
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed
 from edge_opt.measuring.memory import record_events, replay
 from edge_opt.records.training_steps import TrainingStep
-from edge_opt.report.training_tables import curve_svg
+from edge_opt.report.training_tables import _curve_svg
 from edge_opt.training_steps.step_trace import summed
 
 F32 = 4
@@ -362,7 +362,7 @@ def test_the_curve_has_sizes_phases_and_the_kinds_that_there_are() -> None:
     step = eo.training_step(
         nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)), (64, 256), optimizer="sgd"
     )
-    shown = curve_svg(step)
+    shown = _curve_svg(step)
     assert f">{units.size(step.peak_bytes)}</text>" in shown and ">0 B</text>" in shown
     assert all(f">{phase}</text>" in shown for phase in ("forward", "backward"))
     # plain SGD has no state, and these layers have no buffers

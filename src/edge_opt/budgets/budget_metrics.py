@@ -21,6 +21,7 @@ from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import Budget, FigureUnit, Increase, ModelProfile, Relation
 from edge_opt.records.sweeps import SHARES, TrialMetrics
 from edge_opt.records.training_steps import TrainingCost
+from edge_opt.records.trial_columns import BY_NAME, TRIAL_COLUMNS, TrialColumn
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -164,60 +165,29 @@ PROFILE_METRICS: Mapping[str, Metric[ModelProfile]] = _table(
 )
 
 
-def _interval(low: float | None, high: float | None) -> Interval | None:
-    return None if low is None or high is None else Interval(low, high)
+def _trial_family(column: TrialColumn, metric: str) -> Iterator[Metric[TrialMetrics]]:
+    """Yield a figure of a trial that can be limited; scores have the name of the metric that is scored."""
+    is_score = "accuracy" in column.metric
+    kind: Kind = cast(Kind, column.kind)
+    if is_score and metric not in SHARES:
+        kind = "count"
+
+    def interval(trial: TrialMetrics) -> Interval | None:
+        if not column.low:
+            return None
+        low, high = BY_NAME[column.low].read(trial), BY_NAME[column.high].read(trial)
+        return None if low is None or high is None else Interval(low, high)
+
+    is_signed = is_score and (kind != "share" or column.metric == "accuracy_drop")
+    name = column.metric.replace("accuracy", metric)
+    return _family(name, kind, column.read, interval, is_signed=is_signed)
 
 
-def _scores(name: str, kind: Kind) -> Iterator[Metric[TrialMetrics]]:
-    """Yield the score of a metric, how much worse it is than the baseline's, and the score on the test part."""
-    is_signed = kind != "share"
-    yield from _family(
-        name,
-        kind,
-        lambda trial: trial.accuracy,
-        lambda trial: Interval(trial.accuracy_low, trial.accuracy_high),
-        is_signed=is_signed,
-    )
-    yield from _family(
-        f"{name}_drop",
-        kind,
-        lambda trial: trial.accuracy_drop,
-        lambda trial: _interval(trial.accuracy_drop_low, trial.accuracy_drop_high),
-        is_signed=True,
-    )
-    yield from _family(f"test_{name}", kind, lambda trial: trial.test_accuracy, is_signed=is_signed)
+def _trial_table(metric: str) -> Mapping[str, Metric[TrialMetrics]]:
+    return _table(*(_trial_family(column, metric) for column in TRIAL_COLUMNS if column.metric))
 
 
-TRIAL_METRICS: Mapping[str, Metric[TrialMetrics]] = _table(
-    _scores("accuracy", "share"),
-    _family(
-        "latency",
-        "time",
-        lambda trial: trial.latency_s,
-        lambda trial: Interval(trial.latency_low_s, trial.latency_high_s),
-    ),
-    _family("latency_p95", "time", lambda trial: trial.latency_p95_s),
-    _family("cpu_latency", "time", lambda trial: trial.cpu_latency_s),
-    _family("single_latency", "time", lambda trial: trial.single_latency_s),
-    _family(
-        "deploy_latency",
-        "time",
-        lambda trial: trial.deploy_latency_s,
-        lambda trial: _interval(trial.deploy_latency_low_s, trial.deploy_latency_high_s),
-    ),
-    _family("throughput", "rate", lambda trial: trial.throughput),
-    _family("peak_memory", "bytes", lambda trial: trial.peak_memory_bytes),
-    _family("measured_memory", "bytes", lambda trial: trial.measured_memory_bytes),
-    _family("train_flops", "count", lambda trial: trial.train_flops),
-    _family("train_peak_memory", "bytes", lambda trial: trial.train_peak_memory_bytes),
-    _family("model", "bytes", lambda trial: trial.model_bytes),
-    _family("size", "bytes", lambda trial: trial.size_bytes),
-    _family("energy", "energy", lambda trial: trial.energy_j),
-    _family("macs", "count", lambda trial: trial.macs),
-    _family("params", "count", lambda trial: trial.params),
-    _family("macs_ratio", "share", lambda trial: trial.macs_ratio),
-    _family("params_ratio", "share", lambda trial: trial.params_ratio),
-)
+TRIAL_METRICS = _trial_table("accuracy")
 
 
 @cache
@@ -229,15 +199,12 @@ def trial_metrics(metric: str = "accuracy") -> Mapping[str, Metric[TrialMetrics]
     """
     if metric == "accuracy":
         return TRIAL_METRICS
-    scores = {score.name: score for score in _scores(metric, "share" if metric in SHARES else "count")}
-    others = {name: other for name, other in TRIAL_METRICS.items() if "accuracy" not in name}
-    families = {other.family for other in others.values()}
-    taken = [name for name in scores if name in others or name in families]
-    if taken:
-        raise InvalidInput(
-            f"a metric cannot be called {metric!r}: {taken[0]} means something else; rename the function"
-        )
-    return MappingProxyType({**scores, **others})
+    taken = {name for other in TRIAL_METRICS.values() for name in (other.name, other.family)}
+    taken -= {name for name in taken if "accuracy" in name}
+    clash = next((name for name in (metric, f"{metric}_drop", f"test_{metric}") if name in taken), None)
+    if clash is not None:
+        raise InvalidInput(f"a metric cannot be called {metric!r}: {clash} means something else; rename the function")
+    return _trial_table(metric)
 
 
 # Every group matches, if only the empty string: its position is where the caret of an error points.

@@ -81,7 +81,10 @@ def compare(
     edge-opt compare runs/mnist#baseline runs/mnist#best 'runs/mnist#prune 0.5 int8 onnxruntime'
     """
     import edge_opt as eo
-    from edge_opt.report.comparison import document, show, writer_for
+    from edge_opt.records.profiles import ModelComparison
+    from edge_opt.report.comparison import shown_comparison
+    from edge_opt.report.save import writer_for
+    from edge_opt.report.sheets import print_sheet, record_document
 
     if len(models) < 2:
         raise InvalidInput(f"only {models[0]!r} was given; name at least two profiles or models to compare")
@@ -89,7 +92,7 @@ def compare(
         raise InvalidInput("--json prints the whole comparison; drop it, or drop --sort, --top and --all")
     check_choice(sort, top)
     for path in output or []:
-        writer_for(path)
+        writer_for(ModelComparison, path)
     if any(map(_is_candidate, models)):
         if measure or inputs or inputs_ref or kwarg or batch is not None:
             raise InvalidInput("candidates were measured in their sweep; drop --measure, --input, --kwarg and --batch")
@@ -104,9 +107,10 @@ def compare(
         ]
         comparison = eo.compare(*profiles, names=names)
     if json:
-        typer.echo(document(comparison), nl=False)
+        typer.echo(record_document(comparison), nl=False)
     else:
-        show(comparison, result_console(highlight=False), sort=sort, top=top, everything=everything)
+        shown = shown_comparison(comparison, sort, top, everything=everything)
+        print_sheet(result_console(highlight=False), shown)
     for path in output or []:
         print_status(f"saved to {comparison.save(path)}")
 
@@ -169,7 +173,8 @@ def check(
     """
     import edge_opt as eo
     from edge_opt._support.files import write_named
-    from edge_opt.report.checks import as_junit, as_markdown, document, render
+    from edge_opt.report.checks import as_junit
+    from edge_opt.report.sheets import record_document, record_text, sheet_markdown, sheet_of
 
     budgets, increases = _limits(budget or [], max_increase or [], baseline is not None)
     names = [*(limit.metric for limit in budgets), *(increase.metric for increase in increases)]
@@ -190,12 +195,13 @@ def check(
             optimizer=optimizer,
         )
     if json:
-        typer.echo(document(result), nl=False)
+        typer.echo(record_document(result), nl=False)
     else:
-        typer.echo(render(result, result_width()))
-    for path, content in ((markdown, as_markdown), (junit, as_junit)):
-        if path is not None:
-            print_status(f"saved to {write_named(path, content(result))}")
+        typer.echo(record_text(result, result_width()))
+    if markdown is not None:
+        print_status(f"saved to {write_named(markdown, sheet_markdown(sheet_of(result)))}")
+    if junit is not None:
+        print_status(f"saved to {write_named(junit, as_junit(result))}")
     if not result.passed:
         raise typer.Exit(NOT_SATISFIED)
 

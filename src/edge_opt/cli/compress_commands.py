@@ -43,7 +43,7 @@ def _convert(
     **options: Any,
 ) -> None:
     """Convert the model that a reference names, print its verification, and exit with 1 where it is not good enough."""
-    from edge_opt.report.results import conversion_document
+    from edge_opt.report.record_sheets import conversion_document
     from edge_opt.runtimes.convert import convert
 
     if min_agreement is not None and not 0 <= min_agreement <= 1:

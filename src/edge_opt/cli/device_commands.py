@@ -18,7 +18,6 @@ from edge_opt.cli.arguments import Inputs, Json, MinTime, loaded_call, read_argu
 from edge_opt.cli.shell import Trust, print_json, print_record, print_status, result_console, result_width
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES
-from edge_opt.report.terminal import print_table
 
 if TYPE_CHECKING:
     from edge_opt.boards.class_costs import ModelWork
@@ -48,8 +47,8 @@ def devices(
     import edge_opt as eo
     from edge_opt.boards.catalog import user_folder
     from edge_opt.boards.targets import find_spec
-    from edge_opt.report.sheets import sheet_text
-    from edge_opt.report.target_tables import device_strips
+    from edge_opt.report.sheets import Sheet, print_sheet, sheet_text
+    from edge_opt.report.target_tables import device_table
 
     if name is not None:
         if name.lower().endswith(MODEL_FILES):
@@ -61,29 +60,28 @@ def devices(
     elif json:
         print_json([to_plain(spec) for spec in eo.devices()])
     else:
-        print_table(result_console(highlight=False), list(device_strips(eo.devices())))
+        print_sheet(result_console(highlight=False), Sheet("", (device_table(eo.devices()),)))
         print_status(f"`edge-opt devices NAME` shows one with its sources; your own files go to {user_folder()}")
 
 
 def _platforms(spec: DeviceSpec) -> Sheet:
     """Return a table of the device's platforms: basis, held-out error, rows and source."""
     from edge_opt.boards.platforms import platforms as known_platforms
-    from edge_opt.report.record_sheets import column
-    from edge_opt.report.sheets import Sheet
+    from edge_opt.report.sheets import Sheet, column, text_column
 
     platforms = known_platforms(spec)
     sources = dict.fromkeys(platform.source for platform in platforms)
     marks = {source: f"[{number}]" for number, source in enumerate(sources, start=1)}
-    strips = (
-        column("Platform", (item.name for item in platforms), is_name=True),
+    columns = (
+        text_column("Platform", (item.name for item in platforms)),
         column("Basis", (item.basis or "no time" for item in platforms)),
         column("Off", ("" if item.error is None else units.percent(item.error) for item in platforms)),
-        column("Times", (str(item.rows or "") for item in platforms), rank=3),
-        column("Day", ((item.day or "") if item.rows else "" for item in platforms), rank=4),
+        column("Times", (str(item.rows or "") for item in platforms), 3),
+        column("Day", ((item.day or "") if item.rows else "" for item in platforms), 4),
         column("Source", (marks[item.source] for item in platforms)),
     )
     how = "Platforms: an estimate takes the first one that answers. Off: median error on nets left out of the fit"
-    return Sheet(how, (strips,) if platforms else (), tuple((mark, source) for source, mark in marks.items()))
+    return Sheet(how, (columns,) if platforms else (), tuple((mark, source) for source, mark in marks.items()))
 
 
 _SHAPE = "1x3x224x224"

@@ -26,9 +26,10 @@ from edge_opt.cli.shell import (
 )
 from edge_opt.errors import InvalidInput
 from edge_opt.loading import MODEL_FILES, find_object, open_program, parse_reference
-from edge_opt.report.profile_text import SORT_KEYS, check_view
-from edge_opt.report.sheets import Sheet, check_suffix, print_sheet, record_document, sheet_of
-from edge_opt.report.table import LEVELS
+from edge_opt.report.profile_text import check_view
+from edge_opt.report.save import writer_for
+from edge_opt.report.sheets import Sheet, print_sheet, record_document, sheet_of
+from edge_opt.report.table import LEVELS, SORT_COLUMNS
 
 if TYPE_CHECKING:
     from edge_opt.records.devices import Engine
@@ -63,7 +64,7 @@ def profile(
     level: Annotated[str | None, Option(help=f"{', '.join(LEVELS)}; else a tree.")] = None,
     depth: Annotated[int | None, Option("--depth", "-d", help="Fold modules below this depth.")] = None,
     sort: Annotated[
-        str | None, Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_KEYS)}.")
+        str | None, Option("--sort", "-s", metavar="KEY", help=f"A list by {', '.join(SORT_COLUMNS)}.")
     ] = None,
     top: Annotated[int | None, Option("--top", "-n", help="Only the N largest.")] = None,
     output: Output = None,
@@ -87,14 +88,14 @@ def profile(
     edge-opt profile my.pkg:bert -i ids:1x128:int64 --kwarg use_cache=false -o bert.json
     """
     import edge_opt as eo
-    from edge_opt.report.profile_text import show
-    from edge_opt.report.save import document, writer_for
+    from edge_opt.records.profiles import ModelProfile
+    from edge_opt.report.profile_text import profile_sheet
 
     if json and (level, depth, sort, top) != (None, None, None, None):
         raise InvalidInput("--json prints the whole profile; drop it, or drop --level, --depth, --sort and --top")
     check_view(shown := cast("Level", level or "modules"), depth, sort, top)
     for path in output or []:
-        _ = _is_view_of_file(path, model) or writer_for(path)
+        _ = _is_view_of_file(path, model) or writer_for(ModelProfile, path)
     call_texts = (model, inputs, kwarg, batch, inputs_ref)
     if len(target or []) > 1:
         needs_layers = {
@@ -113,9 +114,9 @@ def profile(
         result = eo.profile(call.model, call.inputs, kwargs=call.kwargs, name=call.name, **options)
         result = _with_runtime_times(result, call, runtime_profile, measure)
     if json:
-        typer.echo(document(result), nl=False)
+        typer.echo(record_document(result), nl=False)
     else:
-        show(result, result_console(), depth=depth, sort=sort, top=top, level=shown, is_verbose=verbose)
+        print_sheet(result_console(), profile_sheet(result, depth, sort, top, shown, verbose))
     for path in output or []:
         print_status(f"saved to {_save(path, result, call, cast('Level', level or 'leaves'), model)}")
     if fail_on_unpriced and result.unpriced:
@@ -214,10 +215,11 @@ def train_cost(
     edge-opt train-cost net.py:Net -i 32x3x32x32 --budget-mb 512 --what-helps
     """
     import edge_opt as eo
+    from edge_opt.records.training_steps import TrainingStep
     from edge_opt.report.training_tables import training_sheet
 
     for path in output or []:
-        check_suffix(path)
+        writer_for(TrainingStep, path)
     with loaded_call(model, inputs, kwarg, batch, inputs_ref) as call:
         options: dict[str, Any] = {
             "loss": None if loss is None else _loss(loss), "optimizer": optimizer, "frozen": frozen,
@@ -296,7 +298,7 @@ def llm(
     from edge_opt.records.serving import ServingComparison
 
     for path in output or []:
-        check_suffix(path)
+        writer_for(ServingComparison, path)
     # What the user's own code prints goes to stderr: stdout holds results only.
     with redirect_stdout(sys.stderr):
         result = eo.llm(

@@ -139,7 +139,7 @@ def run(
 
 def _print_conclusion(result: SweepResult, folder: Path, tables: Path | None = None) -> None:
     """Print the end of a sweep: what was chosen and why, and where its files are."""
-    from edge_opt.report.terminal import wrapped
+    from edge_opt.report.sheets import wrapped
     from edge_opt.run.artifacts import conclusion
     from edge_opt.run.export_best import shipped_file
 

@@ -166,7 +166,7 @@ class Pruned(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the model and its recipe, as JSON holds it."""
-        from edge_opt.report.results import pruned_document
+        from edge_opt.report.record_sheets import pruned_document
 
         return pruned_document(self)
 
@@ -312,7 +312,7 @@ class Sensitivity(Shown):
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per layer and change, in the model's order."""
-        from edge_opt.report.results import sensitivity_dataframe
+        from edge_opt.report.record_sheets import sensitivity_dataframe
 
         return sensitivity_dataframe(self)
 

@@ -184,6 +184,6 @@ class Saved(Shown):
         Args:
             path: The file; its suffix chooses the format: .json, .md, .txt or .html.
         """
-        from edge_opt.report.sheets import save_record
+        from edge_opt.report.save import save
 
-        return save_record(self, path)
+        return save(self, path)

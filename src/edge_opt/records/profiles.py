@@ -122,7 +122,7 @@ class ModelProfile(Shown):
         """
         from edge_opt.report.save import save
 
-        return save(self, path, level)
+        return save(self, path, level=level)
 
     def log_to(self, writer: Any, step: int = 0, prefix: str = "") -> None:
         """Write the figures, and the table as text, to an experiment tracker.
@@ -304,7 +304,7 @@ class ModelComparison(Shown):
         Args:
             path: The file; its suffix chooses the format: .json (everything), .csv, .md, .html or .txt.
         """
-        from edge_opt.report.comparison import save
+        from edge_opt.report.save import save
 
         return save(self, path)
 
@@ -400,6 +400,6 @@ class CheckResult(Shown):
         Args:
             path: The file; its suffix chooses the format: .json (everything), .md, .xml (JUnit), .html or .txt.
         """
-        from edge_opt.report.checks import save
+        from edge_opt.report.save import save
 
         return save(self, path)

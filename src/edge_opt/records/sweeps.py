@@ -106,9 +106,34 @@ class TrialMetrics(Shown):
         return self.accuracy if self.metric_direction == "higher" else -self.accuracy
 
     @property
+    def energy_proxy_j(self) -> float | None:
+        """The energy where it is power times latency; None where a meter or a model says it, or it is not known."""
+        return self.energy_j if self.energy_source.startswith("proxy") else None
+
+    @property
+    def energy_proxy_note(self) -> str | None:
+        """What the proxy of energy rests on; None where the energy is none."""
+        return self.energy_source if self.energy_source.startswith("proxy") else None
+
+    @property
+    def timed_on(self) -> str | None:
+        """The board it was timed on; None where that was the machine of the sweep."""
+        return self.machine or None
+
+    @property
     def ranked_latency_s(self) -> float:
         """The time by which candidates are ranked: that of the batch that is deployed, where it is known."""
         return self.latency_s if self.deploy_latency_s is None else self.deploy_latency_s
+
+    @property
+    def ranked_low_s(self) -> float | None:
+        """Lower end of the 95 % interval of that time."""
+        return self.latency_low_s if self.deploy_latency_s is None else self.deploy_latency_low_s
+
+    @property
+    def ranked_high_s(self) -> float | None:
+        """Upper end of that interval."""
+        return self.latency_high_s if self.deploy_latency_s is None else self.deploy_latency_high_s
 
     @property
     def ranked_batch(self) -> int:

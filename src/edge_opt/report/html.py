@@ -1,161 +1,136 @@
-"""What a notebook draws: a profile as a tree with bars, a sweep with its chart, a comparison."""
+"""Sheets as HTML: in notebooks, and as pages that need nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge_opt import units
-from edge_opt.records.profiles import ModelComparison, ModelProfile
-from edge_opt.records.sweeps import SweepResult
-from edge_opt.report.comparison import cell, comparison_notes, fragment, layers_table, notes, totals_table
-from edge_opt.report.sheets import facts_html, strips_html
-from edge_opt.report.summary import summary_lines
-from edge_opt.report.sweep_tables import fates, ranked, scatter_svg, trial_strips
-from edge_opt.report.table import Node, Row, deepest_that_fits, heading, module_tree
+from edge_opt._support.extras import written_with
+from edge_opt.report.sheets import Cell, Column, Sheet, Table
 from edge_opt.text import html
 
-_SHOWN = 10
-_OPEN_ROWS = 40
-_MOST_ROWS = 2000
+_OPEN_ROWS = 50
 
-# Rows know their depth, cells their exact value. Sorting keeps every module below its parent.
-_TREE_STYLE = """
-.edge-opt .tree th button, .edge-opt .tree td button { all: unset; cursor: pointer; }
+# Colors that follow what is around them: a notebook or a page, light or dark.
+_TABLE_STYLE = """
+.edge-opt { font: 14px/1.45 system-ui, sans-serif; overflow-x: auto; }
+.edge-opt table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .6em 0; }
+.edge-opt th, .edge-opt td { padding: .2em .7em; text-align: right; background: none; color: inherit;
+  border: 0; border-bottom: 1px solid rgba(128, 128, 128, .3); white-space: nowrap; }
+.edge-opt th.name, .edge-opt td.name { text-align: left; }
+.edge-opt td.name > div { width: max-content; max-width: 26em; white-space: normal; overflow-wrap: anywhere;
+  unicode-bidi: isolate; }
+.edge-opt td.note > div { max-width: 56em; }
+.edge-opt .tree button { all: unset; cursor: pointer; }
 .edge-opt .tree button:focus-visible { outline: 2px solid; outline-offset: 2px; }
-.edge-opt .tree td.fold { text-align: left; }
-.edge-opt .tree .bar { display: inline-block; height: .7em; background: #2a9d62; border-radius: 2px; }
-.edge-opt .tree td.share { text-align: left; min-width: 8em; }
 .edge-opt .tree tr[hidden] { display: none; }
-.edge-opt .tree th[aria-sort=descending] button::after { content: " ↓"; }
-.edge-opt .tree th[aria-sort=ascending] button::after { content: " ↑"; }
+.edge-opt .red { color: #b3261e; } .edge-opt .green { color: #1a7f37; } .edge-opt .dim { opacity: .6; }
+@media (prefers-color-scheme: dark) { .edge-opt .red { color: #ff8a80; } .edge-opt .green { color: #6fdd8b; } }
 """
+_PAGE_STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0 auto; max-width: 80em; padding: 1.5em; background: Canvas; color: CanvasText; }
+h1 { font-size: 1.4em; overflow-wrap: anywhere; unicode-bidi: isolate; } h2 { font-size: 1.1em; }
+.written { font: 13px/1.45 system-ui, sans-serif; opacity: .7; margin-top: 2em; }
+@media print { body { max-width: none; } }
+"""
+# Rows of a tree know their depth; a button hides the deeper rows that follow, or shows the next level of them.
 _TREE_SCRIPT = """
 for (const table of document.querySelectorAll(".edge-opt table.tree:not([data-ready])")) {
   table.dataset.ready = "yes";
-  const body = table.tBodies[0], rows = [...body.rows], path = [], children = new Map([[null, []]]);
-  for (const row of rows) {
-    const depth = Number(row.dataset.depth), parent = depth ? path[depth - 1] : null;
-    path[depth] = row;
-    children.set(row, []);
-    children.get(parent).push(row);
-  }
-  const open = new Set(rows.filter((row) => children.get(row).some((below) => !below.hidden)));
-  const draw = (column, sign) => {
-    const value = (row) => Number(row.cells[column].dataset.value ?? -Infinity);
-    const place = (parent, isShown) => {
-      const below = [...children.get(parent)];
-      if (column !== null) below.sort((one, other) => sign * (value(one) - value(other)));
-      for (const row of below) {
-        row.hidden = !isShown;
-        const fold = row.cells[0].querySelector("button");
-        if (fold) fold.setAttribute("aria-expanded", open.has(row));
-        if (fold) fold.querySelector("span").textContent = open.has(row) ? "▾ " : "▸ ";
-        body.append(row);
-        place(row, isShown && open.has(row));
-      }
-    };
-    place(null, true);
-  };
-  let column = null, sign = -1;
-  const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, index) => head.querySelector("button")?.addEventListener("click", () => {
-    sign = column === index ? -sign : -1;
-    column = index;
-    for (const other of heads) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", sign < 0 ? "descending" : "ascending");
-    draw(column, sign);
+  const rows = [...table.tBodies[0].rows], depth = (row) => Number(row.dataset.depth);
+  const mark = (row, sign) => row.querySelector("button span")?.replaceChildren(sign);
+  rows.forEach((row, place) => row.querySelector("button")?.addEventListener("click", () => {
+    const end = rows.findIndex((other, after) => after > place && depth(other) <= depth(row));
+    const below = rows.slice(place + 1, end < 0 ? undefined : end), isOpen = !below[0].hidden;
+    for (const other of below) { other.hidden = isOpen || depth(other) > depth(row) + 1; mark(other, "▸ "); }
+    mark(row, isOpen ? "▸ " : "▾ ");
   }));
-  for (const row of rows) row.cells[0].querySelector("button")?.addEventListener("click", () => {
-    open.has(row) ? open.delete(row) : open.add(row);
-    draw(column, sign);
-  });
 }
 """
 
 
-def profile_html(profile: ModelProfile) -> str:
-    """The summary of a profile over the tree of its modules, which can be folded and sorted."""
-    short = [line for line in summary_lines(profile, is_verbose=False) if line[0] != "More"]
-    rest = [line for line in summary_lines(profile) if line not in short]
-    more = f"<details><summary>Remarks and sources</summary>{facts_html(tuple(rest))}</details>" if rest else ""
-    return fragment(f"<strong>{html(profile.name)}</strong>", facts_html(tuple(short)), _tree(profile), more)
+def sheet_html(shown: Sheet) -> str:
+    """Return the sheet for a notebook."""
+    title = f"<strong>{html(shown.title)}</strong>" if shown.title else ""
+    return _fragment(title, shown)
 
 
-def _tree(profile: ModelProfile) -> str:
-    tree = module_tree(profile)
-    nodes = list(_below(tree, ""))
-    opened = deepest_that_fits(tree, _OPEN_ROWS)
-    whole = profile.totals.macs
-    has_times = profile.measurement is not None and profile.measurement.layers is not None
-    rows = "\n".join(
-        f'<tr data-depth="{node.row.depth}"{" hidden" * (node.row.depth > opened)}>'
-        f"{''.join(_tree_cells(node, name or profile.name, whole, has_times, node.row.depth < opened))}</tr>"
-        for node, name in nodes[:_MOST_ROWS]
-    )
-    columns = ["params", "macs", "bytes_moved", "peak_live_bytes", *(["measured_s"] if has_times else [])]
-    titles = [*map(heading, columns), "MACs %"]
-    head = "".join(f'<th scope="col"><button type="button">{html(title)}</button></th>' for title in titles)
-    more = len(nodes) - _MOST_ROWS
-    rest = f"<p>{more} more modules; to_dataframe() has all</p>" if more > 0 else ""
+def sheet_page(shown: Sheet) -> str:
+    """Return the sheet as one page that needs nothing else, and may load nothing else."""
+    versions = written_with()
+    when = versions.pop("written")
+    written = f"Written with {', '.join(f'{name} {value}' for name, value in versions.items())} on {when}."
     return (
-        f'<style>{_TREE_STYLE}</style><table class="tree"><thead><tr><th scope="col" class="name">Module</th>'
-        f'<th scope="col" class="name">Type</th>{head}</tr></thead>\n<tbody>{rows}</tbody></table>{rest}'
-        f"<script>(() => {{{_TREE_SCRIPT}}})();</script>"
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{html(shown.title)}</title><style>{_PAGE_STYLE}</style></head>\n"
+        f"<body><main>\n<h1>{html(shown.title)}</h1>\n{_fragment('', shown)}\n</main>\n"
+        f'<p class="written">{html(written)}</p></body></html>\n'
     )
 
 
-def _below(node: Node, above: str) -> Iterator[tuple[Node, str]]:
-    """The node and all below it, parents first, each with its name inside its parent."""
-    path = node.row.path
-    yield node, path.removeprefix(f"{above}.") if above else path
-    for child in node.children:
-        yield from _below(child, path)
+def _fragment(title: str, shown: Sheet) -> str:
+    return f'<div class="edge-opt"><style>{_TABLE_STYLE}</style>\n' + "\n".join([title, *_parts(shown)]) + "\n</div>"
 
 
-def _tree_cells(node: Node, name: str, whole: int, has_times: bool, is_open: bool) -> Iterator[str]:
-    row = node.row
-    calls = f" ({units.TIMES}{row.calls})" if row.calls > 1 else ""
-    sign = "▾ " if is_open else "▸ "
-    shown = f'<button type="button"><span>{sign}</span>{html(name)}</button>' if node.children else html(name)
-    indent = f"padding-left:{0.7 + 1.2 * row.depth:.1f}em"
-    yield f'<td class="fold" style="{indent}" title="{html(row.path)}">{shown}{calls}</td>'
-    yield cell(row.type, "name")
-    yield _figure(row.params, units.count(row.params))
-    bound = "≥ " if row.unpriced else ""
-    macs = row.cost.macs if row.cost else None
-    moved = row.cost.bytes_moved if row.cost else None
-    yield _figure(macs, "?" if macs is None else bound + units.count(macs))
-    yield _figure(moved, "?" if moved is None else bound + units.size(moved))
-    yield _figure(row.peak_live_bytes, units.size(row.peak_live_bytes))
-    if has_times:
-        yield _figure(row.measured_s, units.DASH if row.measured_s is None else units.duration(row.measured_s))
-    yield _share(row, whole)
+def _parts(shown: Sheet) -> Iterator[str]:
+    yield shown.picture
+    for columns in shown.tables:
+        # Guides in front of names make a tree of a table.
+        yield (_tree if any(cell.prefix for cell in columns[0].cells) else _table)(columns)
+    if shown.notes:
+        rows = (
+            f'<tr><td class="name">{html(label)}</td><td class="name note"><div>{html(sentence)}</div></td></tr>'
+            for label, sentence in shown.notes
+        )
+        yield f"<table><tbody>{''.join(rows)}</tbody></table>"
+    for part in shown.parts:
+        inside = "\n".join(_parts(part))
+        title = html(part.title)
+        yield (
+            f"<details><summary>{title}</summary>{inside}</details>" if part.is_folded else f"<h2>{title}</h2>{inside}"
+        )
 
 
-def _figure(value: float | None, text: str) -> str:
-    return f"<td>{html(text)}</td>" if value is None else f'<td data-value="{value!r}">{html(text)}</td>'
-
-
-def _share(row: Row, whole: int) -> str:
-    share = row.cost.macs / whole if row.cost and whole else 0.0
-    bar = f'<span class="bar" style="width:{5 * share:.2f}em"></span> {units.percent(share)}' if share else ""
-    return f'<td class="share" data-value="{share!r}">{bar}</td>'
-
-
-def sweep_html(result: SweepResult) -> str:
-    """The candidates of a sweep with their chart: those on a frontier first, then accepted, rejected, failed ones."""
-    return fragment(
-        f"<strong>{html(result.name)}</strong><p>{fates(result)}</p>",
-        f"<p>{html(result.recommendation)}</p>" if result.recommendation else "",
-        scatter_svg(result),
-        strips_html(trial_strips(ranked(result), result.metric)),
+def _table(columns: Table) -> str:
+    rows = (
+        f"<tr>{''.join(map(_cell, columns, row))}</tr>"
+        for row in zip(*(column.cells for column in columns), strict=True)
     )
+    return _framed(columns, "\n".join(rows))
 
 
-def comparison_html(comparison: ModelComparison) -> str:
-    """The totals of a comparison, and the layers that differ most."""
-    title = f"<strong>{html(' → '.join(comparison.names))}</strong>"
-    if comparison.is_empty:
-        return fragment(title, "<p>no differences</p>")
-    layers = [layers_table(comparison, top=_SHOWN)] if comparison.layers else []
-    return fragment(title, totals_table(comparison), notes(comparison_notes(comparison)), *layers)
+def _framed(columns: Table, rows: str, attributes: str = "") -> str:
+    names = {"left": ' class="name"', "right": ""}
+    head = "".join(f'<th scope="col"{names[column.justify]}>{html(column.header)}</th>' for column in columns)
+    return f"<table{attributes}><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>"
+
+
+def _cell(column: Column, cell: Cell) -> str:
+    text = html(cell.prefix + cell.text)
+    color = cell.style if cell.style in ("red", "green", "dim") else ""
+    if column.justify == "left":
+        return f'<td class="{f"name {color}".rstrip()}"><div>{text}</div></td>'
+    return f'<td class="{color}">{text}</td>' if color else f"<td>{text}</td>"
+
+
+def _tree(columns: Table) -> str:
+    """Return a table whose rows fold below the rows above them; so many levels are open that a screen holds them."""
+    names, *others = columns
+    depths = [len(cell.prefix) // 2 for cell in names.cells]
+    opened = max((depth for depth in depths if sum(it <= depth for it in depths) <= _OPEN_ROWS), default=1) or 1
+    rows = []
+    for place, (name, depth) in enumerate(zip(names.cells, depths, strict=True)):
+        has_children = depths[place + 1 : place + 2] > [depth]
+        sign = "▾ " if depth < opened else "▸ "
+        text = (
+            f'<button type="button"><span>{sign}</span>{html(name.text)}</button>' if has_children else html(name.text)
+        )
+        cells = "".join(_cell(column, column.cells[place]) for column in others)
+        hidden = " hidden" * (depth > opened)
+        rows.append(
+            f'<tr data-depth="{depth}"{hidden}><td class="name" style="padding-left:{0.7 + 1.2 * depth:.1f}em">{text}'
+            f"</td>{cells}</tr>"
+        )
+    return _framed(columns, "\n".join(rows), ' class="tree"') + f"<script>(() => {{{_TREE_SCRIPT}}})();</script>"

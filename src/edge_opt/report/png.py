@@ -13,7 +13,8 @@ from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import SweepResult
-from edge_opt.report.figures import Axis, axes_of, axis_named, bars, frontiers
+from edge_opt.records.trial_columns import BY_NAME, TrialColumn
+from edge_opt.report.figures import axes_of, bars, frontiers, is_wide
 from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.text import printable, shorten
 
@@ -64,7 +65,7 @@ def bar_chart(names: Sequence[str], values: Sequence[float], title: str, *, most
     >>> bar_chart(["conv1", "conv2"], [1.5, 3.0], "Multiply-accumulates by layer (millions)")[1:4]
     b'PNG'
     """
-    largest = bars(names, values, title=title, most=most)
+    largest = bars(names, values, most)
     if not largest.values:
         return words_png(title, "No layer has any.")
     figure, axes = canvas(8, 1.5 + 0.26 * len(largest.values))
@@ -103,18 +104,14 @@ def write_sweep_plots(result: SweepResult, folder: str | os.PathLike[str]) -> li
     A sweep of which nothing ran has pictures too; they say so in words.
     """
     named = {name.replace("accuracy", result.metric): column for name, column in _SWEEP.items()}
-    charts = {name: _cloud(result, axis_named(column)) for name, column in named.items()}
-    return _write(folder, charts)
-
-
-def _write(folder: str | os.PathLike[str], charts: Mapping[str, bytes]) -> list[Path]:
+    charts = {name: _cloud(result, BY_NAME[column]) for name, column in named.items()}
     try:
         return [write_whole(Path(folder) / name, content) for name, content in charts.items()]
     except OSError as error:
         raise InvalidInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
 
 
-def _cloud(result: SweepResult, x: Axis) -> bytes:
+def _cloud(result: SweepResult, x: TrialColumn) -> bytes:
     y = axes_of(result)[0]
     rows = sweep_rows(result)
     title = f"{printable(result.name)}: {result.metric} against {x.title.lower()}"
@@ -143,11 +140,12 @@ def _cloud(result: SweepResult, x: Axis) -> bytes:
                 textcoords="offset points",
                 fontsize=7,
             )
-    if x.is_wide(done):
+    if is_wide(x.name, done):
         _widen(axes)
     failed = len(rows) - len(ran)
     axes.set_title(title + (f" ({failed} failed)" if failed else ""), loc="left", fontsize=11)
-    axes.set_xlabel(f"{x.title}, {x.unit}" + (f" ({_sources(done)})" if x.name == "energy_j" else ""))
+    sources = ", ".join(sorted({printable(row["energy_source"]) for row in done}))
+    axes.set_xlabel(f"{x.title}, {x.unit}" + (f" ({sources})" if x.name == "energy_j" else ""))
     way = "" if result.metric == "accuracy" else f" ({result.metric_direction} is better)"
     axes.set_ylabel(f"{y.title}{way}, with 95 % intervals")
     axes.legend(frameon=False)
@@ -164,15 +162,13 @@ def _widen(axes: Any) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _sources(rows: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(sorted({printable(row["energy_source"]) for row in rows}))
-
-
-def _points(axes: Any, rows: Sequence[Mapping[str, Any]], x: Axis, y: Axis, name: str, color: str, marker: str) -> None:
+def _points(
+    axes: Any, rows: Sequence[Mapping[str, Any]], x: TrialColumn, y: TrialColumn, name: str, color: str, marker: str
+) -> None:
     if not rows:
         return
 
-    def reach(axis: Axis) -> list[list[float]] | None:
+    def reach(axis: TrialColumn) -> list[list[float]] | None:
         if not axis.low:
             return None
         return [

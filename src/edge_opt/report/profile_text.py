@@ -1,37 +1,39 @@
-"""A profile as text: a tree or a list of its layers, over what there is to say of the whole."""
+"""A profile as a sheet: a tree or a list of its layers, and sentences about the whole."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from edge_opt import units
+from edge_opt.boards.capacity import peak_memory
 from edge_opt.errors import InvalidInput
-from edge_opt.records.costs import OpCost, Shape
-from edge_opt.records.predictions import DeviceMemory
+from edge_opt.records.costs import Shape
+from edge_opt.records.measurements import Energy, Latency, LayerLatencies, MeasuredMemory, Measurement
+from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import Level, ModelProfile
-from edge_opt.report.summary import NO_WORK, summary_lines
+from edge_opt.report.sheets import OPTIONAL, Cell, Column, Note, Sheet, sheet_markdown, sheet_text
 from edge_opt.report.table import (
-    Node,
-    Row,
+    COLUMNS,
+    SORT_COLUMNS,
+    ProfileNode,
+    ProfileRow,
     columns,
     combined,
     cut,
     deepest_that_fits,
-    heading,
     module_tree,
     root_row,
     rows_of,
+    table,
     walk,
 )
-from edge_opt.report.terminal import LUXURY, Cell, Strip, grid, print_sentences, rendered
 from edge_opt.text import printable
 
 ROWS_AT_MOST = 50
+_NOTEBOOK_ROWS = 2000
+_FILE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,61 +41,71 @@ class Line:
     """One line: a row under its label, behind the guides of a tree. The whole and the remainder are no parts."""
 
     label: str
-    row: Row
+    row: ProfileRow
     guides: str = ""
     is_part: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The lines to show, and one sentence about those that are not shown."""
+def profile_sheet(
+    profile: ModelProfile,
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    level: Level = "modules",
+    is_verbose: bool = False,
+) -> Sheet:
+    """Return the profile with every remark on its figures or the first ones only.
 
-    lines: tuple[Line, ...]
-    remark: str | None
-
-
-def _of_cost(pick: Callable[[OpCost], float | None]) -> Callable[[Row], float]:
-    return lambda row: (pick(row.cost) or 0.0) if row.cost is not None else 0.0
-
-
-SORT_KEYS: dict[str, Callable[[Row], float]] = {
-    "macs": _of_cost(lambda cost: cost.macs),
-    "flops": _of_cost(lambda cost: cost.flops),
-    "params": lambda row: row.params,
-    "bytes": _of_cost(lambda cost: cost.bytes_moved),
-    "activations": lambda row: row.activation_bytes,
-    "peak": lambda row: row.peak_live_bytes,
-    "intensity": _of_cost(lambda cost: cost.intensity),
-    "time": lambda row: row.measured_s or 0.0,
-    "predicted": lambda row: (row.predicted.seconds if row.predicted else None) or 0.0,
-}
-
-
-def view(profile: ModelProfile, level: Level, depth: int | None, sort: str | None, top: int | None) -> View:
-    """What to show. `top` alone means the most MACs; a depth folds what lies deeper into its ancestor."""
+    Modules stand as a tree down to `depth`, what lies deeper folded into its ancestor; without a depth, as deep as a
+    screen or so holds. `sort` makes it a list, largest first, whose rows add up; `top` keeps the first so many.
+    """
     check_view(level, depth, sort, top)
     if sort == "time" and (profile.measurement is None or profile.measurement.layers is None):
         raise InvalidInput("cannot sort by time: layers were not measured; profile with measure=True, or --measure")
     if sort == "predicted" and (profile.prediction is None or level == "operators"):
         cure = "choose another level" if profile.prediction else "profile with target=, or --target"
         raise InvalidInput(f"cannot sort by predicted: there is no prediction of {level}; {cure}")
+    notes = summary_lines(profile, is_verbose=is_verbose)
     if level == "root":
-        return View((), None)
-    work = _own_work(profile)
-    if level == "modules":
-        tree = module_tree(profile)
-        if sort is None and top is None:
-            return _tree_view(tree, profile.name, depth, work)
-        rows = cut(tree, depth)
+        return Sheet("", notes=tuple(notes))
+    if level != "modules" or sort or top:
+        lines = _list(profile, level, depth, sort, top)
     else:
-        rows = rows_of(profile, level)
-    if sort is not None or top is not None:
-        rows = sorted(rows, key=SORT_KEYS[sort or "macs"], reverse=True)
-    lines = [Line(_label(row, profile.name), row if row.is_leaf else _own(row, work)) for row in rows[:top]]
-    if top is not None and len(rows) > top:
-        others = replace(combined(rows[top:]), path="", type="", outputs=(), op="", calls=1)
-        lines.append(Line(f"… {len(rows) - top} more", others, is_part=False))
-    return View(tuple(lines), None)
+        tree = module_tree(profile)
+        deepest = max(node.row.depth for node in walk(tree))
+        depth = deepest_that_fits(tree, ROWS_AT_MOST) if depth is None else depth
+        lines = list(_branch(tree, profile.name, "", "", depth, _own_work(profile)))
+        if depth < deepest:
+            notes.insert(0, ("Folded", f"at depth {depth} of {deepest}; depth {deepest} shows every module"))
+    return Sheet("", (_profile_table(profile, lines, level, sort),), tuple(notes))
+
+
+def notebook_sheet(profile: ModelProfile) -> Sheet:
+    """Return the tree of all modules, which notebooks fold, with sources and further remarks apart."""
+    shown = profile_sheet(profile, depth=deepest_that_fits(module_tree(profile), _NOTEBOOK_ROWS))
+    more = tuple(line for line in summary_lines(profile) if line not in shown.notes)
+    parts = (Sheet("Remarks and sources", notes=more, is_folded=True),) if more else ()
+    notes = tuple(note for note in shown.notes if note[0] != "More")
+    return replace(shown, title=profile.name, notes=notes, parts=parts)
+
+
+def profile_markdown(profile: ModelProfile, level: Level = "leaves") -> str:
+    """Return all columns of one level, with the summary under them."""
+    shown = (
+        Column(
+            column.title,
+            tuple(Cell(column.text(value)) for value in values),
+            "left" if column.kind in ("text", "flag") else "right",
+        )
+        for column, values in table(profile, level)
+    )
+    return sheet_markdown(Sheet(profile.name, (tuple(shown),), tuple(summary_lines(profile))))
+
+
+def profile_text(profile: ModelProfile, level: Level = "leaves") -> str:
+    """Return what the terminal shows, at full depth."""
+    depth = len(profile.layers) if level == "modules" else None
+    return sheet_text(profile_sheet(profile, depth, level=level), _FILE_WIDTH) + "\n"
 
 
 def check_view(level: str, depth: int | None, sort: str | None, top: int | None) -> None:
@@ -105,11 +117,30 @@ def check_view(level: str, depth: int | None, sort: str | None, top: int | None)
         raise InvalidInput(f"depth folds the tree of modules, and the level is {level!r}; drop one of the two")
     if top is not None and top < 1:
         raise InvalidInput(f"top is {top}; it must be at least 1")
-    if sort is not None and sort not in SORT_KEYS:
-        raise InvalidInput(f"cannot sort by {sort!r}; use one of {', '.join(SORT_KEYS)}")
+    if sort is not None and sort not in SORT_COLUMNS:
+        raise InvalidInput(f"cannot sort by {sort!r}; use one of {', '.join(SORT_COLUMNS)}")
 
 
-def _label(row: Row, name: str) -> str:
+def _sorted_by(key: str, profile: ModelProfile) -> Callable[[ProfileRow], float]:
+    """Return how to read what rows are sorted by; what is not known counts as nothing."""
+    get = COLUMNS[SORT_COLUMNS[key]].get
+    return lambda row: get(row, profile) or 0.0
+
+
+def _list(profile: ModelProfile, level: Level, depth: int | None, sort: str | None, top: int | None) -> list[Line]:
+    """Return rows that add up, in order or largest first; `top` alone means the most MACs, the others in one line."""
+    work = _own_work(profile)
+    rows = cut(module_tree(profile), depth) if level == "modules" else rows_of(profile, level)
+    if sort is not None or top is not None:
+        rows = sorted(rows, key=_sorted_by(sort or "macs", profile), reverse=True)
+    lines = [Line(_label(row, profile.name), row if row.is_leaf else _own(row, work)) for row in rows[:top]]
+    if top is not None and len(rows) > top:
+        others = replace(combined(rows[top:]), path="", type="", outputs=(), op="", calls=1)
+        lines.append(Line(f"… {len(rows) - top} more", others, is_part=False))
+    return lines
+
+
+def _label(row: ProfileRow, name: str) -> str:
     if row.op:
         return row.op.removeprefix("aten.")
     label = row.path or name
@@ -121,33 +152,23 @@ def _label(row: Row, name: str) -> str:
 
 
 def _own_work(profile: ModelProfile) -> dict[str, str]:
-    """What each module does itself, by path: "attention", or where nothing is multiplied "elementwise, norm"."""
-    kinds: dict[str, dict[str, int]] = {}
+    """Return what each module does itself, by path: "attention", or where nothing is multiplied "elementwise, norm"."""
+    kinds: dict[str, Counter[str]] = {}
     for operator in profile.operators:
         if operator.status != "free":
-            found = kinds.setdefault(operator.module, {})
-            found[operator.kind] = found.get(operator.kind, 0) + operator.cost.macs
+            kinds.setdefault(operator.module, Counter())[operator.kind] += operator.cost.macs
     return {
-        path: ", ".join(kind for kind, macs in found.items() if macs or not any(found.values()))
-        for path, found in kinds.items()
+        path: ", ".join(kind for kind, count in macs.items() if count or not any(macs.values()))
+        for path, macs in kinds.items()
     }
 
 
-def _own(row: Row, work: dict[str, str]) -> Row:
+def _own(row: ProfileRow, work: dict[str, str]) -> ProfileRow:
     return replace(row, type=work.get(row.path, ""), outputs=())
 
 
-def _tree_view(tree: Node, name: str, depth: int | None, work: dict[str, str]) -> View:
-    deepest = max(node.row.depth for node in walk(tree))
-    shown = deepest_that_fits(tree, ROWS_AT_MOST) if depth is None else depth
-    remark = None
-    if shown < deepest:
-        remark = f"Folded at depth {shown} of {deepest}; depth {deepest} shows every module."
-    return View(tuple(_branch(tree, name, "", "", shown, work)), remark)
-
-
-def _branch(node: Node, label: str, guides: str, below: str, depth: int, work: dict[str, str]) -> Iterator[Line]:
-    """The node's line and, down to `depth`, those of its children.
+def _branch(node: ProfileNode, label: str, guides: str, below: str, depth: int, work: dict[str, str]) -> Iterator[Line]:
+    """Yield the node's line and, down to `depth`, those of its children.
 
     A module with MACs or parameters outside its children gets a line for them, or what stands below would not add up.
     """
@@ -179,126 +200,70 @@ _SHARES = {
 }  # fmt: skip
 
 
-def render(
-    profile: ModelProfile,
-    depth: int | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-    color: bool = False,
-    width: int | None = None,
-    level: Level = "modules",
-    is_verbose: bool = False,
-) -> str:
-    """The profile as text, as `show` prints it; without a width, for the terminal there is, or 100 columns."""
-    options: dict[str, Any] = {"depth": depth, "sort": sort, "top": top, "level": level, "is_verbose": is_verbose}
-    return rendered(lambda console: show(profile, console, **options), color=color, width=width)
-
-
-def show(
-    profile: ModelProfile,
-    console: Console,
-    depth: int | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-    level: Level = "modules",
-    is_verbose: bool = False,
-) -> None:
-    """Print the profile, with every remark on its figures or the first ones only.
-
-    Modules stand as a tree down to `depth`, what lies deeper folded into its ancestor; without a depth, as deep as a
-    screen or so holds. `sort` makes it a list, largest first, whose rows add up; `top` keeps the first so many.
-    """
-    found = view(profile, level, depth, sort, top)
-    if found.lines:
-        for line in grid(_strips(profile, found.lines, level, sort), console.width):
-            console.print(line, soft_wrap=True)
-        if found.remark:
-            console.print(Text(found.remark, style="dim"))
-        console.print()
-    print_sentences(console, summary_lines(profile, is_verbose=is_verbose))
-
-
-def _strips(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: str | None) -> list[Strip]:
+def _profile_table(profile: ModelProfile, lines: Sequence[Line], level: Level, sort: str | None) -> tuple[Column, ...]:
     rows = [line.row for line in lines]
+    is_operators = level == "operators"
 
-    def known(header: str, pick: Callable[[Row], int], text: Callable[[float], str], rank: int = 0) -> Strip:
-        return Strip(header, tuple(_number(pick(row), text) for row in rows), rank=rank)
+    def figures(name: str, drop_order: int = 0) -> Column:
+        # What the list is sorted by is never left out.
+        order = 0 if sort is not None and SORT_COLUMNS[sort] == name else drop_order
+        return Column(COLUMNS[name].title, tuple(_figure(profile, row, name) for row in rows), drop_order=order)
 
-    def priced(header: str, pick: Callable[[OpCost], int], text: Callable[[float], str], rank: int = 0) -> Strip:
-        return Strip(header, tuple(_priced(row, pick, text) for row in rows), rank=rank)
+    def texts(title: str, pick: Callable[[ProfileRow], str], drop_order: int, min_width: int | None = None) -> Column:
+        cells = tuple(Cell(printable(pick(row)), style="cyan") for row in rows)
+        return Column(title, cells, "left", min_width, drop_order)
 
-    def texts(header: str, pick: Callable[[Row], str], rank: int, floor: int | None = None) -> Strip:
-        return Strip(header, tuple(Cell(printable(pick(row)), style="cyan") for row in rows), "left", floor, rank)
-
-    # What the list is sorted by is never left out.
-    rank = {"flops": 7, "bytes": 5, "peak": 4, "activations": LUXURY, "intensity": LUXURY + 1} | {sort: 0}
     names = tuple(Cell(printable(line.label), line.guides) for line in lines)
-    if level == "operators":
+    if is_operators:
         head = [
-            Strip("#", tuple(Cell(str(row.index) if row.op else "", style="dim") for row in rows)),
-            Strip("Operator", names, "left", floor=18),
-            texts("Kind", lambda row: row.type, rank=2, floor=10),
-            texts("Module", lambda row: row.path, rank=1, floor=18),
-            texts(heading("out_shape"), lambda row: _output(row.outputs), rank=3),
+            Column("#", tuple(Cell(str(row.index) if row.op else "", style="dim") for row in rows)),
+            Column("Operator", names, "left", 18),
+            texts("Kind", lambda row: row.type, 2, 10),
+            texts("Module", lambda row: row.path, 1, 18),
+            texts("Output", lambda row: _output(row.outputs), 3),
         ]
     else:
         head = [
             # A tree shows the end of each path behind its guides; a list needs room for whole paths.
-            Strip("Module", names, "left", floor=20 if any(line.guides for line in lines) else 34),
-            texts("Type", lambda row: row.type, rank=2, floor=12),
-            texts(heading("out_shape"), lambda row: _output(row.outputs), rank=3),
-            known(heading("params"), lambda row: row.params, units.count),
+            Column("Module", names, "left", 20 if any(line.guides for line in lines) else 34),
+            texts("Type", lambda row: row.type, 2, 12),
+            texts("Output", lambda row: _output(row.outputs), 3),
+            figures("params"),
         ]
-    peak = heading("live_bytes" if level == "operators" else "peak_live_bytes")
-    return [
+        if profile.measurement is not None and profile.measurement.layers is not None:
+            head.append(figures("measured_s"))
+        if profile.prediction is not None:
+            head.append(figures("predicted_s"))
+            head.append(
+                texts(
+                    "Bound by",
+                    lambda row: row.predicted.bound if row.predicted and row.predicted.seconds != 0 else "",
+                    1,
+                )
+            )
+    return (
         *head,
-        *_times(profile, rows, level),
-        *_predictions(profile, rows, level),
-        priced(heading("macs"), lambda cost: cost.macs, units.count),
+        figures("macs"),
         *_shares(profile, lines, sort or "macs"),
-        priced(heading("flops"), lambda cost: cost.flops, units.count, rank["flops"]),
-        priced(heading("bytes_moved"), lambda cost: cost.bytes_moved, units.size, rank["bytes"]),
-        known(peak, lambda row: row.peak_live_bytes, units.size, rank["peak"]),
-        known(heading("activation_bytes"), lambda row: row.activation_bytes, units.size, rank["activations"]),
-        Strip(heading("intensity"), tuple(map(_intensity, rows)), rank=rank["intensity"]),
-    ]
+        figures("flops", 7),
+        figures("bytes_moved", 5),
+        figures("live_bytes" if is_operators else "peak_live_bytes", 4),
+        figures("activation_bytes", OPTIONAL),
+        figures("intensity", OPTIONAL + 1),
+    )
 
 
-def _times(profile: ModelProfile, rows: Sequence[Row], level: Level) -> list[Strip]:
-    """Measured time of each row, where layers were measured."""
-    if level == "operators" or profile.measurement is None or profile.measurement.layers is None:
-        return []
-    cells = (Cell("") if row.measured_s is None else _number(row.measured_s, units.duration) for row in rows)
-    return [Strip(heading("measured_s"), tuple(cells))]
+_COSTS = ("macs", "flops", "bytes_moved", "intensity")
 
 
-def _predictions(profile: ModelProfile, rows: Sequence[Row], level: Level) -> list[Strip]:
-    """Time on the first target and what it goes to, where there is one."""
-    if level == "operators" or profile.prediction is None:
-        return []
-    found = [row.predicted or NO_WORK for row in rows]
-    times = (Cell("?", style="yellow") if it.seconds is None else _number(it.seconds, units.duration) for it in found)
-    bounds = (Cell("" if it.seconds == 0 else it.bound, style="cyan") for it in found)
-    return [Strip("Predicted", tuple(times)), Strip("Bound by", tuple(bounds), "left", rank=1)]
-
-
-def _number(value: float, text: Callable[[float], str], style: str = "") -> Cell:
-    return Cell(text(value), style=style if value else "dim")
-
-
-def _priced(row: Row, pick: Callable[[OpCost], int], text: Callable[[float], str]) -> Cell:
-    """A cost; with unpriced operators in it only a lower bound, without any price a question mark."""
-    if row.cost is None:
-        return Cell("?", style="yellow")
-    value = pick(row.cost)
-    return Cell(f"≥ {text(value)}", style="yellow") if row.unpriced else _number(value, text)
-
-
-def _intensity(row: Row) -> Cell:
-    """FLOPs per byte; a quotient of two lower bounds bounds nothing."""
-    if row.unpriced or row.cost is None:
-        return Cell("?", style="yellow")
-    return Cell(units.ratio(row.cost.intensity), style="" if row.cost.intensity else "dim")
+def _figure(profile: ModelProfile, row: ProfileRow, name: str) -> Cell:
+    """Return a figure; a cost with unpriced operators in it is only a lower bound, and a quotient of two is unknown."""
+    value = COLUMNS[name].get(row, profile)
+    if value is None and name == "measured_s":
+        return Cell("")
+    if (name in _COSTS and (row.unpriced or row.cost is None)) or (value is None and name == "predicted_s"):
+        return Cell("?" if value is None else f"≥ {COLUMNS[name].text(value)}", style="yellow")
+    return Cell(COLUMNS[name].text(value), style="" if value else "dim")
 
 
 def _output(shapes: Sequence[Shape]) -> str:
@@ -306,21 +271,22 @@ def _output(shapes: Sequence[Shape]) -> str:
     return units.shape(shapes[0]) + more if shapes else ""
 
 
-def _shares(profile: ModelProfile, lines: Sequence[Line], key: str) -> list[Strip]:
-    """Each row's share of the whole as a number, and as a bar that is full for the largest part."""
+def _shares(profile: ModelProfile, lines: Sequence[Line], key: str) -> list[Column]:
+    """Return each row's share of the whole as a number, and as a bar that is full for the largest part."""
     key = key if key in _SHARES else "macs"
-    whole = SORT_KEYS[key](root_row(profile))
+    read = _sorted_by(key, profile)
+    whole = read(root_row(profile))
     if not whole:
         return []
-    shares = [SORT_KEYS[key](line.row) / whole for line in lines]
+    shares = [read(line.row) / whole for line in lines]
     longest = max((value for line, value in zip(lines, shares, strict=True) if line.is_part), default=0.0) or 1.0
     percents = tuple(Cell(units.percent(value) if value else "") for value in shares)
     bars = tuple(
         Cell(_bar(value / longest) if line.is_part else "", style="green")
         for line, value in zip(lines, shares, strict=True)
     )
-    number = Strip(_SHARES[key], percents)
-    return [number, Strip("", bars, "left", rank=6)] if any(bar.text for bar in bars) else [number]
+    number = Column(_SHARES[key], percents)
+    return [number, Column("", bars, "left", drop_order=6)] if any(bar.text for bar in bars) else [number]
 
 
 def _bar(part: float) -> str:
@@ -328,14 +294,192 @@ def _bar(part: float) -> str:
     return "━" * (halves // 2) + "╸" * (halves % 2)
 
 
-def device_memory_text(found: DeviceMemory) -> str:
-    """Device memory in a few lines: the peaks, where they stand, and what is not in them."""
-    unasked = f"{found.fragmentation:.1%} of it asked for by no tensor"
+def measured_lines(measured: Measurement) -> list[Note]:
+    """Return what was measured: labels with one sentence each."""
+    lines = [("Latency", _latency(measured.latency))]
+    if measured.layers is not None:
+        lines.append(("Layers", _layers(measured.layers)))
+    if measured.is_slower_fresh and measured.fresh_latency_s is not None:
+        fresh = units.duration(measured.fresh_latency_s)
+        lines.append(
+            ("New memory", f"{fresh} where a forward must map its memory first; the latency is of kept memory")
+        )
+    if measured.training is not None:
+        step = measured.training
+        backward, forward = units.duration(step.backward_s), units.duration(step.forward_s)
+        lines.append(("Step", f"{units.duration(step.whole_s)}: forward {forward}, backward {backward}; no optimizer"))
+    if measured.memory is not None:
+        lines.append(("Measured", _memory(measured.memory)))
+    if measured.energy is not None:
+        lines.append(("Energy", energy_sentence(measured.energy)))
+    elif measured.energy_refusals:
+        reasons = "; ".join(f"{refusal.meter}: {refusal.reason}" for refusal in measured.energy_refusals)
+        lines.append(("Energy", f"not known ({reasons})"))
+    return lines + [("Note", remark) for remark in measured.latency.remarks]
+
+
+def _latency(latency: Latency) -> str:
+    low, high = units.duration(latency.median_interval_s.low), units.duration(latency.median_interval_s.high)
+    return (
+        f"{units.duration(latency.median_s)} measured here (median, 95 % interval {low} to {high}; "
+        f"minimum {units.duration(latency.minimum_s)}, p95 {units.duration(latency.p95_s)}); "
+        f"{latency.throughput:.4g} samples per second"
+    )
+
+
+def _layers(layers: LayerLatencies) -> str:
+    inside = layers.whole_s - layers.between_layers_s
+    return (
+        f"{units.duration(inside)} in layers, {units.duration(layers.between_layers_s)} between them; "
+        f"recording added {units.duration(max(layers.overhead_s, 0.0))}, which is taken out"
+    )
+
+
+def _memory(memory: MeasuredMemory) -> str:
+    where = memory.peak_module or "the model's own forward"
+    return (
+        f"{units.size(memory.peak_bytes)} at the allocator's peak, in {memory.peak_op} of {where} "
+        f"({units.size(memory.scratch_bytes)} of it operators' scratch); {units.size(memory.tensor_peak_bytes)} "
+        "at the peak of tensors alone"
+    )
+
+
+def energy_sentence(energy: Energy, *, is_short: bool = False) -> str:
+    """Return joules with what kind of figure they are, and where it comes from unless it is to be short."""
+    kind = {"proxy": "a proxy", "model": "a model"}.get(energy.source, f"measured by {energy.source}")
+    if is_short and energy.source in ("proxy", "model"):
+        return f"{units.energy(energy.joules)} per forward, {kind}, not measured"
+    # Many notes say themselves what kind they are of.
+    how = f"a {energy.note}" if energy.note.startswith(energy.source) else f"{kind}: {energy.note}"
+    return f"{units.energy(energy.joules)} per forward, {how}"
+
+
+# What a prediction rests on, and what it calls the operators that this does not cover.
+_BASES = {
+    "calibrated": ("from operators sampled there", "outside what was sampled"),
+    "timed": ("each of its operators timed there once", "outside what was sampled"),
+    "fitted": ("from costs fitted to times of whole models there", "outside the fit"),
+    "roofline": ("an uncalibrated estimate", "without a price"),
+}
+
+
+def predicted_lines(predictions: Sequence[Prediction], *, is_verbose: bool = True) -> list[Note]:
+    """Return labels with one sentence each; with several targets each sentence names its own.
+
+    Where it is to be short: one line about energy, the platform whose times it rests on, and remarks only where they
+    say why there is no time.
+    """
+    lines: list[Note] = []
+    hidden = 0
+    for prediction in predictions:
+        of = f"{prediction.target}: " if len(predictions) > 1 else ""
+        lines.append(("Predicted", prediction_sentence(prediction)))
+        energies = prediction.energies if is_verbose else prediction.energies[:1]
+        remarks = prediction.remarks if is_verbose else prediction.remarks[: int(prediction.seconds is None)]
+        lines += [("Energy", f"{of}{energy_sentence(energy, is_short=not is_verbose)}") for energy in energies]
+        if prediction.basis == "fitted" and not is_verbose:
+            # The board, the runtime with its date, and the threads: what it is a time of.
+            lines += [("Note", f"{of}{remark.partition(';')[0]}") for remark in prediction.remarks[:1]]
+        lines += [("Note", f"{of}{remark}") for remark in remarks]
+        hidden += len(prediction.energies) - len(energies) + len(prediction.remarks) - len(remarks)
+    if hidden:
+        what = "remark" if hidden == 1 else "remarks"
+        lines.append(("More", f"{hidden} {what} and sources: -v, or .prediction.remarks in Python"))
+    return lines
+
+
+def fits_lines(profile: ModelProfile) -> list[Note]:
+    """Return whether each device that was predicted for holds the model; nothing where its RAM is not known."""
+    lines = []
+    for prediction in profile.predictions:
+        if prediction.ram_bytes:
+            needed, sizes = peak_memory(profile, prediction.precision).total_bytes, prediction.ram_bytes
+            holding = [size for size in sizes if needed <= size]
+            answer = "yes" if len(holding) == len(sizes) else f"only in {units.size(holding[0])}" if holding else "no"
+            parts = f"{units.size(needed)} in {prediction.precision} (weights, input, activations)"
+            lines.append(("Fits", f"{answer}: {parts}, and {prediction.target} has {units.sizes(sizes)}"))
+    return lines
+
+
+def prediction_sentence(prediction: Prediction) -> str:
+    """Return the whole in one sentence: target, time with its interval, bound and basis."""
+    what = f"on {prediction.target} in {prediction.precision}"
+    if prediction.seconds is None:
+        return f"not known {what}: a figure of the device is missing"
+    basis, beyond = _BASES[prediction.basis]
+    outside = f"; {beyond}: {', '.join(prediction.outside)}" if prediction.outside else ""
+    interval = "no interval"
+    if prediction.low is not None:
+        low = units.duration(prediction.low)
+        high = None if prediction.high is None else units.duration(prediction.high)
+        interval = f"90 % interval from {low}, open above" if high is None else f"90 % interval {low} to {high}"
+    return f"{units.duration(prediction.seconds)} {what} ({interval}), bound by {prediction.bound}; {basis}{outside}"
+
+
+_NAMED_AT_MOST = 5
+
+
+def summary_lines(profile: ModelProfile, *, is_verbose: bool = True) -> list[Note]:
+    """Return labels with one sentence each. With unpriced operators every total says that it is a lower bound."""
+    totals = profile.totals
+    bound = "≥ " if totals.is_lower_bound else ""
+    read, written = units.size(totals.bytes_read), units.size(totals.bytes_written)
+    is_known = totals.intensity is not None and not totals.is_lower_bound
+    intensity = f"; {units.ratio(totals.intensity)} FLOPs per byte" if is_known else ""
+    operators, missing = len(profile.trace.ops), sum(item.count for item in profile.unpriced)
+    coverage = f"100% of {operators} operators"
+    if missing:
+        coverage = f"{units.percent(profile.coverage)}: {operators - missing} of {operators} operators"
     lines = [
-        f"{found.device} memory, {found.source}",
-        f"  weights and inputs  {units.size(found.resident_bytes)}",
-        f"  requested           {units.size(found.requested_bytes)}",
-        f"  allocated           {units.size(found.allocated_bytes)}, at {found.peak_module or 'the forward itself'}",
-        f"  reserved            {units.size(found.reserved_bytes)}, {unasked}",
+        (
+            "Compute",
+            f"{bound}{units.count(totals.macs)} MACs, {bound}{units.count(totals.flops)} FLOPs "
+            f"({bound}{units.count(totals.other_ops)} of them outside MACs)",
+        ),
+        ("Parameters", _parameters(profile)),
+        ("Traffic", f"{bound}{read} read, {bound}{written} written{intensity}"),
+        ("Peak memory", _peak(profile)),
+        ("Coverage", coverage),
     ]
-    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+    if profile.measurement is not None:
+        lines += measured_lines(profile.measurement)
+    lines += fits_lines(profile)
+    lines += predicted_lines(profile.predictions, is_verbose=is_verbose)
+    if profile.unpriced:
+        lines.append(("Unpriced", _unpriced(profile)))
+    if profile.convention != "edge_opt":
+        lines.append(("Convention", f"counted as {profile.convention} counts"))
+    if profile.mode == "train":
+        lines.append(("Mode", "train: dropout and batch statistics as in training; the backward pass is not included"))
+    return lines + [("Note", note) for note in profile.trace.notes]
+
+
+def _parameters(profile: ModelProfile) -> str:
+    totals = profile.totals
+    buffers = f"; buffers {units.size(totals.buffer_bytes)}" if totals.buffer_bytes else ""
+    if not totals.params:
+        return f"none{buffers}"
+    trainable = "all" if totals.trainable_params == totals.params else units.count(totals.trainable_params)
+    return f"{units.count(totals.params)} ({units.size(totals.param_bytes)}), {trainable} trainable{buffers}"
+
+
+def _peak(profile: ModelProfile) -> str:
+    peak = profile.peak
+    if peak.op_index is None:
+        return "no operator ran"
+    where = peak.module or "the model's own forward"
+    return (
+        f"{units.size(peak.live_bytes)} of activations, at {where} (planner bound {units.size(peak.planner_bytes)}); "
+        f"inputs {units.size(profile.totals.input_bytes)}"
+    )
+
+
+def _unpriced(profile: ModelProfile) -> str:
+    counts: Counter[str] = Counter()
+    for item in profile.unpriced:
+        counts[item.op] += item.count
+    named = [op if count == 1 else f"{op} {units.TIMES}{count}" for op, count in counts.most_common(_NAMED_AT_MOST)]
+    if len(counts) > len(named):
+        named.append(f"and {len(counts) - len(named)} more")
+    total = sum(counts.values())
+    return f"{total} operator{'s' * (total != 1)} unpriced: {', '.join(named)} — totals are lower bounds"

@@ -1,122 +1,121 @@
-"""Every record that people meet, as a short table: what is printed of it, and what a notebook draws."""
+"""The sheets of records that have no module of their own; importing it registers the sheets of all records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from edge_opt import units
-from edge_opt.records.compression import Explanation, FineTuned, Pruned, Sensitivity
+from edge_opt._support.json import to_plain
+from edge_opt.records.compression import (
+    Explanation,
+    FineTuned,
+    LayerSensitivity,
+    Pruned,
+    PruneRequest,
+    Sensitivity,
+    Shortfall,
+)
 from edge_opt.records.conversions import Agreement, Converted, RunnerProfile
 from edge_opt.records.costs import Reconciliation
-from edge_opt.records.devices import BatchFit, DeviceSpec, Roofline
+from edge_opt.records.devices import BatchFit, Roofline
 from edge_opt.records.measurements import Comparison, Diagnosis, Facility, Latency, LayerLatencies, Measurement
-from edge_opt.records.predictions import Calibration, DeviceMemory, MemoryNeed, Prediction, TargetComparison
-from edge_opt.records.profiles import CheckResult, ModelComparison, ModelProfile
-from edge_opt.records.serving import ServingComparison, ServingReport
-from edge_opt.records.sweeps import SweepResult, SweepStatus, Trial
-from edge_opt.records.training_steps import TrainingStep
-from edge_opt.report import checks, comparison, profile_text, results, serving_tables, target_tables, training_tables
-from edge_opt.report.html import comparison_html, profile_html, sweep_html
-from edge_opt.report.sheets import Fact, Sheet, own_view, sheet
-from edge_opt.report.summary import energy_sentence, measured_lines, prediction_sentence
-from edge_opt.report.sweep_tables import sweep_sheet, trial_sheet
-from edge_opt.report.terminal import Cell, Strip
-from edge_opt.text import printable
+from edge_opt.records.predictions import Calibration, DeviceMemory, MemoryNeed, Prediction
+from edge_opt.records.sweeps import SweepStatus
+from edge_opt.report import (
+    checks,
+    comparison,
+    save,
+    serving_tables,
+    sweep_files,
+    target_tables,
+    training_tables,
+)
+from edge_opt.report.figures import change_of
+from edge_opt.report.profile_text import energy_sentence, measured_lines, prediction_sentence
+from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, signed, text_column
+from edge_opt.report.target_tables import memory_parts
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+# They register the sheets of their records when they are imported.
+_ = (checks, comparison, save, serving_tables, sweep_files, target_tables, training_tables)
 _SHOWN = 12
 
 
-def column(header: str, texts: Iterable[str], *, is_name: bool = False, rank: int = 0) -> Strip:
-    """One column of texts; names stand to the left and may be shortened."""
-    cells = tuple(Cell(printable(text)) for text in texts)
-    return Strip(header, cells, "left", 12, rank) if is_name else Strip(header, cells, rank=rank)
-
-
-def notes(remarks: Iterable[str]) -> tuple[Fact, ...]:
-    """Remarks as facts."""
-    return tuple(("Note", remark) for remark in remarks)
+def remarks(sentences: Iterable[str]) -> tuple[Note, ...]:
+    """Return remarks as notes."""
+    return tuple(("Note", sentence) for sentence in sentences)
 
 
 def largest(rows: Sequence[Any], key: Callable[[Any], float]) -> list[Any]:
-    """The first rows by a figure, largest first."""
+    """Return the first rows by a figure, largest first."""
     return sorted(rows, key=key, reverse=True)[:_SHOWN]
 
 
-def others(rows: Sequence[Any], what: str = "layers") -> Iterator[Fact]:
-    """How many rows are not shown."""
+def others(rows: Sequence[Any], what: str = "layers") -> Iterator[Note]:
+    """Yield how many rows are not shown."""
     if len(rows) > _SHOWN:
         yield "More", f"{len(rows) - _SHOWN} {what} that are smaller"
 
 
 @sheet(BatchFit)
-def _batch(found: BatchFit) -> Sheet:
-    title = f"batch {found.batch} fits" if found.fits else "not even one sample fits"
-    more = found.shortfall_bytes
-    limit = f"{units.size(found.limit_bytes)} ({found.limit_source})"
-    facts: list[Fact] = [
-        ("Needs", f"{units.size(found.total_bytes)} of {limit}"),
-        ("Of that", _parts(found)),
-    ]
-    if found.reserved_bytes is not None:
-        facts.append(("Reserved", f"{units.size(found.reserved_bytes)} by the allocator of {found.allocator}"))
-    facts.append(
-        ("One more", f"the search ended at {found.most}" if more is None else f"would need {units.size(more)} more")
-    )
-    return Sheet(title, facts=(*facts, ("Note", found.remark)))
-
-
-def _parts(need: Any) -> str:
-    buffers = f"buffers {units.size(need.buffer_bytes)}, " if need.buffer_bytes else ""
-    return (
-        f"weights {units.size(need.weight_bytes)}, {buffers}inputs {units.size(need.input_bytes)}, "
-        f"activations {units.size(need.activation_bytes)}"
-    )
+def _batch(fit: BatchFit) -> Sheet:
+    title = f"batch {fit.batch} fits" if fit.fits else "not even one sample fits"
+    more = fit.shortfall_bytes
+    limit = f"{units.size(fit.limit_bytes)} ({fit.limit_source})"
+    notes = [("Needs", f"{units.size(fit.total_bytes)} of {limit}"), ("Of that", memory_parts(fit))]
+    if fit.reserved_bytes is not None:
+        notes.append(("Reserved", f"{units.size(fit.reserved_bytes)} by the allocator of {fit.allocator}"))
+    next_one = f"the search ended at {fit.most}" if more is None else f"would need {units.size(more)} more"
+    return Sheet(title, notes=(*notes, ("One more", next_one), ("Note", fit.remark)))
 
 
 @sheet(MemoryNeed)
-def _memory(found: MemoryNeed) -> Sheet:
-    return Sheet(f"{units.size(found.total_bytes)} at the peak ({found.kind})", facts=(("Of that", _parts(found)),))
+def _memory(need: MemoryNeed) -> Sheet:
+    return Sheet(f"{units.size(need.total_bytes)} at the peak ({need.kind})", notes=(("Of that", memory_parts(need)),))
 
 
 @sheet(Prediction)
-def _prediction(found: Prediction) -> Sheet:
-    known = [layer for layer in found.layers if layer.seconds]
+def _prediction(prediction: Prediction) -> Sheet:
+    known = [layer for layer in prediction.layers if layer.seconds]
     rows = largest(known, lambda layer: layer.seconds or 0.0)
-    whole = found.seconds or sum(layer.seconds or 0.0 for layer in known) or 1.0
-    strips = (
-        column("Layer", (layer.path or "(the model itself)" for layer in rows), is_name=True),
-        column("Type", (layer.kind for layer in rows), is_name=True, rank=2),
+    whole = prediction.seconds or sum(layer.seconds or 0.0 for layer in known) or 1.0
+    columns = (
+        text_column("Layer", (layer.path or "(the model itself)" for layer in rows)),
+        text_column("Type", (layer.kind for layer in rows), 2),
         column("Predicted", (units.duration(layer.seconds or 0.0) for layer in rows)),
         column("Share", (units.percent((layer.seconds or 0.0) / whole) for layer in rows)),
-        column("Bound by", (layer.bound for layer in rows), rank=1),
+        column("Bound by", (layer.bound for layer in rows), 1),
     )
-    energies = [("Energy", energy_sentence(energy)) for energy in found.energies[:1]]
-    facts = (*others(known), *energies, *notes(found.remarks))
-    return Sheet(prediction_sentence(found), (strips,) if rows else (), tuple(facts))
+    energies = [("Energy", energy_sentence(energy)) for energy in prediction.energies[:1]]
+    notes = (*others(known), *energies, *remarks(prediction.remarks))
+    return Sheet(prediction_sentence(prediction), (columns,) if rows else (), tuple(notes))
 
 
 @sheet(Roofline)
-def _roofline(found: Roofline) -> Sheet:
-    rows = largest(found.fused_layers, lambda point: point.seconds or point.flops)
-    total = found.fused_total
-    strips = (
-        column("Layer", (point.path or point.kind for point in rows), is_name=True),
+def _roofline(roof: Roofline) -> Sheet:
+    rows = largest(roof.fused_layers, lambda point: point.seconds or point.flops)
+    total = roof.fused_total
+    columns = (
+        text_column("Layer", (point.path or point.kind for point in rows)),
         column("FLOPs", (units.count(point.flops) for point in rows)),
-        column("Moved", (units.size(point.bytes_moved) for point in rows), rank=2),
-        column("FLOPs/byte", (units.ratio(point.intensity) for point in rows), rank=1),
+        column("Moved", (units.size(point.bytes_moved) for point in rows), 2),
+        column("FLOPs/byte", (units.ratio(point.intensity) for point in rows), 1),
         column("At least", (_seconds(point.seconds) for point in rows)),
         column("Bound by", (point.bound for point in rows)),
     )
-    knee = found.knee_flops_per_byte
-    facts: list[Fact] = [("Fused", f"{_seconds(total.seconds)} at least, bound by {total.bound}")]
-    facts.append(("Unfused", f"{_seconds(found.total.seconds)} at least, bound by {found.total.bound}"))
+    knee = roof.knee_flops_per_byte
+    notes: list[Note] = [("Fused", f"{_seconds(total.seconds)} at least, bound by {total.bound}")]
+    notes.append(("Unfused", f"{_seconds(roof.total.seconds)} at least, bound by {roof.total.bound}"))
     if knee is not None:
-        facts.append(("Knee", f"compute is the limit from {units.ratio(knee)} FLOPs per byte on"))
-    if found.bandwidth is not None:
-        facts.append(("Bandwidth", f"{units.count(found.bandwidth.bytes_per_s)}B/s: {found.bandwidth.reading}"))
-    title = f"{total.kind} under the roof of {found.device} ({found.engine}, {found.precision})"
-    return Sheet(title, (strips,) if rows else (), (*others(found.fused_layers), *facts, *notes(found.remarks)))
+        notes.append(("Knee", f"compute is the limit from {units.ratio(knee)} FLOPs per byte on"))
+    if roof.bandwidth is not None:
+        notes.append(("Bandwidth", f"{units.count(roof.bandwidth.bytes_per_s)}B/s: {roof.bandwidth.reading}"))
+    title = f"{total.kind} under the roof of {roof.device} ({roof.engine}, {roof.precision})"
+    return Sheet(title, (columns,) if rows else (), (*others(roof.fused_layers), *notes, *remarks(roof.remarks)))
 
 
 def _seconds(value: float | None) -> str:
@@ -124,165 +123,315 @@ def _seconds(value: float | None) -> str:
 
 
 @sheet(Measurement)
-def _measurement(found: Measurement) -> Sheet:
-    rows = [] if found.layers is None else largest(found.layers.layers, lambda layer: layer.seconds)
-    where = found.environment
+def _measurement(measured: Measurement) -> Sheet:
+    rows = [] if measured.layers is None else largest(measured.layers.layers, lambda layer: layer.seconds)
+    where = measured.environment
     machine = ("Machine", f"{where.cpu}, {where.threads} of {where.cores} cores, {where.device}")
-    count = () if found.layers is None else found.layers.layers
-    facts = (*others(count), *measured_lines(found), machine)
-    return Sheet("measured here", (_timed(rows),) if rows else (), facts)
+    count = () if measured.layers is None else measured.layers.layers
+    notes = (*others(count), *measured_lines(measured), machine)
+    return Sheet("measured here", (_timed(rows),) if rows else (), notes)
 
 
-def _timed(rows: Sequence[Any]) -> tuple[Strip, ...]:
+def _timed(rows: Sequence[Any]) -> Table:
     return (
-        column("Layer", (layer.path or "(the model itself)" for layer in rows), is_name=True),
-        column("Type", (layer.kind for layer in rows), is_name=True, rank=1),
+        text_column("Layer", (layer.path or "(the model itself)" for layer in rows)),
+        text_column("Type", (layer.kind for layer in rows), 1),
         column("Time", (units.duration(layer.seconds) for layer in rows)),
         column("Share", (units.percent(layer.share) for layer in rows)),
     )
 
 
 @sheet(LayerLatencies)
-def _layers(found: LayerLatencies) -> Sheet:
-    rows = largest(found.layers, lambda layer: layer.seconds)
-    between = ("Between", f"{units.duration(found.between_layers_s)} in no layer")
-    title = f"{units.duration(found.whole_s)} in {len(found.layers)} layers"
-    return Sheet(title, (_timed(rows),) if rows else (), (*others(found.layers), between))
+def _layers(layers: LayerLatencies) -> Sheet:
+    rows = largest(layers.layers, lambda layer: layer.seconds)
+    between = ("Between", f"{units.duration(layers.between_layers_s)} in no layer")
+    title = f"{units.duration(layers.whole_s)} in {len(layers.layers)} layers"
+    return Sheet(title, (_timed(rows),) if rows else (), (*others(layers.layers), between))
 
 
 @sheet(Latency)
-def _latency(found: Latency) -> Sheet:
-    low, high = units.duration(found.median_interval_s.low), units.duration(found.median_interval_s.high)
-    figures = (("Minimum", found.minimum_s), ("Mean", found.mean_s), ("p95", found.p95_s), ("p99", found.p99_s))
-    facts = (*((name, units.duration(value)) for name, value in figures), *notes(found.remarks))
-    return Sheet(f"{units.per_call(found.median_s, found.batch_size)} (95 % interval {low} to {high})", facts=facts)
+def _latency(latency: Latency) -> Sheet:
+    low, high = units.duration(latency.median_interval_s.low), units.duration(latency.median_interval_s.high)
+    figures = (("Minimum", latency.minimum_s), ("Mean", latency.mean_s), ("p95", latency.p95_s), ("p99", latency.p99_s))
+    notes = (*((name, units.duration(value)) for name, value in figures), *remarks(latency.remarks))
+    return Sheet(f"{units.per_call(latency.median_s, latency.batch_size)} (95 % interval {low} to {high})", notes=notes)
 
 
 @sheet(Comparison)
-def _compared(found: Comparison) -> Sheet:
-    ends = f"{found.ratio_interval.low:.3f} to {found.ratio_interval.high:.3f}"
-    what = "no difference was shown" if found.verdict == "equal" else found.verdict
-    return Sheet(f"{what}: {found.ratio:.3f} × the time (95 % interval {ends}, {found.clock} time)")
+def _compared(compared: Comparison) -> Sheet:
+    ends = f"{compared.ratio_interval.low:.3f} to {compared.ratio_interval.high:.3f}"
+    what = "no difference was shown" if compared.verdict == "equal" else compared.verdict
+    return Sheet(f"{what}: {compared.ratio:.3f} × the time (95 % interval {ends}, {compared.clock} time)")
 
 
 @sheet(Agreement)
-def _agreement(found: Agreement) -> Sheet:
-    return Sheet(results.agreement_text(found))
+def _agreement(agreement: Agreement) -> Sheet:
+    return Sheet(agreement_text(agreement))
 
 
 @sheet(RunnerProfile)
-def _runner(found: RunnerProfile) -> Sheet:
-    rows = largest(found.kernels, lambda kernel: kernel.seconds or 0.0)
-    strips = (
-        column("Kernel", (kernel.name for kernel in rows), is_name=True),
-        column("Operator", (kernel.op for kernel in rows), is_name=True, rank=1),
+def _runner(profile: RunnerProfile) -> Sheet:
+    rows = largest(profile.kernels, lambda kernel: kernel.seconds or 0.0)
+    columns = (
+        text_column("Kernel", (kernel.name for kernel in rows)),
+        text_column("Operator", (kernel.op for kernel in rows), 1),
         column("Runs in", (kernel.precision for kernel in rows)),
         column("Time", (_seconds(kernel.seconds) for kernel in rows)),
     )
-    title = (
-        f"{found.runtime}: {len(found.kernels)} kernels, {units.duration(found.seconds)} in {found.repeats} runs' mean"
-    )
-    return Sheet(title, (strips,) if rows else (), tuple(others(found.kernels, "kernels")))
+    mean = f"{units.duration(profile.seconds)} in {profile.repeats} runs' mean"
+    title = f"{profile.runtime}: {len(profile.kernels)} kernels, {mean}"
+    return Sheet(title, (columns,) if rows else (), tuple(others(profile.kernels, "kernels")))
 
 
 @sheet(Calibration)
-def _calibration(found: Calibration) -> Sheet:
-    machine = found.machine
-    rows = found.peaks
-    strips = (
-        column("Work", (peak.work for peak in rows), is_name=True),
+def _calibration(calibration: Calibration) -> Sheet:
+    machine = calibration.machine
+    rows = calibration.peaks
+    columns = (
+        text_column("Work", (peak.work for peak in rows)),
         column("Precision", (peak.precision for peak in rows)),
         column("Reached", (f"{units.count(peak.ops_per_s)}OP/s" for peak in rows)),
     )
-    fastest = max((item.bytes_per_s for item in found.bandwidths), default=0.0)
-    facts = (
+    fastest = max((item.bytes_per_s for item in calibration.bandwidths), default=0.0)
+    notes = (
         ("Machine", f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}"),
         ("Copy", f"{units.count(fastest)}B/s within the caches"),
-        ("Overhead", f"{units.duration(found.overhead_per_operator_s)} per operator"),
-        ("Samples", f"{len(found.samples)} operators, {len(found.references)} runs of models"),
-        ("Error", f"{units.percent(found.whole_deviation)} off on models that were held out"),
+        ("Overhead", f"{units.duration(calibration.overhead_per_operator_s)} per operator"),
+        ("Samples", f"{len(calibration.samples)} operators, {len(calibration.references)} runs of models"),
+        ("Error", f"{units.percent(calibration.whole_deviation)} off on models that were held out"),
     )
-    title = f"calibration of {found.name}, {found.created}"
-    return Sheet(title, (strips,) if rows else (), (*facts, *notes(found.remarks)))
+    title = f"calibration of {calibration.name}, {calibration.created}"
+    return Sheet(title, (columns,) if rows else (), (*notes, *remarks(calibration.remarks)))
 
 
 @sheet(Reconciliation)
-def _reconciled(found: Reconciliation) -> Sheet:
-    rows = found.causes[:_SHOWN]
-    strips = (
-        column("Cause", (cause.cause for cause in rows), is_name=True),
-        column("Difference", (_signed(cause.difference) for cause in rows)),
+def _reconciled(reconciled: Reconciliation) -> Sheet:
+    rows = reconciled.causes[:_SHOWN]
+    columns = (
+        text_column("Cause", (cause.cause for cause in rows)),
+        column("Difference", (signed(cause.difference, units.count) for cause in rows)),
     )
-    title = f"{units.count(found.ours)} {found.unit} by us, {units.count(found.theirs)} by {found.convention}"
-    return Sheet(title, (strips,) if rows else ())
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else units.MINUS if value < 0 else '±'}{units.count(abs(value))}"
+    ours, theirs = units.count(reconciled.ours), units.count(reconciled.theirs)
+    title = f"{ours} {reconciled.unit} by us, {theirs} by {reconciled.convention}"
+    return Sheet(title, (columns,) if rows else ())
 
 
 @sheet(SweepStatus)
-def _status(found: SweepStatus) -> Sheet:
-    first, state, best = status_lines(found)
-    return Sheet(first, facts=(("State", state), ("Best", best)))
-
-
-def status_lines(found: SweepStatus) -> Iterator[str]:
-    """How far a sweep is, in lines; `edge-opt status` prints the same."""
-    left = "" if found.left is None else f", {found.left} left"
-    yield f"{found.name}: {found.done} done ({found.accepted} accepted), {found.failed} failed{left}"
-    if found.is_running:
-        doing = ", ".join(found.unfinished) or found.stage or "between two candidates"
-        yield f"running as process {found.pid} on {found.host}: {doing}"
-    elif found.left:
-        was = f"; {', '.join(found.unfinished)} was cut short" if found.unfinished else ""
-        yield f"not running{was}; run the same again to go on"
-    else:
-        yield "not running"
-    yield f"so far: {found.recommendation}" if found.left else found.recommendation
+def _status(progress: SweepStatus) -> Sheet:
+    left = "" if progress.left is None else f", {progress.left} left"
+    state = "not running"
+    if progress.is_running:
+        doing = ", ".join(progress.unfinished) or progress.stage or "between two candidates"
+        state = f"running as process {progress.pid} on {progress.host}: {doing}"
+    elif progress.left:
+        was = f"; {', '.join(progress.unfinished)} was cut short" if progress.unfinished else ""
+        state = f"not running{was}; run the same again to go on"
+    best = f"so far: {progress.recommendation}" if progress.left else progress.recommendation
+    title = f"{progress.name}: {progress.done} done ({progress.accepted} accepted), {progress.failed} failed{left}"
+    return Sheet(title, notes=(("State", state), ("Best", best)))
 
 
 @sheet(Diagnosis)
-def _diagnosis(found: Diagnosis) -> Sheet:
-    where, noise, again = found.environment, found.noise, found.repetition.ratio_interval
+def _diagnosis(diagnosis: Diagnosis) -> Sheet:
+    where, noise, again = diagnosis.environment, diagnosis.noise, diagnosis.repetition.ratio_interval
     load = "not known" if where.load_1min is None else f"{where.load_1min:.2f}"
+    verdict = "noisy: expect wide intervals" if noise.is_noisy else "quiet: good to measure on"
+    if noise.is_contended:
+        verdict = "busy: other programs run here, and latencies measured now are those of a shared machine"
     half_width = (noise.median_interval_s.high - noise.median_interval_s.low) / 2 / noise.median_s
-    facts = (
-        ("Machine", f"{where.cpu} ({found.cpu_capability}), {where.cores} cores, {units.size(where.memory_bytes)}"),
+    notes = (
+        ("Machine", f"{where.cpu} ({diagnosis.cpu_capability}), {where.cores} cores, {units.size(where.memory_bytes)}"),
         ("System", f"{where.system}, Python {where.python}"),
-        ("Threads", f"{where.threads} inside an operator, {found.interop_threads} between operators"),
+        ("Threads", f"{where.threads} inside an operator, {diagnosis.interop_threads} between operators"),
         ("Governor", where.governor or "not known: this kernel does not show it"),
         ("Load", f"{load} in the last minute"),
-        ("Versions", ", ".join(f"{name} {number or 'not installed'}" for name, number in found.versions)),
-        *(("Devices", _facility(device)) for device in found.devices),
-        *(("Energy meters", _facility(meter)) for meter in found.meters),
-        ("Noise", _noise_verdict(noise)),
+        ("Versions", ", ".join(f"{name} {number or 'not installed'}" for name, number in diagnosis.versions)),
+        *(("Devices", _facility(device)) for device in diagnosis.devices),
+        *(("Energy meters", _facility(meter)) for meter in diagnosis.meters),
+        ("Noise", verdict),
         ("Median", f"known to ±{units.percent(half_width)} after {len(noise.samples_s)} blocks"),
         ("Slow tail", f"p99 is {noise.p99_s / noise.median_s:.2f} × the median"),
-        ("Repeated", f"took {again.low:.3f} to {again.high:.3f} × as long ({found.repetition.clock} time)"),
-        *notes(noise.remarks),
+        ("Repeated", f"took {again.low:.3f} to {again.high:.3f} × as long ({diagnosis.repetition.clock} time)"),
+        *remarks(noise.remarks),
     )
-    return Sheet("what a measurement here would rest on", facts=facts)
+    return Sheet("what a measurement here would rest on", notes=notes)
 
 
 def _facility(facility: Facility) -> str:
     return f"{facility.name}: {facility.refusal or 'usable'}"
 
 
-def _noise_verdict(noise: Latency) -> str:
-    if noise.is_contended:
-        return "busy: other programs run here, and latencies measured now are those of a shared machine"
-    return "noisy: expect wide intervals" if noise.is_noisy else "quiet: good to measure on"
-
-
 @sheet(Converted)
-def _converted(done: Converted) -> Sheet:
-    return results.conversion_sheet(done)
+def conversion_sheet(done: Converted) -> Sheet:
+    """Return what was asked, what runs, agreement, size and remarks.
+
+    Layers that run in what was asked are counted; the others stand one by one with their reason.
+    """
+    kept = done.kept_layers
+    columns = (
+        text_column("Layer", (it.path or "(the model itself)" for it in kept), 0, 12),
+        text_column("Operator", (layer.op for layer in kept), 1, 8),
+        text_column("Runs in", (layer.precision for layer in kept), 0, None),
+        text_column("Why", (layer.reason for layer in kept), 2, 20),
+    )
+    share = f", {done.size_bytes / done.original_bytes * 100:.0f} % of {units.size(done.original_bytes)} before"
+    return Sheet(
+        f"{done.precision} on {done.runtime}: runs in {done.effective_precision}, "
+        f"{len(done.layers) - len(kept)} of {len(done.layers)} layers as asked",
+        (columns,) if kept else (),
+        (
+            ("Agreement", agreement_text(done.agreement).removeprefix("agreement ")),
+            ("Size", units.size(done.size_bytes) + (share if done.original_bytes else "")),
+            *(("Note", remark) for remark in done.remarks),
+        ),
+    )
+
+
+def agreement_text(agreement: Agreement) -> str:
+    """Return how far two models agree, in one line."""
+    top1 = "" if agreement.top1 is None else f"same top-1 for {units.percent(agreement.top1)}, "
+    share = agreement.relative_difference
+    relative = "" if share is None else f"; at most {units.percent(share)} of the mean output"
+    unseen = "".join(f"; {units.percent(entry.difference)} on {entry.source}" for entry in agreement.unseen)
+    samples = f"{agreement.samples} sample{'s' * (agreement.samples != 1)}"
+    return (
+        f"agreement on {samples} of {agreement.source}: {top1}largest difference {agreement.max_difference:.3g}, "
+        f"mean {agreement.mean_difference:.3g}{relative}{unseen}"
+    )
+
+
+def conversion_document(done: Converted) -> dict[str, Any]:
+    """Return everything but the module, as plain values."""
+    return {name: value for name, value in to_plain(replace(done, model=None)).items() if name != "model"}
+
+
+def _pruned_notes(pruned: Pruned) -> list[Note]:
+    """Return what remains of channels, parameters, MACs and latency, and which layers lost less than asked and why."""
+    achieved = pruned.achieved
+
+    def shown(before: str, after: str, share: float) -> str:
+        return f"{before:>8} → {after:>8}  {units.percent(share):>6} remain"
+
+    counts = (
+        ("Channels", achieved.channels_before, achieved.channels, achieved.channels_ratio),
+        ("Params", achieved.params_before, achieved.params, achieved.params_ratio),
+        ("MACs", achieved.macs_before, achieved.macs, achieved.macs_ratio),
+    )
+    notes = [(what, shown(units.count(old), units.count(new), share)) for what, old, new, share in counts]
+    if achieved.latency_s is not None and achieved.latency_before_s is not None:
+        before_s, after_s = units.duration(achieved.latency_before_s), units.duration(achieved.latency_s)
+        notes.append(("Latency", shown(before_s, after_s, achieved.latency_ratio or 0.0)))
+    return [*notes, *(("Short", line) for line in _shortfall_lines(pruned.shortfalls))]
+
+
+def _request_text(asked: PruneRequest) -> str:
+    """Return the request as people say it."""
+    parts = []
+    if asked.ratio is not None:
+        parts.append(f"{units.percent(asked.ratio)} of every layer removed")
+    if asked.macs_target is not None:
+        parts.append(f"{units.percent(asked.macs_target)} of the MACs to remain")
+    if asked.latency_target is not None:
+        parts.append(f"{units.percent(asked.latency_target)} of the latency to remain")
+    parts += [f"{units.percent(share)} of {path} removed" for path, share in asked.layers]
+    rounding = f", channels rounded to {asked.round_to}" if asked.round_to > 1 else ""
+    if asked.is_round_auto:
+        rounding = ", channels rounded to fast widths"
+    return f"{', '.join(parts)}, by {asked.importance}{rounding}"
+
+
+def _shortfall_lines(shortfalls: tuple[Shortfall, ...]) -> list[str]:
+    """Return one line per layer that lost less than asked; layers with the same reason share one."""
+    by_reason: dict[str, list[Shortfall]] = {}
+    for fall in shortfalls:
+        by_reason.setdefault(fall.reason, []).append(fall)
+    lines = []
+    for reason, falls in by_reason.items():
+        names = ", ".join(fall.path for fall in falls[:3])
+        more = f" and {len(falls) - 3} more" if len(falls) > 3 else ""
+        share = units.percent(sum(fall.achieved for fall in falls) / len(falls))
+        lines.append(f"{names}{more}: {share} removed of {units.percent(falls[0].asked)}: {reason}")
+    hidden = len(lines) - _SHOWN
+    return lines if hidden <= 0 else [*lines[:_SHOWN], f"and {hidden} more reasons"]
+
+
+def pruned_document(pruned: Pruned) -> dict[str, Any]:
+    """Return everything but the model and its recipe, as JSON holds it."""
+    achieved = pruned.achieved
+    names = ("macs_ratio", "params_ratio", "channels_ratio", "latency_ratio")
+    shares = {name: getattr(achieved, name) for name in names}
+    return {
+        "asked": to_plain(pruned.asked),
+        "achieved": {**to_plain(achieved), **shares},
+        "shortfalls": [to_plain(fall) for fall in pruned.shortfalls],
+        "check": to_plain(pruned.check),
+    }
 
 
 @sheet(Pruned)
-def _pruned(pruned: Pruned) -> Sheet:
-    return results.pruned_sheet(pruned)
+def pruned_sheet(pruned: Pruned) -> Sheet:
+    """Return the layers that lost most channels, asked and achieved; the totals, and where it falls short."""
+    every = pruned.achieved.layers
+    most = sorted(range(len(every)), key=lambda n: every[n].before - every[n].after, reverse=True)[:_SHOWN]
+    layers = [every[n] for n in sorted(most)]
+    columns = (
+        text_column("Layer", (each.path for each in layers)),
+        text_column("Kind", (each.kind for each in layers), 1, None),
+        column("Before", (str(each.before) for each in layers)),
+        column("After", (str(each.after) for each in layers)),
+        column("Asked", (units.percent(each.asked) for each in layers)),
+        column("Removed", (units.percent(each.achieved) for each in layers)),
+    )
+    notes = _pruned_notes(pruned)
+    if len(every) > _SHOWN:
+        rest = f"{len(every) - _SHOWN} layers that lost fewer channels: --json, or .achieved.layers in Python"
+        notes.insert(0, ("More", rest))
+    error = pruned.check.silenced_error
+    silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
+    proof = f"forward, backward ({pruned.check.gradients} gradients){silenced}"
+    asked = f"asked: {_request_text(pruned.asked)}"
+    return Sheet(asked, (columns,) if layers else (), (*notes, ("Proved", proof)))
+
+
+def sensitivity_dataframe(sensitivity: Sensitivity) -> pd.DataFrame:
+    """Return one row per layer and change, in the model's order."""
+    import pandas as pd
+
+    names = [field.name for field in fields(LayerSensitivity)]
+    return pd.DataFrame([asdict(row) for row in sensitivity.rows], columns=names)
+
+
+@sheet(Sensitivity)
+def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
+    """Return the table, what hurts most on top, and which layers to spare."""
+    rows = sensitivity.worst_first()
+    is_accuracy = sensitivity.metric == "accuracy"
+    changes = (f"{row.score_change * 100:+.2f}" if is_accuracy else f"{row.score_change:+.4g}" for row in rows)
+    shares = (row.disagreement for row in rows)
+    columns = (
+        text_column("Layer", (row.path for row in rows)),
+        text_column("Kind", (row.kind for row in rows), 2, None),
+        text_column("Change", map(change_of, rows), min_width=None),
+        column("Points" if is_accuracy else sensitivity.metric, changes),
+        column("Output error", (f"{row.output_error:.2g}" for row in rows)),
+        column("Other answers", (units.DASH if share is None else units.percent(share) for share in shares), 1),
+    )
+    baseline = units.percent(sensitivity.baseline) if is_accuracy else f"{sensitivity.baseline:.4g}"
+    whole = f"{sensitivity.metric} of the whole model: {baseline} on {sensitivity.samples} samples"
+    spared = []
+    for change, verb in (("prune", "pruned"), ("quantize", "quantized")):
+        paths = sensitivity.spare(change)  # type: ignore[arg-type]
+        if paths:
+            spared.append(f"when {verb}: {', '.join(paths)}")
+    advice = (
+        f"spare these, they lose most {'; '.join(spared)}" if spared else "no layer loses anything on these samples"
+    )
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in sensitivity.unchanged:
+        by_reason.setdefault(reason, []).append(path)
+    unchanged = (("Not changed", f"{', '.join(paths)}: {reason}") for reason, paths in by_reason.items())
+    title = f"{whole}; quantization is simulated"
+    return Sheet(title, (columns,) if rows else (), (("Spare", advice), *unchanged))
 
 
 @sheet(FineTuned)
@@ -290,65 +439,39 @@ def _fine_tuned(tuned: FineTuned) -> Sheet:
     def text(value: float | None) -> str:
         return units.DASH if value is None else f"{value:.4g}"
 
-    strips = (
+    columns = (
         column("Epoch", (str(it.epoch) for it in tuned.history)),
         column("Loss", (text(it.loss) for it in tuned.history)),
         column("Score", (text(it.score) for it in tuned.history)),
     )
     title = f"{type(tuned.model).__name__}, with the weights of epoch {tuned.best_epoch}; 0 is before training"
-    return Sheet(title, (strips,) if tuned.history else ())
-
-
-@sheet(Sensitivity)
-def _sensitivity(found: Sensitivity) -> Sheet:
-    return results.sensitivity_sheet(found)
+    return Sheet(title, (columns,) if tuned.history else ())
 
 
 @sheet(Explanation)
-def _explanation(found: Explanation) -> Sheet:
-    rows = largest([row for row in found.layers if row.seconds_after is not None], lambda row: row.seconds_after or 0.0)
-    strips = (
-        column("Layer", (row.path or "(the model itself)" for row in rows), is_name=True),
+def _explanation(explanation: Explanation) -> Sheet:
+    rows = largest(
+        [row for row in explanation.layers if row.seconds_after is not None], lambda row: row.seconds_after or 0.0
+    )
+    columns = (
+        text_column("Layer", (row.path or "(the model itself)" for row in rows)),
         column("Before", (_seconds(row.seconds_before) for row in rows)),
         column("After", (_seconds(row.seconds_after) for row in rows)),
-        column("Runs in", (row.precision or units.DASH for row in rows), rank=1),
-        column("Held by", (row.bottleneck for row in rows), rank=2),
+        column("Runs in", (row.precision or units.DASH for row in rows), 1),
+        column("Held by", (row.bottleneck for row in rows), 2),
     )
-    return Sheet(found.headline, (strips,) if rows else (), tuple(("Because", r.sentence) for r in found.reasons))
+    return Sheet(
+        explanation.headline, (columns,) if rows else (), tuple(("Because", r.sentence) for r in explanation.reasons)
+    )
 
 
 @sheet(DeviceMemory)
-def _device_memory(found: DeviceMemory) -> Sheet:
-    first, *rest = profile_text.device_memory_text(found).splitlines()
-    return Sheet(first, facts=tuple(("", line.strip()) for line in rest))
-
-
-@sheet(DeviceSpec)
-def _device(spec: DeviceSpec) -> Sheet:
-    return target_tables.device_sheet(spec)
-
-
-sheet(TargetComparison, brief=target_tables.brief_target_sheet)(target_tables.target_sheet)
-sheet(
-    ServingReport,
-    brief=lambda report: serving_tables.serving_sheet(report, is_brief=True),
-    document=lambda report: serving_tables.serving_document([report]),
-)(serving_tables.serving_sheet)
-sheet(
-    ServingComparison,
-    brief=lambda found: serving_tables.comparison_sheet(found, is_brief=True),
-    document=lambda found: serving_tables.serving_document(found.reports),
-)(serving_tables.comparison_sheet)
-sheet(TrainingStep, brief=training_tables.brief_training_sheet, document=training_tables.training_document)(
-    training_tables.training_sheet
-)
-sheet(SweepResult)(sweep_sheet)
-sheet(Trial)(trial_sheet)
-
-own_view(ModelProfile, profile_text.render, profile_html)
-own_view(ModelComparison, comparison.render, comparison_html)
-own_view(CheckResult, checks.render, checks.check_html)
-own_view(SweepResult, page=sweep_html)
-own_view(Pruned, lambda pruned: results.pruned_text(pruned.asked, pruned.achieved, pruned.shortfalls))
-own_view(DeviceMemory, profile_text.device_memory_text)
-own_view(Explanation, lambda found: "\n".join([found.headline, *(f"- {r.sentence}" for r in found.reasons)]))
+def _device_memory(memory: DeviceMemory) -> Sheet:
+    unasked = f"{memory.fragmentation:.1%} of it asked for by no tensor"
+    notes = (
+        ("Weights and inputs", units.size(memory.resident_bytes)),
+        ("Requested", units.size(memory.requested_bytes)),
+        ("Allocated", f"{units.size(memory.allocated_bytes)}, at {memory.peak_module or 'the forward itself'}"),
+        ("Reserved", f"{units.size(memory.reserved_bytes)}, {unasked}"),
+    )
+    return Sheet(f"{memory.device} memory, {memory.source}", notes=(*notes, *remarks(memory.notes)))

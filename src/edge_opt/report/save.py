@@ -1,4 +1,4 @@
-"""Profiles saved: as files by their suffix, on a time line, and to trackers of experiments."""
+"""Records saved by the suffix of the file, profiles read back, and figures sent to trackers of experiments."""
 
 from __future__ import annotations
 
@@ -6,108 +6,74 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from edge_opt._support import files
 from edge_opt._support.json import dumps_rows, from_plain, to_plain
-from edge_opt.errors import InvalidInput, UnreadableProfile
+from edge_opt.errors import EdgeOptError, InvalidInput, UnreadableProfile
 from edge_opt.records.profiles import SCHEMA_VERSION, Level, ModelProfile
-from edge_opt.report.profile_text import render
-from edge_opt.report.summary import summary_lines
+from edge_opt.report.html import sheet_page
+from edge_opt.report.profile_text import notebook_sheet, profile_markdown, profile_sheet, profile_text
+from edge_opt.report.sheets import Writer, sheet, sheet_markdown, sheet_text, view_of
 from edge_opt.report.table import columns, table
-from edge_opt.text import markdown, spreadsheet
+from edge_opt.text import spreadsheet
 
+R = TypeVar("R")
 FORMAT = "edge_opt.profile"
 # What people look for comes first; the trace, which is most of the file, last.
 _ORDER = ("format", "schema_version", "name", "mode", "convention", "totals", "peak", "unpriced", "layers")
 
-Writer = Callable[[ModelProfile, Level], str]
-W = TypeVar("W", bound=Writer)
-_writers: dict[str, Writer] = {}
+
+def writer_for(kind: type, path: str | os.PathLike[str]) -> Writer:
+    """Return what writes this kind of record to a file of this name; a suffix that nothing writes is refused."""
+    view = view_of(kind)
+    drawn: dict[str, Writer] = {
+        ".html": lambda record: sheet_page(view.sheet(record)),
+        ".md": lambda record: sheet_markdown(view.sheet(record)),
+        ".txt": lambda record: sheet_text(view.sheet(record)) + "\n",
+    }
+    return files.writer_for(path, {**drawn, **view.files})
 
 
-def writer(suffix: str) -> Callable[[W], W]:
-    """Register a function that turns a profile into the text of a file with this suffix."""
+def save(record: Any, path: str | os.PathLike[str], **options: Any) -> Path:
+    """Write a record and return the path; the file is replaced as a whole, or unchanged.
 
-    def register(function: W) -> W:
-        known = _writers.setdefault(suffix, function)
-        if known is not function:
-            raise InvalidInput(f"{suffix} has two writers: {known.__qualname__} and {function.__qualname__}; keep one")
-        return function
-
-    return register
-
-
-def writers() -> Mapping[str, Writer]:
-    """Every registered writer by suffix; read-only."""
-    return MappingProxyType(_writers)
+    Args:
+        record: The record.
+        path: The file; its suffix chooses the format.
+        options: What the writer of this kind takes, such as the level of a profile's rows.
+    """
+    if "level" in options:
+        columns(options["level"])  # a wrong level is refused also by formats that hold all levels
+    return files.write_named(path, writer_for(type(record), path)(record, **options))
 
 
-def writer_for(path: str | os.PathLike[str]) -> Writer:
-    """The writer that the path's suffix chooses."""
-    return files.writer_for(path, _writers)
-
-
-def save(profile: ModelProfile, path: str | os.PathLike[str], level: Level = "leaves") -> Path:
-    """Write the profile and return the path. The file is replaced as a whole, or left as it was."""
-    columns(level)  # a wrong level is refused for every format, also for those that hold all levels
-    return files.write_named(path, writer_for(path)(profile, level))
-
-
-@writer(".json")
 def document(profile: ModelProfile, level: Level = "leaves") -> str:
-    """Everything, as JSON that `load` reads back exactly: one line per layer, operator and storage."""
+    """Return everything, as JSON that `load` reads back exactly: one line per layer, operator and storage."""
     plain = {"format": FORMAT, **to_plain(profile)}
     return dumps_rows({key: plain[key] for key in (*_ORDER, *(key for key in plain if key not in _ORDER))}) + "\n"
 
 
-@writer(".csv")
-def _csv(profile: ModelProfile, level: Level) -> str:
-    """Exact numbers under the columns' names; an empty cell is a value that is not known or not defined."""
-    found = table(profile, level)
-    cells = [[spreadsheet(value) if isinstance(value, str) else value for value in values] for _, values in found]
+def _csv(profile: ModelProfile, level: Level = "leaves") -> str:
+    """Return exact numbers under the columns' names; an empty cell is a value that is not known or not defined."""
+    values = table(profile, level)
+    cells = [[spreadsheet(value) if isinstance(value, str) else value for value in column] for _, column in values]
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([column.name for column, _ in found])
+    lines.writerow([column.name for column, _ in values])
     lines.writerows(zip(*cells, strict=True))
     return out.getvalue()
 
 
-@writer(".md")
-def _markdown(profile: ModelProfile, level: Level) -> str:
-    """A table for people, with the summary under it."""
-    found = table(profile, level)
-    cells = [[markdown(column.text(value)) for value in values] for column, values in found]
-    header = [markdown(column.title) for column, _ in found]
-    rule = ["---" if column.kind in ("text", "flag") else "--:" for column, _ in found]
-    lines = [f"| {' | '.join(line)} |" for line in (header, rule, *zip(*cells, strict=True))]
-    notes = [f"- **{label}:** {markdown(text)}" for label, text in summary_lines(profile)]
-    return "\n".join([f"# {markdown(profile.name)}", "", *lines, "", *notes, ""])
+def _html(profile: ModelProfile, level: Level = "leaves") -> str:
+    """Return one page with tables and charts of every level, to be opened in a browser."""
+    from edge_opt.report.page import page_text
+    from edge_opt.report.page_data import page_data
 
-
-@writer(".txt")
-def _text(profile: ModelProfile, level: Level) -> str:
-    """What the terminal shows, at full depth."""
-    depth = len(profile.layers) if level == "modules" else None
-    return render(profile, level=level, depth=depth, width=120) + "\n"
-
-
-@writer(".html")
-def _html(profile: ModelProfile, level: Level) -> str:
-    """One page with tables and charts of every level, to be opened in a browser."""
-    from edge_opt.report.page.page import page_text
-    from edge_opt.report.page.payload import payload
-
-    return page_text(payload(profile=profile))
-
-
-@writer(".trace.json")
-def _time_line(profile: ModelProfile, level: Level) -> str:
-    """Measured layers on a time line with the memory under it, for ui.perfetto.dev and chrome://tracing."""
-    return json.dumps(time_line(profile), indent=1, allow_nan=False) + "\n"
+    return page_text(page_data(profile=profile))
 
 
 def load(path: str | os.PathLike[str]) -> ModelProfile:
@@ -116,44 +82,71 @@ def load(path: str | os.PathLike[str]) -> ModelProfile:
     Args:
         path: The file.
     """
+    again = "profile the model again"
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UnreadableProfile(f"no file {str(path)!r}; profile.save('NAME.json') writes one") from None
     except OSError as error:
         raise UnreadableProfile(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UnreadableProfile(
-            f"{str(path)!r} is not JSON, or is cut off ({error}); save the profile again as .json"
-        ) from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise UnreadableProfile(
-            f'{str(path)!r} is JSON, but not a profile: it lacks "format": "{FORMAT}"; '
-            "profile.save('NAME.json') writes one"
-        )
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
-        is_newer = isinstance(version, int) and version > SCHEMA_VERSION
-        cure = "upgrade edge-opt to read it" if is_newer else "profile the model again"
-        raise UnreadableProfile(
-            f"{str(path)!r} has schema version {version!r}, and this edge_opt reads {SCHEMA_VERSION}; {cure}"
-        )
+    except UnicodeDecodeError as error:
+        raise UnreadableProfile(f"{str(path)!r} is not JSON, or is cut off ({error}); {again}") from error
+    return read_record(ModelProfile, text, repr(str(path)), FORMAT, SCHEMA_VERSION, again, _fault_of)
+
+
+def read_record(
+    kind: type[R],
+    text: str,
+    source: str,
+    document_format: str,
+    version: int | None,
+    cure: str,
+    fault_of: Callable[[R], str | None] = lambda record: None,
+    refusal: type[EdgeOptError] = UnreadableProfile,
+) -> R:
+    """Return the record of a JSON document; one that is cut off, of another kind or version, or damaged is refused.
+
+    Args:
+        kind: Class of the record.
+        text: The document.
+        source: What errors call it, such as the name of its file.
+        document_format: What the document must name as its format.
+        version: The schema version that can be read; None for documents without one.
+        cure: What to do about a file that cannot be read.
+        fault_of: Says what in a record does not fit together, if anything.
+        refusal: The error to raise.
+    """
     try:
-        profile = from_plain(ModelProfile, {key: value for key, value in data.items() if key != "format"})
-        _check_references(profile)
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refusal(f"{source} is not JSON, or is cut off ({error}); {cure}") from error
+    if not isinstance(data, dict) or data.pop("format", None) != document_format:
+        what = document_format.rpartition(".")[2]
+        raise refusal(f'{source} is JSON, but not a {what}: it lacks "format": "{document_format}"')
+    written = data.get("schema_version")
+    if written != version:
+        is_newer = isinstance(written, int) and version is not None and written > version
+        cure = "upgrade edge-opt to read it" if is_newer else cure
+        raise refusal(f"{source} has schema version {written!r}, and this edge_opt reads {version}; {cure}")
+    names = {item.name for item in fields(cast(Any, kind))}
+    try:
+        record = from_plain(kind, {key: it for key, it in data.items() if key != "schema_version" or key in names})
+        fault = fault_of(record)
     except UnreadableProfile as error:
-        raise UnreadableProfile(f"{str(path)!r} is damaged: {error}; save the profile again") from error
-    return profile
+        fault = str(error)
+    if fault is not None:
+        raise refusal(f"{source} is damaged: {fault}; {cure}")
+    return record
 
 
-def _check_references(profile: ModelProfile) -> None:
-    """Refuse a profile whose parts do not belong together, before a table stumbles over it."""
+def _fault_of(profile: ModelProfile) -> str | None:
+    """Return what in a profile does not belong together, before a table stumbles over it; None where all does."""
     trace = profile.trace
     if not trace.modules or len(profile.layers) != len(trace.modules) or len(profile.prices) != len(trace.signatures):
-        raise UnreadableProfile("it has not one layer per module and one price per signature")
+        return "it has not one layer per module and one price per signature"
     for name in ("macs", "other_ops", "bytes_read", "bytes_written"):
         if getattr(profile.totals, name) != sum(getattr(layer.cost, name) for layer in profile.layers):
-            raise UnreadableProfile(f"totals.{name} is not the sum of its layers")
+            return f"totals.{name} is not the sum of its layers"
     for position, call in enumerate(trace.ops):
         storages = (-1, *call.reads, *call.creates)
         if (
@@ -161,16 +154,18 @@ def _check_references(profile: ModelProfile) -> None:
             or not 0 <= call.signature < len(trace.signatures)
             or max(storages) >= len(trace.storages)
         ):
-            raise UnreadableProfile(f"trace.ops[{position}] points at something that is not there")
+            return f"trace.ops[{position}] points at something that is not there"
     for position, prediction in enumerate(profile.predictions):
         if any(not 0 <= layer.module < len(trace.modules) for layer in prediction.layers):
-            raise UnreadableProfile(f"predictions[{position}] names a layer that is not there")
+            return f"predictions[{position}] names a layer that is not there"
+    return None
 
 
-def time_line(profile: ModelProfile) -> dict[str, Any]:
-    """Return the measured layers of one forward as events of Chrome's trace format, with the memory below them.
+def time_line(profile: ModelProfile, level: Level = "leaves") -> str:
+    """Return the measured layers of one forward on a time line, for ui.perfetto.dev and chrome://tracing.
 
-    A module contains its children; its own work comes first. Operators have no row: only layers were measured.
+    It has events of Chrome's trace format, with the memory below them. A module contains its children; its own work
+    comes first. Operators have no row: only layers were measured.
     """
     measured = profile.measurement
     if measured is None or measured.layers is None:
@@ -200,14 +195,27 @@ def time_line(profile: ModelProfile) -> dict[str, Any]:
         })  # fmt: skip
         memory = {"bytes": layer.peak_live_bytes}
         events.append({"ph": "C", "name": "peak activations", "pid": 1, "ts": start_us, "args": memory})
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": profile.name, "made by": "edge-opt"}}
+    other = {"model": profile.name, "made by": "edge-opt"}
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+    return json.dumps(trace, indent=1, allow_nan=False) + "\n"
+
+
+_PROFILE_FILES: dict[str, Writer] = {
+    ".json": document,
+    ".csv": _csv,
+    ".md": profile_markdown,
+    ".txt": profile_text,
+    ".html": _html,
+    ".trace.json": time_line,
+}
+sheet(ModelProfile, brief=profile_sheet, files=_PROFILE_FILES)(notebook_sheet)
 
 
 _UNITS = ("", "mb", "ms", "j")
 
 
 def figures(profile: ModelProfile) -> Iterator[tuple[str, float]]:
-    """Every figure that is known, once, in the unit that people use: macs, peak_memory_mb, latency_ms."""
+    """Yield every figure that is known, once, in the unit that people use: macs, peak_memory_mb, latency_ms."""
     from edge_opt.budgets.budget_metrics import PROFILE_METRICS
 
     for metric in PROFILE_METRICS.values():
@@ -226,8 +234,7 @@ def log_to(profile: ModelProfile, writer: Any, step: int = 0, prefix: str = "") 
         return
     # A run of Weights & Biases, or its module inside one; mlflow has summaries nowhere.
     if hasattr(writer, "log") and hasattr(writer, "summary"):
-        found = dict(figures(profile))
-        writer.log({prefix + name: value for name, value in found.items()}, step=step)
+        writer.log({prefix + name: value for name, value in figures(profile)}, step=step)
         writer.summary.update({f"{prefix}profile": str(profile)})
         return
     logger, run = writer if isinstance(writer, tuple) and len(writer) == 2 else (writer, None)

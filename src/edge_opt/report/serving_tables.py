@@ -1,4 +1,4 @@
-"""A served language model as a table, a JSON document and a page."""
+"""A served language model as a sheet and as JSON."""
 
 from __future__ import annotations
 
@@ -10,96 +10,126 @@ from typing import Any
 from edge_opt import units
 from edge_opt._support.json import to_plain
 from edge_opt.records.serving import SERVING_FORMAT, ServingComparison, ServingReport
-from edge_opt.report.sheets import Sheet
-from edge_opt.report.summary import short_first
-from edge_opt.report.terminal import Cell, Strip
+from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
 
 VERSION = 1
+_FIRST_REMARKS = 2
 Reports = Sequence[ServingReport]
 
 
-def serving_sheet(report: ServingReport, *, is_brief: bool = False) -> Sheet:
-    """Return one report: its parts, its speed over the context, and every remark or the first ones only."""
-    lines = list(sentences(report))
-    tables = (tuple(part_strips(report)), tuple(curve_strips(report)))
-    return Sheet(report.model, tables, tuple(short_first(lines) if is_brief else lines), _chart(report))
+def serving_document(reports: Reports) -> str:
+    """Return the reports as JSON; sums and verdicts that the records work out are written out."""
+
+    def plain(report: ServingReport) -> dict[str, Any]:
+        derived = ("total_bytes", "fits", "fitting_ram_bytes", "missing_bytes")
+        memory = to_plain(report.memory) | {name: getattr(report.memory, name) for name in derived}
+        return {**to_plain(report), "memory": memory}
+
+    document = {"format": SERVING_FORMAT, "version": VERSION, "reports": [plain(report) for report in reports]}
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def comparison_sheet(found: ServingComparison, *, is_brief: bool = False) -> Sheet:
-    """Return several reports side by side; each with its own sheet below it, unless it is to be brief."""
-    strips, facts = comparison_parts(found.reports)
-    model = found.reports[0].model
-    if not is_brief:
-        parts = (
-            replace(serving_sheet(it), title=f"{it.weights} on {it.target or 'no target'}") for it in found.reports
-        )
-        return Sheet(model, (tuple(strips),), tuple(facts), parts=tuple(parts))
-    hidden = len(facts) - 2
-    more = [("Note", f"-v shows {hidden} remark{'s' * (hidden != 1)} and sources")] if hidden else []
-    return Sheet(model, (tuple(strips),), (*facts[:2], *more))
+@sheet(
+    ServingReport,
+    brief=lambda report: replace(serving_sheet(report), notes=tuple(_notes(report, _FIRST_REMARKS))),
+    files={".json": lambda report: serving_document([report])},
+)
+def serving_sheet(report: ServingReport) -> Sheet:
+    """Return one report: its parts, its speed over the context, and every remark."""
+    parts, points = report.parts, report.curve
+    moved = sum(part.bytes_per_step for part in parts) or 1
+    parts_table = (
+        text_column("Part", (part.name for part in parts), min_width=None),
+        column("Held", (units.size(part.weights_bytes) for part in parts)),
+        column("Streamed per step", (units.size(part.bytes_per_step) for part in parts)),
+        column("Share", (units.percent(part.bytes_per_step / moved) for part in parts)),
+        column("FLOPs per step", (units.count(part.flops_per_step) for part in parts)),
+    )
+    curve_table = (
+        column("Context", (str(point.context) for point in points)),
+        column("Cache", (units.size(point.kv_bytes) for point in points)),
+        column("Tokens/s", (_rate(point.tokens_per_s) for point in points)),
+    )
+    return Sheet(report.model, (parts_table, curve_table), tuple(_notes(report)), _chart(report))
 
 
-def comparison_parts(reports: Reports) -> tuple[list[Strip], list[tuple[str, str]]]:
-    """Several reports side by side: the columns, and what holds for all of them."""
-    headers, rows = _side_by_side(reports)
-    columns = tuple(zip(*rows, strict=True))
-    strips = [
-        Strip(header, tuple(map(Cell, cells)), "left" if place < 2 else "right", 12 if not place else None, rank)
-        for place, (header, cells, rank) in enumerate(zip(headers, columns, _RANKS, strict=True))
-    ]
-    remarks = [("Note", remark) for remark in (*_shared_remarks(reports), *_sources(reports))]
-    return strips, [("Model", _title(reports[0])), ("Asked", _asked(reports[0])), *remarks]
+def _brief_comparison(comparison: ServingComparison) -> Sheet:
+    first, asked, *remarks = _comparison_notes(comparison.reports)
+    count = len(remarks)
+    more = [("Note", f"-v shows {count} remark{'s' * (count != 1)} and sources")] if count else []
+    return Sheet(comparison.reports[0].model, (_comparison_table(comparison.reports),), (first, asked, *more))
 
 
-def sentences(report: ServingReport) -> Iterator[tuple[str, str]]:
-    """What there is to say of a report, each with its label."""
+@sheet(
+    ServingComparison,
+    brief=_brief_comparison,
+    files={".json": lambda comparison: serving_document(comparison.reports)},
+)
+def comparison_sheet(comparison: ServingComparison) -> Sheet:
+    """Return several reports side by side, each with its own sheet below it."""
+    parts = (
+        replace(serving_sheet(it), title=f"{it.weights} on {it.target or 'no target'}") for it in comparison.reports
+    )
+    notes = _comparison_notes(comparison.reports)
+    return Sheet(
+        comparison.reports[0].model, (_comparison_table(comparison.reports),), tuple(notes), parts=tuple(parts)
+    )
+
+
+def _comparison_table(reports: Reports) -> Table:
+    prefills = [report.prefill.seconds for report in reports]
+    energies = [report.energy_per_token for report in reports]
+    return (
+        text_column("Target", (report.target or units.DASH for report in reports)),
+        text_column("Weights", (report.weights for report in reports), min_width=None),
+        column("Memory", (units.size(report.memory.total_bytes) for report in reports), 1),
+        column("Fits", map(_verdict, reports)),
+        column("First token", (units.DASH if it is None else units.duration(it) for it in prefills), 3),
+        column("Tokens/s", (_rate(report.decode.tokens_per_s) for report in reports)),
+        column("Interval", map(_interval, reports), 2),
+        column("At start", (_rate(report.decode_at_start.tokens_per_s) for report in reports), 6),
+        column("Bits", (f"{report.bits_per_weight:.2f}" for report in reports), 7),
+        column("Energy", (units.DASH if it is None else units.energy(it.joules) for it in energies), 4),
+    )
+
+
+def _comparison_notes(reports: Reports) -> list[Note]:
+    """Return the model, what was asked, remarks that hold for all, and where each target's bandwidth is known from."""
+    common = (remark for remark in reports[0].remarks if all(remark in other.remarks for other in reports))
+    sources = (f"{it.target}: {it.bandwidth_source}" for it in reports if it.target is not None)
+    remarks = [("Note", remark) for remark in (*dict.fromkeys(common), *dict.fromkeys(sources))]
+    return [("Model", _title(reports[0])), ("Asked", _asked(reports[0])), *remarks]
+
+
+def _notes(report: ServingReport, most: int | None = None) -> Iterator[Note]:
+    """Yield what there is to say of a report, each with its label; of remarks at most so many."""
     memory, decode, start, prefill = report.memory, report.decode, report.decode_at_start, report.prefill
     yield "Model", f"{_title(report)}; {report.weights} is {report.bits_per_weight:.2f} bits per weight on average"
     yield "Asked", _asked(report)
-    yield (
-        "Memory",
-        (
-            f"{units.size(memory.total_bytes)}: weights {units.size(memory.weights_bytes)}, cache "
-            f"{units.size(memory.kv_bytes)} ({report.kv}), activations {units.size(memory.activation_bytes)}"
-        ),
-    )
+    cache = f"cache {units.size(memory.kv_bytes)} ({report.kv})"
+    held = f"weights {units.size(memory.weights_bytes)}, {cache}, activations {units.size(memory.activation_bytes)}"
+    yield "Memory", f"{units.size(memory.total_bytes)}: {held}"
     if report.target is not None:
         yield "Fits", fits_in_words(report)
         yield "Prompt", _prompt(report)
     if decode.tokens_per_s is not None:
-        yield (
-            "Decoding",
-            (
-                f"{_rate(decode.tokens_per_s)} tokens/s ({_interval(report)}) at {decode.context} positions, "
-                f"{_rate(start.tokens_per_s)} after the prompt; bound by {decode.bound}"
-            ),
-        )
+        rate = f"{_rate(decode.tokens_per_s)} tokens/s ({_interval(report)}) at {decode.context} positions"
+        yield "Decoding", f"{rate}, {_rate(start.tokens_per_s)} after the prompt; bound by {decode.bound}"
         yield "Bandwidth", f"{(report.bandwidth_bytes_per_s or 0) / 1e9:.3g} GB/s: {report.bandwidth_source}"
-    yield (
-        "Per token",
-        (
-            f"{units.size(decode.bytes_per_token)} streamed, {units.count(decode.flops_per_token)} FLOPs; the prompt "
-            f"takes {units.count(prefill.flops)} FLOPs"
-        ),
-    )
+    streamed = f"{units.size(decode.bytes_per_token)} streamed, {units.count(decode.flops_per_token)} FLOPs"
+    yield "Per token", f"{streamed}; the prompt takes {units.count(prefill.flops)} FLOPs"
     if report.energy_per_token is not None:
         yield "Energy", f"{units.energy(report.energy_per_token.joules)} per token; {report.energy_per_token.note}"
-    yield from _extras(report)
-    for remark in report.remarks:
-        yield "Note", remark
-
-
-def _extras(report: ServingReport) -> Iterator[tuple[str, str]]:
     measured = report.measured
     if measured is not None:
         peak = "" if measured.peak_bytes is None else f"; tensors held {units.size(measured.peak_bytes)} at most"
-        yield (
-            "Measured",
-            (
-                f"here in {measured.runtime}, {measured.weights}, threads: {measured.threads}: first token after "
-                f"{units.duration(measured.prefill_s)}, then {_rate(measured.decode_tokens_per_s)} tokens/s{peak}"
-            ),
-        )
+        where = f"here in {measured.runtime}, {measured.weights}, threads: {measured.threads}"
+        rate = f"{_rate(measured.decode_tokens_per_s)} tokens/s"
+        yield "Measured", f"{where}: first token after {units.duration(measured.prefill_s)}, then {rate}{peak}"
+    yield from (("Note", remark) for remark in report.remarks[:most])
+    hidden = 0 if most is None else len(report.remarks[most:])
+    if hidden:
+        yield "More", f"{hidden} remark{'s' * (hidden != 1)}: -v shows them"
 
 
 def _title(report: ServingReport) -> str:
@@ -115,7 +145,7 @@ def _asked(report: ServingReport) -> str:
 
 
 def fits_in_words(report: ServingReport) -> str:
-    """Whether it fits, in which sizes of RAM, or what is missing; then how long and how many would."""
+    """Return whether it fits, in which sizes of RAM, or what is missing; then how long and how many would."""
     memory = report.memory
     if memory.fits is None:
         return "not known, for the target's RAM is not"
@@ -154,51 +184,6 @@ def _interval(report: ServingReport) -> str:
     return f"at least {_rate(decode.low)}" if decode.high is None else f"{_rate(decode.low)} to {_rate(decode.high)}"
 
 
-def part_strips(report: ServingReport) -> list[Strip]:
-    rows = report.parts
-    moved = sum(part.bytes_per_step for part in rows) or 1
-    return [
-        Strip("Part", tuple(Cell(part.name) for part in rows), "left"),
-        Strip("Held", tuple(Cell(units.size(part.weights_bytes)) for part in rows)),
-        Strip("Streamed per step", tuple(Cell(units.size(part.bytes_per_step)) for part in rows)),
-        Strip("Share", tuple(Cell(units.percent(part.bytes_per_step / moved)) for part in rows)),
-        Strip("FLOPs per step", tuple(Cell(units.count(part.flops_per_step)) for part in rows)),
-    ]
-
-
-def curve_strips(report: ServingReport) -> list[Strip]:
-    points = report.curve
-    return [
-        Strip("Context", tuple(Cell(str(point.context)) for point in points)),
-        Strip("Cache", tuple(Cell(units.size(point.kv_bytes)) for point in points)),
-        Strip("Tokens/s", tuple(Cell(_rate(point.tokens_per_s)) for point in points)),
-    ]
-
-
-# What goes first where a terminal is narrow.
-_RANKS = (0, 0, 1, 0, 3, 0, 2, 6, 7, 4)
-_HEADERS = ("Target", "Weights", "Memory", "Fits", "First token", "Tokens/s", "Interval", "At start", "Bits", "Energy")
-
-
-def _side_by_side(reports: Reports) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    def row(report: ServingReport) -> tuple[str, ...]:
-        memory, prefill, energy = report.memory, report.prefill, report.energy_per_token
-        return (
-            report.target or units.DASH,
-            report.weights,
-            units.size(memory.total_bytes),
-            _verdict(report),
-            units.DASH if prefill.seconds is None else units.duration(prefill.seconds),
-            _rate(report.decode.tokens_per_s),
-            _interval(report),
-            _rate(report.decode_at_start.tokens_per_s),
-            f"{report.bits_per_weight:.2f}",
-            units.DASH if energy is None else units.energy(energy.joules),
-        )
-
-    return _HEADERS, [row(report) for report in reports]
-
-
 def _verdict(report: ServingReport) -> str:
     memory = report.memory
     if memory.fits is None:
@@ -206,35 +191,6 @@ def _verdict(report: ServingReport) -> str:
     if memory.fitting_ram_bytes:
         return f"in {units.size(memory.fitting_ram_bytes[0])}"
     return f"{units.size(memory.total_bytes - memory.ram_bytes[-1])} missing"
-
-
-def _shared_remarks(reports: Reports) -> list[str]:
-    """Remarks that hold for all, and those of a report by its name."""
-    common = [remark for remark in reports[0].remarks if all(remark in other.remarks for other in reports)]
-    return list(dict.fromkeys(common))
-
-
-def _sources(reports: Reports) -> list[str]:
-    """Where each target's bandwidth is known from."""
-    return list(dict.fromkeys(f"{it.target}: {it.bandwidth_source}" for it in reports if it.target is not None))
-
-
-def serving_document(reports: Reports) -> str:
-    """The reports as JSON; sums and verdicts that the records work out are written out."""
-
-    def plain(report: ServingReport) -> dict[str, Any]:
-        found: dict[str, Any] = to_plain(report)
-        memory = report.memory
-        found["memory"] |= {
-            "total_bytes": memory.total_bytes,
-            "fits": memory.fits,
-            "fitting_ram_bytes": list(memory.fitting_ram_bytes),
-            "missing_bytes": memory.missing_bytes,
-        }
-        return found
-
-    document = {"format": SERVING_FORMAT, "version": VERSION, "reports": [plain(report) for report in reports]}
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def _chart(report: ServingReport) -> str:

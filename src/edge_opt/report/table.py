@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_opt import units
 from edge_opt.errors import InvalidInput
-from edge_opt.records.costs import LayerCost, OpCost, Shape
+from edge_opt.records.costs import OpCost, Shape
+from edge_opt.records.devices import Bound
+from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import Level, ModelProfile
-from edge_opt.report.summary import NO_WORK, Predicted, predicted_by_call, predicted_whole, together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,34 +22,20 @@ if TYPE_CHECKING:
 Kind = Literal["text", "flag", "number", "count", "bytes", "ratio", "share", "time", "energy"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-_FORMATS: dict[Kind, Callable[[Any], str]] = {
-    "text": str,
-    "flag": lambda value: "yes" if value else "no",
-    "number": str,
-    "count": units.count,
-    "bytes": units.size,
-    "ratio": units.ratio,
-    "share": units.percent,
-    "time": units.duration,
-    "energy": units.energy,
-}
-
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ProfileColumn:
     """One column of a profile, declared once: files, tables, pages and docs/columns.md read it.
 
-    `get` takes a row and its profile; None is a value that is not known or not defined. A column of predictions is left
-    out of a profile that has none.
+    `get` takes a row and its profile; None is a value that is not known or not defined.
     """
 
     name: str
     title: str
     kind: Kind
-    get: Callable[[Row, ModelProfile], Any]
+    get: Callable[[ProfileRow, ModelProfile], Any]
     levels: Sequence[Level]
     help: str
-    is_predicted: bool = False
 
     @property
     def is_integer(self) -> bool:
@@ -56,59 +43,38 @@ class Column:
 
     def text(self, value: Any) -> str:
         """The value for people: scaled, with its unit, a dash where there is none."""
-        return units.DASH if value is None else _FORMATS[self.kind](value)
-
-
-_columns: dict[str, Column] = {}
-
-
-def register(*columns: Column) -> None:
-    """Add columns to the schema, behind those that are there."""
-    for column in columns:
-        if column.name in _columns:
-            raise InvalidInput(f"column {column.name!r} is registered twice; choose another name for the second")
-        _columns[column.name] = column
-
-
-def columns(level: str) -> tuple[Column, ...]:
-    """The columns of one level, in order."""
-    if level not in LEVELS:
-        raise InvalidInput(f"unknown level {level!r}; it is one of {', '.join(LEVELS)}")
-    return tuple(column for column in _columns.values() if level in column.levels)
-
-
-def heading(name: str) -> str:
-    """What a column is called wherever people read it: in terminals, comparisons, notebooks and pages."""
-    return _columns[name].title
+        return units.DASH if value is None else units.FORMATS[self.kind](value)
 
 
 def _shapes(shapes: Sequence[Shape]) -> str:
     return ", ".join(units.shape(shape, times="x") for shape in shapes)
 
 
-def _cost(pick: Callable[[OpCost], int]) -> Callable[[Row, ModelProfile], Any]:
+def _cost(pick: Callable[[OpCost], int]) -> Callable[[ProfileRow, ModelProfile], Any]:
     return lambda row, _: None if row.cost is None else pick(row.cost)
 
 
-def _share(part: int | None, whole: int) -> float | None:
-    """A part of a whole; None where either is not known or the whole is nothing."""
-    return None if part is None or not whole else part / whole
+def _whole_cost(profile: ModelProfile) -> OpCost:
+    totals = profile.totals
+    return OpCost(totals.macs, totals.other_ops, totals.bytes_read, totals.bytes_written)
 
 
-def _macs_share(row: Row, profile: ModelProfile) -> float | None:
-    return _share(row.cost.macs if row.cost else None, profile.totals.macs)
+def _cost_share(pick: Callable[[OpCost], int]) -> Callable[[ProfileRow, ModelProfile], float | None]:
+    """Return the share of a row in the model's cost; None where either is not known or the whole is nothing."""
+
+    def share(row: ProfileRow, profile: ModelProfile) -> float | None:
+        whole = pick(_whole_cost(profile))
+        return pick(row.cost) / whole if row.cost and whole else None
+
+    return share
 
 
-def _intensity(row: Row, _: ModelProfile) -> float | None:
+def _intensity(row: ProfileRow, _: ModelProfile) -> float | None:
     """Not known where an operator has no price: the quotient of two lower bounds bounds nothing."""
     return None if row.cost is None or row.unpriced else row.cost.intensity
 
 
-def _bytes_share(row: Row, profile: ModelProfile) -> float | None:
-    return _share(row.cost.bytes_moved if row.cost else None, profile.totals.bytes_read + profile.totals.bytes_written)
-
-
-def _predicted(pick: Callable[[Predicted], Any]) -> Callable[[Row, ModelProfile], Any]:
+def _predicted(pick: Callable[[Predicted], Any]) -> Callable[[ProfileRow, ModelProfile], Any]:
     return lambda row, _: None if row.predicted is None else pick(row.predicted)
 
 
@@ -119,103 +85,182 @@ _NOT_OPERATORS: tuple[Level, ...] = ("leaves", "modules", "root")
 
 # Two lines per column: the declaration, and what it means.
 # fmt: off
-register(
-    Column("name", "Model", "text", lambda row, profile: profile.name, ("root",),
-           "Name of the model."),
-    Column("mode", "Mode", "text", lambda row, profile: profile.mode, ("root",),
-           '"eval" or "train".'),
-    Column("convention", "Convention", "text", lambda row, profile: profile.convention, ("root",),
-           "Which tool's way of counting: edge_opt's own, or another's."),
-    Column("index", "#", "number", lambda row, _: row.index, ("operators",),
-           "Position in the order of execution."),
-    Column("op", "Operator", "text", lambda row, _: row.op, ("operators",),
-           'Operator of torch, such as "aten.convolution".'),
-    Column("kind", "Kind", "text", lambda row, _: row.type, ("operators",),
-           'Class of the work, such as "conv", "linear" or "norm".'),
-    Column("status", "Status", "text", lambda row, _: row.status, ("operators",),
-           '"priced", "free" (it does no work) or "unpriced" (it has no cost rule).'),
-    Column("module", "Module", "text", lambda row, _: row.path, ("operators",),
-           "Path of the module that ran the operator."),
-    Column("path", "Module", "text", lambda row, _: row.path, _NOT_OPERATORS,
-           'Path of the module in the model; "" for the model itself.'),
-    Column("type", "Type", "text", lambda row, _: row.type, _NOT_OPERATORS,
-           "Class of the module."),
-    Column("depth", "Depth", "number", lambda row, _: row.depth, ("modules",),
-           "Depth in the tree of modules; 0 for the model itself."),
-    Column("is_leaf", "Leaf", "flag", lambda row, _: row.is_leaf, _CALLS,
-           "Whether it called no other module."),
-    Column("call_number", "Call", "number", lambda row, _: row.call_number, ("leaves",),
-           "1 for the first call of the module, 2 for the second."),
-    Column("calls", "Calls", "number", lambda row, _: row.calls, ("modules",),
-           "How often the module was called; the row is all calls together."),
-    Column("in_shape", "Input", "text", lambda row, _: _shapes(row.inputs), _EVERY,
-           "Shapes of the inputs."),
-    Column("out_shape", "Output", "text", lambda row, _: _shapes(row.outputs), _EVERY,
-           "Shapes of the outputs."),
-    Column("output_elements", "Outputs", "count", lambda row, _: sum(map(prod, row.outputs)), _EVERY,
-           "Elements of the outputs."),
-    Column("params", "Params", "count", lambda row, _: row.params, _NOT_OPERATORS,
-           "Parameters, in the row of the first call of the module that owns them; shared ones count once."),
-    Column("trainable_params", "Trainable", "count", lambda row, _: row.trainable_params, _NOT_OPERATORS,
-           "Parameters that are trained."),
-    Column("param_bytes", "Weights", "bytes", lambda row, _: row.param_bytes, _NOT_OPERATORS,
-           "Bytes of the parameters."),
-    Column("buffer_bytes", "Buffers", "bytes", lambda row, profile: profile.totals.buffer_bytes, ("root",),
-           "Bytes of the buffers, such as running means."),
-    Column("input_bytes", "Inputs", "bytes", lambda row, profile: profile.totals.input_bytes, ("root",),
-           "Bytes of the inputs."),
-    Column("activation_bytes", "Activations", "bytes", lambda row, _: row.activation_bytes, _EVERY,
-           "Bytes of all tensors that are created; a sum, not a peak."),
-    Column("macs", "MACs", "count", _cost(lambda cost: cost.macs), _EVERY,
-           "Multiply-accumulates; a FLOP count is about twice as large."),
-    Column("flops", "FLOPs", "count", _cost(lambda cost: cost.flops), _EVERY,
-           "All arithmetic: two per MAC, and `other_ops`."),
-    Column("other_ops", "Other ops", "count", _cost(lambda cost: cost.other_ops), _EVERY,
-           "Arithmetic outside MACs: element-wise, norms, reductions, bias."),
-    Column("bytes_read", "Read", "bytes", _cost(lambda cost: cost.bytes_read), _EVERY,
-           "Bytes of the tensors that operators read, once each."),
-    Column("bytes_written", "Written", "bytes", _cost(lambda cost: cost.bytes_written), _EVERY,
-           "Bytes of the tensors that operators write, once each."),
-    Column("bytes_moved", "Moved", "bytes", _cost(lambda cost: cost.bytes_moved), _EVERY,
-           "Bytes read plus bytes written by the operators."),
-    Column("intensity", "FLOPs/byte", "ratio", _intensity, _EVERY,
-           "FLOPs per byte moved: high values are limited by compute, low values by memory."),
-    Column("peak_live_bytes", "Peak", "bytes", lambda row, _: row.peak_live_bytes, _NOT_OPERATORS,
-           "Most bytes of activations alive at once while it runs; weights and inputs are not included."),
-    Column("live_bytes", "Live", "bytes", lambda row, _: row.peak_live_bytes, ("operators",),
-           "Bytes of activations alive while the operator runs, its outputs and scratch memory included."),
-    Column("planner_bytes", "Planner bound", "bytes", lambda row, profile: profile.peak.planner_bytes, ("root",),
-           "The peak of a runtime that plans memory ahead and drops each tensor after its last use."),
-    Column("measured_s", "Time", "time", lambda row, _: row.measured_s, _NOT_OPERATORS,
-           "Seconds measured on this machine, of its own and its children's work."),
-    Column("predicted_s", "Predicted", "time", _predicted(lambda found: found.seconds), _NOT_OPERATORS,
-           "Seconds predicted for the first target.", is_predicted=True),
-    Column("predicted_low_s", "At least", "time", _predicted(lambda found: found.low), _NOT_OPERATORS,
-           "Lower end of the 90 % interval of the prediction.", is_predicted=True),
-    Column("predicted_high_s", "At most", "time", _predicted(lambda found: found.high), _NOT_OPERATORS,
-           "Upper end of the 90 % interval of the prediction.", is_predicted=True),
-    Column("predicted_bound", "Bound by", "text", _predicted(lambda found: found.bound), _NOT_OPERATORS,
-           'What most of the predicted time goes to: "compute", "memory" or "overhead".', is_predicted=True),
-    Column("predicted_energy_j", "Energy", "energy", _predicted(lambda found: found.energy_j), _NOT_OPERATORS,
-           "Joules predicted for the first target; an estimate, not a measurement.", is_predicted=True),
-    Column("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS,
-           "Operator calls."),
-    Column("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS,
-           "Operator calls without a cost rule; with any, its figures are lower bounds."),
-    Column("coverage", "Coverage", "share", lambda row, profile: profile.coverage, ("root",),
-           "Share of the operator calls that are priced or free."),
-    Column("macs_share", "MACs %", "share", _macs_share, _PARTS,
-           "Share of the model's MACs."),
-    Column("params_share", "Params %", "share", lambda row, p: _share(row.params, p.totals.params), _CALLS,
-           "Share of the model's parameters."),
-    Column("bytes_share", "Traffic %", "share", _bytes_share, _PARTS,
-           "Share of the bytes that the model moves."),
+_COLUMNS = (
+    ProfileColumn("name", "Model", "text", lambda row, profile: profile.name, ("root",),
+        "Name of the model."),
+    ProfileColumn("mode", "Mode", "text", lambda row, profile: profile.mode, ("root",),
+        '"eval" or "train".'),
+    ProfileColumn("convention", "Convention", "text", lambda row, profile: profile.convention, ("root",),
+        "Which tool's way of counting: edge_opt's own, or another's."),
+    ProfileColumn("index", "#", "number", lambda row, _: row.index, ("operators",),
+        "Position in the order of execution."),
+    ProfileColumn("op", "Operator", "text", lambda row, _: row.op, ("operators",),
+        'Operator of torch, such as "aten.convolution".'),
+    ProfileColumn("kind", "Kind", "text", lambda row, _: row.type, ("operators",),
+        'Class of the work, such as "conv", "linear" or "norm".'),
+    ProfileColumn("status", "Status", "text", lambda row, _: row.status, ("operators",),
+        '"priced", "free" (it does no work) or "unpriced" (it has no cost rule).'),
+    ProfileColumn("module", "Module", "text", lambda row, _: row.path, ("operators",),
+        "Path of the module that ran the operator."),
+    ProfileColumn("path", "Module", "text", lambda row, _: row.path, _NOT_OPERATORS,
+        'Path of the module in the model; "" for the model itself.'),
+    ProfileColumn("type", "Type", "text", lambda row, _: row.type, _NOT_OPERATORS,
+        "Class of the module."),
+    ProfileColumn("depth", "Depth", "number", lambda row, _: row.depth, ("modules",),
+        "Depth in the tree of modules; 0 for the model itself."),
+    ProfileColumn("is_leaf", "Leaf", "flag", lambda row, _: row.is_leaf, _CALLS,
+        "Whether it called no other module."),
+    ProfileColumn("call_number", "Call", "number", lambda row, _: row.call_number, ("leaves",),
+        "1 for the first call of the module, 2 for the second."),
+    ProfileColumn("calls", "Calls", "number", lambda row, _: row.calls, ("modules",),
+        "How often the module was called; the row is all calls together."),
+    ProfileColumn("in_shape", "Input", "text", lambda row, _: _shapes(row.inputs), _EVERY,
+        "Shapes of the inputs."),
+    ProfileColumn("out_shape", "Output", "text", lambda row, _: _shapes(row.outputs), _EVERY,
+        "Shapes of the outputs."),
+    ProfileColumn("output_elements", "Outputs", "count", lambda row, _: sum(map(prod, row.outputs)), _EVERY,
+        "Elements of the outputs."),
+    ProfileColumn("params", "Params", "count", lambda row, _: row.params, _NOT_OPERATORS,
+        "Parameters, in the row of the first call of the module that owns them; shared ones count once."),
+    ProfileColumn("trainable_params", "Trainable", "count", lambda row, _: row.trainable_params, _NOT_OPERATORS,
+        "Parameters that are trained."),
+    ProfileColumn("param_bytes", "Weights", "bytes", lambda row, _: row.param_bytes, _NOT_OPERATORS,
+        "Bytes of the parameters."),
+    ProfileColumn("buffer_bytes", "Buffers", "bytes", lambda row, profile: profile.totals.buffer_bytes, ("root",),
+        "Bytes of the buffers, such as running means."),
+    ProfileColumn("input_bytes", "Inputs", "bytes", lambda row, profile: profile.totals.input_bytes, ("root",),
+        "Bytes of the inputs."),
+    ProfileColumn("activation_bytes", "Activations", "bytes", lambda row, _: row.activation_bytes, _EVERY,
+        "Bytes of all tensors that are created; a sum, not a peak."),
+    ProfileColumn("macs", "MACs", "count", _cost(lambda cost: cost.macs), _EVERY,
+        "Multiply-accumulates; a FLOP count is about twice as large."),
+    ProfileColumn("flops", "FLOPs", "count", _cost(lambda cost: cost.flops), _EVERY,
+        "All arithmetic: two per MAC, and `other_ops`."),
+    ProfileColumn("other_ops", "Other ops", "count", _cost(lambda cost: cost.other_ops), _EVERY,
+        "Arithmetic outside MACs: element-wise, norms, reductions, bias."),
+    ProfileColumn("bytes_read", "Read", "bytes", _cost(lambda cost: cost.bytes_read), _EVERY,
+        "Bytes of the tensors that operators read, once each."),
+    ProfileColumn("bytes_written", "Written", "bytes", _cost(lambda cost: cost.bytes_written), _EVERY,
+        "Bytes of the tensors that operators write, once each."),
+    ProfileColumn("bytes_moved", "Moved", "bytes", _cost(lambda cost: cost.bytes_moved), _EVERY,
+        "Bytes read plus bytes written by the operators."),
+    ProfileColumn("intensity", "FLOPs/byte", "ratio", _intensity, _EVERY,
+        "FLOPs per byte moved: high values are limited by compute, low values by memory."),
+    ProfileColumn("peak_live_bytes", "Peak", "bytes", lambda row, _: row.peak_live_bytes, _NOT_OPERATORS,
+        "Most bytes of activations alive at once while it runs; weights and inputs are not included."),
+    ProfileColumn("live_bytes", "Live", "bytes", lambda row, _: row.peak_live_bytes, ("operators",),
+        "Bytes of activations alive while the operator runs, its outputs and scratch memory included."),
+    ProfileColumn("planner_bytes", "Planner bound", "bytes", lambda row, profile: profile.peak.planner_bytes, ("root",),
+        "The peak of a runtime that plans memory ahead and drops each tensor after its last use."),
+    ProfileColumn("measured_s", "Time", "time", lambda row, _: row.measured_s, _NOT_OPERATORS,
+        "Seconds measured on this machine, of its own and its children's work."),
+    ProfileColumn("predicted_s", "Predicted", "time", _predicted(lambda it: it.seconds), _NOT_OPERATORS,
+        "Seconds predicted for the first target."),
+    ProfileColumn("predicted_low_s", "At least", "time", _predicted(lambda it: it.low), _NOT_OPERATORS,
+        "Lower end of the 90 % interval of the prediction."),
+    ProfileColumn("predicted_high_s", "At most", "time", _predicted(lambda it: it.high), _NOT_OPERATORS,
+        "Upper end of the 90 % interval of the prediction."),
+    ProfileColumn("predicted_bound", "Bound by", "text", _predicted(lambda it: it.bound), _NOT_OPERATORS,
+        'What most of the predicted time goes to: "compute", "memory" or "overhead".'),
+    ProfileColumn("predicted_energy_j", "Energy", "energy", _predicted(lambda it: it.energy_j), _NOT_OPERATORS,
+        "Joules predicted for the first target; an estimate, not a measurement."),
+    ProfileColumn("operators", "Operators", "number", lambda row, _: row.operators, _NOT_OPERATORS,
+        "Operator calls."),
+    ProfileColumn("unpriced", "Unpriced", "number", lambda row, _: row.unpriced, _NOT_OPERATORS,
+        "Operator calls without a cost rule; with any, its figures are lower bounds."),
+    ProfileColumn("coverage", "Coverage", "share", lambda row, profile: profile.coverage, ("root",),
+        "Share of the operator calls that are priced or free."),
+    ProfileColumn("macs_share", "MACs %", "share", _cost_share(lambda cost: cost.macs), _PARTS,
+        "Share of the model's MACs."),
+    ProfileColumn("params_share", "Params %", "share",
+        lambda row, profile: row.params / profile.totals.params if profile.totals.params else None, _CALLS,
+        "Share of the model's parameters."),
+    ProfileColumn("bytes_share", "Traffic %", "share", _cost_share(lambda cost: cost.bytes_moved), _PARTS,
+        "Share of the bytes that the model moves."),
 )
 # fmt: on
+COLUMNS = {column.name: column for column in _COLUMNS}
+# What tables can be sorted by: the word of the option, and the column.
+SORT_COLUMNS = {
+    "macs": "macs",
+    "flops": "flops",
+    "params": "params",
+    "bytes": "bytes_moved",
+    "activations": "activation_bytes",
+    "peak": "peak_live_bytes",
+    "intensity": "intensity",
+    "time": "measured_s",
+    "predicted": "predicted_s",
+}
+
+
+def columns(level: str) -> tuple[ProfileColumn, ...]:
+    """Return the columns of one level, in order."""
+    if level not in LEVELS:
+        raise InvalidInput(f"unknown level {level!r}; it is one of {', '.join(LEVELS)}")
+    return tuple(column for column in _COLUMNS if level in column.levels)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Predicted:
+    """What one row of a table would take; None is not known. `spent` is its time by what it goes to."""
+
+    seconds: float | None
+    low: float | None
+    high: float | None
+    energy_j: float | None
+    spent: tuple[tuple[Bound, float], ...]
+
+    @property
+    def bound(self) -> Bound:
+        return max(self.spent, key=lambda part: part[1])[0] if self.spent and self.seconds is not None else "unknown"
+
+
+NO_WORK = Predicted(0.0, 0.0, 0.0, 0.0, ())
+
+
+def _predicted_by_call(profile: ModelProfile) -> dict[int, Predicted]:
+    """What each module call would take itself on the first target, by its index; calls that do no work are absent."""
+    if profile.prediction is None:
+        return {}
+    return {
+        layer.module: Predicted(
+            layer.seconds, layer.low, layer.high, layer.energy_j, ((layer.bound, layer.seconds or 0.0),)
+        )
+        for layer in profile.prediction.layers
+    }
+
+
+def _predicted_whole(whole: Prediction) -> Predicted:
+    joules = whole.energies[0].joules if whole.energies else None
+    return Predicted(whole.seconds, whole.low, whole.high, joules, ((whole.bound, whole.seconds or 0.0),))
+
+
+def _together(parts: Sequence[Predicted | None]) -> Predicted | None:
+    """Several rows as one; what is unknown in one of them is unknown. Ends add up: layers err in the same direction."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    spent: dict[Bound, float] = {}
+    for part in known:
+        for bound, seconds in part.spent:
+            spent[bound] = spent.get(bound, 0.0) + seconds
+    return Predicted(
+        _sum([part.seconds for part in known]),
+        _sum([part.low for part in known]),
+        _sum([part.high for part in known]),
+        _sum([part.energy_j for part in known]),
+        tuple(spent.items()),
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if len(known) == len(values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
     """One line of a table: an operator, a module call, a module with all below it, or the whole model.
 
     `cost` is None where it is not known: the operator has no rule. `op` and `status` are those of operators only.
@@ -246,57 +291,46 @@ class Row:
     predicted: Predicted | None = None
 
 
-def measured_seconds(profile: ModelProfile) -> dict[int, float]:
-    """Seconds that each module call spends itself, by its index; empty where layers were not measured."""
-    if profile.measurement is None or profile.measurement.layers is None:
-        return {}
-    return {layer.module: layer.seconds for layer in profile.measurement.layers.layers}
-
-
-def call_row(layer: LayerCost, measured_s: float | None = None, predicted: Predicted | None = None) -> Row:
-    """One module call with the work it does itself."""
-    call = layer.call
-    return Row(
-        path=call.path,
-        type=call.kind,
-        inputs=call.input_shapes,
-        outputs=call.output_shapes,
-        cost=layer.cost,
-        activation_bytes=layer.activation_bytes,
-        peak_live_bytes=layer.peak_live_bytes,
-        operators=layer.operators,
-        unpriced=layer.unpriced,
-        params=call.params,
-        trainable_params=call.trainable_params,
-        param_bytes=call.param_bytes,
-        index=call.index,
-        call_number=call.call_number,
-        is_leaf=call.is_leaf,
-        measured_s=measured_s,
-        predicted=predicted,
-    )
-
-
-def call_rows(profile: ModelProfile) -> list[Row]:
-    """Every module call, in order of the trace."""
-    times, predicted = measured_seconds(profile), predicted_by_call(profile)
+def call_rows(profile: ModelProfile) -> list[ProfileRow]:
+    """Return every module call with the work it does itself, in order of the trace."""
+    measured = None if profile.measurement is None else profile.measurement.layers
+    times = {} if measured is None else {layer.module: layer.seconds for layer in measured.layers}
+    predicted = _predicted_by_call(profile)
     nothing = NO_WORK if profile.predictions else None
     return [
-        call_row(layer, times.get(layer.call.index), predicted.get(layer.call.index, nothing))
+        ProfileRow(
+            path=layer.call.path,
+            type=layer.call.kind,
+            inputs=layer.call.input_shapes,
+            outputs=layer.call.output_shapes,
+            cost=layer.cost,
+            activation_bytes=layer.activation_bytes,
+            peak_live_bytes=layer.peak_live_bytes,
+            operators=layer.operators,
+            unpriced=layer.unpriced,
+            params=layer.call.params,
+            trainable_params=layer.call.trainable_params,
+            param_bytes=layer.call.param_bytes,
+            index=layer.call.index,
+            call_number=layer.call.call_number,
+            is_leaf=layer.call.is_leaf,
+            measured_s=times.get(layer.call.index),
+            predicted=predicted.get(layer.call.index, nothing),
+        )
         for layer in profile.layers
     ]
 
 
-def leaf_rows(profile: ModelProfile) -> list[Row]:
+def leaf_rows(profile: ModelProfile) -> list[ProfileRow]:
     """Every leaf call in order of execution, and every other call that works or holds parameters itself."""
     return [row for row in call_rows(profile) if row.is_leaf or row.operators or row.params or row.activation_bytes]
 
 
-def operator_rows(profile: ModelProfile) -> list[Row]:
+def operator_rows(profile: ModelProfile) -> list[ProfileRow]:
     """Every operator call in order of execution."""
     trace = profile.trace
     return [
-        Row(
+        ProfileRow(
             path=operator.module,
             type=operator.kind,
             inputs=tuple(tensor.shape for tensor in operator.inputs),
@@ -314,15 +348,15 @@ def operator_rows(profile: ModelProfile) -> list[Row]:
     ]
 
 
-def root_row(profile: ModelProfile) -> Row:
+def root_row(profile: ModelProfile) -> ProfileRow:
     """The whole model in one row."""
     totals, root = profile.totals, profile.trace.modules[0]
-    return Row(
+    return ProfileRow(
         path=root.path,
         type=root.kind,
         inputs=root.input_shapes,
         outputs=root.output_shapes,
-        cost=OpCost(totals.macs, totals.other_ops, totals.bytes_read, totals.bytes_written),
+        cost=_whole_cost(profile),
         activation_bytes=totals.activation_bytes,
         peak_live_bytes=profile.peak.live_bytes,
         operators=len(profile.trace.ops),
@@ -332,11 +366,11 @@ def root_row(profile: ModelProfile) -> Row:
         param_bytes=totals.param_bytes,
         is_leaf=root.is_leaf,
         measured_s=None if profile.measurement is None else profile.measurement.latency.median_s,
-        predicted=None if profile.prediction is None else predicted_whole(profile.prediction),
+        predicted=None if profile.prediction is None else _predicted_whole(profile.prediction),
     )
 
 
-def combined(rows: Sequence[Row]) -> Row:
+def combined(rows: Sequence[ProfileRow]) -> ProfileRow:
     """Several rows as one: the first one's name and shapes, costs added up, the highest peak."""
     known = [row.cost for row in rows if row.cost is not None]
     times = [row.measured_s for row in rows if row.measured_s is not None]
@@ -351,55 +385,51 @@ def combined(rows: Sequence[Row]) -> Row:
         trainable_params=sum(row.trainable_params for row in rows),
         param_bytes=sum(row.param_bytes for row in rows),
         measured_s=math.fsum(times) if times else None,
-        predicted=together([row.predicted for row in rows]),
+        predicted=_together([row.predicted for row in rows]),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ProfileNode:
     """One module, all its calls together. `own` is its own work; `row` adds everything below it."""
 
-    own: Row
-    row: Row
-    children: tuple[Node, ...]
+    own: ProfileRow
+    row: ProfileRow
+    children: tuple[ProfileNode, ...]
 
 
-def module_tree(profile: ModelProfile) -> Node:
+def module_tree(profile: ModelProfile) -> ProfileNode:
     """The modules that were called, by path; children stand in the order of their first call.
 
     A module belongs under the path that defines it, also when a module elsewhere calls it: so a row is its own work
     plus its children's, whoever shares what. Containers that are never called, such as a ModuleList, have no row.
     """
-    calls: dict[str, list[Row]] = {}
+    calls: dict[str, list[ProfileRow]] = {}
     for row in call_rows(profile):
         calls.setdefault(row.path, []).append(row)
     children: dict[str, list[str]] = {path: [] for path in calls}
     root = profile.layers[0].call.path
     for path in calls:
         if path != root:
-            children[_nearest_above(path, children)].append(path)
+            above = path.rpartition(".")[0]
+            while above and above not in children:
+                above = above.rpartition(".")[0]
+            children[above].append(path)
     tree = _node(root, 0, calls, children)
     if profile.prediction is None:
         return tree
     # The whole has an interval and a bound of its own, which the rows below need not add up to.
-    return replace(tree, row=replace(tree.row, predicted=predicted_whole(profile.prediction)))
+    return replace(tree, row=replace(tree.row, predicted=_predicted_whole(profile.prediction)))
 
 
-def _nearest_above(path: str, called: dict[str, list[str]]) -> str:
-    above = path.rpartition(".")[0]
-    while above and above not in called:
-        above = above.rpartition(".")[0]
-    return above
-
-
-def _node(path: str, depth: int, calls: dict[str, list[Row]], children: dict[str, list[str]]) -> Node:
+def _node(path: str, depth: int, calls: dict[str, list[ProfileRow]], children: dict[str, list[str]]) -> ProfileNode:
     below = tuple(_node(child, depth + 1, calls, children) for child in children[path])
     first = combined(calls[path])
     own = replace(first, depth=depth, calls=len(calls[path]), is_leaf=not below)
-    return Node(own, combined([own, *(node.row for node in below)]), below)
+    return ProfileNode(own, combined([own, *(node.row for node in below)]), below)
 
 
-def walk(node: Node, depth: int | None = None) -> Iterator[Node]:
+def walk(node: ProfileNode, depth: int | None = None) -> Iterator[ProfileNode]:
     """The node and all below it, parents first, down to `depth` levels under the root."""
     yield node
     if depth is None or node.row.depth < depth:
@@ -407,45 +437,40 @@ def walk(node: Node, depth: int | None = None) -> Iterator[Node]:
             yield from walk(child, depth)
 
 
-def module_rows(profile: ModelProfile) -> list[Row]:
-    """One row per module, inclusive of everything below it."""
-    return [node.row for node in walk(module_tree(profile))]
-
-
-def cut(node: Node, depth: int | None = None) -> list[Row]:
+def cut(node: ProfileNode, depth: int | None = None) -> list[ProfileRow]:
     """Rows that add up to the whole: modules at `depth` with all below them, and the own work of those above.
 
     A module that is folded here counts as a leaf; a row that is not one holds own work only.
     """
     rows = []
-    for found in walk(node, depth):
-        if found.row.depth == depth or not found.children:
-            rows.append(replace(found.row, is_leaf=True))
-        elif found.own.operators or found.own.params:
-            rows.append(found.own)
+    for module in walk(node, depth):
+        if module.row.depth == depth or not module.children:
+            rows.append(replace(module.row, is_leaf=True))
+        elif module.own.operators or module.own.params:
+            rows.append(module.own)
     return rows
 
 
-def deepest_that_fits(node: Node, limit: int) -> int:
+def deepest_that_fits(node: ProfileNode, limit: int) -> int:
     """The depth at which the tree has at most `limit` rows; at least 1."""
-    depths = [found.row.depth for found in walk(node)]
+    depths = [module.row.depth for module in walk(node)]
     return next((depth for depth in range(max(depths), 1, -1) if sum(d <= depth for d in depths) <= limit), 1)
 
 
-def rows_of(profile: ModelProfile, level: Level) -> list[Row]:
+def rows_of(profile: ModelProfile, level: Level) -> list[ProfileRow]:
     """The rows of one level; leaves, operators and the root add up to the totals, modules include their children."""
     if level == "leaves":
         return leaf_rows(profile)
     if level == "modules":
-        return module_rows(profile)
+        return [node.row for node in walk(module_tree(profile))]
     if level == "operators":
         return operator_rows(profile)
     return [root_row(profile)]
 
 
-def table(profile: ModelProfile, level: Level) -> list[tuple[Column, list[Any]]]:
+def table(profile: ModelProfile, level: Level) -> list[tuple[ProfileColumn, list[Any]]]:
     """Each column of the level with its values, exact and unscaled."""
-    wanted = [column for column in columns(level) if profile.predictions or not column.is_predicted]
+    wanted = [column for column in columns(level) if profile.predictions or not column.name.startswith("predicted_")]
     rows = rows_of(profile, level)
     return [(column, [column.get(row, profile) for row in rows]) for column in wanted]
 
@@ -459,7 +484,7 @@ def dataframe(profile: ModelProfile, level: Level = "leaves") -> pd.DataFrame:
 
     integer = "Int64" if level == "operators" else "int64"
 
-    def series(column: Column, values: list[Any]) -> pd.Series[Any]:
+    def series(column: ProfileColumn, values: list[Any]) -> pd.Series[Any]:
         if column.kind in ("ratio", "share", "time", "energy"):
             return pd.Series(values, dtype="float64")
         if not column.is_integer:

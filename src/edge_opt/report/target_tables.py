@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edge_opt import units
-from edge_opt.records.devices import DeviceSpec, Figure
-from edge_opt.records.predictions import TargetComparison, TargetFit
-from edge_opt.report.sheets import Fact, Sheet
-from edge_opt.report.terminal import Cell, Strip
+from edge_opt.records.devices import BatchFit, DeviceSpec, Figure
+from edge_opt.records.predictions import MemoryNeed, TargetComparison, TargetFit
+from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
 from edge_opt.text import printable
 
 if TYPE_CHECKING:
@@ -18,44 +17,53 @@ if TYPE_CHECKING:
 _UNKNOWN = "unknown"
 
 
-def target_sheet(found: TargetComparison) -> Sheet:
+def brief_target_sheet(comparison: TargetComparison) -> Sheet:
+    """Return one row per target, the model and its memory, and how many remarks there are or why a time is missing."""
+    need = comparison.memory
+    memory = f"{units.size(need.total_bytes)}, {units.size(need.weight_bytes)} of it weights; kernels' scratch on top"
+    notes = [("Model", _model_sentence(comparison)), ("Memory", memory)]
+    count = len(comparison.notes)
+    unknown = next((fit.prediction for fit in comparison.targets if fit.prediction.seconds is None), None)
+    if count and unknown is not None and unknown.remarks:
+        why = unknown.remarks[0].partition(" (")[0].partition(", so ")[0].replace(f" of {unknown.target}", "")
+        notes.append(("Note", f"{unknown.target}: {why}; {count} remarks: -v, or .notes"))
+    elif count:
+        notes.append(("Note", f"{count} remark{'s' * (count != 1)} and sources: -v, or .notes in Python"))
+    return Sheet("", (_target_table(comparison.targets),), tuple(notes))
+
+
+@sheet(TargetComparison, brief=brief_target_sheet)
+def target_sheet(comparison: TargetComparison) -> Sheet:
     """Return one row per target, then what the model needs, with every remark and source."""
-    return Sheet("", (tuple(target_strips(found)),), tuple(target_facts(found)))
+    need = comparison.memory
+    memory = f"{units.size(need.total_bytes)}: {memory_parts(need)}; an operating system and a runtime come on top"
+    notes = (("Model", _model_sentence(comparison)), ("Memory", memory), *(("Note", note) for note in comparison.notes))
+    return Sheet("", (_target_table(comparison.targets),), notes)
 
 
-def brief_target_sheet(found: TargetComparison) -> Sheet:
-    """Return the same in few lines: how many remarks there are instead of each."""
-    return Sheet("", (tuple(target_strips(found)),), tuple(_first_facts(found)))
-
-
-def target_strips(found: TargetComparison) -> Iterator[Strip]:
-    """One row per target."""
-
-    def column(header: str, text: Callable[[TargetFit], str], rank: int = 0) -> Strip:
-        return Strip(header, tuple(Cell(text(fit)) for fit in found.targets), rank=rank)
-
-    yield Strip("Target", tuple(Cell(printable(fit.prediction.target)) for fit in found.targets), "left", floor=22)
-    yield column("Fits", _fits)
-    yield column("Time", _time)
-    yield column("90 % interval", _interval, rank=1)
-    yield column("Bound by", lambda fit: fit.prediction.bound, rank=4)
-    yield column("Est. energy", _energy, rank=3)
-    yield column("Batch", _batch, rank=2)
-    yield column("Basis", lambda fit: fit.prediction.basis, rank=5)
-
-
-def target_facts(found: TargetComparison) -> Iterator[tuple[str, str]]:
-    """Everything there is to know about the figures, a sentence each."""
-    yield "Model", model_sentence(found)
-    need = found.memory
+def memory_parts(need: MemoryNeed | BatchFit) -> str:
+    """Return what the memory of a model consists of, in words."""
     buffers = f"buffers {units.size(need.buffer_bytes)}, " if need.buffer_bytes else ""
-    yield (
-        "Memory",
-        f"{units.size(need.total_bytes)}: weights {units.size(need.weight_bytes)}, {buffers}"
-        f"inputs {units.size(need.input_bytes)}, peak of activations {units.size(need.activation_bytes)}; "
-        "an operating system and a runtime come on top",
+    resident = f"weights {units.size(need.weight_bytes)}, {buffers}inputs {units.size(need.input_bytes)}"
+    return f"{resident}, peak of activations {units.size(need.activation_bytes)}"
+
+
+def _model_sentence(comparison: TargetComparison) -> str:
+    return f"{comparison.model} on {', '.join(map(units.shape, comparison.inputs))} in {comparison.precision}"
+
+
+def _target_table(fits: Sequence[TargetFit]) -> Table:
+    energies = (next((energy.joules for energy in fit.prediction.energies), None) for fit in fits)
+    return (
+        text_column("Target", (fit.prediction.target for fit in fits), min_width=22),
+        column("Fits", map(_fits, fits)),
+        column("Time", (_known(fit.prediction.seconds, units.duration) for fit in fits)),
+        column("90 % interval", map(_interval, fits), 1),
+        column("Bound by", (fit.prediction.bound for fit in fits), 4),
+        column("Est. energy", (_known(joules, units.energy) for joules in energies), 3),
+        column("Batch", map(_batch, fits), 2),
+        column("Basis", (fit.prediction.basis for fit in fits), 5),
     )
-    yield from (("Note", note) for note in found.notes)
 
 
 def _fits(fit: TargetFit) -> str:
@@ -67,8 +75,8 @@ def _fits(fit: TargetFit) -> str:
     return f"from {units.size(sizes[0])} on" if sizes else "no"
 
 
-def _time(fit: TargetFit) -> str:
-    return _UNKNOWN if fit.prediction.seconds is None else units.duration(fit.prediction.seconds)
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    return _UNKNOWN if value is None else text(value)
 
 
 def _interval(fit: TargetFit) -> str:
@@ -76,11 +84,6 @@ def _interval(fit: TargetFit) -> str:
     if low is None:
         return units.DASH
     return f"{units.duration(low)} {units.DASH} {'?' if high is None else units.duration(high)}"
-
-
-def _energy(fit: TargetFit) -> str:
-    energies = fit.prediction.energies
-    return units.energy(energies[0].joules) if energies else _UNKNOWN
 
 
 def _batch(fit: TargetFit) -> str:
@@ -91,32 +94,8 @@ def _batch(fit: TargetFit) -> str:
     return f"≥ {fit.batch.batch}" if fit.batch.shortfall_bytes is None else str(fit.batch.batch)
 
 
-def model_sentence(found: TargetComparison) -> str:
-    """What was asked about."""
-    return f"{found.model} on {', '.join(map(units.shape, found.inputs))} in {found.precision}"
-
-
-def _first_facts(found: TargetComparison) -> Iterator[tuple[str, str]]:
-    """Three lines: the model, its memory, and how much more there is to know; before that, why a time is missing."""
-    yield "Model", model_sentence(found)
-    need = found.memory
-    yield (
-        "Memory",
-        f"{units.size(need.total_bytes)}, {units.size(need.weight_bytes)} of it weights; kernels' scratch on top",
-    )
-    count = len(found.notes)
-    if not count:
-        return
-    unknown = next((fit.prediction for fit in found.targets if fit.prediction.seconds is None), None)
-    if unknown is None or not unknown.remarks:
-        yield "Note", f"{count} remark{'s' * (count != 1)} and sources: -v, or .notes in Python"
-        return
-    why = unknown.remarks[0].partition(" (")[0].partition(", so ")[0].replace(f" of {unknown.target}", "")
-    yield "Note", f"{unknown.target}: {why}; {count} remarks: -v, or .notes"
-
-
-def dataframe(found: TargetComparison) -> pd.DataFrame:
-    """One row per target; exact numbers, None where a figure is not known."""
+def dataframe(comparison: TargetComparison) -> pd.DataFrame:
+    """Return one row per target; exact numbers, None where a figure is not known."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -135,60 +114,57 @@ def dataframe(found: TargetComparison) -> pd.DataFrame:
             "energy_source": fit.prediction.energies[0].source if fit.prediction.energies else None,
             "largest_batch": fit.batch.batch if fit.batch else None,
         }
-        for fit in found.targets
+        for fit in comparison.targets
     )
 
 
-def device_strips(specs: Sequence[DeviceSpec]) -> Iterator[Strip]:
-    """The catalogue, one row per device."""
+def device_table(specs: Sequence[DeviceSpec]) -> Table:
+    """Return the catalogue, one row per device."""
     from edge_opt.boards.roofline import used_bandwidth
 
-    def column(header: str, text: Callable[[DeviceSpec], str], rank: int = 0) -> Strip:
-        return Strip(header, tuple(Cell(text(spec)) for spec in specs), rank=rank)
+    def peaks(precision: str) -> Iterator[str]:
+        return (_text(spec.peak(spec.engine, precision), _operations) for spec in specs)
 
-    def peak(precision: str) -> Callable[[DeviceSpec], str]:
-        return lambda spec: _text(spec.peak(spec.engine, precision), _operations)
-
-    def used(spec: DeviceSpec) -> str:
-        bandwidth = used_bandwidth(spec, spec.engine)
-        return units.DASH if bandwidth is None else _rate(bandwidth.bytes_per_s)
-
-    yield Strip("Device", tuple(Cell(printable(spec.name)) for spec in specs), "left", floor=22)
-    yield column("Runs on", lambda spec: spec.engine, rank=4)
-    yield column("RAM", _ram)
-    yield column("On paper", lambda spec: _text(spec.bandwidth("datasheet"), _rate), rank=5)
-    yield column("Used", used, rank=1)
-    yield column("fp32", peak("fp32"))
-    yield column("fp16", peak("fp16"), rank=6)
-    yield column("int8", peak("int8"), rank=2)
-    yield column("Power", _power, rank=3)
+    used = (used_bandwidth(spec, spec.engine) for spec in specs)
+    return (
+        text_column("Device", (spec.name for spec in specs), min_width=22),
+        column("Runs on", (spec.engine for spec in specs), 4),
+        column("RAM", map(_ram, specs)),
+        column("On paper", (_text(spec.bandwidth("datasheet"), _rate) for spec in specs), 5),
+        column("Used", (units.DASH if it is None else _rate(it.bytes_per_s) for it in used), 1),
+        column("fp32", peaks("fp32")),
+        column("fp16", peaks("fp16"), 6),
+        column("int8", peaks("int8"), 2),
+        column("Power", map(_power, specs), 3),
+    )
 
 
+@sheet(DeviceSpec)
 def device_sheet(spec: DeviceSpec) -> Sheet:
-    """One device: a row per figure with how its source knows it, and the source."""
+    """Return one device: a row per figure with how its source knows it, and the source."""
     rows = list(figures(spec))
+    labels = [label for label, _, _ in rows]
+    # Where several are alike, such as sizes of RAM, they have their number.
+    numbered = (
+        label if labels.count(label) == 1 else f"{label} ({labels[: place + 1].count(label)})"
+        for place, label in enumerate(labels)
+    )
     sources = list(dict.fromkeys(figure.source for _, _, figure in rows))
     marks = {source: f"[{number}]" for number, source in enumerate(sources, start=1)}
-    strips = (
-        Strip("Figure", tuple(map(Cell, _numbered([label for label, _, _ in rows]))), "left", floor=14),
-        Strip("Value", tuple(Cell(text) for _, text, _ in rows)),
-        Strip("Known", tuple(Cell(figure.kind) for _, _, figure in rows), "left", rank=1),
-        Strip("Source", tuple(Cell(marks[figure.source]) for _, _, figure in rows)),
+    columns = (
+        text_column("Figure", numbered, min_width=14),
+        column("Value", (text for _, text, _ in rows)),
+        text_column("Known", (figure.kind for _, _, figure in rows), 1, None),
+        column("Source", (marks[figure.source] for _, _, figure in rows)),
     )
-    facts: list[Fact] = [("Device", spec.note)] if spec.note else []
+    notes: list[Note] = [("Device", spec.note)] if spec.note else []
     title = f"{spec.title} ({spec.name}), runs models on its {spec.engine}; from {spec.origin}"
     cited = tuple((mark, source) for source, mark in marks.items())
-    return Sheet(title, (strips,) if rows else (), (*cited, *facts, ("Roofline", bandwidth_sentence(spec))))
+    return Sheet(title, (columns,) if rows else (), (*cited, *notes, ("Roofline", _bandwidth_sentence(spec))))
 
 
-def _numbered(labels: Sequence[str]) -> Iterator[str]:
-    """The labels; where several are alike, such as sizes of RAM, with their number."""
-    for place, label in enumerate(labels):
-        yield label if labels.count(label) == 1 else f"{label} ({labels[: place + 1].count(label)})"
-
-
-def bandwidth_sentence(spec: DeviceSpec) -> str:
-    """The bandwidth that a roofline stands on, or why there is none."""
+def _bandwidth_sentence(spec: DeviceSpec) -> str:
+    """Return the bandwidth that a roofline stands on, or why there is none."""
     from edge_opt.boards.roofline import used_bandwidth
 
     bandwidth = used_bandwidth(spec, spec.engine)
@@ -199,7 +175,7 @@ def bandwidth_sentence(spec: DeviceSpec) -> str:
 
 
 def figures(spec: DeviceSpec) -> Iterator[tuple[str, str, Figure]]:
-    """Every figure of a device: what it is, the value for people, and the record."""
+    """Yield every figure of a device: what it is, the value for people, and the record."""
 
     def row(label: str, figure: Figure, text: Callable[[float], str]) -> tuple[str, str, Figure]:
         ends = [] if figure.low is None or figure.high is None else [figure.low, figure.high]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from edge_opt import units
 from edge_opt._support.json import to_plain
-from edge_opt.records.training_steps import MemoryPoint, TrainingLayer, TrainingStep
+from edge_opt.records.costs import OpCost
+from edge_opt.records.training_steps import MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.report.profile_text import ROWS_AT_MOST
-from edge_opt.report.sheets import Sheet
-from edge_opt.report.terminal import Cell, Strip
+from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
 from edge_opt.text import html
 
 FORMAT, VERSION = "edge_opt.training_step", 1
-_HEADERS = ("Layer", "Trained", "Forward", "Input grad", "Weight grad", "Again", "Kept", "Gradients", "State")
+_DERIVED = (
+    "forward_flops", "backward_flops", "recomputation_flops", "optimizer_flops", "flops", "peak_bytes",
+    "first_peak_bytes", "peak_by_kind",
+)  # fmt: skip
 _COLORS = {
     "weights": "#4e79a7", "buffers": "#a0cbe8", "inputs": "#bab0ac", "gradients": "#f28e2b",
     "optimizer_state": "#b07aa1", "activations": "#59a14f", "temporaries": "#e15759",
@@ -26,63 +29,51 @@ def training_sheet(step: TrainingStep, top: int | None = None) -> Sheet:
     layers = sorted(step.layers, key=lambda layer: -layer.flops)[:top] if top else step.layers
     hidden = len(step.layers) - len(layers)
     more = [("More", f"{hidden} layers with fewer FLOPs; --top {len(step.layers)} shows all")] if hidden else []
-    table = (tuple(layer_strips(layers)),) if layers else ()
-    return Sheet(step.name, table, (*sentences(step), *more), curve_svg(step))
+    tables = (_layer_table(layers),) if layers else ()
+    return Sheet(step.name, tables, (*_notes(step), *more), _curve_svg(step))
 
 
-def brief_training_sheet(step: TrainingStep) -> Sheet:
+def _brief_training_sheet(step: TrainingStep) -> Sheet:
     """Return the sheet for a terminal: a step with many layers shows the largest."""
     return training_sheet(step, ROWS_AT_MOST if len(step.layers) > ROWS_AT_MOST else None)
 
 
-def layer_strips(layers: Sequence[TrainingLayer]) -> list[Strip]:
-    """One row per layer, one column per phase and kind of memory."""
-    columns = zip(*(_row(layer) for layer in layers), strict=True)
-    return [
-        Strip(header, tuple(map(Cell, cells)), "left" if place == 0 else "right", 34 if place == 0 else None, place)
-        for place, (header, cells) in enumerate(zip(_HEADERS, columns, strict=True))
-        if place == 0 or any(cells)
-    ]
+def _layer_table(layers: Sequence[TrainingLayer]) -> Table:
+    """Return one row per layer, one column per phase and kind of memory; a column without any figure is left out."""
 
+    def flops(pick: Callable[[TrainingLayer], OpCost]) -> list[str]:
+        return [units.count(2 * pick(it).macs) if pick(it).macs else "" for it in layers]
 
-def _row(layer: TrainingLayer) -> tuple[str, ...]:
-    name = layer.path or f"({layer.kind})"
-    macs = (layer.forward.macs, layer.input_gradient.macs, layer.weight_gradient.macs, layer.recomputation.macs)
-    sizes = (layer.kept_bytes, layer.gradient_bytes, layer.state_bytes)
-    flops = (units.count(2 * count) if count else "" for count in macs)
+    def sizes(pick: Callable[[TrainingLayer], int]) -> list[str]:
+        return [units.size(pick(it)) if pick(it) else "" for it in layers]
+
+    figures = {
+        "Trained": [units.count(it.trained_params) if it.trained_params else "" for it in layers],
+        "Forward": flops(lambda it: it.forward),
+        "Input grad": flops(lambda it: it.input_gradient),
+        "Weight grad": flops(lambda it: it.weight_gradient),
+        "Again": flops(lambda it: it.recomputation),
+        "Kept": sizes(lambda it: it.kept_bytes),
+        "Gradients": sizes(lambda it: it.gradient_bytes),
+        "State": sizes(lambda it: it.state_bytes),
+    }
     return (
-        name,
-        units.count(layer.trained_params) if layer.trained_params else "",
-        *flops,
-        *(units.size(nbytes) if nbytes else "" for nbytes in sizes),
+        text_column("Layer", (it.path or f"({it.kind})" for it in layers), min_width=34),
+        *(column(title, texts, place) for place, (title, texts) in enumerate(figures.items(), 1) if any(texts)),
     )
 
 
-def sentences(step: TrainingStep) -> Iterator[tuple[str, str]]:
-    """What there is to say of a step, each with its label."""
+def _notes(step: TrainingStep) -> Iterator[Note]:
+    """Yield what there is to say of a step, each with its label."""
     batches = f", gradients of {step.accumulate} batches added up" if step.accumulate > 1 else ""
-    yield (
-        "Step",
-        (
-            f"{step.name} with {step.optimizer}{batches}: {units.count(step.trained_params)} of "
-            f"{units.count(step.params)} parameters get a gradient"
-        ),
-    )
+    trained = f"{units.count(step.trained_params)} of {units.count(step.params)} parameters get a gradient"
+    yield "Step", f"{step.name} with {step.optimizer}{batches}: {trained}"
     again = f", recomputation {units.count(step.recomputation_flops)}" if step.recomputation_flops else ""
-    yield (
-        "FLOPs",
-        (
-            f"{units.count(step.flops)}: forward {units.count(step.forward_flops)}, backward "
-            f"{units.count(step.backward_flops)}{again}; the optimizer {units.count(step.optimizer_flops)}"
-        ),
-    )
+    passes = f"forward {units.count(step.forward_flops)}, backward {units.count(step.backward_flops)}{again}"
+    yield "FLOPs", f"{units.count(step.flops)}: {passes}; the optimizer {units.count(step.optimizer_flops)}"
     yield "Peak", f"{units.size(step.peak_bytes)} {_where(step.peak)}; first step {units.size(step.first_peak_bytes)}"
-    yield (
-        "Held then",
-        ", ".join(
-            f"{kind.replace('_', ' ')} {units.size(nbytes)}" for kind, nbytes in step.peak_by_kind.items() if nbytes
-        ),
-    )
+    kinds = ((kind.replace("_", " "), nbytes) for kind, nbytes in step.peak_by_kind.items() if nbytes)
+    yield "Held then", ", ".join(f"{kind} {units.size(nbytes)}" for kind, nbytes in kinds)
     for remedy in step.remedies:
         flops = "" if remedy.flops is None else f", {units.count(remedy.flops)} FLOPs"
         yield "Would help", f"{remedy.change}: peak {units.size(remedy.peak_bytes)}{flops}"
@@ -92,14 +83,14 @@ def sentences(step: TrainingStep) -> Iterator[tuple[str, str]]:
         yield "Note", remark
 
 
-def _time(time: object) -> str:
-    seconds, low, high = (getattr(time, name) for name in ("seconds", "low", "high"))
-    target = getattr(time, "target", "")
-    remarks = "; ".join(getattr(time, "remarks", ()))
-    if seconds is None:
-        return f"not known on {target}: {remarks}"
-    interval = f" ({units.duration(low)} to {units.duration(high)})" if low is not None and high is not None else ""
-    return f"{units.duration(seconds)}{interval} on {target}; {remarks}"
+def _time(time: StepTime) -> str:
+    remarks = "; ".join(time.remarks)
+    if time.seconds is None:
+        return f"not known on {time.target}: {remarks}"
+    interval = ""
+    if time.low is not None and time.high is not None:
+        interval = f" ({units.duration(time.low)} to {units.duration(time.high)})"
+    return f"{units.duration(time.seconds)}{interval} on {time.target}; {remarks}"
 
 
 def _where(point: MemoryPoint) -> str:
@@ -107,13 +98,8 @@ def _where(point: MemoryPoint) -> str:
 
 
 def training_document(step: TrainingStep) -> str:
-    """The step as JSON, with the figures that follow from its fields."""
-    derived = {
-        "forward_flops": step.forward_flops, "backward_flops": step.backward_flops,
-        "recomputation_flops": step.recomputation_flops, "optimizer_flops": step.optimizer_flops,
-        "flops": step.flops, "peak_bytes": step.peak_bytes, "first_peak_bytes": step.first_peak_bytes,
-        "peak_by_kind": step.peak_by_kind,
-    }  # fmt: skip
+    """Return the step as JSON, with the figures that follow from its fields."""
+    derived = {name: getattr(step, name) for name in _DERIVED}
     document = {"format": FORMAT, "version": VERSION, **derived, **to_plain(step)}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
@@ -122,8 +108,8 @@ _LEFT, _TOP, _WIDTH, _HEIGHT = 76, 8, 644, 240
 _TICKS = 4
 
 
-def curve_svg(step: TrainingStep) -> str:
-    """Memory along a step, stacked by kind, as a picture: sizes on the left, phases below, the highest point marked."""
+def _curve_svg(step: TrainingStep) -> str:
+    """Return memory along a step, stacked by kind, as a picture with the highest point marked."""
     totals = [point.memory.total for point in step.curve]
     highest, last = max(totals), max(len(totals) - 1, 1)
 
@@ -150,7 +136,7 @@ def curve_svg(step: TrainingStep) -> str:
 
 
 def _size_axis(highest: int) -> str:
-    """Sizes in equal steps up to the peak, each with a thin line."""
+    """Return sizes in equal steps up to the peak, each with a thin line."""
     parts = []
     for tick in range(_TICKS + 1):
         y = _TOP + _HEIGHT * (1 - tick / _TICKS)
@@ -167,7 +153,7 @@ _NAMED_FROM = 60
 
 
 def _phase_axis(step: TrainingStep, last: int) -> str:
-    """Where each phase begins, and its name; recomputation is part of the backward that asks for it."""
+    """Return where each phase begins, and its name; recomputation is part of the backward that asks for it."""
     phases = ["backward" if point.phase == "recomputation" else point.phase for point in step.curve]
     starts = [place for place, phase in enumerate(phases) if not place or phase != phases[place - 1]]
     parts = []
@@ -183,7 +169,7 @@ def _phase_axis(step: TrainingStep, last: int) -> str:
 
 
 def _legend(kinds: Iterable[str]) -> str:
-    """The kinds that there are, each beside its colour."""
+    """Return the kinds that there are, each beside its colour."""
     parts, x, y = [], _LEFT, _TOP + _HEIGHT + 46
     for kind in kinds:
         name = kind.replace("_", " ")
@@ -193,3 +179,6 @@ def _legend(kinds: Iterable[str]) -> str:
         )
         x += 28 + 7 * len(name)
     return "".join(parts)
+
+
+sheet(TrainingStep, brief=_brief_training_sheet, files={".json": training_document})(training_sheet)

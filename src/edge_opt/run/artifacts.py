@@ -22,12 +22,16 @@ from edge_opt.report.page import write_page
 from edge_opt.report.png import write_sweep_plots
 from edge_opt.report.sweep_files import (
     WeightBudgets,
+    breakdown,
+    conditions,
     frontier_keys,
+    per_call,
+    speedup_text,
     sweep_csv,
     sweep_dataframe,
     sweep_document,
+    times,
 )
-from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, times
 from edge_opt.run.config import RunConfig
 from edge_opt.run.run_summary import build_summary, hardware_summary, quantization_metadata, reproducibility
 from edge_opt.search.space import Space
@@ -147,8 +151,8 @@ def _comparison(result: SweepResult, best: Trial) -> list[str]:
     smaller = f"{times(before.size_bytes / after.size_bytes)} × as small"
     if speedup is None:
         return [f"against   {smaller}"]
-    parts = bought(speedup)
-    lines = [f"against   {headline(speedup)}; {smaller} ({conditions(speedup)})"]
+    parts = breakdown(speedup)
+    lines = [f"against   {speedup_text(speedup)}; {smaller} ({conditions(speedup)})"]
     return lines if parts is None else [*lines, f"bought by {parts}"]
 
 

@@ -20,7 +20,7 @@ from edge_opt.errors import first_line
 from edge_opt.measuring.machine import read_environment
 from edge_opt.quantization.onnx_files import with_data
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
-from edge_opt.report.sweep_tables import bought, conditions, headline, per_call, speedup_data
+from edge_opt.report.sweep_files import breakdown, conditions, per_call, speedup_data, speedup_text
 from edge_opt.run.job import INPUTS, PRUNED, PipelineJob, built_file
 from edge_opt.run.model_and_data import load_inputs, weights_of
 from edge_opt.run.run_summary import plain_metrics
@@ -262,8 +262,8 @@ def _speed_lines(result: SweepResult) -> list[str]:
     speedup = result.speedup
     if speedup is None:
         return []
-    parts = bought(speedup)
-    lines = [f"| speed | against {result.baseline.candidate.label}: {headline(speedup)}; {conditions(speedup)} |"]
+    parts = breakdown(speedup)
+    lines = [f"| speed | against {result.baseline.candidate.label}: {speedup_text(speedup)}; {conditions(speedup)} |"]
     return lines if parts is None else [*lines, f"| of that | {parts} |"]
 
 

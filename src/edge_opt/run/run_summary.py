@@ -26,8 +26,7 @@ from edge_opt.metrics import Metrics
 from edge_opt.records.devices import SCRATCH_IS_APART
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import SweepResult, Trial, TrialMetrics
-from edge_opt.report.sweep_files import WeightBudgets, sweep_rows
-from edge_opt.report.sweep_tables import speedup_data
+from edge_opt.report.sweep_files import WeightBudgets, speedup_data, sweep_rows
 from edge_opt.run.config import RunConfig
 from edge_opt.run.model_and_data import torch_threads
 from edge_opt.search.choose import recommend

@@ -6,7 +6,7 @@ import base64
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,53 +25,11 @@ from edge_opt.records.sweeps import (
     TrialMetrics,
     Violation,
 )
+from edge_opt.records.trial_columns import TRIAL_COLUMNS, ObjectiveInterval, frontier
 from edge_opt.tasks.paired_scores import PairedDifference, paired_difference
 
 ALL_OBJECTIVES = ("accuracy", "deploy_latency_ms", "latency_ms", "energy_j", "peak_memory_mb", "size_mb")
-_MORE_IS_BETTER = {"accuracy", "test_accuracy", "throughput"}
-
-
-class ObjectiveInterval(NamedTuple):
-    """A figure with the interval it lies in; the less, the better."""
-
-    low: float
-    value: float
-    high: float
-
-
-Point = tuple[ObjectiveInterval, ...]
-
-
-def dominates(one: Point, other: Point) -> bool:
-    """Whether `one` is no worse in value and both ends on every objective, and on some wholly better.
-
-    On some objective even the worse end of `one` is better than the better end of `other`. For exact figures this is
-    the ordinary dominance. Equal points do not dominate each other, and nothing dominates or is dominated by NaN.
-
-    >>> fast, slow = (ObjectiveInterval(1.0, 1.0, 1.0),), (ObjectiveInterval(2.0, 2.0, 2.0),)
-    >>> dominates(fast, slow), dominates(slow, fast), dominates(fast, fast)
-    (True, False, False)
-    >>> dominates((ObjectiveInterval(0.9, 1.0, 1.1),), (ObjectiveInterval(1.0, 1.2, 1.4),))  # better, but not surely so
-    False
-    """
-    pairs = list(zip(one, other, strict=True))
-    return all(x <= y for a, b in pairs for x, y in zip(a, b, strict=True)) and any(a.high < b.low for a, b in pairs)
-
-
-def frontier(points: Sequence[Point]) -> tuple[int, ...]:
-    """The indices of the points that no other dominates, in their order; a point with NaN is never among them.
-
-    >>> exact = lambda *values: tuple(ObjectiveInterval(v, v, v) for v in values)
-    >>> frontier([exact(1, 3), exact(2, 2), exact(3, 3), exact(2, 2), exact(math.nan, 0)])
-    (0, 1, 3)
-    """
-    known = [index for index, point in enumerate(points) if not any(math.isnan(x) for span in point for x in span)]
-    kept: list[int] = []
-    # Whoever dominates has values that come earlier in this order, and dominance is transitive: what is kept suffices.
-    for index in sorted(known, key=lambda index: [span.value for span in points[index]]):
-        if not any(dominates(points[other], points[index]) for other in kept):
-            kept.append(index)
-    return tuple(sorted(kept))
+_MORE_IS_BETTER = {column.metric for column in TRIAL_COLUMNS if column.better == "higher"}
 
 
 def span(metrics: TrialMetrics, objective: str, use_ci: bool = False) -> ObjectiveInterval | None:

@@ -89,20 +89,12 @@ function drawPareto(sweep, x, y) {
   };
 }
 
-const CANDIDATE_COLUMNS = [
-  ["label", "Candidate", "text"], ["state", "Verdict", "text"], ["accuracy", "Accuracy", "share"], ["accuracy_drop", "Lost", "share"], ["test_accuracy", "On test", "share"],
-  ["deploy_latency_ms", "Latency as deployed, ms", "number"], ["deploy_batch", "Deployed batch", "number"], ["speedup", "Times as fast", "number"], ["disturbed", "Disturbed", "flag"], ["disturbed_times", "Disturbed times", "text"], ["latency_ms", "Latency, ms", "number"], ["batch_size", "Batch", "number"], ["latency_p95_ms", "p95, ms", "number"], ["throughput_sps", "Samples/s", "number"], ["peak_memory_mb", "Peak memory, estimated, MiB", "number"], ["measured_memory_mb", "Memory, measured, MiB", "number"], ["train_flops", "FLOPs of a fine-tuning step", "number"], ["train_peak_memory_mb", "Peak of a fine-tuning step, MiB", "number"], ["memory_mb", "Weights, MiB", "number"],
-  ["size_mb", "Size, MiB", "number"], ["energy_j", "Energy", "energy"], ["energy_source", "Energy from", "text"], ["macs", "MACs", "count"], ["params", "Params", "count"],
-  ["effective_precision", "Runs as", "text"], ["violations", "Breaks", "text"], ["remarks", "Remarks", "text"], ["key", "Key", "text"],
-];
-
 function candidateTable(sweep) {
   const rows = sweep.rows.map((row) => ({ ...row, state: row.status === "failed" ? "failed" : row.accepted ? "accepted" : "rejected" }));
-  const titled = CANDIDATE_COLUMNS.map(([name, header, kind]) => [name, name === "accuracy" ? sweep.metric.title : header, kind === "share" && !sweep.metric.is_share ? "number" : kind]);
-  const columns = titled.filter(([name]) => rows.some((row) => row[name] !== null && row[name] !== ""));
+  const columns = sweep.columns.filter(({ name }) => rows.some((row) => row[name] !== null && row[name] !== ""));
   return new DataTable({
     id: "candidates-table", caption: "Candidates", label: "label", filter: "state",
-    columns: columns.map(([name, header, kind]) => ({ name, header, kind })), values: columns.map(([name]) => rows.map((row) => row[name])),
+    columns, values: columns.map(({ name }) => rows.map((row) => row[name])),
     visible: ["state", "accuracy", "deploy_latency_ms", "speedup", "latency_ms", "throughput_sps", "peak_memory_mb", "size_mb", "energy_j", "macs", "violations"],
     onPhone: ["state", "accuracy", "deploy_latency_ms", "speedup", "size_mb", "violations"],
     cells: {

@@ -1,4 +1,4 @@
-"""One self-contained HTML file."""
+"""The HTML page: everything known about a model or a sweep, in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edge_opt.records.compression import Sensitivity
 from edge_opt.records.profiles import ModelProfile
 from edge_opt.records.sweeps import SweepResult
 from edge_opt.report.figures import read_sensitivity
-from edge_opt.report.page.payload import payload
-from edge_opt.report.page.runs import Run, runs_payload
+from edge_opt.report.page_data import page_data
+from edge_opt.report.runs_page import Run, runs_data
 from edge_opt.report.save import FORMAT as PROFILE_FORMAT
 from edge_opt.report.save import load
 from edge_opt.report.sweep_files import FORMAT as SWEEP_FORMAT
@@ -58,23 +58,21 @@ def write_page(
         devices: Names of devices whose rooflines it can show; a usual few unless given.
         title: Title of the page; made from what is given unless set.
     """
-    text = page_text(
-        payload(
-            profile=profile,
-            sweep=sweep,
-            sensitivity=sensitivity,
-            reproducibility=reproducibility,
-            summary=summary,
-            extra_profiles=extra_profiles,
-            devices=devices,
-            title=title,
-        )
+    data = page_data(
+        profile=profile,
+        sweep=sweep,
+        sensitivity=sensitivity,
+        reproducibility=reproducibility,
+        summary=summary,
+        extra_profiles=extra_profiles,
+        devices=devices,
+        title=title,
     )
-    return write_named(path, text)
+    return write_named(path, page_text(data))
 
 
 def page_text(data: Mapping[str, Any]) -> str:
-    """The page that shows this data."""
+    """Return the page that shows this data."""
     script = _joined(_SCRIPTS)
     library = _plotly()
     parts = {
@@ -86,11 +84,11 @@ def page_text(data: Mapping[str, Any]) -> str:
         "plotly": library,
     }
     # One pass, so that nothing inside a part is taken for a place.
-    return _PLACE.sub(lambda found: parts[found[1]], _asset("page.html"))
+    return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
 
 
 def embedded(data: Any) -> str:
-    r"""The data as JSON that can stand inside a script element, whatever text is in it.
+    r"""Return the data as JSON that can stand inside a script element, whatever text is in it.
 
     >>> embedded({"name": "</script>&"})
     '{"name": "\\u003c/script\\u003e\\u0026"}'
@@ -113,7 +111,7 @@ def _policy(*scripts: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("edge_opt.report.page") / "assets" / name).read_text(encoding="utf-8")
+    return (resources.files("edge_opt.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -150,25 +148,26 @@ def _page_of(origin: Path) -> Path:
 
 
 def _parts(origin: Path) -> dict[str, Any]:
-    """What a folder or a file holds, read, under the names of `write_page`'s parameters."""
+    """Return what a folder or a file holds, read, under the names of `write_page`'s parameters."""
     if origin.is_dir():
-        found = _files(origin)
+        files = _files(origin)
     elif origin.is_file():
-        found = {_kind_of(origin): origin}
+        # A single file is a sweep if it says so; else it must be a profile, whose reader explains what is wrong.
+        files = {"sweep" if f'"{SWEEP_FORMAT}"' in _text(origin)[:200] else "profile": origin}
     else:
         raise InvalidInput(f"no folder or file {str(origin)!r}; `edge-opt run` and `edge-opt profile -o` write them")
-    if not found:
+    if not files:
         raise InvalidInput(
             f"{str(origin)!r} is not a run, and holds none: it has none of {', '.join(FILES)}; "
             "`edge-opt run` writes such a folder"
         )
-    parts: dict[str, Any] = {name: _object(found[name]) for name in _PARTS if name in found}
+    parts: dict[str, Any] = {name: _object(files[name]) for name in _PARTS if name in files}
     if "sensitivity" in parts:
-        parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(found["sensitivity"])))
-    if "profile" in found:
-        parts["profile"] = load(found["profile"])
-    if "sweep" in found:
-        parts["sweep"] = load_sweep(found["sweep"])
+        parts["sensitivity"] = read_sensitivity(parts["sensitivity"], repr(str(files["sensitivity"])))
+    if "profile" in files:
+        parts["profile"] = load(files["profile"])
+    if "sweep" in files:
+        parts["sweep"] = load_sweep(files["sweep"])
     return parts
 
 
@@ -177,20 +176,19 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def runs_in(source: str | os.PathLike[str]) -> list[Path]:
-    """The runs and saved profiles that a folder holds, oldest first; none where it is a run itself, or a file."""
+    """Return the runs and saved profiles in a folder, oldest first; none where it is a run itself, or a file."""
     folder = Path(source)
     if not folder.is_dir() or _files(folder):
         return []
-    found = [item for item in folder.iterdir() if (_files(item) if item.is_dir() else _is_saved(item))]
-    return sorted(found, key=lambda run: (_first_written(run), run.name))
 
+    def is_saved(path: Path) -> bool:
+        return path.suffix == ".json" and any(f'"{it}"' in _text(path)[:200] for it in (PROFILE_FORMAT, SWEEP_FORMAT))
 
-def _is_saved(path: Path) -> bool:
-    return path.suffix == ".json" and any(f'"{kind}"' in _text(path)[:200] for kind in (PROFILE_FORMAT, SWEEP_FORMAT))
+    def first_written(run: Path) -> float:
+        return min(file.stat().st_mtime for file in (_files(run).values() if run.is_dir() else [run]))
 
-
-def _first_written(run: Path) -> float:
-    return min(file.stat().st_mtime for file in (_files(run).values() if run.is_dir() else [run]))
+    runs = [item for item in folder.iterdir() if (_files(item) if item.is_dir() else is_saved(item))]
+    return sorted(runs, key=lambda run: (first_written(run), run.name))
 
 
 def write_runs(
@@ -223,12 +221,7 @@ def write_runs(
         kept = {name: parts.get(name) for name in ("profile", "sweep", "reproducibility")}
         name = os.path.relpath(origin.resolve(), common)
         runs.append(Run(name=name.removesuffix(".json"), source=origin, page=page.resolve(), **kept))
-    return write_named(target, page_text(runs_payload(runs, target.resolve().parent, title)))
-
-
-def _kind_of(path: Path) -> str:
-    """A single file is a sweep if it says so; else it must be a profile, whose reader explains what is wrong."""
-    return "sweep" if f'"{SWEEP_FORMAT}"' in _text(path)[:200] else "profile"
+    return write_named(target, page_text(runs_data(runs, target.resolve().parent, title)))
 
 
 def _object(path: Path) -> dict[str, Any]:

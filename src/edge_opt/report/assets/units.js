@@ -37,7 +37,7 @@ function percent(share) {
   return share >= 0.9995 && share < 1 ? ">99.9%" : `${fixed(share * 100, 1)}%`;
 }
 
-/** The twin of times in report/sweep_tables.py. */
+/** The twin of times in report/sweep_files.py. */
 const times = (value) => (value >= 2 ? fixed(value, 1) : fixed(value, 2));
 
 const energy = (joules) => stepped(joules, ENERGY_STEPS) ?? (joules ? `${Number(joules.toPrecision(2))} J` : "0 J");

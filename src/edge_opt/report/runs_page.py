@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,9 +17,9 @@ from edge_opt import units
 from edge_opt._support.extras import written_with
 from edge_opt.errors import InvalidInput
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import SHARES, SweepResult, TrialMetrics
-from edge_opt.report.figures import axes_of
-from edge_opt.report.page.payload import is_disturbed
+from edge_opt.records.sweeps import SHARES, SweepResult
+from edge_opt.report.figures import axes_data
+from edge_opt.report.page_data import is_disturbed
 from edge_opt.report.sweep_files import frontier_keys, sweep_rows
 
 FORMAT = "edge_opt.runs"
@@ -54,8 +55,8 @@ class Run:
         return str(machine["cpu"]) if isinstance(machine, Mapping) and machine.get("cpu") else None
 
 
-def runs_payload(runs: Sequence[Run], folder: Path, title: str | None = None) -> dict[str, Any]:
-    """What the page over several runs shows; links are relative to `folder`, where it will stand.
+def runs_data(runs: Sequence[Run], folder: Path, title: str | None = None) -> dict[str, Any]:
+    """Return what the page over several runs shows; links are relative to `folder`, where it will stand.
 
     The runs stay in the order given: each is compared with the one before it.
     """
@@ -63,9 +64,12 @@ def runs_payload(runs: Sequence[Run], folder: Path, title: str | None = None) ->
 
     if not runs:
         raise InvalidInput("there is no run to show; name folders of runs, or profiles and sweeps saved as .json")
+    first, *others = [_facts(run) for run in runs]
     # Figures of two metrics have no common axis.
     metric = next((run.sweep.metric for run in runs if run.sweep), None)
     drawn = [run for run in runs if run.sweep and run.sweep.metric == metric]
+    sweeps = [run.sweep for run in drawn if run.sweep]
+    rows = [row for sweep in sweeps for row in sweep_rows(sweep)]
     return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -73,82 +77,54 @@ def runs_payload(runs: Sequence[Run], folder: Path, title: str | None = None) ->
         "title": title or f"{len(runs)} runs",
         "verdict": _verdict(runs),
         "runs": [_row(run, folder) for run in runs],
-        "metric": None if metric is None else {"title": _titled(metric), "is_share": metric in SHARES},
+        "metric": None
+        if metric is None
+        else {"title": "Accuracy" if metric == "accuracy" else metric, "is_share": metric in SHARES},
         "points": [_points(run) for run in drawn],
-        "axes": _axes(drawn),
+        "axes": axes_data(sweeps[0], rows) if sweeps else [],
         "changes": [_change(before, after) for before, after in pairwise(runs)],
-        "same": _same(runs),
+        "same": [[name, value] for name, value in first.items() if all(it.get(name) == value for it in others)],
         "written": written_with(),
     }
 
 
-def _titled(metric: str) -> str:
-    return "Accuracy" if metric == "accuracy" else metric
+# What the line of a run shows of its parts: the key, and where the value is. A run without the part has None.
+_OF_BEST = {
+    "score": "accuracy", "score_low": "accuracy_low", "score_high": "accuracy_high", "best_s": "ranked_latency_s",
+    "best_low_s": "ranked_low_s", "best_high_s": "ranked_high_s", "size_bytes": "size_bytes",
+}  # fmt: skip
+_OF_SPEEDUP = {"speedup": "whole.ratio", "speedup_low": "whole.low", "speedup_high": "whole.high"}
+_OF_PROFILE = {"macs": "totals.macs", "params": "totals.params", "peak_bytes": "peak.live_bytes"}
 
 
 def _row(run: Run, folder: Path) -> dict[str, Any]:
-    best = run.sweep.trial(run.sweep.best) if run.sweep and run.sweep.best else None
+    sweep, profile = run.sweep, run.profile
+    trial = sweep.trial(sweep.best) if sweep and sweep.best else None
+    best, speedup = trial.metrics if trial else None, sweep.speedup if sweep else None
+    measured = profile.measurement if profile else None
+
+    def values(record: object, paths: Mapping[str, str]) -> dict[str, Any]:
+        return {key: None if record is None else attrgetter(path)(record) for key, path in paths.items()}
+
     return {
         "name": run.name,
         # "./" keeps a folder called `javascript:…` a folder.
         "link": None if run.page is None else "./" + quote(os.path.relpath(run.page, folder).replace(os.sep, "/")),
         "written": f"{run.written:%Y-%m-%d %H:%M}",
-        "model": run.profile.name if run.profile else run.sweep.name if run.sweep else "",
-        "best": best.candidate.label if best else None,
-        "metric": run.sweep.metric if run.sweep else None,
-        "is_share": run.sweep is not None and run.sweep.metric in SHARES,
-        **_scored(best.metrics if best else None),
-        **_factor(run.sweep),
-        **_tried(run.sweep),
-        **_counted(run.profile),
-        "machine": run.machine,
-    }
-
-
-def _scored(best: TrialMetrics | None) -> dict[str, Any]:
-    if best is None:
-        names = ("score", "score_low", "score_high", "best_s", "best_low_s", "best_high_s", "size_bytes")
-        return {**dict.fromkeys(names), "is_disturbed": False}
-    is_deployed = best.deploy_latency_s is not None
-    return {
-        "score": best.accuracy,
-        "score_low": best.accuracy_low,
-        "score_high": best.accuracy_high,
-        "best_s": best.ranked_latency_s,
-        "best_low_s": best.deploy_latency_low_s if is_deployed else best.latency_low_s,
-        "best_high_s": best.deploy_latency_high_s if is_deployed else best.latency_high_s,
-        "size_bytes": best.size_bytes,
-        "is_disturbed": best.is_disturbed,
-    }
-
-
-def _factor(sweep: SweepResult | None) -> dict[str, float | None]:
-    whole = sweep.speedup.whole if sweep and sweep.speedup else None
-    return {
-        "speedup": whole.ratio if whole else None,
-        "speedup_low": whole.low if whole else None,
-        "speedup_high": whole.high if whole else None,
-    }
-
-
-def _tried(sweep: SweepResult | None) -> dict[str, int | None]:
-    return {
+        "model": profile.name if profile else sweep.name if sweep else "",
+        "best": trial.candidate.label if trial else None,
+        "metric": sweep.metric if sweep else None,
+        "is_share": sweep is not None and sweep.metric in SHARES,
+        **values(best, _OF_BEST),
+        "is_disturbed": best is not None and best.is_disturbed,
+        **values(speedup, _OF_SPEEDUP),
         "accepted": len(sweep.accepted) if sweep else None,
         "tried": len(sweep.trials) if sweep else None,
         "failed": len(sweep.failed) if sweep else None,
-    }
-
-
-def _counted(profile: ModelProfile | None) -> dict[str, Any]:
-    if profile is None:
-        return {**dict.fromkeys(("macs", "params", "peak_bytes", "latency_s")), "is_noisy": False}
-    measured = profile.measurement
-    return {
-        "macs": profile.totals.macs,
-        "params": profile.totals.params,
-        "peak_bytes": profile.peak.live_bytes,
+        **values(profile, _OF_PROFILE),
         "latency_s": measured.latency.median_s if measured else None,
         "is_noisy": measured is not None and is_disturbed(measured),
+        "machine": run.machine,
     }
 
 
@@ -160,24 +136,8 @@ def _points(run: Run) -> dict[str, Any]:
     return {"name": run.name, "rows": done, "best": run.sweep.best, "frontier": [*frontier_keys(run.sweep, "latency")]}
 
 
-def _axes(drawn: Sequence[Run]) -> list[dict[str, Any]]:
-    sweeps = [run.sweep for run in drawn if run.sweep]
-    rows = [row for sweep in sweeps for row in sweep_rows(sweep)]
-    return [
-        {
-            "name": axis.name,
-            "title": axis.title,
-            "unit": axis.unit,
-            "is_better_high": axis.is_better_high,
-            "is_share": axis.name == "accuracy" and sweeps[0].metric in SHARES,
-            "is_log": axis.is_wide(rows),
-        }
-        for axis in (axes_of(sweeps[0]) if sweeps else ())
-    ]
-
-
 def _change(before: Run, after: Run) -> dict[str, Any]:
-    """What is different, setting by setting: name, before, after; a dash where one of them has none."""
+    """Return what is different, setting by setting: name, before, after; a dash where one of them has none."""
     old, new = _facts(before), _facts(after)
     names = [*new, *(name for name in old if name not in new)]
     items = [
@@ -186,17 +146,11 @@ def _change(before: Run, after: Run) -> dict[str, Any]:
     return {"before": before.name, "after": after.name, "items": items}
 
 
-def _same(runs: Sequence[Run]) -> list[list[str]]:
-    """What all the runs have in common, by name."""
-    first, *others = [_facts(run) for run in runs]
-    return [[name, value] for name, value in first.items() if all(other.get(name) == value for other in others)]
-
-
 def _facts(run: Run) -> dict[str, str]:
-    """What a run was made with, and what its model counts, as text that can be compared."""
-    profile, found = run.profile, {}
+    """Return what a run was made with, and what its model counts, as text that can be compared."""
+    profile, counts = run.profile, {}
     if profile is not None:
-        found = {
+        counts = {
             "model": profile.name,
             "input": ", ".join(units.shape(shape) for shape in profile.trace.modules[0].input_shapes),
             "MACs": units.count(profile.totals.macs),
@@ -204,11 +158,11 @@ def _facts(run: Run) -> dict[str, str]:
             "peak activations": units.size(profile.peak.live_bytes),
         }
     described = {name: (run.reproducibility or {}).get(name) for name in _DESCRIBED}
-    return found | {name.removeprefix("config."): text for name, text in _flat(described) if name not in _NOT_CHOSEN}
+    return counts | {name.removeprefix("config."): text for name, text in _flat(described) if name not in _NOT_CHOSEN}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every single value under its joined name.
+    """Yield every single value under its joined name.
 
     >>> list(_flat({"config": {"epochs": 3, "model": {"width": 8}}}))
     [('config.epochs', '3'), ('config.model.width', '8')]
@@ -225,19 +179,19 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def _verdict(runs: Sequence[Run]) -> list[str]:
     machines = sorted({run.machine for run in runs if run.machine})
     timed = [run for run in runs if run.sweep or (run.profile and run.profile.measurement)]
-    found = []
+    sentences = []
     if len(machines) > 1:
-        found.append(
+        sentences.append(
             f"The runs were timed on {len(machines)} machines ({', '.join(machines)}): their times do not belong in "
             "one column."
         )
     elif len(timed) > 1:
-        found.append(
+        sentences.append(
             "Each run was timed at another moment. Inside a run, times were compared in turns and may be divided. "
             "Between runs, a difference smaller than a machine's drift says nothing."
         )
     scored = [run for run in runs if run.sweep]
     empty = [run.name for run in scored if run.sweep and not run.sweep.accepted]
     if empty:
-        found.append(f"Nothing was accepted in {', '.join(empty)}.")
-    return found
+        sentences.append(f"Nothing was accepted in {', '.join(empty)}.")
+    return sentences
