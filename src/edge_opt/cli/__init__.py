@@ -46,7 +46,7 @@ def edge_opt(
     ] = False,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error; every command takes it.")] = False,
 ) -> None:
-    """What a PyTorch model costs on limited hardware, and the variant that fits.
+    """Show what a PyTorch model costs on limited hardware, and find the variant that fits.
 
     \b
     edge-opt profile torchvision:resnet50 -i 1x3x224x224
@@ -60,24 +60,24 @@ def edge_opt(
     """
 
 
-app.command("run", short_help="From a configuration to the model to ship; resumes.", cls=SeveralSeeds)(run)
+app.command("run", short_help="Train, sweep and export the best variant; resumes.", cls=SeveralSeeds)(run)
 app.command("init", short_help="Write a commented configuration for a run.")(init)
 app.command("sweep", short_help="Try pruning, precisions and runtimes on a trained model.")(sweep)
-app.command("status", short_help="How far a sweep is, and the best so far.")(status)
-app.command("report", short_help="One self-contained HTML page of a run or a profile.")(report)
-app.command("profile", short_help="What each layer costs, from shapes alone.")(profile)
-app.command("train-cost", short_help="What a training step costs, and its memory.")(train_cost)
-app.command("llm", short_help="Will a language model fit, and how many tokens a second.")(llm)
-app.command("compare", short_help="What differs between models, layer by layer.")(compare)
-app.command("check", short_help="Whether a model keeps its budgets, as an exit code.")(check)
-app.command("devices", short_help="The catalogue, every figure with its source.")(devices)
-app.command("board", short_help="A board of your own, from a few times measured there.")(board)
+app.command("status", short_help="Show how far a sweep is, and the best so far.")(status)
+app.command("report", short_help="Write one HTML page of a run or a profile.")(report)
+app.command("profile", short_help="Show what each layer costs, from shapes alone.")(profile)
+app.command("train-cost", short_help="Show what a training step costs, and its memory.")(train_cost)
+app.command("llm", short_help="Predict memory and tokens per second of a language model.")(llm)
+app.command("compare", short_help="Show what differs between models, layer by layer.")(compare)
+app.command("check", short_help="Check budgets; the exit code says whether they hold.")(check)
+app.command("devices", short_help="List devices, every figure with its source.")(devices)
+app.command("board", short_help="Fit a board of your own to a few measured times.")(board)
 app.command("calibrate", short_help="Measure this machine, to predict any model on it.")(calibrate)
 app.command("measure-on", short_help="Time an ONNX file on a board.")(measure_on)
 app.command("prune", short_help="Remove channels and heads, and prove the result.")(prune)
-app.command("quantize", short_help="int8, with what really runs in it.")(quantize)
-app.command("export", short_help="Write ONNX, run it, and say how it agrees.")(export)
-app.command("doctor", short_help="What a measurement on this machine would rest on.")(doctor)
+app.command("quantize", short_help="Convert to int8, and show what really runs in it.")(quantize)
+app.command("export", short_help="Write a file for a runtime, and compare its outputs.")(export)
+app.command("doctor", short_help="Describe this machine, its meters and its noise.")(doctor)
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def compare(
     json: shared.Json = False,
     trust: Trust = False,
 ) -> None:
-    """What differs between models, layer by layer; the first is the baseline.
+    """Show what differs between models, layer by layer; the first is the baseline.
 
     \b
     edge-opt compare before.json after.json
@@ -162,7 +162,7 @@ def check(
     json: shared.Json = False,
     trust: Trust = False,
 ) -> None:
-    """Whether a model keeps within its budgets: exit code 0 if it does, 1 if not, 2 for wrong use.
+    """Check whether a model keeps within its budgets: exit code 0 if it does, 1 if not, 2 for wrong use.
 
     \b
     edge-opt check profile.json --budget "macs <= 600M" --budget "peak_memory_mb <= 64"

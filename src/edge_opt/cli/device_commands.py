@@ -37,7 +37,7 @@ def devices(
     ] = None,
     json: Json = False,
 ) -> None:
-    """The devices there are, or everything known about one, with sources.
+    """List the devices, or show everything known about one, with sources.
 
     \b
     edge-opt devices
@@ -106,7 +106,7 @@ def board(
     json: Json = False,
     trust: Trust = False,
 ) -> None:
-    """A board of your own from a few times: three to eight nets, timed there with any runtime by any tool.
+    """Fit a board of your own to a few times: three to eight nets, timed there with any runtime by any tool.
 
     \b
     edge-opt board my-board --like raspberry-pi-5 --time squeezenet1_1=21.4 --time resnet18=55 --threads 4
@@ -191,7 +191,7 @@ def _board_lines(
         again = fitted_time(work_of(net), platform)
         yield (
             f"  {net.name}: typed {units.duration(seconds)}, fitted {units.duration(again.seconds)} "
-            f"({units.duration(again.low)} to {units.duration(again.high)} nine times in ten)"
+            f"(90 % interval {units.duration(again.low)} to {units.duration(again.high)})"
         )
     yield from (f"  contradiction: {text}" for text in platform.contradictions)
     yield from (f"  {note}" for note in platform.notes)
@@ -343,7 +343,7 @@ def doctor(
     seconds: Annotated[float, Option(help="Longest time to measure the noise.")] = 5.0,
     json: Json = False,
 ) -> None:
-    """This machine: versions, threads, governor, energy meters and why each is or isn't usable, and its noise."""
+    """Describe this machine: versions, threads, governor, energy meters and why each is or isn't usable, its noise."""
     from edge_opt.measuring.diagnosis import diagnose
 
     print_record(diagnose(seconds), json)

@@ -78,7 +78,7 @@ def profile(
     verbose: Verbose = False,
     trust: Trust = False,
 ) -> None:
-    """What each layer of a model costs, from shapes alone.
+    """Show what each layer of a model costs, from shapes alone.
 
     \b
     edge-opt profile torchvision:resnet50 -i 1x3x224x224 --depth 1
@@ -207,7 +207,7 @@ def train_cost(
     json: shared.Json = False,
     trust: Trust = False,
 ) -> None:
-    """What a training step costs before it is run: FLOPs, and memory by kind.
+    """Show what a training step costs before it is run: FLOPs, and memory by kind.
 
     \b
     edge-opt train-cost torchvision:resnet18 -i 8x3x224x224 --optimizer sgd
@@ -287,7 +287,7 @@ def llm(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Whether a language model fits a device, how many tokens a second it writes there, and why.
+    """Predict whether a language model fits a device, how many tokens per second it writes there, and why.
 
     \b
     edge-opt llm hf:Qwen/Qwen3-4B --target raspberry-pi-5 --weights q4_k_m --context 4096

@@ -212,7 +212,7 @@ def sweep(
         "metric": metric,
         "fine_tune_epochs": fine_tune_epochs,
     }
-    given = {key: value for key, value in chosen.items() if value is not None}
+    chosen = {key: value for key, value in chosen.items() if value is not None}
     with redirect_stdout(sys.stderr), progress("json" if json else "auto") as listener:
         result = run_sweep(
             model,
@@ -226,7 +226,7 @@ def sweep(
             retry_failed=retry_failed,
             fresh=fresh,
             on_event=listener,
-            **given | read_settings(settings or ()),
+            **chosen | read_settings(settings or ()),
         )
     if json:
         typer.echo(sweep_document(result), nl=False)
@@ -257,7 +257,7 @@ def status(
     folder: Annotated[Path, Argument(metavar="DIR", help="The output folder of `edge-opt run`.")],
     json: Json = False,
 ) -> None:
-    """How far the sweep in a folder is, who runs it, and the best candidate so far.
+    """Show how far the sweep in a folder is, who runs it, and the best candidate so far.
 
     \b
     edge-opt status outputs
@@ -282,7 +282,7 @@ def report(
     title: Annotated[str | None, Option(help="The page's heading.")] = None,
     trust: Trust = False,
 ) -> None:
-    """One HTML page of everything a run found out, or of several runs side by side; it needs no network and no server.
+    """Write one HTML page of a run, or of several runs side by side; it needs no network and no server.
 
     \b
     edge-opt report runs/mnist

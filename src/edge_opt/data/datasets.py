@@ -392,7 +392,7 @@ def splits_of(
 
 
 def _is_dataset(part: Any, parts_are_datasets: bool) -> bool:
-    """Whether a part holds samples one by one: a Dataset of torch, or anything indexed where samples are expected."""
+    """Return whether a part holds samples: a Dataset of torch, or anything indexed where samples are expected."""
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
     if isinstance(part, (DataLoader, FirstBatches, IterableDataset)):
