@@ -221,8 +221,7 @@ def surrogate_model(model: nn.Module, arguments: CallArguments) -> SurrogateMode
             surrogate, described = joint
             heads.append(described)
         if surrogate is not None:
-            holder, _, name = path.rpartition(".")
-            setattr(copied.get_submodule(holder), name, surrogate)
+            copied.set_submodule(path, surrogate)
             replaced.append(path)
     return SurrogateModel(copied, tuple(heads))
 

@@ -20,7 +20,7 @@ from edge_opt.pruning.coupling import NONE, ChannelMap, ChannelRefusal, channel_
 from edge_opt.pruning.layer_kinds import channels, is_depthwise, kind_of, refusal_of, tied_positions
 from edge_opt.pruning.proof import TOLERANCE, silenced_error, with_random_constants
 from edge_opt.pruning.ranking import Ranking, RoundTo, fast_multiple, unit_scores
-from edge_opt.pruning.recipe import apply_spec, prune_spec
+from edge_opt.pruning.recipe import apply_spec, copied_model, prune_spec
 from edge_opt.pruning.reconstruction import fold_removed_channels, reestimate_norms
 from edge_opt.records.compression import Importance, LayerChannels, PruneSpec, Shortfall
 from edge_opt.records.profiles import ModelProfile
@@ -207,10 +207,7 @@ def make_plan(
 
 def working_copy(model: nn.Module) -> nn.Module:
     """Return a copy to run: in eval mode, and without the hooks, which belong to the caller."""
-    try:
-        copied = copy.deepcopy(model)
-    except Exception as error:
-        raise PruningFailed(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}") from error
+    copied = copied_model(model)
     for module in copied.modules():
         module.training = False
         for name in _HOOKS:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from edge_opt.errors import PruningFailed
-from edge_opt.pruning.recipe import apply_spec, with_module
+from edge_opt.pruning.recipe import apply_spec
 from edge_opt.records.compression import KeptIndices, PruneCheck, PruneSpec
 from edge_opt.trace.inputs import CallArguments, flat_tensors
 
@@ -127,7 +127,7 @@ def _silenced(original: nn.Module, pruned: nn.Module, spec: PruneSpec) -> nn.Mod
         index = kept.get(f"{path}.weight") if path else None
         if index is not None and _looks_across_channels(module):
             width = tensors[index.tensor].shape[index.dim]
-            with_module(silenced, path, _Masked(pruned.get_submodule(path), index.indices, width))
+            silenced.set_submodule(path, _Masked(pruned.get_submodule(path), index.indices, width))
     return silenced
 
 

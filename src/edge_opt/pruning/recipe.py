@@ -134,16 +134,16 @@ def apply_spec(model: nn.Module, spec: PruneSpec) -> nn.Module:
     (Conv2d(8, 16, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1)), True)
     """
     check_original(model, spec)
-    try:
-        pruned = copy.deepcopy(model)
-    except Exception as error:
-        raise PruningFailed(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}") from error
+    pruned = copied_model(model)
     for path in spec.attention:
         attention = _part(pruned, path)
         if not isinstance(attention, nn.MultiheadAttention):
             kind = type(attention).__name__
             raise InvalidInput(f"{path} is a {kind}, not nn.MultiheadAttention; the recipe is of another model")
-        pruned = with_module(pruned, path, PrunedAttention(attention))
+        if path:
+            pruned.set_submodule(path, PrunedAttention(attention))
+        else:
+            pruned = PrunedAttention(attention)
     _cut(pruned, spec)
     for change in spec.attributes:
         holder = _part(pruned, change.module)
@@ -155,6 +155,14 @@ def apply_spec(model: nn.Module, spec: PruneSpec) -> nn.Module:
         projection: Any = pruned.get_submodule(f"{path}.out_proj".lstrip("."))
         projection.out_features, projection.in_features = projection.weight.shape
     return pruned
+
+
+def copied_model(model: nn.Module) -> nn.Module:
+    """Return a copy of the model; refuse one that cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise PruningFailed(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}") from error
 
 
 def check_original(model: nn.Module, spec: PruneSpec) -> None:
@@ -181,15 +189,6 @@ def _part(model: nn.Module, path: str) -> nn.Module:
         return model.get_submodule(path)
     except AttributeError as error:
         raise InvalidInput(f"{type(model).__name__} has no {path!r}; the recipe is of another model") from error
-
-
-def with_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
-    """Put a module at a path of the model, and return the model; at the path "" the module takes its place."""
-    if not path:
-        return module
-    holder, _, name = path.rpartition(".")
-    setattr(model.get_submodule(holder), name, module)
-    return model
 
 
 def _cut(model: nn.Module, spec: PruneSpec) -> None:

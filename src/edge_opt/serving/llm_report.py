@@ -112,8 +112,9 @@ def llm(
     (True, 2.0)
     """
     request = _Request(context, prompt, batch, kv, runtime, engine, threads, ram_gib)
-    is_one_format = isinstance(weights, str) and "," not in weights
-    formats = [item.strip() for item in weights.split(",") if item.strip()] if isinstance(weights, str) else weights
+    formats = list(weights)
+    if isinstance(weights, str):
+        formats = [item.strip() for item in weights.split(",") if item.strip()]
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     if not formats or not targets:
         raise InvalidInput("no weight format or no target is given; name one, such as q4_k_m or raspberry-pi-5")
@@ -122,7 +123,8 @@ def llm(
     for item in targets:
         spec = None if item is None else find_spec(item)
         reports += [_report(served(form), spec, request, model if measure else None) for form in formats]
-    return reports[0] if is_one_format and targets is not target else ServingComparison(tuple(reports))
+    is_single = isinstance(weights, str) and "," not in weights and targets is not target
+    return reports[0] if is_single else ServingComparison(tuple(reports))
 
 
 @dataclass(frozen=True, slots=True)
