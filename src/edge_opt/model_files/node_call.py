@@ -147,9 +147,9 @@ class NodeCall:
             raise self.error(f"its result would have the shape {shape}")
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def check_size(self, shape: Iterable[int]) -> None:
-        """Refuse a result beyond all memory before torch works out its strides."""
-        self.empty(tuple(shape), torch.uint8)
+    def check_size(self, shape: Iterable[int]) -> tuple[int, ...]:
+        """Return the shape of a result; refuse one beyond all memory before torch works out its strides."""
+        return tuple(self.empty(tuple(shape), torch.uint8).shape)
 
     def constant(self, name: str = "value") -> FileTensor | None:
         """Return a tensor among the attributes; None where there is none of that name."""
@@ -299,9 +299,6 @@ def one_hot(call: NodeCall, index: torch.Tensor, on: torch.Tensor, off: torch.Te
     classes = torch.arange(depth, dtype=index.dtype, device=call.device)
     shape = [-1 if dimension == axis else 1 for dimension in range(index.dim() + 1)]
     return torch.where(index.unsqueeze(axis) == classes.reshape(shape), on, off)
-
-
-# Operators that torch has no word for
 
 
 # Operators of their own, for what torch has no word for on the meta device: integers that grow in a product, bytes

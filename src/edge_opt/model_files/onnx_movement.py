@@ -389,6 +389,8 @@ def split_sequence(call: NodeCall) -> Any:
     return ([piece.squeeze(axis) if is_dropped else piece for piece in pieces],)
 
 
+# Operators that are one expression of torch
+
 operators(
     {
         "Size": lambda call: torch.tensor(call.tensor().numel(), dtype=torch.int64),

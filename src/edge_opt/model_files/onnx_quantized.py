@@ -224,6 +224,8 @@ def quantized_nodes(nodes: tuple[FileNode, ...], constants: frozenset[str], outp
     return frozenset(quantized)
 
 
+# Operators that are one expression of torch
+
 operators(
     {
         "DynamicQuantizeLinear": lambda call: dynamic_quantize_op(call.tensor()),

@@ -256,6 +256,8 @@ def reordered(call: NodeCall) -> torch.Tensor:
     return result.permute(0, 2, 3, 1) if call.get("channels_last", 0) and call.node.op == "ReorderOutput" else result
 
 
+# Operators that are one expression of torch
+
 operators(
     {
         "com.microsoft:RotaryEmbedding": lambda call: _turned(call.tensor(), int(call.get("rotary_embedding_dim", 0))),

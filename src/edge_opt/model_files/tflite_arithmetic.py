@@ -85,6 +85,11 @@ def rank(call: NodeCall, x: torch.Tensor, wanted: int) -> torch.Tensor:
     return x
 
 
+def picture(call: NodeCall) -> torch.Tensor:
+    """Return the first input, which must be pictures, with their channels second."""
+    return channels_second(rank(call, call.tensor(), 4))
+
+
 # Products
 
 
@@ -289,7 +294,7 @@ def l2_normalization(call: NodeCall) -> torch.Tensor:
 @tflite("LOCAL_RESPONSE_NORMALIZATION", has_values=False)
 def local_response(call: NodeCall) -> torch.Tensor:
     size = 2 * int(call.get("radius", 0)) + 1
-    return channels_last(F.local_response_norm(channels_second(rank(call, call.tensor(), 4)), size))
+    return channels_last(F.local_response_norm(picture(call), size))
 
 
 def _mean(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
@@ -354,7 +359,7 @@ def pool(call: NodeCall) -> torch.Tensor:
     if min(kernel) < 1:
         raise call.error(f"its window is {kernel}")
     outside = float("-inf") if call.node.op == "MAX_POOL_2D" else 0.0
-    x, padding = _padded(call, channels_second(rank(call, call.tensor(), 4)), kernel, strides, ones, outside)
+    x, padding = _padded(call, picture(call), kernel, strides, ones, outside)
     if call.node.op == "L2_POOL_2D":
         x = F.pad(x, [pad for pad in reversed(padding) for _ in (0, 1)])
         pooled = F.lp_pool2d(x, 2.0, (kernel[0], kernel[1]), strides)
@@ -377,6 +382,8 @@ def recurrent(call: NodeCall) -> Any:
     output = recurrent_op(x, weights, call.node.op, [*x.shape[:-1], sum(widths)])
     return torch.split(output, widths, -1) if len(widths) > 1 else output
 
+
+# Operators that are one expression of torch
 
 operators(
     {

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 
 from edge_opt.cost.products import DEQUANTIZE_OPS, QUANTIZE_OPS
 from edge_opt.cost.rules import Work, cost_rule
-from edge_opt.model_files.node_call import NodeCall, define, filled, one_hot, operators, torch_dtype, unrecorded
+from edge_opt.model_files.node_call import NodeCall, define, filled, one_hot, operators, unrecorded
 from edge_opt.model_files.onnx_movement import squeeze, tile
 from edge_opt.model_files.onnx_quantized import dequantize_op, requantized
 from edge_opt.model_files.tflite_arithmetic import (
     activated,
     channels_last,
-    channels_second,
-    rank,
+    picture,
     result_dtype,
     tflite,
 )
@@ -86,13 +85,6 @@ def reshape(call: NodeCall) -> torch.Tensor:
     if not sizes and (call.has(1) or x.numel() != 1):
         sizes = list(call.get("results")[0][0])
     return x.reshape(sizes)
-
-
-@tflite("BROADCAST_TO")
-def broadcast(call: NodeCall) -> torch.Tensor:
-    sizes = whole(call, 1)
-    call.check_size(sizes)
-    return call.tensor().expand(sizes)
 
 
 # Parts and wholes
@@ -185,19 +177,6 @@ def gather_nd(call: NodeCall) -> torch.Tensor:
     return _rearranged(x, [*index.shape[:-1], *x.shape[depth:]])
 
 
-@tflite("SCATTER_ND")
-def scatter_nd(call: NodeCall) -> torch.Tensor:
-    sizes = tuple(whole(call, 2))
-    call.check_size(sizes)
-    return _rearranged(call.tensor(1), sizes)
-
-
-@tflite("DYNAMIC_UPDATE_SLICE", "REVERSE_SEQUENCE")
-def update_slice(call: NodeCall) -> torch.Tensor:
-    """Return the input with a part of it replaced or reversed, where it is not changed in place."""
-    return _rearranged(call.tensor(), list(call.tensor().shape))
-
-
 @tflite("SELECT", "SELECT_V2", "WHERE")
 def select(call: NodeCall) -> torch.Tensor:
     if not call.has(1):
@@ -222,13 +201,6 @@ def pad(call: NodeCall) -> torch.Tensor:
     return F.pad(x, [size for pair in reversed(pairs) for size in pair], value=value)
 
 
-@tflite("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", has_values=False)
-def blocks(call: NodeCall) -> torch.Tensor:
-    x, block = channels_second(rank(call, call.tensor(), 4)), int(call.get("block", 1))
-    function = F.pixel_unshuffle if call.node.op == "SPACE_TO_DEPTH" else F.pixel_shuffle
-    return channels_last(function(x, block))
-
-
 @tflite("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
 def batches(call: NodeCall) -> torch.Tensor:
     """Turn blocks of a picture into samples, padded before; or samples into blocks, cropped afterwards."""
@@ -250,20 +222,10 @@ def batches(call: NodeCall) -> torch.Tensor:
 
 @tflite("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", has_values=False)
 def resize(call: NodeCall) -> torch.Tensor:
-    x, sizes = channels_second(rank(call, call.tensor(), 4)), whole(call, 1)
+    x, sizes = picture(call), whole(call, 1)
     call.check_size((*x.shape[:2], *sizes))
     mode = "bilinear" if call.node.op == "RESIZE_BILINEAR" else "nearest"
     return channels_last(F.interpolate(x, size=sizes, mode=mode))
-
-
-# Made from nothing
-
-
-@tflite("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")
-def random(call: NodeCall) -> torch.Tensor:
-    sizes = tuple(whole(call, 0))
-    call.check_size(sizes)
-    return torch.rand(sizes, device=call.device)
 
 
 # Variables that are kept between runs, under a handle
@@ -275,14 +237,18 @@ def handle(call: NodeCall) -> torch.Tensor:
         return torch.empty((), dtype=torch.uint8, device="meta")
 
 
-@tflite("READ_VARIABLE")
-def read_variable(call: NodeCall) -> torch.Tensor:
-    sizes, dtype = call.get("results")[0]
-    return call.empty(tuple(sizes), torch_dtype(dtype or "uint8"))
-
+# Operators that are one expression of torch
 
 operators(
     {
+        "BROADCAST_TO": lambda call: call.tensor().expand(call.check_size(whole(call, 1))),
+        "SCATTER_ND": lambda call: _rearranged(call.tensor(1), call.check_size(whole(call, 2))),
+        # A part is replaced or reversed, where the input is not changed in place.
+        "DYNAMIC_UPDATE_SLICE": lambda call: _rearranged(call.tensor(), list(call.tensor().shape)),
+        "REVERSE_SEQUENCE": lambda call: _rearranged(call.tensor(), list(call.tensor().shape)),
+        "RANDOM_UNIFORM": lambda call: torch.rand(call.check_size(whole(call, 0)), device=call.device),
+        "RANDOM_STANDARD_NORMAL": lambda call: torch.rand(call.check_size(whole(call, 0)), device=call.device),
+        "READ_VARIABLE": lambda call: call.empty(tuple(call.get("results")[0][0]), result_dtype(call)),
         "TILE": tile,
         "SQUEEZE": squeeze,
         "SHAPE": lambda call: torch.tensor(list(call.tensor().shape), dtype=result_dtype(call)),
@@ -305,6 +271,8 @@ operators(
 operators(
     {
         "QUANTIZE": lambda call: requantized(call.tensor(), result_dtype(call)),
+        "SPACE_TO_DEPTH": lambda call: channels_last(F.pixel_unshuffle(picture(call), int(call.get("block", 1)))),
+        "DEPTH_TO_SPACE": lambda call: channels_last(F.pixel_shuffle(picture(call), int(call.get("block", 1)))),
         "FAKE_QUANT": lambda call: _fake_quantized(call.tensor()),
     },
     "tflite:",
