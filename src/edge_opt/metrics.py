@@ -18,7 +18,7 @@ from edge_opt._support.checks import check_one_of, check_positive, check_whole
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import InvalidInput, MeasurementFailed, message_of
 from edge_opt.measuring.latency import Clock, Stopwatch, TimedCall
-from edge_opt.measuring.machine import BACKENDS, CPU, Device, find_device
+from edge_opt.measuring.machine import CPU, DEVICE_TYPES, Device, find_device
 from edge_opt.records.fields import Record
 from edge_opt.records.sweeps import LABELS
 from edge_opt.tasks.batches import Batch, task_of
@@ -147,7 +147,7 @@ def collect_metrics(
 
 def _available_device(device: torch.device | str) -> Device:
     """Return the device, or with a warning the CPU where this machine has no such GPU."""
-    if str(device).partition(":")[0] not in BACKENDS:
+    if str(device).partition(":")[0] not in DEVICE_TYPES:
         raise InvalidInput(f"device is {str(device)!r}; it must be 'cpu', 'cuda', 'cuda:1' or 'mps'")
     try:
         return find_device(device)

@@ -42,7 +42,7 @@ NATURAL_PARALLELS = {
 }
 
 # Class names that are used more than once. To be emptied: one concept has one name, and a name has one meaning.
-DUPLICATE_CLASSES = {"Violation"}
+DUPLICATE_CLASSES: set[str] = set()
 
 
 def relative(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_opt.measuring.allocator import forget_peak, resident_now, resident_peak, retain_freed_memory
+from edge_opt.measuring.allocator import forget_peak, resident_bytes, retain_freed_memory
 from edge_opt.measuring.latency import Clock, cold_memory_latency_s, wait_for_quiet
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -64,7 +64,7 @@ def test_growth_is_what_runs_hold_above_the_idle_process() -> None:
 
 
 def test_a_system_that_tells_nothing_is_not_guessed(tmp_path: Path) -> None:
-    assert resident_now(tmp_path) is None and resident_peak(tmp_path) is None
+    assert resident_bytes("VmRSS", tmp_path) is None
     assert not forget_peak(tmp_path / "nowhere")
 
 

@@ -15,11 +15,11 @@ from torch import nn
 import edge_opt as eo
 from awkward import Awkward, same, state
 from edge_opt.errors import InvalidInput, MeasurementFailed
-from edge_opt.measuring.machine import BACKENDS, CPU
+from edge_opt.measuring.machine import CPU, device_count
 from edge_opt.measuring.session import Caller, first_dimension, writes_parameters
 from edge_opt.records.measurements import Energy, Latency, Measurement, Refusal
 from edge_opt.trace import trace
-from edge_opt.trace.inputs import call_on, on_device
+from edge_opt.trace.inputs import CallArguments, call_on, on_device
 
 SHORT: dict[str, Any] = {"min_time_s": 0.01, "max_time_s": 0.02, "threads": 1, "memory": False, "energy": None}
 # For models that end it themselves.
@@ -190,7 +190,7 @@ def test_bad_options_are_refused_before_the_model_runs(options: dict[str, Any], 
 
 
 def test_cuda_where_there_is_none_is_refused() -> None:
-    here = BACKENDS["cuda"].count()
+    here = device_count("cuda")
     words = "there is only cuda:0" if here else "finds no cuda here; use device='cpu'"
     with pytest.raises(InvalidInput, match=words):
         eo.measure(nn.Linear(4, 4), (2, 4), device=f"cuda:{here}", **SHORT)
@@ -238,8 +238,14 @@ def test_a_cache_among_the_arguments_is_fresh_for_each_repeat() -> None:
 
 
 def test_arguments_that_forward_cannot_write_to_are_passed_as_they_are() -> None:
-    runner = Caller(nn.ReLU(), call_on(nn.ReLU(), [torch.zeros(2), (1.0, "a", None)], None, "cpu")).runner()
-    assert runner.prepare is None
+    x, seen = torch.zeros(2), []
+
+    class Looking(nn.Module):
+        def forward(self, *values: Any) -> None:
+            seen.append(values)
+
+    Caller(Looking(), CallArguments((x, (1.0, "a", None)), {})).runner().once()
+    assert seen[0][0] is x
 
 
 def test_forward_runs_without_gradients_in_the_mode_asked_for() -> None:

@@ -7,13 +7,17 @@ import torch
 
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.layers import clock_of
-from edge_opt.measuring.machine import CPU, Backend, find_device
+from edge_opt.measuring.machine import CPU, find_device
 
 
-def recording(total: int) -> tuple[Backend, list[int]]:
-    """A backend that is there `total` times, and the devices it was asked to wait for."""
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two GPUs, and the numbers of those that were waited for."""
     waited: list[int] = []
-    return Backend(lambda: total, lambda index: f"GPU {index}", waited.append), waited
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: f"GPU {index}")
+    monkeypatch.setattr("torch.cuda.synchronize", waited.append)
+    return waited
 
 
 def test_the_cpu_is_always_there_and_never_waited_for() -> None:
@@ -22,18 +26,16 @@ def test_the_cpu_is_always_there_and_never_waited_for() -> None:
     assert find_device(torch.device("cpu")).torch_name == "cpu"
 
 
-def test_a_device_is_found_by_its_number_and_waited_for_by_it() -> None:
-    backend, waited = recording(2)
-    second = find_device("cuda:1", {"cuda": backend})
+def test_a_device_is_found_by_its_number_and_waited_for_by_it(waited: list[int]) -> None:
+    second = find_device("cuda:1")
     assert (second.torch_name, second.name, second.is_asynchronous) == ("cuda:1", "GPU 1", True)
     second.synchronize()
-    find_device("cuda", {"cuda": backend}).synchronize()
+    find_device("cuda").synchronize()
     assert waited == [1, 0]
 
 
-def test_layer_clocks_wait_for_an_asynchronous_device_only() -> None:
-    backend, waited = recording(1)
-    now = clock_of(find_device("cuda", {"cuda": backend}))
+def test_layer_clocks_wait_for_an_asynchronous_device_only(waited: list[int]) -> None:
+    now = clock_of(find_device("cuda"))
     first = now()
     assert now() >= first
     assert waited == [0, 0]
@@ -46,8 +48,9 @@ def test_an_unknown_device_is_refused_with_those_there_are(asked: str) -> None:
         find_device(asked)
 
 
-def test_a_device_that_is_not_here_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"'cuda' was asked for, and torch .* finds no cuda here; use device='cpu'"):
-        find_device("cuda", {"cuda": recording(0)[0]})
+def test_a_device_that_is_not_here_is_refused(waited: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="'cuda:3' was asked for, and there is only cuda:0 to cuda:1"):
-        find_device("cuda:3", {"cuda": recording(2)[0]})
+        find_device("cuda:3")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(InvalidInput, match=r"'cuda' was asked for, and torch .* finds no cuda here; use device='cpu'"):
+        find_device("cuda")

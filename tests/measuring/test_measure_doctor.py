@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from edge_opt.cli import app
 from edge_opt.cli.device_commands import doctor
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.diagnosis import diagnose, machine_noise
 from edge_opt.measuring.latency import Clock
+from edge_opt.measuring.session import diagnose, machine_noise
 from edge_opt.measuring.statistics import compare_latencies, latency_of
 from edge_opt.records.measurements import Diagnosis, Facility
 from edge_opt.report.sheets import record_text
@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     def product(left: torch.Tensor, right: torch.Tensor) -> None:
         now[0] += numbers.uniform(0.95e-3, 1.05e-3)
 
-    monkeypatch.setattr("edge_opt.measuring.diagnosis.torch.mm", product)
+    monkeypatch.setattr("edge_opt.measuring.session.torch.mm", product)
     return Clock(lambda: now[0], lambda: now[0], lambda: now[0])
 
 
@@ -106,7 +106,7 @@ def command() -> typer.Typer:
 
 
 def test_the_command_prints_all_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_opt.measuring.diagnosis.diagnose", lambda seconds: diagnosis())
+    monkeypatch.setattr("edge_opt.measuring.session.diagnose", lambda seconds: diagnosis())
     shown = CliRunner().invoke(command(), [])
     assert shown.exit_code == 0, shown.output
     for word in ("Machine", "Versions", "Devices", "Energy meters", "Noise", "no powercap folder", "not installed"):
@@ -115,12 +115,12 @@ def test_the_command_prints_all_sections(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
-    monkeypatch.setattr("edge_opt.measuring.diagnosis.diagnose", lambda seconds: asked.append(seconds) or diagnosis())
+    monkeypatch.setattr("edge_opt.measuring.session.diagnose", lambda seconds: asked.append(seconds) or diagnosis())
     shown = CliRunner().invoke(command(), ["--json", "--seconds", "2"])
     assert json.loads(shown.stdout)["meters"][0] == {"name": "rapl", "refusal": "no powercap folder"}
     assert asked == [2.0]
 
 
 def test_the_doctor_takes_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_opt.measuring.diagnosis.diagnose", lambda seconds: diagnosis())
+    monkeypatch.setattr("edge_opt.measuring.session.diagnose", lambda seconds: diagnosis())
     assert CliRunner().invoke(app, ["doctor", "--debug"]).exit_code == 0

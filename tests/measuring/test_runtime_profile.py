@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import edge_opt as eo
@@ -109,52 +108,6 @@ Execute,native_call_relu.out,0.1,"{'x': (""L['self'].1"", 'ReLU')}"
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     found = map_runtime_profile(eo.profile(model, (1, 4)), read_runtime_profile(path))
     assert layers(found) == {"0": pytest.approx(3e-4), "1": pytest.approx(1e-4)}
-
-
-def test_a_real_trace_of_torchs_profiler_goes_by_the_order_of_operators(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
-    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        model(torch.zeros(1, 4))
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    found = map_runtime_profile(eo.profile(model, (1, 4)), read_runtime_profile(tmp_path / "trace.json"))
-    assert layers(found).keys() == {"0", "1", "2"}
-
-
-def trace_of(path: Path, names: list[str], runs: int) -> Path:
-    """As torch.profiler writes it: operators of 1, 2, 3, ... µs, the same in each forward."""
-    events = [
-        {"ph": "X", "cat": "cpu_op", "name": f"aten::{name}", "ts": run * 1000 + place * 10, "dur": place + 1}
-        for run in range(runs)
-        for place, name in enumerate(names)
-    ]
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
-
-
-def test_several_forwards_under_torchs_profiler_are_samples_of_one(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
-    path = trace_of(tmp_path / "trace.json", ["linear", "relu", "linear", "mystery"], runs=5)
-    found = map_runtime_profile(eo.profile(model, (1, 4)), read_runtime_profile(path))
-    assert layers(found) == {"0": pytest.approx(1e-6), "1": pytest.approx(2e-6), "2": pytest.approx(3e-6)}
-    assert found.measurement is not None
-    assert found.measurement.latency.median_s == pytest.approx(10e-6)
-    assert "1 of 4 entries, 40.0% of the time, belong to no layer: aten.mystery" in found.measurement.latency.remarks[1]
-
-
-def test_attention_that_torch_runs_as_one_kernel_goes_to_its_module(tmp_path: Path) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
-            self.head = nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.head(self.attention(x, x, x, need_weights=False)[0])
-            return found
-
-    path = trace_of(tmp_path / "trace.json", ["_native_multi_head_attention", "linear"], runs=2)
-    found = map_runtime_profile(eo.profile(Net().eval(), (1, 3, 4)), read_runtime_profile(path))
-    assert layers(found) == {"attention": pytest.approx(1e-6), "head": pytest.approx(2e-6)}
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:

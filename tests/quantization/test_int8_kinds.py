@@ -153,18 +153,18 @@ def test_shapes_that_are_inferred_otherwise_do_not_stop_dynamic_int8(
         prepared.write_bytes(model.SerializeToString())
         return FloatFile(prepared, model, {node.name: module_path(node) for node in model.graph.node}, is_big=False)
 
-    monkeypatch.setattr("edge_opt.runtimes.onnx_builds.prepare", prepare)
+    monkeypatch.setattr("edge_opt.runtimes.export.prepare", prepare)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     assert compress.convert(model, (2, 16), "int8", scheme="dynamic", folder=tmp_path).effective_precision == "int8"
 
 
 def test_layers_are_chosen_on_the_kind_of_file_that_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edge_opt.runtimes import onnx_builds
+    from edge_opt.runtimes import export
 
     def refuse(*_: object) -> None:
         raise AssertionError("a dynamic file was tried")
 
-    monkeypatch.setattr(onnx_builds, "quantize_dynamic", refuse)
+    monkeypatch.setattr(export, "quantize_dynamic", refuse)
     torch.manual_seed(0)
     model, batch = Uneven().eval(), torch.randn(16, 8)
     done = compress.convert(model, (1, 8), "int8", scheme="weights", keep_float="auto", verify_on=[batch])

@@ -78,7 +78,7 @@ def test_an_input_may_have_the_name_of_an_operator(tmp_path: Path) -> None:
 def test_a_started_exporter_says_nothing_about_packages_that_it_does_not_need() -> None:
     # None in the table of modules is how Python says that there is none; torch's exporter warns of it four times.
     code = (
-        "import sys; sys.modules['torchvision'] = None; import edge_opt.runtimes.exporter_start as exporter; "
+        "import sys; sys.modules['torchvision'] = None; import edge_opt.runtimes.export as exporter; "
         "exporter.start_exporter(); print('torch.onnx._internal.exporter._core' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,10 +19,9 @@ from edge_opt.quantization.int8_files import collect_ranges
 from edge_opt.quantization.onnx_files import FloatFile
 from edge_opt.records.conversions import Agreement, UnseenAgreement
 from edge_opt.report.record_sheets import agreement_text
-from edge_opt.runtimes.agreement import ReferenceModel, agreement, first_violation, unseen_agreement
+from edge_opt.runtimes.agreement import ReferenceModel, agreement, first_violation, rolled, split, unseen_agreement
 from edge_opt.runtimes.model_call import model_call
 from edge_opt.runtimes.torch_runtime import TorchRunner
-from edge_opt.runtimes.unseen_inputs import rolled, split
 from needed import needed
 from zoo import torchvision_models
 

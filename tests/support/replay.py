@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge_opt.measuring.energy_meters import SensorAccess
+from edge_opt.measuring.energy import SensorAccess
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "energy"
 

@@ -325,7 +325,7 @@ def measure_on(
     shapes = tuple((name, tuple(spec.shape)) for name, spec in arguments.named.items())
     order = TimingOrder((file.name,), (batch,), shapes, threads, min_time, 5 * min_time)
     result = parse_board(host).time(order, {file.name: file.read_bytes()})
-    latency = result.latency(file.name, batch)
+    latency = result.timings[0].latency
     if json:
         print_json({"file": str(file), "threads": threads, **to_plain(result)})
         return
@@ -344,6 +344,6 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Describe this machine: versions, threads, governor, energy meters and why each is or isn't usable, its noise."""
-    from edge_opt.measuring.diagnosis import diagnose
+    from edge_opt.measuring.session import diagnose
 
     print_record(diagnose(seconds), json)

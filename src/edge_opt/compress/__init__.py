@@ -9,9 +9,8 @@ from edge_opt.records.compression import FineTuned
 from edge_opt.runtimes.convert import convert
 from edge_opt.runtimes.export import export_onnx
 from edge_opt.runtimes.kernels import profile_runner
-from edge_opt.runtimes.protocol import Runner, Runtime
+from edge_opt.runtimes.protocol import Runner, Runtime, measure_runner, measure_runners, open_runner
 from edge_opt.runtimes.registry import register_runtime
-from edge_opt.runtimes.runners import measure_runner, measure_runners, open_runner
 from edge_opt.tasks.finetuning import accuracy, finetune
 
 __all__ = [

@@ -82,18 +82,23 @@ def trim() -> bool:
 _PROC = Path("/proc/self")
 
 
-def resident_now(proc: Path = _PROC) -> int | None:
-    """Return the bytes that this process holds now; None where the system does not say."""
-    return _status_bytes("VmRSS", proc)
+def resident_bytes(name: str, proc: Path = _PROC) -> int | None:
+    """Return the bytes that this process holds; None where the system does not say.
 
-
-def resident_peak(proc: Path = _PROC) -> int | None:
-    """Return the most bytes that this process has held since `forget_peak`; None where the system does not say."""
-    return _status_bytes("VmHWM", proc)
+    Args:
+        name: "VmRSS" for now, "VmHWM" for the most since `forget_peak`.
+        proc: The folder that the system describes this process in.
+    """
+    try:
+        lines = (proc / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        words = next(line for line in lines if line.startswith(f"{name}:")).split()
+        return int(words[1]) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
 
 
 def forget_peak(proc: Path = _PROC) -> bool:
-    """Let `resident_peak` begin anew; False where the system does not let us."""
+    """Let the peak of `resident_bytes` begin anew; False where the system does not let us."""
     try:
         (proc / "clear_refs").write_text("5")
     except OSError:
@@ -109,7 +114,7 @@ class ResidentGrowth:
 
     def __init__(self) -> None:
         give_back()
-        self._idle = resident_now()
+        self._idle = resident_bytes("VmRSS")
 
     def peak_while(self, run: Callable[[], object], times: int = 3) -> int | None:
         """Return the most bytes above the idle process while something runs a few times; None if not known."""
@@ -117,16 +122,5 @@ class ResidentGrowth:
         is_new = forget_peak()
         for _ in range(times):
             run()
-        peak = resident_peak()
-        if not is_new or peak is None or self._idle is None:
-            return None
-        return max(0, peak - self._idle)
-
-
-def _status_bytes(name: str, proc: Path) -> int | None:
-    try:
-        lines = (proc / "status").read_text(encoding="utf-8", errors="replace").splitlines()
-        words = next(line for line in lines if line.startswith(f"{name}:")).split()
-        return int(words[1]) * 1024
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
+        peak = resident_bytes("VmHWM")
+        return None if not is_new or peak is None or self._idle is None else max(0, peak - self._idle)

@@ -282,10 +282,8 @@ def run_order(order: dict[str, Any]) -> dict[str, Any]:
     if order["inputs"]:
         with np.load(order["inputs"], allow_pickle=False) as archive:
             given = [archive[name] for name in archive.files]
-    for name in order["files"]:
-        # Import the runtime before the memory baseline: the model's memory is what counts.
-        open_file(name, order["threads"])
-        break
+    # Import the runtime before the memory baseline: the model's memory is what counts.
+    open_file(order["files"][0], order["threads"])
     gc.collect()
     before = resident_bytes()
     files = {name: open_file(name, order["threads"]) for name in order["files"]}

@@ -54,7 +54,7 @@ def cores_of_others(before: Usage, after: Usage) -> float | None:
 
 @dataclass(slots=True)
 class RepeatCount:
-    """How often something ran; runners of the same model share one."""
+    """How often something ran; calls of the same model share one."""
 
     repeats: int = 0
 
@@ -65,8 +65,8 @@ class TimedCall:
     def __init__(
         self,
         run: Callable[[], object],
-        prepare: Callable[[int], None] | None = None,
-        collect: Callable[[int], None] | None = None,
+        prepare: Callable[[int], None] = lambda _: None,
+        collect: Callable[[int], None] = lambda _: None,
         tally: RepeatCount | None = None,
     ) -> None:
         self.run = run
@@ -76,15 +76,13 @@ class TimedCall:
 
     def once(self) -> object:
         """Run once, untimed, and hand on the result."""
-        if self.prepare is not None:
-            self.prepare(1)
+        self.prepare(1)
         try:
             result = self.run()
         except Exception as error:
             raise self._failed(0, error) from error
         finally:
-            if self.collect is not None:
-                self.collect(1)
+            self.collect(1)
         self.tally.repeats += 1
         return result
 
@@ -100,7 +98,8 @@ class TimedCall:
         self.tally.repeats += count
 
     def _failed(self, number: int, error: Exception) -> MeasurementFailed:
-        return MeasurementFailed(f"the model failed at repeat {self.tally.repeats + number + 1}: {first_line(error)}")
+        repeat = self.tally.repeats + number + 1
+        return MeasurementFailed(f"the model failed at repeat {repeat}: {first_line(error)}")
 
 
 class Stopwatch:
@@ -113,8 +112,7 @@ class Stopwatch:
     def block(self, runner: TimedCall, count: int) -> tuple[float, float]:
         """Return wall and CPU seconds per repeat of one block; garbage is collected between blocks, never inside."""
         wall, cpu, synchronize = self.clock.wall, self.clock.cpu, self.device.synchronize
-        if runner.prepare is not None:
-            runner.prepare(count)
+        runner.prepare(count)
         collects_garbage = gc.isenabled()
         gc.disable()
         try:
@@ -126,8 +124,7 @@ class Stopwatch:
         finally:
             if collects_garbage:
                 gc.enable()
-            if runner.collect is not None:
-                runner.collect(count)
+            runner.collect(count)
         return (end - start) / count, (cpu_end - cpu_start) / count
 
     def usage(self) -> Usage:
@@ -142,6 +139,19 @@ class Stopwatch:
 _LOOK_S = 0.25
 
 
+def busy_cores(clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep) -> float | None:
+    """Return the cores that other programs keep busy just now, by a short look; None where that is not known.
+
+    Args:
+        clock: Where time comes from; the machine's own clocks unless given.
+        sleep: How to wait.
+    """
+    watch = Stopwatch(clock or Clock(), CPU)
+    before = watch.usage()
+    sleep(_LOOK_S)
+    return cores_of_others(before, watch.usage())
+
+
 def wait_for_quiet(
     patience_s: float, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep, cores: int = 1
 ) -> bool:
@@ -153,15 +163,11 @@ def wait_for_quiet(
         sleep: How to wait.
         cores: Cores of the machine, of which others may use a tenth.
     """
-    watch = Stopwatch(clock or Clock(), CPU)
-    begun = before = watch.usage()
-    while before.wall_s - begun.wall_s < patience_s:
-        sleep(_LOOK_S)
-        now = watch.usage()
-        others = cores_of_others(before, now)
-        if others is None or others <= CONTENDED_CORES * cores:
+    wall = (clock or Clock()).wall
+    end_s = wall() + patience_s
+    while wall() < end_s:
+        if (busy_cores(clock, sleep) or 0.0) <= CONTENDED_CORES * cores:
             return True
-        before = now
     return False
 
 
@@ -175,13 +181,8 @@ def busy_remark(
         sleep: How to wait.
         cores: Cores of the machine, of which others may use a tenth; those there are unless given.
     """
-    watch, known = Stopwatch(clock or Clock(), CPU), cores or usable_cores()
-    before = watch.usage()
-    sleep(_LOOK_S)
-    others = cores_of_others(before, watch.usage())
-    if others is None or others <= CONTENDED_CORES * known:
-        return None
-    return f"other programs keep {others:.1f} of {known} cores busy"
+    known, others = cores or usable_cores(), busy_cores(clock, sleep) or 0.0
+    return None if others <= CONTENDED_CORES * known else f"other programs keep {others:.1f} of {known} cores busy"
 
 
 # Told after each round: the share of the longest time that is over, and how far it came.
@@ -284,9 +285,8 @@ def interleaved(
     """
     if not runs:
         raise InvalidInput("nothing to measure: runs is empty")
-    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size)
+    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size, repeats, warmup)
     stopwatch = Stopwatch(clock or Clock(), device)
-    check_repeats(repeats, warmup)
     block_s = max(_CLOCK_COSTS_PER_BLOCK * stopwatch.cost_s(), min_time_s / _BLOCKS_WANTED)
     candidates = {name: _Candidate(run if isinstance(run, TimedCall) else TimedCall(run)) for name, run in runs.items()}
     with retain_freed_memory():
@@ -358,24 +358,24 @@ def _warm_up(candidate: _Candidate, stopwatch: Stopwatch, block_s: float, limit_
             history.clear()
         else:
             history.append(wall_s)
-        if spent_s >= limit_s or _is_settled(history):
+        before, now = history[-2 * _WINDOW : -_WINDOW], history[-_WINDOW:]
+        is_settled = len(before) == _WINDOW and median(now) >= (1 - _STILL_WARMING) * median(before)
+        if spent_s >= limit_s or is_settled:
             return
 
 
-def check_repeats(repeats: int | None, warmup: int) -> None:
-    """Refuse counts that make no sense; without `repeats` it is time that decides."""
-    for name, value, least in (("repeats", 1 if repeats is None else repeats, 1), ("warmup", warmup, 0)):
-        check_whole(name, value, least)
-
-
-def _is_settled(history: list[float]) -> bool:
-    before, now = history[-2 * _WINDOW : -_WINDOW], history[-_WINDOW:]
-    return len(before) == _WINDOW and median(now) >= (1 - _STILL_WARMING) * median(before)
-
-
-def longest_time_s(min_time_s: float, max_time_s: float | None, target_precision: float, batch_size: int = 1) -> float:
+def longest_time_s(
+    min_time_s: float,
+    max_time_s: float | None,
+    target_precision: float,
+    batch_size: int | None = None,
+    repeats: int | None = None,
+    warmup: int = 0,
+) -> float:
     """Return how long a measurement may take, after checking every argument."""
-    if not batch_size >= 1:
+    check_whole("repeats", 1 if repeats is None else repeats)
+    check_whole("warmup", warmup, 0)
+    if batch_size is not None and not batch_size >= 1:
         raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
     if not target_precision > 0:
         raise InvalidInput(f"target_precision is {target_precision}; it must be above 0, such as 0.02 for ±2 %")

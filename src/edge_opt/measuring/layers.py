@@ -1,11 +1,14 @@
-"""Time stamps around modules, laid over the latency that was measured without them."""
+"""Time stamps around modules, in the forward and in the backward, laid over the latency measured without them."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from edge_opt._support.unchanged import preserve_rng
+from edge_opt.errors import InvalidInput
+from edge_opt.measuring.latency import interleaved
 from edge_opt.measuring.machine import Device
 from edge_opt.measuring.statistics import resamples
 from edge_opt.records.costs import LayerCost, ModuleCall, OpCost
-from edge_opt.records.measurements import Interval, Latency, LayerLatencies, LayerLatency
+from edge_opt.records.measurements import Interval, Latency, LayerLatencies, LayerLatency, LayerStep, MeasuredStep
+from edge_opt.trace.inputs import flat_tensors
 from edge_opt.trace.module_calls import module_paths
 
+Floats = NDArray[np.float64]
 Now = Callable[[], int]
 END = -1
 
@@ -30,9 +38,9 @@ class RecordedBlock:
     `calls` are the calls recorded in each place, `children` those made from it, both per forward.
     """
 
-    own_s: NDArray[np.float64]
-    calls: NDArray[np.float64]
-    children: NDArray[np.float64]
+    own_s: Floats
+    calls: Floats
+    children: Floats
 
 
 class LayerRecorder:
@@ -49,11 +57,14 @@ class LayerRecorder:
         watched = watched_modules(model)
         self._paths = list(watched.values())
         self._events: list[int] = []
-        self._wrappers = [
-            (module.__dict__, *_wrapper(module, number, self._events, now)) for number, module in enumerate(watched)
-        ]
+        # The attribute of each module to replace, by what, and its value now. A compiled call never reads `forward`.
+        self._wrappers: list[tuple[dict[str, Any], str, Callable[..., Any], object]] = []
+        for number, module in enumerate(watched):
+            name = "forward" if module.__dict__.get("_compiled_call_impl") is None else "_compiled_call_impl"
+            wrapper = recorded(getattr(module, name), number, self._events, now)
+            self._wrappers.append((module.__dict__, name, wrapper, module.__dict__.get(name, _ABSENT)))
         self._seen: list[int] = []
-        self._owners = _Owners(0)
+        self._owners = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
 
     @property
     def events(self) -> list[tuple[int, int]]:
@@ -75,11 +86,35 @@ class LayerRecorder:
                 attributes[name] = original
         modules = self._events[0::2]
         if modules != self._seen:
-            self._seen, self._owners = modules, _owners(modules, self._paths, self._known, self._places)
-        owners = self._owners
+            self._seen, self._owners = modules, self._owners_of(modules)
+        intervals, calls, children = self._owners
         stamps_ns = np.array(self._events[1::2], dtype=np.int64)
-        own_ns = np.bincount(owners.intervals, weights=np.diff(stamps_ns), minlength=self._places)
-        self.blocks.append(RecordedBlock(own_ns / count * 1e-9, owners.calls / count, owners.children / count))
+        own_ns = np.bincount(intervals, weights=np.diff(stamps_ns), minlength=self._places)
+        self.blocks.append(RecordedBlock(own_ns / count * 1e-9, calls / count, children / count))
+
+    def _owners_of(self, modules: Sequence[int]) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Return the owner of each interval between two events, and how many calls stand in and are made from each.
+
+        Between two events runs the module entered last and not yet left.
+        """
+        calls, children = np.zeros(self._places), np.zeros(self._places)
+        intervals: list[int] = []
+        stack = [self._places - 1]
+        numbers = Counter[int]()
+        for number in modules:
+            caller = stack[-1]
+            if number == END:
+                stack.pop()
+            else:
+                if number == 0 and len(stack) == 1:
+                    numbers.clear()  # the model itself is entered: the next forward
+                numbers[number] += 1
+                owner = self._known.get((self._paths[number], numbers[number]), caller)
+                children[caller] += 1
+                calls[owner] += 1
+                stack.append(owner)
+            intervals.append(stack[-1])
+        return np.array(intervals[:-1], dtype=np.int64), calls, children
 
 
 def clock_of(device: Device) -> Now:
@@ -117,14 +152,6 @@ def recorded(forward: Callable[..., Any], number: int, events: list[int], now: N
 _ABSENT = object()
 
 
-def _wrapper(
-    module: nn.Module, number: int, events: list[int], now: Now
-) -> tuple[str, Callable[..., Any], Callable[..., Any] | object]:
-    """Return the attribute to replace, by what, and its value now. A compiled call never reads `forward`."""
-    name = "forward" if module.__dict__.get("_compiled_call_impl") is None else "_compiled_call_impl"
-    return name, recorded(getattr(module, name), number, events, now), module.__dict__.get(name, _ABSENT)
-
-
 def watched_modules(model: nn.Module) -> dict[nn.Module, str]:
     """Return the modules that Python calls, with their paths; a compiled or script module is timed as one."""
     watched: dict[nn.Module, str] = {}
@@ -142,38 +169,6 @@ def is_sealed(module: nn.Module) -> bool:
     """Return whether the children of a module are out of Python's reach."""
     is_compiled = "_orig_mod" in module._modules or module.__dict__.get("_compiled_call_impl") is not None
     return is_compiled or isinstance(module, torch.jit.ScriptModule)
-
-
-class _Owners:
-    """To which place each interval between two events belongs, and how many calls stand in each place."""
-
-    def __init__(self, places: int) -> None:
-        self.intervals: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.calls = np.zeros(places)
-        self.children = np.zeros(places)
-
-
-def _owners(modules: Sequence[int], paths: Sequence[str], known: Mapping[tuple[str, int], int], places: int) -> _Owners:
-    """Between two events runs the module entered last and not yet left."""
-    owners = _Owners(places)
-    intervals: list[int] = []
-    stack = [places - 1]
-    calls: dict[int, int] = {}
-    for number in modules:
-        caller = stack[-1]
-        if number == END:
-            stack.pop()
-        else:
-            if number == 0 and len(stack) == 1:
-                calls = {}  # the model itself is entered: the next forward
-            calls[number] = calls.get(number, 0) + 1
-            owner = known.get((paths[number], calls[number]), caller)
-            owners.children[caller] += 1
-            owners.calls[owner] += 1
-            stack.append(owner)
-        intervals.append(stack[-1])
-    owners.intervals = np.array(intervals[:-1], dtype=np.int64)
-    return owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +205,6 @@ def _loop_ns(call: Callable[[Any], Any], count: int, now: Now) -> int:
         call(None)
     return now() - start
 
-
-Floats = NDArray[np.float64]
 
 # Bootstrap draws times blocks: twice as many would move the ends of an interval by less than their own noise.
 _DRAWN = 200_000
@@ -319,3 +312,165 @@ def _bounds(parts_s: Floats, wholes_s: Floats, places: Sequence[int]) -> Floats:
     wholes = np.median(wholes_s[drawn], axis=0)
     bounds: Floats = np.percentile(quartiles[:, places] * (wholes / totals)[:, None], (2.5, 97.5), axis=0)
     return bounds
+
+
+_sequence_number = torch._C._autograd._get_sequence_nr
+# Stands for what no module does: the loss, and autograd's own work before its first node.
+_OUTSIDE = -1
+
+
+def summed(result: Any) -> torch.Tensor:
+    """Return the loss where none is given: `loss` of the output if it has one, else the sum of its floating tensors."""
+    own = getattr(result, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    tensors = _with_gradient(result)
+    if not tensors:
+        raise InvalidInput("the output has no floating tensor to sum; pass loss=, a function of the output")
+    total = tensors[0].sum()
+    for tensor in tensors[1:]:
+        total = total + tensor.sum()
+    return total
+
+
+def _with_gradient(result: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in flat_tensors(result) if tensor.requires_grad and tensor.is_floating_point()]
+
+
+def measured_step(
+    model: nn.Module, call: Callable[[], Any], min_time_s: float, max_time_s: float | None, target_precision: float
+) -> MeasuredStep | None:
+    """Measure forward and backward, the loss being the sum of the output; None where nothing has a gradient.
+
+    `call` runs the forward, on the CPU. Gradients and random numbers are put back.
+    """
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    recorder = StepRecorder(model, call)
+
+    def plain() -> None:
+        for parameter, _ in gradients:
+            parameter.grad = None
+        summed(call()).backward()  # type: ignore[no-untyped-call]
+
+    try:
+        with torch.enable_grad(), preserve_rng():
+            if not _with_gradient(call()):
+                return None
+            latency = interleaved(
+                {"plain": plain, "recorded": recorder.run},
+                min_time_s=min_time_s, max_time_s=max_time_s, target_precision=target_precision,
+            )["plain"]  # fmt: skip
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+    return recorder.closed(latency.median_s)
+
+
+class StepRecorder:
+    """Runs steps with time stamps: around modules in the forward, before each node of autograd in the backward."""
+
+    def __init__(self, model: nn.Module, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._parameters = list(model.parameters())
+        self._modules = watched_modules(model)
+        self._owners = {
+            id(parameter): number
+            for number, module in reversed(list(enumerate(self._modules)))
+            for parameter in module.parameters(recurse=is_sealed(module))
+        }
+        self._sequence: list[int] = []
+        self._recorder = LayerRecorder(model, (), self._now)
+        self.steps: list[tuple[Counter[int], Counter[int]]] = []
+
+    def _now(self) -> int:
+        """Return the time in nanoseconds, and note which number autograd's next node will get."""
+        self._sequence.append(_sequence_number())
+        return time.perf_counter_ns()
+
+    def run(self) -> None:
+        """Run one step, and keep the nanoseconds of forward and backward by module."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._sequence.clear()
+        self._recorder.attach(1)
+        last = time.perf_counter_ns()
+        try:
+            loss = summed(self._call())
+            end = time.perf_counter_ns()
+        finally:
+            self._recorder.detach(1)
+        self._recorder.blocks.clear()
+        # Time belongs to the module that was entered last and not left.
+        forward = Counter[int]()
+        stack, numbers, owners = [_OUTSIDE], [0], [_OUTSIDE]
+        for (module, stamp), sequence in zip(self._recorder.events, self._sequence, strict=True):
+            forward[stack[-1]] += stamp - last
+            last = stamp
+            if module == END:
+                stack.pop()
+            else:
+                stack.append(module)
+            numbers.append(sequence)
+            owners.append(stack[-1])
+        forward[_OUTSIDE] += end - last
+        self.steps.append((forward, self._backward(loss, numbers, owners)))
+
+    def _backward(self, loss: torch.Tensor, numbers: list[int], owners: list[int]) -> Counter[int]:
+        """Run the backward and return the nanoseconds of each module's nodes.
+
+        Autograd numbers nodes in the order in which a thread creates them. So a node belongs to the module that was
+        running when its number was given, which the numbers noted at the modules' boundaries tell. Other threads count
+        on their own: a model that computes in several threads cannot be timed this way.
+        """
+        stamps: list[int] = []
+        now, note = time.perf_counter_ns, stamps.append
+        for node in _nodes(loss):
+            variable = getattr(node, "variable", None)
+            if variable is None:
+                owner = owners[bisect_right(numbers, node._sequence_nr()) - 1]
+            else:
+                owner = self._owners.get(id(variable), _OUTSIDE)
+
+            def stamp(_: Any, owner: int = owner) -> None:
+                note(owner)
+                note(now())
+
+            node.register_prehook(stamp)
+        note(_OUTSIDE)
+        note(now())
+        loss.backward()  # type: ignore[no-untyped-call]
+        end = now()
+        backward = Counter[int]()
+        times = [*stamps[1::2], end]
+        for owner, start, stop in zip(stamps[0::2], times, times[1:], strict=False):
+            backward[owner] += stop - start
+        return backward
+
+    def closed(self, whole_s: float) -> MeasuredStep:
+        """Return medians over the recorded steps, scaled so that they add up to the step without time stamps."""
+        parts = {
+            (owner, phase): median(step[phase][owner] for step in self.steps)
+            for phase in (0, 1)
+            for owner in {owner for step in self.steps for owner in step[phase]}
+        }
+        scale = whole_s / max(sum(parts.values()), 1)
+        seconds = {key: scale * part for key, part in parts.items()}
+        owners = sorted({owner for owner, _ in seconds if owner != _OUTSIDE})
+        names = [(path, type(module).__name__) for module, path in self._modules.items()]
+        rows = tuple(LayerStep(*names[at], seconds.get((at, 0), 0.0), seconds.get((at, 1), 0.0)) for at in owners)
+        forward_s = sum(part for (_, phase), part in seconds.items() if phase == 0)
+        between_s = whole_s - sum(row.forward_s + row.backward_s for row in rows)
+        return MeasuredStep(whole_s, forward_s, whole_s - forward_s, max(between_s, 0.0), rows, len(self.steps))
+
+
+def _nodes(loss: torch.Tensor) -> Iterator[Any]:
+    """Yield every node of autograd that the backward of a loss runs."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        yield node

@@ -8,11 +8,11 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.measurements import Environment
@@ -31,66 +31,40 @@ class Device:
     synchronize: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """One kind of device: how many there are, what each is called, and how to wait for it.
-
-    The only place that calls torch about devices; it is imported on the first call.
-    """
-
-    count: Callable[[], int]
-    name: Callable[[int], str]
-    synchronize: Callable[[int], None]
-    is_asynchronous: bool = True
+CPU = Device("cpu", "cpu", False, lambda: None)
+DEVICE_TYPES = ("cpu", "cuda", "mps")
 
 
-def _torch() -> Any:
+def device_count(kind: str) -> int:
+    """Return how many devices of a type torch finds here; torch is imported on the first call."""
     import torch
 
-    return torch
+    return int(getattr(torch, kind).device_count())
 
 
-BACKENDS: Mapping[str, Backend] = {
-    # A call on the CPU returns when its work is done, so there is nothing to wait for.
-    "cpu": Backend(lambda: 1, lambda _: "cpu", lambda _: None, is_asynchronous=False),
-    "cuda": Backend(
-        lambda: _torch().cuda.device_count() if _torch().cuda.is_available() else 0,
-        lambda index: str(_torch().cuda.get_device_name(index)),
-        lambda index: _torch().cuda.synchronize(index),
-    ),
-    "mps": Backend(
-        lambda: int(_torch().backends.mps.is_available()),
-        lambda _: "Apple GPU (Metal)",
-        lambda _: _torch().mps.synchronize(),
-    ),
-}
-
-
-def find_device(asked: str | torch.device, backends: Mapping[str, Backend] = BACKENDS) -> Device:
+def find_device(asked: str | torch.device) -> Device:
     """Return the device named `cpu`, `cuda`, `cuda:1` or `mps`.
 
     >>> find_device("cpu").name
     'cpu'
     """
     kind, _, number = str(asked).partition(":")
-    backend = backends.get(kind)
-    if backend is None or (number and not number.isdecimal()):
+    if kind not in DEVICE_TYPES or (number and not number.isdecimal()):
         raise InvalidInput(
-            f"unknown device {str(asked)!r}; write one of {', '.join(backends)}, or a number as in cuda:1"
+            f"unknown device {str(asked)!r}; write one of {', '.join(DEVICE_TYPES)}, or a number as in cuda:1"
         )
-    index, count = int(number or 0), backend.count()
+    import torch
+
+    index, count = int(number or 0), device_count(kind)
     if count == 0:
         raise InvalidInput(
-            f"device {str(asked)!r} was asked for, and torch {_torch().__version__} finds no {kind} here; "
-            "use device='cpu'"
+            f"device {str(asked)!r} was asked for, and torch {torch.__version__} finds no {kind} here; use device='cpu'"
         )
     if index >= count:
         raise InvalidInput(f"device {str(asked)!r} was asked for, and there is only {kind}:0 to {kind}:{count - 1}")
-    torch_name = kind if kind != "cuda" else f"cuda:{index}"
-    return Device(torch_name, backend.name(index), backend.is_asynchronous, lambda: backend.synchronize(index))
-
-
-CPU = find_device("cpu")
+    if kind == "cuda":
+        return Device(f"cuda:{index}", torch.cuda.get_device_name(index), True, lambda: torch.cuda.synchronize(index))
+    return CPU if kind == "cpu" else Device("mps", "Apple GPU (Metal)", True, torch.mps.synchronize)
 
 
 _ROOT = Path("/")
@@ -194,12 +168,8 @@ _NATIVE_FLAGS = {
 @cache
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the instruction sets as Linux names them; empty where the system does not say."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    words = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(words, []))
+    fields = _fields(_text(cpuinfo))
+    return frozenset((fields.get("flags") or fields.get("Features", "")).split())
 
 
 def is_fast(precision: str, flags: frozenset[str] | None = None) -> bool | None:

@@ -205,11 +205,19 @@ def measure_memory(
             what = f"{type(error).__name__}: {error}"
             raise MeasurementFailed(f"the model raised while its memory was measured: {what}") from error
 
+    counted_bytes = None
     with ready(model, trace, training, threads=None):
         stack.watch(list(stack.paths))
-        before_bytes = _start_statistics(device)
-        events = record_events(forward, device)
-        counted_bytes = _peak_of_statistics(device, before_bytes)
+        if device.type == "cpu":
+            events = record_events(forward, device)
+        else:
+            # This allocator keeps statistics of its own, which also count what no event tells.
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before_bytes = torch.cuda.memory_allocated(device)
+            events = record_events(forward, device)
+            torch.cuda.synchronize(device)
+            counted_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
     numbers = {(call.path, call.call_number): call.index for call in trace.modules}
     calls = [(frame.path, numbers.get((frame.path, frame.call_number))) for frame in stack.frames]
     replayed = replay(events)
@@ -304,20 +312,3 @@ def _scratch(events: Sequence[Event]) -> set[int]:
         elif returns_ns is not None and event.time_ns <= returns_ns:
             scratch.add(position)
     return scratch
-
-
-def _start_statistics(device: torch.device) -> int:
-    """Return the bytes in use on a device whose allocator keeps statistics; its peak is counted from here."""
-    if device.type == "cpu":
-        return 0
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def _peak_of_statistics(device: torch.device, before_bytes: int) -> int | None:
-    """Return the allocator's own peak above `before_bytes`; None on the CPU, whose allocator keeps none."""
-    if device.type == "cpu":
-        return None
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before_bytes

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,27 +17,31 @@ from edge_opt.measuring.statistics import latency_of, median
 from edge_opt.records.measurements import Environment, Interval, LayerLatencies, LayerLatency, Measurement
 from edge_opt.records.profiles import ModelProfile
 
-FORMS = ("ONNX Runtime's profiling JSON, trtexec --exportProfile, the CSV of TFLite's benchmark_model, a CSV of "
-         "ExecuTorch's Inspector, or a trace of torch.profiler")  # fmt: skip
+FORMS = ("ONNX Runtime's profiling JSON, trtexec --exportProfile, the CSV of TFLite's benchmark_model, or a CSV of "
+         "ExecuTorch's Inspector")  # fmt: skip
 _MOST_NAMED = 5
 Finder = Callable[[str, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileEntry:
-    """One entry of a runtime's profile.
+    """One entry of a runtime's profile, mostly a kernel.
 
     Attributes:
         name: As the runtime calls it.
         samples_s: Its seconds in each run, or one figure for all runs.
         path: Path of its module where the runtime itself knows it; "" elsewhere.
         op: What it computes, where the runtime says so, such as "Conv".
+        kind: The type that it computes in, in the runtime's own words; "" where it does not say.
+        aliases: Names of nodes that it stands for, where the runtime says so.
     """
 
     name: str
     samples_s: tuple[float, ...]
     path: str = ""
     op: str = ""
+    kind: str = ""
+    aliases: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -75,51 +79,54 @@ def read_runtime_profile(path: str | os.PathLike[str]) -> RuntimeProfile:
     except OSError as error:
         raise UnreadableProfile(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     try:
-        found = _read(text)
+        profile = _read(text)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UnreadableProfile(f"{str(path)!r} is cut off or damaged ({type(error).__name__}: {error})") from error
-    if found is None or not found.kernels:
+    if profile is None or not profile.kernels:
         raise UnreadableProfile(f"{str(path)!r} is no profile of a runtime that is known; it may be {FORMS}")
-    return found
+    return profile
 
 
 def _read(text: str) -> RuntimeProfile | None:
     if text.lstrip()[:1] in ("[", "{"):
         data = json.loads(text)
         if isinstance(data, dict):
-            return _torch_profiler(data["traceEvents"]) if "traceEvents" in data else None
+            return None
         if any(isinstance(item, dict) and "averageMs" in item for item in data):
             return _tensorrt(data)
-        return _onnxruntime(data)
+        return read_onnxruntime(data)
     lines = text.splitlines()
     if any("avg_ms" in line or "avg ms" in line for line in lines):
         return _tflite(lines)
     return _executorch(lines)
 
 
-def _onnxruntime(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
-    """Kernels between the ends of runs; the first run, which allocates, does not count where there are others."""
+def read_onnxruntime(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
+    """Return the kernels of ONNX Runtime's events; the first run, which allocates, counts only where it is alone."""
     runs: list[float] = []
     samples: dict[str, list[float]] = defaultdict(list)
-    ops: dict[str, str] = {}
-    for event in sorted(events, key=lambda one: float(one["ts"])):
+    arguments: dict[str, Mapping[str, Any]] = {}
+    for event in sorted(events, key=lambda event: float(event["ts"])):
         name = str(event["name"])
         if event.get("cat") == "Session" and name == "model_run":
             runs.append(float(event["dur"]) / 1e6)
         elif event.get("cat") == "Node" and name.endswith("_kernel_time"):
             key = name.removesuffix("_kernel_time")
             samples[key].append(float(event["dur"]) / 1e6)
-            ops[key] = str(event.get("args", {}).get("op_name", ""))
+            arguments[key] = event.get("args", {})
     count = max(len(runs), 1)
-    kernels = tuple(
-        ProfileEntry(name, tuple(_per_run(values, count)[count > 1 :]), op=ops[name])
-        for name, values in samples.items()
-    )
-    return RuntimeProfile("ONNX Runtime", kernels, tuple(runs[1:] if count > 1 else runs))
+    kernels = []
+    for name, values in samples.items():
+        op = str(arguments[name].get("op_name", ""))
+        # The first input has the type that a kernel runs in, unless the kernel itself rounds it.
+        types = [next(iter(entry), "") for entry in arguments[name].get("input_type_shape") or [{}]]
+        kind = "int8" if op.startswith("DynamicQuantize") else types[0]
+        kernels.append(ProfileEntry(name, tuple(_per_run(values, count)[count > 1 :]), op=op, kind=kind))
+    return RuntimeProfile("ONNX Runtime", tuple(kernels), tuple(runs[1:] if count > 1 else runs))
 
 
 def _per_run(values: Sequence[float], runs: int) -> list[float]:
-    """The seconds of a kernel in each run; one that runs several times in a run counts together."""
+    """Return the seconds of a kernel in each run; one that runs several times in a run counts together."""
     each = max(len(values) // runs, 1)
     return [sum(values[place : place + each]) for place in range(0, each * min(runs, len(values)), each)]
 
@@ -134,7 +141,7 @@ def _tensorrt(entries: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
 
 
 def _tflite(lines: Sequence[str]) -> RuntimeProfile:
-    """The table in the order of execution; the one of the runs, not that of the initialisation."""
+    """Read the table in the order of execution; the one of the runs, not that of the initialisation."""
     kernels: list[ProfileEntry] = []
     columns: list[str] = []
     is_runs = not any("Regular Benchmark Runs" in line for line in lines)
@@ -168,29 +175,10 @@ def _executorch(lines: Sequence[str]) -> RuntimeProfile | None:
         if row["event_name"] in ("Method::execute", "Method.execute"):
             runs.append(seconds)
         elif row.get("event_block_name", "Execute") == "Execute" and row["event_name"] != "DELEGATE_CALL":
-            kernels.append(ProfileEntry(row["event_name"], (seconds,), _hierarchy(row.get("module_hierarchy") or "")))
+            # torch.export writes the hierarchy of modules as L['self'].layer1.conv; the innermost is the longest.
+            paths = re.findall(r"L\['self'\]\.([\w.]+)", row.get("module_hierarchy") or "")
+            kernels.append(ProfileEntry(row["event_name"], (seconds,), max(paths, key=len, default="")))
     return RuntimeProfile("ExecuTorch", tuple(kernels), tuple(runs))
-
-
-def _hierarchy(text: str) -> str:
-    """The innermost path of a module hierarchy as torch.export writes it: L['self'].layer1.conv."""
-    found = re.findall(r"L\['self'\]\.([\w.]+)", text)
-    return max(found, key=len) if found else ""
-
-
-def _torch_profiler(events: Sequence[Mapping[str, Any]]) -> RuntimeProfile:
-    """Operators that no other operator called, in order of time."""
-    calls = sorted(
-        (float(event["ts"]), float(event["dur"]), str(event["name"]))
-        for event in events
-        if event.get("ph") == "X" and event.get("cat") == "cpu_op" and str(event.get("name", "")).startswith("aten::")
-    )
-    kernels, end = [], float("-inf")
-    for start, duration, name in calls:
-        if start >= end:
-            kernels.append(ProfileEntry(name.replace("::", "."), (duration / 1e6,)))
-            end = start + duration
-    return RuntimeProfile("torch.profiler", tuple(kernels), ())
 
 
 def map_runtime_profile(
@@ -205,18 +193,16 @@ def map_runtime_profile(
             type of the kernel; None for a model that has no such file.
         source: Name of the file, for the remark.
     """
-    if measured.runtime == "torch.profiler":
-        kernels, places = _torch_kernels(profile, measured.kernels)
-        measured = replace(measured, kernels=kernels)
-    else:
-        places = tuple(_places(profile, measured, find))
+    calls = {call.path: call.index for call in reversed(profile.trace.modules)}
     seconds: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     lost: list[ProfileEntry] = []
-    for kernel, place in zip(measured.kernels, places, strict=True):
-        if place is None:
+    for kernel in measured.kernels:
+        candidates = [kernel.path] if kernel.path else _paths(kernel, find, calls)
+        module = next((calls[path] for path in candidates if path in calls), None)
+        if module is None:
             lost.append(kernel)
         else:
-            seconds[place].append(kernel.samples_s)
+            seconds[module].append(kernel.samples_s)
     if not seconds:
         names = ", ".join(kernel.name for kernel in lost[:_MOST_NAMED])
         raise InvalidInput(
@@ -224,27 +210,29 @@ def map_runtime_profile(
             "give the .onnx or .tflite file that the runtime ran as the model"
         )
     whole = max(measured.whole_s, sum(median(part) for parts in seconds.values() for part in parts))
-    layers = tuple(_layer(profile, place, parts, whole) for place, parts in sorted(seconds.items()))
+    layers = tuple(_layer(profile, module, parts, whole) for module, parts in sorted(seconds.items()))
     remarks = [f"measured by {measured.runtime}, read from {source or 'its profile'}; the machine is not known"]
     if lost:
         share = sum(kernel.seconds for kernel in lost) / whole if whole else 0.0
         named = ", ".join(kernel.name for kernel in lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
-        remarks.append(f"{len(lost)} of {len(places)} entries, {share:.1%} of the time, belong to no layer: {named}")
+        remarks.append(
+            f"{len(lost)} of {len(measured.kernels)} entries, {share:.1%} of the time, belong to no layer: {named}"
+        )
     runs = measured.runs_s or (whole,)
     latency = replace(latency_of(runs, runs), remarks=tuple(remarks), is_noisy=False)
-    found = LayerLatencies(layers, whole - sum(layer.seconds for layer in layers), whole, 0.0)
+    latencies = LayerLatencies(layers, whole - sum(layer.seconds for layer in layers), whole, 0.0)
     environment = Environment(
         f"not known: {measured.runtime}", 0, 0, None, None, 0, "not known", "", "", measured.runtime
     )
-    return replace(profile, measurement=Measurement(latency, found, None, None, (), environment))
+    return replace(profile, measurement=Measurement(latency, latencies, None, None, (), environment))
 
 
-def _layer(profile: ModelProfile, place: int, parts: Sequence[tuple[float, ...]], whole_s: float) -> LayerLatency:
-    call, cost = profile.trace.modules[place], profile.layers[place].cost
+def _layer(profile: ModelProfile, module: int, parts: Sequence[tuple[float, ...]], whole_s: float) -> LayerLatency:
+    call, cost = profile.trace.modules[module], profile.layers[module].cost
     seconds = sum(median(part) for part in parts)
-    is_known = seconds > 0 and not profile.layers[place].unpriced
+    is_known = seconds > 0 and not profile.layers[module].unpriced
     return LayerLatency(
-        place, call.path, call.kind, seconds,
+        module, call.path, call.kind, seconds,
         Interval(sum(min(part) for part in parts), sum(max(part) for part in parts)),
         seconds / whole_s if whole_s else 0.0,
         cost.macs / seconds if is_known else None,
@@ -252,21 +240,11 @@ def _layer(profile: ModelProfile, place: int, parts: Sequence[tuple[float, ...]]
     )  # fmt: skip
 
 
-def _places(profile: ModelProfile, measured: RuntimeProfile, find: Finder | None) -> list[int | None]:
-    """The module call of each entry, by the path or the nodes that its name holds."""
-    calls = {call.path: call.index for call in reversed(profile.trace.modules)}
-    found: list[int | None] = []
-    for kernel in measured.kernels:
-        candidates = [kernel.path] if kernel.path else _paths(kernel, find, calls)
-        found.append(next((calls[path] for path in candidates if path in calls), None))
-    return found
-
-
 _AROUND = re.compile(r"_(?:nchwc|quant|nchwc_quant|kernel|token_\d+)$")
 
 
 def _paths(kernel: ProfileEntry, find: Finder | None, calls: Mapping[str, int]) -> Iterator[str]:
-    """Paths that a runtime's name may mean; of fused nodes, the first that is known."""
+    """Yield paths that a runtime's name may mean; of fused nodes, the first that is known."""
     whole = None if find is None else find(kernel.name, kernel.op)
     if whole is not None:
         yield whole
@@ -282,47 +260,3 @@ def _paths(kernel: ProfileEntry, find: Finder | None, calls: Mapping[str, int]) 
                 if dotted in calls:
                     yield dotted
                 dotted = dotted.rpartition(".")[0]
-
-
-# Kernels that eager torch calls for a whole module in evaluation, where the trace has the operators inside.
-_WHOLE_MODULES = {"aten._native_multi_head_attention": "MultiheadAttention",
-                  "aten._transformer_encoder_layer_fwd": "TransformerEncoderLayer"}  # fmt: skip
-
-
-def _torch_kernels(
-    profile: ModelProfile, kernels: Sequence[ProfileEntry]
-) -> tuple[tuple[ProfileEntry, ...], tuple[int | None, ...]]:
-    """The operators of one forward with their seconds in each, and the module call of each.
-
-    Of operators with one name, the n-th in a forward is the n-th of the trace.
-    """
-    counts = Counter(kernel.name for kernel in kernels)
-    order = _torch_order(profile, counts)
-    runs = Counter(max(count // len(order[name]), 1) for name, count in counts.items() if order[name])
-    usual = max(runs, key=lambda run: (runs[run], run), default=1)
-    samples: dict[tuple[str, int], list[float]] = defaultdict(list)
-    seen: dict[str, int] = defaultdict(int)
-    for kernel in kernels:
-        each = len(order[kernel.name]) or -(-counts[kernel.name] // usual)
-        samples[kernel.name, seen[kernel.name] % each].extend(kernel.samples_s)
-        seen[kernel.name] += 1
-    return (
-        tuple(ProfileEntry(name, tuple(values)) for (name, _), values in samples.items()),
-        tuple(order[name][place] if order[name] else None for name, place in samples),
-    )
-
-
-def _torch_order(profile: ModelProfile, names: Mapping[str, int]) -> dict[str, list[int]]:
-    """The module calls of each operator by its name, in order; a module that ran as one kernel has no others."""
-    kinds = {kind: name for name, kind in _WHOLE_MODULES.items() if name in names}
-    order: dict[str, list[int]] = defaultdict(list)
-    whole: set[int] = set()
-    for module in profile.trace.modules:
-        if module.parent in whole or module.kind in kinds:
-            if module.parent not in whole:
-                order[kinds[module.kind]].append(module.index)
-            whole.add(module.index)
-    for call in profile.trace.ops:
-        if call.module not in whole:
-            order[profile.trace.signatures[call.signature].op].append(call.module)
-    return order

@@ -1,6 +1,7 @@
 """measure(): latency, layers, memory and energy of one model on this machine; measure_pair(): two models in turn.
 
-What disturbs the machine disturbs both models of a pair, and goes out of their ratio.
+What disturbs the machine disturbs both models of a pair, and goes out of their ratio. diagnose() says what a
+measurement on this machine would rest on.
 """
 
 from __future__ import annotations
@@ -17,28 +18,32 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from edge_opt import __version__
 from edge_opt._support.checks import check_one_of, check_whole
+from edge_opt._support.extras import installed
 from edge_opt._support.unchanged import unchanged
 from edge_opt.cost.rules import price
 from edge_opt.cost.totals import layer_costs
 from edge_opt.errors import InvalidInput
-from edge_opt.measuring.backward_pass import measured_step
 from edge_opt.measuring.latency import (
+    Clock,
     Progress,
     RepeatCount,
     TimedCall,
-    check_repeats,
     cold_memory_latency_s,
     interleaved,
     longest_time_s,
 )
-from edge_opt.measuring.layers import LayerRecorder, clock_of, layer_latencies, recording_cost
-from edge_opt.measuring.machine import CPU, Device, find_device, read_environment
+from edge_opt.measuring.layers import LayerRecorder, clock_of, layer_latencies, measured_step, recording_cost
+from edge_opt.measuring.machine import CPU, DEVICE_TYPES, Device, device_count, find_device, read_environment
 from edge_opt.measuring.statistics import compare_latencies, compare_placements
 from edge_opt.records.costs import LayerCost, Trace
 from edge_opt.records.measurements import (
     Comparison,
+    Diagnosis,
     Energy,
+    Environment,
+    Facility,
     Latency,
     LayerLatencies,
     MeasuredMemory,
@@ -74,17 +79,20 @@ class Caller:
 
     def runner(self, recorder: LayerRecorder | None = None) -> TimedCall:
         """Return a timed call of the model, which the recorder watches."""
-        detach = None if recorder is None else recorder.detach
         values = (*self.arguments.args, *self.arguments.kwargs.values())
-        if not any(_is_mutable(value) for value in values):
-            return TimedCall(self._call, None if recorder is None else recorder.attach, detach, self._tally)
+        is_fresh = any(_is_mutable(value) for value in values)
 
         def prepare(count: int) -> None:
-            self._fresh = deque(map_arguments(self.arguments, lambda tensor: tensor) for _ in range(count))
+            if is_fresh:
+                self._fresh = deque(map_arguments(self.arguments, lambda tensor: tensor) for _ in range(count))
             if recorder is not None:
                 recorder.attach(count)
 
-        return TimedCall(self._call_fresh, prepare, detach, self._tally)
+        def collect(count: int) -> None:
+            if recorder is not None:
+                recorder.detach(count)
+
+        return TimedCall(self._call_fresh if is_fresh else self._call, prepare, collect, self._tally)
 
     def _call(self) -> object:
         return self.model(*self.arguments.args, **self.arguments.kwargs)
@@ -192,62 +200,92 @@ def measure(
     >>> found.latency.batch_size, [row.kind for row in found.layers.layers]
     (4, ['Linear'])
     """
-    _check(mode, threads, repeats, warmup)
-    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, 1 if batch_size is None else batch_size)
-    place = find_device(device)
+    check_whole("threads", 1 if threads is None else threads)
+    limit_s = longest_time_s(min_time_s, max_time_s, target_precision, batch_size, repeats, warmup)
+    where, is_training = find_device(device), mode == "train"
     traced, costs = _traced(model, inputs, kwargs, mode, profile)
-    subject, runtime = subject_on(model, place, threads)
-    arguments = call_on(subject, inputs, kwargs, place.torch_name)
-    caller = Caller(subject, arguments)
+    caller, runtime = caller_on(model, inputs, kwargs, where, threads)
     plain = caller.runner()
-    with ready(subject, traced, mode == "train", threads):
-        environment = read_environment(place.name)
+    with ready(caller.model, traced, is_training, threads):
+        environment = read_environment(where.name)
         remarks = [*runtime, *_output_remarks(plain.once())]
-        recorder = LayerRecorder(subject, traced.modules, clock_of(place)) if layers and not runtime else None
+        recorder = LayerRecorder(caller.model, traced.modules, clock_of(where)) if layers and not runtime else None
         latencies = interleaved(
             {"plain": plain} | ({} if recorder is None else {"recorded": caller.runner(recorder)}),
-            batch_size=first_dimension(arguments) if batch_size is None else batch_size,
-            min_time_s=min_time_s, max_time_s=limit_s, target_precision=target_precision, device=place,
+            batch_size=first_dimension(caller.arguments) if batch_size is None else batch_size,
+            min_time_s=min_time_s, max_time_s=limit_s, target_precision=target_precision, device=where,
             environment=environment, progress=progress, repeats=repeats, warmup=warmup,
         )  # fmt: skip
         latency = replace(latencies["plain"], remarks=(*latencies["plain"].remarks, *remarks))
-        is_asked = place.torch_name == "cpu" and repeats is None
-        fresh_s = cold_memory_latency_s(plain, min_time_s / 2) if is_asked else None
-        has_step = mode == "train" and recorder is not None and place.torch_name == "cpu"
-        step = measured_step(subject, plain.once, min_time_s, limit_s, target_precision) if has_step else None
-        joules, refusals = _energy(plain, latency, place, profile, energy, power_watts, subtract_idle)
+        is_cpu = where.torch_name == "cpu"
+        fresh_s = cold_memory_latency_s(plain, min_time_s / 2) if is_cpu and repeats is None else None
+        has_step = is_training and recorder is not None and is_cpu
+        step = measured_step(caller.model, plain.once, min_time_s, limit_s, target_precision) if has_step else None
+        joules, refusals = _energy(
+            plain, latency, where, energy=energy, power_watts=power_watts, profile=profile, subtract_idle=subtract_idle
+        )
     return Measurement(
         latency=latency,
-        layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, place),
-        memory=_memory(subject, arguments, traced, place, mode) if memory and not runtime else None,
+        layers=None if recorder is None else _layers(costs, latency, latencies["recorded"], recorder, where),
+        memory=_memory(caller, traced, where, is_training) if memory and not runtime else None,
         energy=joules, energy_refusals=refusals, environment=environment, training=step, fresh_latency_s=fresh_s,
     )  # fmt: skip
 
 
-def subject_on(model: nn.Module, device: Device, threads: int | None) -> tuple[nn.Module, list[str]]:
+def _energy(
+    plain: TimedCall, latency: Latency, device: Device, **options: Any
+) -> tuple[Energy | None, tuple[Refusal, ...]]:
+    """Return joules of one forward, and the meters that could not be used; options are those of `measure_energy`."""
+    from edge_opt.measuring.energy import measure_energy
+
+    def forward() -> None:
+        plain.once()
+        device.synchronize()
+
+    return measure_energy(forward, latency, device=device.torch_name, **options)
+
+
+def _memory(caller: Caller, traced: Trace, device: Device, is_training: bool) -> MeasuredMemory | None:
+    """Return the memory of one forward; not known on devices whose allocator cannot be asked."""
+    if device.torch_name == "mps":
+        return None
+    from edge_opt.measuring.memory import measure_memory
+
+    args, kwargs = caller.arguments.args, caller.arguments.kwargs
+    return measure_memory(caller.model, args, kwargs, traced, device.torch_name, is_training)
+
+
+def _layers(
+    costs: Sequence[LayerCost], plain: Latency, recorded: Latency, recorder: LayerRecorder, device: Device
+) -> LayerLatencies:
+    """Return the layers of the recorded blocks that were timed; those before them warmed up."""
+    blocks = recorder.blocks[-len(recorded.samples_s) :]
+    return layer_latencies(costs, plain, recorded, blocks, recording_cost(clock_of(device)))
+
+
+def caller_on(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, device: Device, threads: int | None
+) -> tuple[Caller, list[str]]:
     """Return what is run: the model on the device, or for a file its runtime, with a remark that says which."""
     from edge_opt.measuring.file_session import open_file_session
     from edge_opt.model_files.file_model import FileModel
 
+    remarks = []
     if not isinstance(model, FileModel):
-        return on_device(model, device.torch_name), []
-    if device.torch_name != "cpu":
+        model = on_device(model, device.torch_name)
+    elif device.torch_name != "cpu":
         raise InvalidInput(f"a file is measured on the CPU, and the device is {device.torch_name!r}")
-    session = open_file_session(model, threads)
-    return session, [f"run by {session.version}; its layers and its memory were not measured"]
-
-
-def _check(mode: str, threads: int | None, repeats: int | None, warmup: int) -> None:
-    check_one_of("mode", mode, ("eval", "train"))
-    if threads is not None:
-        check_whole("threads", threads)
-    check_repeats(repeats, warmup)
+    else:
+        model = open_file_session(model, threads)
+        remarks = [f"run by {model.version}; its layers and its memory were not measured"]
+    return Caller(model, call_on(model, inputs, kwargs, device.torch_name)), remarks
 
 
 def _traced(
     model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, mode: str, profile: ModelProfile | None
 ) -> tuple[Trace, Sequence[LayerCost]]:
     """Return what the model calls and what that costs: from the profile, or found now."""
+    check_one_of("mode", mode, ("eval", "train"))
     if profile is not None:
         if profile.mode != mode:
             raise InvalidInput(
@@ -263,53 +301,6 @@ def _output_remarks(result: object) -> list[str]:
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     spoiled = sum(bool(torch.isnan(tensor).any()) for tensor in tensors)
     return [f"{spoiled} of {len(tensors)} output tensors have NaN; check the weights and inputs"] if spoiled else []
-
-
-def _layers(
-    costs: Sequence[LayerCost], plain: Latency, recorded: Latency, recorder: LayerRecorder, device: Device
-) -> LayerLatencies:
-    blocks = recorder.blocks[-len(recorded.samples_s) :]
-    return layer_latencies(costs, plain, recorded, blocks, recording_cost(clock_of(device)))
-
-
-def _memory(
-    model: nn.Module, arguments: CallArguments, traced: Trace, device: Device, mode: str
-) -> MeasuredMemory | None:
-    """Return the memory of one forward; not known on devices whose allocator cannot be asked."""
-    if device.torch_name == "mps":
-        return None
-    from edge_opt.measuring.memory import measure_memory
-
-    return measure_memory(model, arguments.args, arguments.kwargs, traced, device.torch_name, mode == "train")
-
-
-def _energy(
-    plain: TimedCall,
-    latency: Latency,
-    device: Device,
-    profile: ModelProfile | None,
-    energy: str | None,
-    power_watts: float | None,
-    subtract_idle: bool,
-) -> tuple[Energy | None, tuple[Refusal, ...]]:
-    """Return joules of one forward, and the meters that could not be used."""
-    if energy is None:
-        return None, ()
-    from edge_opt.measuring.energy import measure_energy
-
-    def forward() -> None:
-        plain.once()
-        device.synchronize()
-
-    return measure_energy(
-        forward,
-        latency,
-        energy=energy,
-        device=device.torch_name,
-        power_watts=power_watts,
-        profile=profile,
-        subtract_idle=subtract_idle,
-    )
 
 
 def measure_pair(
@@ -341,13 +332,13 @@ def measure_pair(
             in all, with copies at other places.
     """
     models = {_BASELINE: baseline, _MODEL: model}
-    subjects = {name: subject_on(module, CPU, threads)[0] for name, module in models.items()}
-    arguments = {name: call_on(module, inputs, kwargs, "cpu") for name, module in subjects.items()}
+    callers = {name: caller_on(each, inputs, kwargs, CPU, threads)[0] for name, each in models.items()}
+    subjects = {name: caller.model for name, caller in callers.items()}
     with ExitStack() as states:
         for module, profile in zip(subjects.values(), profiles, strict=True):
             states.enter_context(ready(module, profile.trace, False, threads))
         environment = read_environment(CPU.name)
-        batch = first_dimension(arguments[_MODEL])
+        batch = first_dimension(callers[_MODEL].arguments)
         pairs: list[tuple[Latency, Latency]] = []
         for session in range(_MOST_SESSIONS):
             placements = _placements(subjects, has_originals=not session)
@@ -355,7 +346,7 @@ def measure_pair(
                 break
             latencies = interleaved(
                 {
-                    f"{name} {number}": Caller(module, arguments[name]).runner()
+                    f"{name} {number}": Caller(module, callers[name].arguments).runner()
                     for number, pair in enumerate(placements)
                     for name, module in pair.items()
                 },
@@ -394,3 +385,54 @@ def _placements(subjects: Mapping[str, nn.Module], has_originals: bool) -> list[
     except Exception:  # whatever a model's own code raises: it is compared as it is
         copies = []
     return [subjects, *copies] if has_originals else [*copies]
+
+
+_PACKAGES = ("torch", "numpy", "pandas", "torchvision", "timm", "onnxruntime", "openvino")
+# A product of this size takes about a millisecond on a small core and fits into its cache.
+_SIDE = 256
+
+
+def diagnose(max_time_s: float = 5.0, clock: Clock | None = None, progress: Progress | None = None) -> Diagnosis:
+    """Return the machine, packages, devices and meters with why each is or is not usable, and the noise."""
+    from edge_opt.measuring.energy import meters
+
+    environment = read_environment()
+    noise, repetition = machine_noise(max_time_s, environment, clock, progress)
+    return Diagnosis(
+        environment=environment,
+        interop_threads=torch.get_num_interop_threads(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        versions=(("edge-opt", __version__), *((package, installed(package)) for package in _PACKAGES)),
+        devices=tuple(
+            Facility(kind, None if device_count(kind) else f"torch {torch.__version__} finds none here")
+            for kind in DEVICE_TYPES
+        ),
+        meters=tuple(Facility(meter.name, meter.refusal) for meter in meters()),
+        noise=noise,
+        repetition=repetition,
+    )
+
+
+def machine_noise(
+    max_time_s: float, environment: Environment, clock: Clock | None = None, progress: Progress | None = None
+) -> tuple[Latency, Comparison]:
+    """Measure a fixed matrix product against itself, in `max_time_s` at most: its latency, and how well it repeats."""
+    if not max_time_s > 0:
+        raise InvalidInput(f"the time to measure the noise is {max_time_s} s; it must be above 0, such as 5")
+    matrix = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
+
+    def product() -> object:
+        return torch.mm(matrix, matrix)
+
+    # Both sides warm up for a twentieth at most and are measured for two fifths at most.
+    with torch.inference_mode():
+        sides = interleaved(
+            {"once": product, "again": product},
+            min_time_s=max_time_s / 20,
+            max_time_s=max_time_s * 0.4,
+            target_precision=0.005,
+            clock=clock,
+            environment=environment,
+            progress=progress,
+        )
+    return sides["once"], compare_latencies(sides["once"], sides["again"], paired=True)

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -88,13 +88,7 @@ class TimingOrder:
 
 @dataclass(frozen=True, slots=True)
 class BoardTiming:
-    """One file at one batch size, timed on a board.
-
-    Attributes:
-        file: Name of the file.
-        size: Samples per call.
-        latency: Seconds per call.
-    """
+    """The latency of one file at one batch size, timed on a board."""
 
     file: str
     size: int
@@ -114,10 +108,6 @@ class BoardResult:
     machine: str
     timings: tuple[BoardTiming, ...]
     memory_bytes: int | None
-
-    def latency(self, file: str, size: int) -> Latency:
-        """Return the latency of one file at one size."""
-        return next(item.latency for item in self.timings if (item.file, item.size) == (file, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +169,7 @@ class Board:
         return str(reply["result"]).encode()
 
     def _timed(self, order: TimingOrder, files: Mapping[str, bytes], inputs: bytes) -> dict[str, Any]:
-        plain = {
-            "files": list(order.files),
-            "sizes": list(order.sizes),
-            "shapes": {name: list(shape) for name, shape in order.shapes},
-            "threads": order.threads,
-            "min_time_s": order.min_time_s,
-            "max_time_s": order.max_time_s,
-            "inputs": INPUTS if inputs else None,
-        }
+        plain = {**asdict(order), "shapes": dict(order.shapes), "inputs": INPUTS if inputs else None}
         script = package_files("edge_opt.measuring").joinpath(SCRIPT).read_bytes()
         content = {**files, SCRIPT: script, ORDER: json.dumps(plain).encode(), **({INPUTS: inputs} if inputs else {})}
         reply = self._run(content, [SCRIPT, ORDER, RESULT], self.limit_s)

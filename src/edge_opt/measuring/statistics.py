@@ -66,7 +66,14 @@ def median_interval(samples: Sequence[float], seed: int = 0) -> Interval:
     >>> median_interval([1.0, 1.0, 1.0])
     Interval(low=1.0, high=1.0)
     """
-    low, high = np.percentile(_drawn_medians(np.asarray(samples, dtype=float), seed), _CONFIDENCE)
+    values = np.asarray(samples, dtype=float)
+    # A bounded number of draws at once.
+    at_once = max(1, _DRAWN_AT_ONCE // len(values))
+    medians = [
+        np.median(values[resamples(len(values), min(at_once, _DRAWS - done), seed + 1000 * done)], axis=1)
+        for done in range(0, _DRAWS, at_once)
+    ]
+    low, high = np.percentile(np.concatenate(medians), _CONFIDENCE)
     return Interval(float(low), float(high))
 
 
@@ -99,7 +106,10 @@ def latency_of(
     wall, cpu = np.asarray(samples_s, dtype=float), np.asarray(cpu_samples_s, dtype=float)
     interval = median_interval(samples_s)
     noise = _noise_remarks(wall, interval, target_precision)
-    contention = [] if waits_for_device else _waiting_remarks(wall, cpu)
+    contention: list[str] = []
+    if not waits_for_device and (waiting := waiting_share(wall, cpu)) > _CONTENDED_WAITING:
+        share = units.percent(waiting)
+        contention.append(f"the process waited {share} of the time for a core; other programs run on this machine")
     contention += _others_remarks(environment, cores_of_others)
     p90, p95, p99 = (float(value) for value in np.percentile(wall, (90, 95, 99)))
     return Latency(
@@ -164,13 +174,6 @@ def waiting_share(wall: Sequence[float] | Floats, cpu: Sequence[float] | Floats)
         return 0.0
     cores = max(1.0, float(cpu[fastest].sum() / wall[fastest].sum()))
     return max(0.0, 1.0 - float(cpu.sum() / cores / wall.sum()))
-
-
-def _waiting_remarks(wall: Floats, cpu: Floats) -> list[str]:
-    waiting = waiting_share(wall, cpu)
-    if waiting <= _CONTENDED_WAITING:
-        return []
-    return [f"the process waited {units.percent(waiting)} of the time for a core; other programs run on this machine"]
 
 
 def _others_remarks(environment: Environment | None, cores_of_others: float | None) -> list[str]:
@@ -289,17 +292,6 @@ def paired_ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, I
     return math.exp(middle), Interval(
         math.exp(max(middle - half_width, -_LARGEST_LOG)), math.exp(min(middle + half_width, _LARGEST_LOG))
     )
-
-
-def _drawn_medians(samples: Floats, seed: int) -> Floats:
-    """Return medians of the samples drawn again and again, a bounded number of them at once."""
-    at_once = max(1, _DRAWN_AT_ONCE // len(samples))
-    parts = [
-        np.median(samples[resamples(len(samples), min(at_once, _DRAWS - done), seed + 1000 * done)], axis=1)
-        for done in range(0, _DRAWS, at_once)
-    ]
-    medians: Floats = np.concatenate(parts)
-    return medians
 
 
 # The 97.5 % quantile of the normal distribution.

@@ -471,7 +471,7 @@ class PipelineJob:
 
 def preload(config: RunConfig) -> list[str]:
     """Return what phases will import: the exporter for any runtime but torch, and what model and data need."""
-    exporting = ["?edge_opt.runtimes.exporter_start:start_exporter"] if set(config.runtimes) - {"torch"} else []
+    exporting = ["?edge_opt.runtimes.export:start_exporter"] if set(config.runtimes) - {"torch"} else []
     pruning = ["?torch_pruning"] if config.prunes else []
     return [*_PRELOAD, *exporting, *pruning, *(f"?{name}" for name in _BROUGHT_ALONG if name in sys.modules)]
 

@@ -37,8 +37,8 @@ from edge_opt.run.model_and_data import torch_threads
 from edge_opt.runtimes.agreement import sized
 from edge_opt.runtimes.export import export_quickly
 from edge_opt.runtimes.model_call import model_call
+from edge_opt.runtimes.protocol import measure_runners
 from edge_opt.runtimes.registry import find_runtime, unsupported_pairs
-from edge_opt.runtimes.runners import measure_runners
 from edge_opt.search.locks import build_lock, measurement_lock
 from edge_opt.search.space import Exclusion, Pair, Space
 from edge_opt.tasks.batches import example_inputs

@@ -1,24 +1,32 @@
-"""Agreement of a converted model with the original, at several batch sizes, and the layer where a difference begins."""
+"""Agreement of a converted model with the original: at several batch sizes, and on inputs that ranges never saw.
+
+Ranges of static int8 fit the inputs that they were found on. A model compared on these alone may differ on all others.
+So samples of the calibration are held out, and sequences rolled.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from edge_opt import units
 from edge_opt._support.checks import is_number
 from edge_opt.errors import ConversionFailed, Disagrees, EdgeOptError, InvalidInput, first_line
-from edge_opt.quantization.onnx_files import Tensors, module_path, require
+from edge_opt.profiling import profile
+from edge_opt.quantization.onnx_files import Tensors
 from edge_opt.records.conversions import Agreement, BatchAgreement, UnseenAgreement, UnseenKind
-from edge_opt.runtimes.model_call import ModelCall
-from edge_opt.runtimes.protocol import Runner
+from edge_opt.runtimes.model_call import ModelCall, in_batches_of
+from edge_opt.runtimes.protocol import BuiltModel, Runner
+from edge_opt.tasks.batches import joined_calls, sized_call
+from edge_opt.trace.inputs import CallArguments
 
 # The largest mean difference of any output, over that output's mean, before a conversion counts as ruined. int8 that
 # works mostly stays below a tenth, and a wrong kernel is near or beyond 1. Between them lies what too few calibration
@@ -65,14 +73,14 @@ class _Sums:
     right: int = 0
     labelled: int = 0
 
-    def add(self, expected: Tensors, found: Tensors, labels: torch.Tensor | None) -> None:
-        for ours, theirs in zip(expected, found, strict=True):
+    def add(self, expected: Tensors, converted: Tensors, labels: torch.Tensor | None) -> None:
+        for ours, theirs in zip(expected, converted, strict=True):
             difference = _difference(ours, theirs)
             self.largest = max(self.largest, float(difference.max()) if difference.numel() else 0.0)
             self.total += float(difference.sum())
             self.magnitude += _magnitude(ours)
             self.elements += ours.numel()
-        first, second = expected[0], found[0]
+        first, second = expected[0], converted[0]
         if _is_scores(first):
             answers, others = first.argmax(1), second.argmax(1)
             self.same += int((answers == others).sum())
@@ -89,32 +97,55 @@ class ReferenceModel:
     def __init__(self, call: ModelCall) -> None:
         self.call = call
         self._known: dict[int, tuple[Tensors, Tensors]] = {}
-        self._sizes: dict[int, list[Tensors]] = {}
-        self._flops: tuple[float | None] | None = None
+        self._other_sizes: dict[int, list[Tensors]] = {}
+        self._flops: list[float | None] = []
 
     def outputs(self, batch: Tensors) -> Tensors:
-        """What the original returns."""
+        """Return what the original returns."""
         if id(batch) in self._known:
             return self._known[id(batch)][1]
-        found = self.call.outputs(batch)
-        if sum(tensor.nbytes for tensor in found) <= _KEPT_BYTES:
+        outputs = self.call.outputs(batch)
+        if sum(tensor.nbytes for tensor in outputs) <= _KEPT_BYTES:
             # With the batch, whose number no other may get meanwhile.
-            self._known[id(batch)] = batch, found
-        return found
+            self._known[id(batch)] = batch, outputs
+        return outputs
+
+    def takes(self, batch: Tensors) -> bool:
+        """Return whether the original takes a batch that nobody gave."""
+        try:
+            self.outputs(batch)
+        except Exception:  # whatever the model's own code raises
+            return False
+        return True
 
     def affordable(self, batches: Sequence[Tensors]) -> int | None:
-        """How many samples may be asked at once; None where it is not known what one costs."""
-        if self._flops is None:
-            self._flops = (_flops(self.call, batches[0]),)
+        """Return how many samples may be asked at once; None where it is not known what one costs."""
+        if not self._flops:
+            # A file that is run as it is knows its own source, which can be profiled.
+            model = getattr(self.call.model, "source", [self.call.flat()])[0]
+            try:
+                self._flops.append(float(profile(model, list(batches[0])).totals.flops))
+            except EdgeOptError:
+                self._flops.append(None)
         [flops] = self._flops
         return None if flops is None else int(_LARGE_FLOPS / max(flops / max(1, _count(batches[0])), 1.0))
 
     def other_sizes(self, batches: Sequence[Tensors]) -> list[Tensors]:
-        """Samples of the batches one by one, and many at once."""
-        key = id(batches[0])
-        if key not in self._sizes:
-            self._sizes[key] = list(_other_sizes(self, batches))
-        return self._sizes[key]
+        """Return samples one by one, and as many at once as are affordable up to 512, where the original takes them."""
+        first, key = batches[0], id(batches[0])
+        if key in self._other_sizes:
+            return self._other_sizes[key]
+        sizes: list[Tensors] = []
+        if first[0].dim() and _count(first):
+            counts = {_count(batch) for batch in batches}
+            affordable = self.affordable(batches)
+            if 1 not in counts:
+                sizes += singles(batches, min(_SMALL_BATCH, max(1, affordable or 1)))
+            target = min(_LARGE_BATCH, affordable or 0)
+            if target > max(counts):
+                sizes.append(sized(batches, target))
+        self._other_sizes[key] = [batch for batch in sizes if self.takes(batch)]
+        return self._other_sizes[key]
 
 
 def agreement(
@@ -125,36 +156,37 @@ def agreement(
     labels: Sequence[torch.Tensor | None] | None = None,
     fixed_batch: int | None = None,
 ) -> Agreement:
-    """Differences over all outputs and batches; a converted output that is not finite is a failure, not a figure.
+    """Return differences over all outputs and batches; a converted output that is not finite raises.
 
     Beside the batches as they come, one sample and a large batch are compared, unless the batch is fixed.
     """
     original = call if isinstance(call, ReferenceModel) else ReferenceModel(call)
     sums = _Sums()
-    sizes: list[BatchAgreement] = []
-    small: dict[int, list[tuple[Tensors, Tensors]]] = {}
+    entries: list[BatchAgreement] = []
+    small: dict[int, list[tuple[Tensors, Tensors]]] = defaultdict(list)
 
-    def note(batch: Tensors, expected: Tensors, found: Tensors) -> None:
-        if _count(batch) < _SMALL_BATCH:
-            small.setdefault(_count(batch), []).append((expected, found))
+    def note(batch: Tensors, converted: Tensors) -> None:
+        expected, count = original.outputs(batch), _count(batch)
+        _check(expected, converted, runner)
+        if count < _SMALL_BATCH:
+            small[count].append((expected, converted))
         else:
-            sizes.append(_batch_agreement(_count(batch), _count(batch), expected, found))
+            entries.append(_batch_agreement(count, count, expected, converted))
 
-    for batch, answers in zip(batches, labels or [None] * len(batches), strict=True):
-        expected, found = original.outputs(batch), runner(*batch)
-        _check(expected, found, runner)
-        sums.add(expected, found, answers)
-        note(batch, expected, found)
-    if fixed_batch is None:
-        for batch in original.other_sizes(batches):
-            both = _at_another_size(original, runner, batch)
-            if isinstance(both, BatchAgreement):
-                sizes.append(both)
-            elif both is not None:
-                note(batch, *both)
+    for batch, classes in zip(batches, labels or [None] * len(batches), strict=True):
+        expected, converted = original.outputs(batch), runner(*batch)
+        note(batch, converted)
+        sums.add(expected, converted, classes)
+    for batch in original.other_sizes(batches) if fixed_batch is None else ():
+        try:
+            converted = runner(*batch)
+        except EdgeOptError as error:  # a refusal is no wrong output
+            entries.append(BatchAgreement(_count(batch), None, None, None, refused=first_line(error)))
+        else:
+            note(batch, converted)
     for count, pairs in small.items():
-        expected, found = (_joined(outputs) for outputs in zip(*pairs, strict=True))
-        sizes.append(_batch_agreement(count, count * len(pairs), expected, found))
+        expected, converted = (_joined(outputs) for outputs in zip(*pairs, strict=True))
+        entries.append(_batch_agreement(count, count * len(pairs), expected, converted))
     return Agreement(
         max_difference=sums.largest,
         mean_difference=sums.total / max(1, sums.elements),
@@ -163,7 +195,7 @@ def agreement(
         samples=sum(_count(batch) for batch in batches),
         batches=len(batches),
         source=source,
-        by_batch=tuple(_merged(sizes)),
+        by_batch=tuple(_merged(entries)),
         accuracy_before=sums.right_before / sums.labelled if sums.labelled else None,
         accuracy=sums.right / sums.labelled if sums.labelled else None,
     )
@@ -178,7 +210,7 @@ def _is_scores(output: torch.Tensor) -> bool:
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Absolute differences; equal infinities, as masks have them, differ by nothing."""
+    """Return absolute differences; equal infinities, as masks have them, differ by nothing."""
     a, b = ours.double(), theirs.double()
     return torch.where(a == b, 0.0, (a - b).abs())
 
@@ -189,7 +221,7 @@ def _magnitude(output: torch.Tensor) -> float:
 
 
 def _joined(outputs: Sequence[Tensors]) -> Tensors:
-    """The outputs of several calls as those of one; flat where they are not of one shape behind the first dimension."""
+    """Return outputs of several calls as those of one; flat where shapes differ behind the first dimension."""
     parts = list(zip(*outputs, strict=True))
     is_even = [all(part.dim() and part.shape[1:] == each[0].shape[1:] for part in each) for each in parts]
     return tuple(
@@ -199,26 +231,29 @@ def _joined(outputs: Sequence[Tensors]) -> Tensors:
 
 
 def _batch_agreement(
-    count: int, samples: int, expected: Tensors, found: Tensors, scales: Sequence[float] | None = None
+    count: int, samples: int, expected: Tensors, converted: Tensors, scales: Sequence[float] | None = None
 ) -> BatchAgreement:
-    """The output and the sample that differ most, and the clear answers that became others, in calls of `count`."""
+    """Return the output and the sample that differ most, and the clear answers that became others, in calls of `count`.
+
+    The scale of an output is its own mean, or the one given where that is larger.
+    """
     scales = scales or [0.0] * len(expected)
-    shares = [difference_share(*both) for both in zip(expected, found, scales, strict=True)]
-    worst = max(range(len(shares)), key=lambda place: shares[place])
-    flips = _clear_flips(expected[0], found[0]) if _is_scores(expected[0]) else None
-    by_sample = _by_sample(samples, expected, found, scales)
+    shares = [difference_share(*both) for both in zip(expected, converted, scales, strict=True)]
+    worst = max(range(len(shares)), key=lambda output: shares[output])
+    flips = _clear_flips(expected[0], converted[0]) if _is_scores(expected[0]) else None
+    by_sample = _by_sample(samples, expected, converted, scales)
     single = None if by_sample is None else float(by_sample.max())
     return BatchAgreement(count, shares[worst], worst, flips, worst_sample=single, compared=samples)
 
 
-def _by_sample(samples: int, expected: Tensors, found: Tensors, scales: Sequence[float]) -> torch.Tensor | None:
-    """Of each sample the mean difference, over the mean output of all, or over its own if that is more.
+def _by_sample(samples: int, expected: Tensors, converted: Tensors, scales: Sequence[float]) -> torch.Tensor | None:
+    """Return the mean difference of each sample, over the mean output of all, or over its own if that is more.
 
     The mean of one sample may be near zero, where any rounding would be much of it. Of several outputs the one that
     differs most counts; None where no output has a row for each sample.
     """
     rows = []
-    for ours, theirs, scale in zip(expected, found, scales, strict=True):
+    for ours, theirs, scale in zip(expected, converted, scales, strict=True):
         if ours.dim() and len(ours) == samples and ours.numel() and ours.is_floating_point():
             sizes = ours.double().abs().reshape(samples, -1)
             sizes = torch.where(torch.isfinite(sizes), sizes, 0.0).mean(1)
@@ -235,38 +270,43 @@ def unseen_agreement(
     source: str,
     checks: Sequence[Tensors],
 ) -> tuple[UnseenAgreement, int] | None:
-    """Differences over batches that ranges were found without, judged together, and the sample that differs most.
+    """Return differences over batches that ranges were found without, and the number of the worst sample.
 
-    They may be few, and small by chance: outputs of the batches `checks` are a scale, too. None where the original
-    refuses them: what was made up may be nothing that it takes.
+    They are judged together, and may be few, and small by chance: outputs of the batches `checks` are a scale as well.
+    None where the original or the runtime refuses them: what was made up may be nothing that they take.
     """
-    pairs = []
-    for batch in batches:
-        both = _at_another_size(original, runner, batch)
-        if both is None or isinstance(both, BatchAgreement):
-            return None
-        pairs.append(both)
+    if not all(map(original.takes, batches)):
+        return None
+    expected = [original.outputs(batch) for batch in batches]
+    try:
+        converted = [runner(*batch) for batch in batches]
+    except EdgeOptError:
+        return None
+    for pair in zip(expected, converted, strict=True):
+        _check(*pair, runner)
     samples = sum(_count(batch) for batch in batches)
-    expected, theirs = (_joined(outputs) for outputs in zip(*pairs, strict=True))
+    ours, theirs = _joined(expected), _joined(converted)
     scales = [_mean_size(output) for output in _joined([original.outputs(check) for check in checks])]
-    found = _batch_agreement(samples, samples, expected, theirs, scales)
-    by_sample = _by_sample(samples, expected, theirs, scales)
-    assert found.difference is not None and found.output is not None
+    whole, by_sample = (
+        _batch_agreement(samples, samples, ours, theirs, scales),
+        _by_sample(samples, ours, theirs, scales),
+    )
+    assert whole.difference is not None and whole.output is not None
     entry = UnseenAgreement(
         kind=kind,
         source=source,
         samples=samples,
-        difference=found.difference,
+        difference=whole.difference,
         error=float(by_sample.std() / math.sqrt(samples)) if by_sample is not None and samples > 1 else 0.0,
-        output=found.output,
-        flips=found.flips,
-        worst_sample=found.worst_sample,
+        output=whole.output,
+        flips=whole.flips,
+        worst_sample=whole.worst_sample,
     )
     return entry, 0 if by_sample is None else int(by_sample.argmax())
 
 
 def difference_share(ours: torch.Tensor, theirs: torch.Tensor, scale: float = 0.0) -> float:
-    """Mean difference over mean output; of whole numbers, which are ids or flags, the share that differs.
+    """Return mean difference over mean output; of whole numbers, which are ids or flags, the share that differs.
 
     What bounds are held against. However small outputs are, they are their own scale, unless a larger one is given.
     """
@@ -284,7 +324,7 @@ def _mean_size(output: torch.Tensor) -> float:
 
 
 def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
-    """Of the samples whose best score is clearly ahead, the share that gets another answer.
+    """Return the share that gets another answer of the samples whose best score is clearly ahead.
 
     Clearly: by half the spread of that sample's scores, or of the mean spread of all where that is more: two scores
     are always as far apart as twice their own. Networks that are not trained have many near ties, which any rounding
@@ -297,101 +337,38 @@ def _clear_flips(scores: torch.Tensor, others: torch.Tensor) -> float | None:
     return float((scores.argmax(1) != others.argmax(1))[is_clear].double().mean())
 
 
-def _other_sizes(original: ReferenceModel, batches: Sequence[Tensors]) -> Iterator[Tensors]:
-    """Samples one by one, and as many at once as are affordable up to 512."""
-    first, count = batches[0], _count(batches[0])
-    seen = {_count(batch) for batch in batches}
-    if not first[0].dim() or not count:
-        return
-    affordable = original.affordable(batches)
-    if 1 not in seen:
-        yield from singles(batches, min(_SMALL_BATCH, max(1, affordable or 1)))
-    if affordable is None:
-        return
-    target = min(_LARGE_BATCH, affordable)
-    if target > max(seen):
-        yield sized(batches, target)
-
-
 def sized(batches: Sequence[Tensors], target: int) -> Tensors:
-    """One batch of this many samples, taken from batches over and over."""
-    first, count = batches[0], _count(batches[0])
-    is_batched = [tensor.dim() > 0 and tensor.shape[0] == count for tensor in first]
-    alike = [batch for batch in batches if all(a.shape[1:] == b.shape[1:] for a, b in zip(batch, first, strict=True))]
-    repeats = -(-target // sum(_count(batch) for batch in alike))
-    return tuple(
-        torch.cat([batch[place] for batch in alike] * repeats)[:target] if batched else first[place]
-        for place, batched in enumerate(is_batched)
-    )
+    """Return one batch of this many samples, taken from batches over and over."""
+    shapes = [tensor.shape[1:] for tensor in batches[0]]
+    alike = [batch for batch in batches if [tensor.shape[1:] for tensor in batch] == shapes]
+    return sized_call(reduce(joined_calls, [CallArguments(batch, {}) for batch in alike]), target).args
 
 
 def singles(batches: Sequence[Tensors], most: int) -> list[Tensors]:
-    """The first samples, at most so many, each as a batch of its own."""
+    """Return the first samples, at most so many, each as a batch of its own."""
     count = min(most, sum(_count(batch) for batch in batches))
-    several, one = sized(batches, count), sized(batches, 1)
-    is_batched = [tensor.dim() > 0 and tensor.shape[:1] == (count,) for tensor in several]
-    return [
-        tuple(
-            tensor[place : place + 1] if batched else alone
-            for tensor, alone, batched in zip(several, one, is_batched, strict=True)
-        )
-        for place in range(count)
-    ]
+    return in_batches_of([sized(batches, count)], 1)
 
 
-def _flops(call: ModelCall, batch: Tensors) -> float | None:
-    known = getattr(call.model, "flops", None)  # a file knows, and its runtime cannot be asked
-    if callable(known):
-        return float(known(batch))
-    counter = FlopCounterMode(display=False)
-    try:
-        with counter:
-            call.outputs(batch)
-    except Exception:  # a mode that the model's own code does not bear
-        return None
-    return float(counter.get_total_flops())
-
-
-def _at_another_size(
-    original: ReferenceModel, runner: Runner, batch: Tensors
-) -> tuple[Tensors, Tensors] | BatchAgreement | None:
-    """What both return; None where the original refuses this many. A refusal of the runtime is no wrong output."""
-    try:
-        expected = original.outputs(batch)
-    except Exception:  # whatever the model's own code raises
-        return None
-    if not expected:
-        return None
-    try:
-        found = runner(*batch)
-    except EdgeOptError as error:
-        return BatchAgreement(_count(batch), None, None, None, refused=first_line(error))
-    _check(expected, found, runner)
-    return expected, found
-
-
-def _merged(found: list[BatchAgreement]) -> Iterator[BatchAgreement]:
-    """One entry per batch size: the largest difference, and the most answers that became others, of any batch."""
-    for size in sorted({entry.samples for entry in found}):
-        entries = [entry for entry in found if entry.samples == size]
-        flips = [entry.flips for entry in entries if entry.flips is not None]
-        refused = next((entry.refused for entry in entries if entry.refused), "")
-        singles = [entry.worst_sample for entry in entries if entry.worst_sample is not None]
-        worst = max(entries, key=lambda entry: -1.0 if entry.difference is None else entry.difference)
+def _merged(entries: list[BatchAgreement]) -> Iterator[BatchAgreement]:
+    """Yield one entry per batch size: the largest difference, and the most answers that became others, of any batch."""
+    for size in sorted({entry.samples for entry in entries}):
+        alike = [entry for entry in entries if entry.samples == size]
+        worst = max(alike, key=lambda entry: -1.0 if entry.difference is None else entry.difference)
         yield replace(
             worst,
-            flips=max(flips, default=None),
-            refused=refused,
-            worst_sample=max(singles, default=None),
-            compared=sum(entry.compared for entry in entries),
+            flips=max((entry.flips for entry in alike if entry.flips is not None), default=None),
+            refused=next((entry.refused for entry in alike if entry.refused), ""),
+            worst_sample=max((entry.worst_sample for entry in alike if entry.worst_sample is not None), default=None),
+            compared=sum(entry.compared for entry in alike),
         )
 
 
-def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
-    shapes, theirs = [tuple(t.shape) for t in expected], [tuple(t.shape) for t in found]
+def _check(expected: Tensors, converted: Tensors, runner: Runner) -> None:
+    shapes, theirs = [tuple(t.shape) for t in expected], [tuple(t.shape) for t in converted]
     if shapes != theirs:
         raise ConversionFailed(f"{runner.runtime} returns shapes {theirs}; the original returns {shapes}")
-    for number, (ours, other) in enumerate(zip(expected, found, strict=True)):
+    for number, (ours, other) in enumerate(zip(expected, converted, strict=True)):
         if other.is_floating_point() and not bool(torch.isfinite(other).all()) and bool(torch.isfinite(ours).all()):
             raise ConversionFailed(
                 f"output {number} of the converted model has NaN or infinity where the original has numbers; "
@@ -400,7 +377,7 @@ def _check(expected: Tensors, found: Tensors, runner: Runner) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class TooDifferent:
     """What differs too much: the batch size or the unseen inputs, None for the accuracy over all, and the problem."""
 
     entry: BatchAgreement | UnseenAgreement | None
@@ -414,7 +391,7 @@ class Violation:
         return self.problem if self.entry is None else f"at batch {self.entry.samples} {self.problem}"
 
 
-def first_violation(agreement: Agreement, bound: float, single: float | None = None) -> Violation | None:
+def first_violation(agreement: Agreement, bound: float, single: float | None = None) -> TooDifferent | None:
     """Return the first batch size or unseen inputs that differ too much; None where nothing does.
 
     A single sample may differ by `single`: two and a half times the bound unless given.
@@ -426,12 +403,12 @@ def first_violation(agreement: Agreement, bound: float, single: float | None = N
     for entry in entries:
         problem = _problem(entry, bound, single)
         if problem is not None:
-            return Violation(entry, problem)
+            return TooDifferent(entry, problem)
     if agreement.accuracy is not None and agreement.accuracy_before is not None:
         drop = agreement.accuracy_before - agreement.accuracy
         # Twice the standard error of a share, at most: a few samples prove little.
         if drop > DROP_ALLOWED + 1 / math.sqrt(max(1, agreement.samples)):
-            return Violation(
+            return TooDifferent(
                 None,
                 f"accuracy falls from {units.percent(agreement.accuracy_before)} to "
                 f"{units.percent(agreement.accuracy)} on {agreement.samples} samples",
@@ -464,6 +441,133 @@ def _problem(entry: BatchAgreement | UnseenAgreement, bound: float, single: floa
     return None
 
 
+# A quarter is held out: the ranges of the rest are then nearly those of all. Of fewer samples, a quarter says nothing.
+_PARTS = 4
+_LEAST = 8
+# More samples than these tell little more.
+_MOST_HELD_OUT = 64
+_MOST_ROLLED = 256
+_FEW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """The agreement on unseen inputs, the file that ran on them, and the sample that differs most."""
+
+    agreement: UnseenAgreement
+    file: Path
+    worst: Tensors
+
+
+def compare_unseen(
+    original: ReferenceModel,
+    built: BuiltModel,
+    runner: Runner,
+    reopen: Callable[[Path], Runner],
+    calibration: Sequence[Tensors],
+    checks: Sequence[Tensors],
+) -> Iterator[Unseen]:
+    """Compare the twin on samples that it was made without, and the file in `runner` on rolled sequences.
+
+    `checks` are the batches that the file was compared on before.
+    """
+    if built.twin is not None:
+        twin, held_out = built.twin(), built.held_out
+        source = f"{sum(map(_count, held_out))} calibration samples, with ranges of the others"
+        with reopen(twin) as other:
+            compared = unseen_agreement(original, other, held_out, "held out", source, checks)
+        if compared is not None:
+            yield Unseen(compared[0], twin, singles(held_out, compared[1] + 1)[-1])
+    if not all(map(_are_sequences, calibration)):
+        return
+    most = min(_MOST_ROLLED, max(_FEW, original.affordable(calibration) or 0))
+    sequences = rolled(original.call.names, calibration, most)
+    if sequences is not None and _count(sequences) >= (built.batch or 1):
+        batches = in_batches_of([sequences], built.batch)
+        source = f"{sum(map(_count, batches))} calibration sequences, rolled so that other tokens come first"
+        compared = unseen_agreement(original, runner, batches, "rolled", source, checks)
+        if compared is not None:
+            yield Unseen(compared[0], built.path, singles(batches, compared[1] + 1)[-1])
+
+
+def split(batches: Sequence[Tensors], fixed_batch: int | None) -> tuple[list[Tensors], list[Tensors]]:
+    """Return the batches to find ranges on, and others that were held out: none of fewer than eight samples.
+
+    One of every four batches, up to 64 samples of them. Of fewer than four batches it is a quarter of the samples of
+    each, unless the batch is fixed.
+    """
+    if sum(map(_count, batches)) < _LEAST:
+        return [*batches], []
+    if len(batches) >= _PARTS:
+        held_out_at: list[int] = []
+        for position in _one_of_four(len(batches)):
+            if sum(_count(batches[other]) for other in held_out_at) < _MOST_HELD_OUT:
+                held_out_at.append(position)
+        others = [batch for position, batch in enumerate(batches) if position not in held_out_at]
+        return others, [batches[position] for position in held_out_at]
+    if fixed_batch is not None or any(_count(batch) < _PARTS for batch in batches):
+        return [*batches], []
+    kept, held_out = [], []
+    for batch in batches:
+        rows = _one_of_four(_count(batch))[:_MOST_HELD_OUT]
+        kept.append(_samples(batch, [row for row in range(_count(batch)) if row not in rows]))
+        held_out.append(_samples(batch, rows))
+    return kept, held_out
+
+
+def _one_of_four(count: int) -> list[int]:
+    """Return a position in every four, each time another one, for loaders may have a rhythm."""
+    return [group * _PARTS + _PARTS - 1 - group % _PARTS for group in range(count // _PARTS)]
+
+
+def rolled(names: Sequence[str], batches: Sequence[Tensors], most: int = _MOST_ROLLED) -> Tensors | None:
+    """Return sequences of the batches, each rolled so that a token from within comes first; None where there is none.
+
+    Models read single places, as a classifier does the first, and of a token that no sample had there ranges know
+    nothing. Each token that no mask hides has its turn, frequent ones before others, and then each again from another
+    place, at most so many. All inputs of a sample are rolled together: masks and types stay with their tokens. What
+    all samples begin with, as many tokenizers do, stays in front.
+    """
+    whole = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    masks = [tensor.bool() for name, tensor in zip(names, whole, strict=True) if "mask" in name]
+    others = [tensor for name, tensor in zip(names, whole, strict=True) if "mask" not in name]
+    if not others:
+        return None
+    # Of ids, types and positions, ids have the most values.
+    ids = max(others, key=lambda tensor: len(torch.unique(tensor)))
+    is_read = torch.stack([torch.ones_like(ids, dtype=torch.bool), *masks]).all(0)
+    # One sample tells nothing of what others begin with.
+    start = int((ids == ids[0]).all(0).long().cumprod(0).sum()) if len(ids) > 1 else 0
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for row, place in is_read.nonzero().tolist():
+        if place > start:
+            places[int(ids[row, place])].append((row, place))
+    frequent = sorted(places, key=lambda token: (-len(places[token]), token))
+    rounds = zip_longest(*(places[token] for token in frequent))
+    turns = [turn for each in rounds for turn in each if turn is not None][:most]
+    if not turns:
+        return None
+    return tuple(
+        torch.stack([torch.cat([tensor[row, :start], tensor[row, start:].roll(start - place)]) for row, place in turns])
+        for tensor in whole
+    )
+
+
+def _are_sequences(batch: Tensors) -> bool:
+    """Whether all inputs are whole numbers of one shape, samples by places, as token ids and masks are."""
+    shape = batch[0].shape
+    return (
+        batch[0].dim() == 2
+        and shape[1] > 1
+        and all(tensor.shape == shape and not tensor.is_floating_point() for tensor in batch)
+    )
+
+
+def _samples(batch: Tensors, rows: list[int]) -> Tensors:
+    count = _count(batch)
+    return tuple(tensor[rows] if tensor.dim() and len(tensor) == count else tensor for tensor in batch)
+
+
 # For what differs on the batches given, and for what differs on unseen inputs only.
 _REMEDIES = (
     "Keep layers in float (keep_float='auto' finds them), calibrate on more data, choose another runtime or scheme, or "
@@ -473,7 +577,7 @@ _REMEDIES = (
 )
 
 
-def disagreement(what: str, agreement: Agreement, violation: Violation, begins: str | None) -> Disagrees:
+def disagreement(what: str, agreement: Agreement, violation: TooDifferent, begins: str | None) -> Disagrees:
     """Return the error of a ruined conversion: where, how far, where it begins, and what to do."""
     others = [entry for entry in agreement.by_batch if entry is not violation.entry and entry.difference is not None]
     fine = ""
@@ -485,73 +589,3 @@ def disagreement(what: str, agreement: Agreement, violation: Violation, begins: 
     return Disagrees(
         f"{what} disagrees with the original: {violation.text}{fine}{place}. {remedy} it as it is with max_difference="
     )
-
-
-# What only computes shapes and positions.
-_WITHOUT_FLOATS = frozenset(
-    "Shape Cast Constant ConstantOfShape Range Equal Size NonZero Gather Unsqueeze Concat".split()
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _SharedLayer:
-    """A layer that both files hold, with the tensor it makes in each."""
-
-    path: str
-    op: str
-    before: str
-    after: str
-
-
-Opener = Callable[[Path], Runner]
-
-
-def first_difference(
-    reference: tuple[Path, Opener], converted: tuple[Path, Opener], batch: Tensors, bound: float
-) -> str | None:
-    """Return the first layer whose output differs by more than the bound, by bisection; None where files tell nothing.
-
-    Both are files with what opens them. Each step adds one output to both and runs them on the batch; the rest of the
-    graph stays, so that the runtime fuses as it did.
-    """
-    onnx = require("onnx")
-    before, after = (onnx.load(str(path), load_external_data=False).graph for path, _ in (reference, converted))
-    nodes = {node.name: node for node in after.node}
-    layers = [
-        _SharedLayer(module_path(node) or node.name, node.op_type, node.output[0], nodes[node.name].output[0])
-        for node in before.node
-        if node.name in nodes and node.op_type not in _WITHOUT_FLOATS
-    ]
-
-    def difference(layer: _SharedLayer) -> float:
-        values = []
-        for (path, opener), tensor in ((reference, layer.before), (converted, layer.after)):
-            probe, position = _with_output(onnx, path, tensor)
-            with opener(probe) as runner:
-                values.append(runner(*batch)[position])
-            probe.unlink()
-        expected, converted_values = values
-        return difference_share(expected, converted_values)
-
-    try:
-        low, high = 0, len(layers)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if difference(layers[middle]) > bound else (middle + 1, high)
-    except (EdgeOptError, ValueError):  # a tensor that this runtime does not give away
-        return None
-    if not layers:
-        return None
-    layer = layers[min(low, len(layers) - 1)]
-    return f"{layer.path!r} ({layer.op})" if low < len(layers) else f"the end, behind {layer.path!r} ({layer.op})"
-
-
-def _with_output(onnx: Any, path: Path, tensor: str) -> tuple[Path, int]:
-    """The file with one more output, beside it, and that output's position."""
-    model = onnx.load(str(path), load_external_data=False)
-    names = [value.name for value in model.graph.output]
-    if tensor not in names:
-        model.graph.output.append(onnx.ValueInfoProto(name=tensor))
-    probe = path.with_name(f"probe-{path.name}")
-    probe.write_bytes(model.SerializeToString())
-    return probe, names.index(tensor) if tensor in names else len(names)

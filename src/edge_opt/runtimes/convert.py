@@ -17,37 +17,32 @@ from edge_opt._support.deprecation import accept_former_parameters
 from edge_opt._support.files import own_folder, publish, staging
 from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.errors import ConversionFailed, InvalidInput
+from edge_opt.measuring.allocator import retain_freed_memory
 from edge_opt.measuring.machine import is_fast
+from edge_opt.model_files.file_model import FileModel
 from edge_opt.quantization.fake_quantization import AUTO_BOUND, keep_float_until_it_agrees, ranked_layers
-from edge_opt.quantization.onnx_files import Tensors, is_below, size_of, with_data
+from edge_opt.quantization.onnx_files import is_below, size_of, with_data
 from edge_opt.records.conversions import Agreement, Converted, Exported, KeptFloatTrial, LayerPrecision
 from edge_opt.records.devices import Precision
 from edge_opt.runtimes.agreement import (
     SINGLE_ALLOWED,
     ReferenceModel,
+    Unseen,
     agreement,
     bound_of,
+    compare_unseen,
     disagreement,
-    first_difference,
     first_violation,
     sized,
 )
-from edge_opt.runtimes.model_call import (
-    ModelCall,
-    collect_labels,
-    in_batches_of,
-    model_call,
-    output_names,
-    read_batches,
-)
-from edge_opt.runtimes.onnx_builds import QuantizableModel
-from edge_opt.runtimes.onnx_source import chosen_scheme, file_call, is_file
+from edge_opt.runtimes.export import QuantizableModel
+from edge_opt.runtimes.kernels import first_difference
+from edge_opt.runtimes.model_call import LabeledBatches, model_call, output_names
+from edge_opt.runtimes.onnxruntime import chosen_scheme, file_call
 from edge_opt.runtimes.protocol import BuiltModel, ConversionRequest, Inspection, Runner, Runtime
 from edge_opt.runtimes.registry import all_runtimes, check_precision, find_runtime
-from edge_opt.runtimes.unseen_inputs import Unseen, compare_unseen
 
 _VERIFIED_BATCHES = 8
-_FIXED_BATCHES = 64
 _CALIBRATION = "calibration batches"
 
 
@@ -106,7 +101,7 @@ def convert(
     chosen = find_runtime(runtime)
     check_precision(chosen, precision)
     layers = _checked_layers(model, keep_float, precision, chosen)
-    if is_file(model):
+    if isinstance(model, FileModel):
         call, exported = file_call(model, example_inputs, kwargs, precision, chosen)
     else:
         call = model_call(model, example_inputs, kwargs)
@@ -126,54 +121,9 @@ def convert(
     bound = bound_of(precision, max_difference)
     auto_bound = (AUTO_BOUND if max_difference is None else bound) if keep_float == "auto" else None
     request, batches = _with_batches(request, calibration, calibration_batches, verify_on, bound)
-    return _converted(request, chosen, _Verification(batches, bound, auto_bound, require_precision))
-
-
-@dataclass(frozen=True, slots=True)
-class _Batches:
-    """Batches to compare on, the class of each sample where they have labels, and where they come from."""
-
-    tensors: list[Tensors]
-    labels: list[torch.Tensor | None]
-    source: str
-
-    @classmethod
-    def read(
-        cls, call: ModelCall, batches: Iterable[Any], max_batches: int | None, what: str = "calibration"
-    ) -> _Batches:
-        labels: list[torch.Tensor | None] = []
-        tensors = read_batches(call, collect_labels(call, batches, labels), max_batches, what)
-        return cls(tensors, labels[: len(tensors)], _CALIBRATION)
-
-    def of_size(self, size: int | None) -> _Batches:
-        """Return the same samples, with their labels, in batches of the only size that a file takes."""
-        if size is None or all(len(batch[0]) == size for batch in self.tensors if batch[0].dim()):
-            return self
-        # Labels go through the same cuts as one input more; batches without labels get numbers that none can have.
-        marked = [
-            (*batch, torch.full((len(batch[0]),), -1) if classes is None else classes)
-            for batch, classes in zip(self.tensors, self.labels, strict=True)
-        ]
-        pieces = in_batches_of(marked, size)[:_FIXED_BATCHES]
-        labels = [None if bool((piece[-1] < 0).all()) else piece[-1] for piece in pieces]
-        return _Batches([piece[:-1] for piece in pieces], labels, self.source)
-
-
-@dataclass(frozen=True, slots=True)
-class _Verification:
-    """What a conversion is compared on, and how far it may differ.
-
-    Attributes:
-        batches: The batches.
-        bound: How far outputs may differ.
-        auto_bound: The bound up to which layers are kept in float; None where none are chosen.
-        require_precision: Whether a layer must run in the precision that was asked for.
-    """
-
-    batches: _Batches
-    bound: float
-    auto_bound: float | None
-    require_precision: bool
+    conversion = _Conversion(request, chosen, ReferenceModel(call), batches, bound)
+    with show_progress(), retain_freed_memory():
+        return conversion.run(auto_bound, require_precision)
 
 
 def _with_batches(
@@ -182,70 +132,138 @@ def _with_batches(
     calibration_batches: int,
     verify_on: Iterable[Any] | None,
     bound: float,
-) -> tuple[ConversionRequest, _Batches]:
+) -> tuple[ConversionRequest, LabeledBatches]:
     """Return the request with its calibration, and the batches to compare on."""
     is_static = request.precision == "int8" and request.scheme == "static"
     if is_static and calibration is None:
         raise InvalidInput(
             "int8 needs calibration=: a loader or batches of real inputs, to find the range of each tensor"
         )
+    call = request.call
     # A loader that shuffles draws from torch's random numbers, which are the caller's.
     with torch.random.fork_rng(devices=[]):
-        calibrated = None if calibration is None else _Batches.read(request.call, calibration, calibration_batches)
+        calibrated = None
+        if calibration is not None:
+            calibrated = LabeledBatches.read(call, calibration, calibration_batches, "calibration", _CALIBRATION)
         if verify_on is not None:
-            own = _Batches.read(request.call, verify_on, None, "verification")
-            batches = replace(own, source="verify_on")
+            batches = LabeledBatches.read(call, verify_on, None, "verification", "verify_on")
         elif calibrated is not None:
-            batches = _Batches(
-                calibrated.tensors[:_VERIFIED_BATCHES], calibrated.labels[:_VERIFIED_BATCHES], _CALIBRATION
-            )
+            batches = calibrated.first(_VERIFIED_BATCHES)
         else:
-            batches = _Batches([request.call.tensors], [None], "example inputs")
+            batches = LabeledBatches([call.tensors], [None], "example inputs")
     # The caller's own batches tell more of unseen inputs than a part of the calibration.
     holds_out = is_static and batches.source == _CALIBRATION and not math.isinf(bound)
     tensors = None if calibrated is None else calibrated.tensors
     return replace(request, calibration=tensors, holds_out=holds_out), batches
 
 
-def _converted(request: ConversionRequest, runtime: Runtime, verification: _Verification) -> Converted:
-    """Build the file aside, run it, compare it with the original, and then put it in place."""
-    folder, original = request.folder, ReferenceModel(request.call)
-    with show_progress(), staging(folder) as aside:
-        report_progress(f"converting to {request.precision} for {runtime.name}")
-        request = replace(request, folder=aside)
-        curve: tuple[KeptFloatTrial, ...] = ()
-        if verification.auto_bound is None:
-            built = runtime.build(request)
-        else:
-            built, request, curve = _build_within_bound(request, runtime, original, verification)
-        verification = replace(verification, batches=verification.batches.of_size(built.batch))
-        report_progress(f"comparing {request.precision} on {runtime.name} with the original")
-        with _opened(built, runtime, request.precision) as runner:
-            inspection = runtime.inspect(built, runner, request, verification.batches.tensors[0])
-            compared, unseen = _compared(built, runner, runtime, original, request, verification, verification.bound)
-        if verification.require_precision:
-            _check_effective(inspection.layers, request.precision, runtime.name, request.keep_float)
-        _check_agreement(compared, unseen, verification, built, request.precision, runtime)
-        files = publish(with_data(built.path), folder)
-    outputs = built.outputs
-    if outputs is None:
-        outputs = output_names(len(original.outputs(verification.batches.tensors[0])))
-    return Converted(
-        precision=cast(Precision, request.precision),
-        runtime=runtime.name,
-        effective_precision=effective(inspection.layers, request.precision),
-        layers=inspection.layers,
-        kernels=inspection.kernels,
-        agreement=compared,
-        size_bytes=size_of(files[-1]),
-        original_bytes=_original_bytes(request),
-        path=str(files[-1]),
-        inputs=request.call.names,
-        outputs=outputs,
-        remarks=(*built.remarks, *_remarks(inspection, request.precision, runtime), *_refusals(compared, runtime.name)),
-        model=built.model,
-        curve=curve,
-    )
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    """One conversion for a runtime: the original, the batches to compare on, and how far outputs may differ."""
+
+    request: ConversionRequest
+    runtime: Runtime
+    original: ReferenceModel
+    batches: LabeledBatches
+    bound: float
+
+    def run(self, auto_bound: float | None, require_precision: bool) -> Converted:
+        """Build the file aside, run it, compare it with the original, and then put it in place.
+
+        Layers are kept in float up to `auto_bound`, unless that is None.
+        """
+        folder, precision, runtime = self.request.folder, self.request.precision, self.runtime
+        with staging(folder) as aside:
+            report_progress(f"converting to {precision} for {runtime.name}")
+            conversion = replace(self, request=replace(self.request, folder=aside))
+            curve: tuple[KeptFloatTrial, ...] = ()
+            if auto_bound is None:
+                built = runtime.build(conversion.request)
+            else:
+                built, conversion, curve = conversion._built_within(auto_bound)
+            request, batches = conversion.request, self.batches.of_size(built.batch)
+            report_progress(f"comparing {precision} on {runtime.name} with the original")
+            with self._open(built) as runner:
+                inspection = runtime.inspect(built, runner, request, batches.tensors[0])
+                compared, unseen = conversion._compared(built, runner, self.bound)
+            if require_precision:
+                _check_effective(inspection.layers, precision, runtime.name, request.keep_float)
+            conversion._check_agreement(compared, unseen, built)
+            files = publish(with_data(built.path), folder)
+        outputs = built.outputs
+        if outputs is None:
+            outputs = output_names(len(self.original.outputs(batches.tensors[0])))
+        return Converted(
+            precision=cast(Precision, precision),
+            runtime=runtime.name,
+            effective_precision=effective(inspection.layers, precision),
+            layers=inspection.layers,
+            kernels=inspection.kernels,
+            agreement=compared,
+            size_bytes=size_of(files[-1]),
+            original_bytes=_original_bytes(request),
+            path=str(files[-1]),
+            inputs=request.call.names,
+            outputs=outputs,
+            remarks=(*built.remarks, *_remarks(inspection, precision, runtime, compared)),
+            model=built.model,
+            curve=curve,
+        )
+
+    def _open(self, built: BuiltModel) -> Runner:
+        return self.runtime.open(built.path if built.model is None else built.model, 1, self.request.precision)
+
+    def _reopen(self, path: Path) -> Runner:
+        return self.runtime.open(path, 1, self.request.precision)
+
+    def _compared(self, built: BuiltModel, runner: Runner, bound: float) -> tuple[Agreement, list[Unseen]]:
+        """Compare on the batches and, where that is within the bound, on inputs that ranges never saw."""
+        batches = self.batches.of_size(built.batch)
+        compared = agreement(self.original, runner, batches.tensors, batches.source, batches.labels, built.batch)
+        if not self.request.holds_out or first_violation(compared, bound) is not None:
+            return compared, []
+        calibration = self.request.calibration or []
+        unseen = list(compare_unseen(self.original, built, runner, self._reopen, calibration, batches.tensors))
+        return replace(compared, unseen=tuple(entry.agreement for entry in unseen)), unseen
+
+    def _built_within(self, auto_bound: float) -> tuple[BuiltModel, _Conversion, tuple[KeptFloatTrial, ...]]:
+        """Build int8 with as few layers in float as bring it within the bound; the file tried last is not shipped.
+
+        Every attempt is built as the final file is, from one float file and one set of ranges.
+        """
+        request, call, batch = self.request, self.request.call, self.batches.tensors[0]
+        source = QuantizableModel(request)
+
+        def attempt(layers: tuple[str, ...]) -> tuple[KeptFloatTrial, str | None]:
+            report_progress(f"trying int8 with {len(layers)} layers in float")
+            built = source.build(replace(request, keep_float=layers, filename=f"try-{request.filename}"))
+            with self._open(built) as runner:
+                compared, _ = self._compared(built, runner, auto_bound)
+            trial = KeptFloatTrial(layers, compared.relative_difference or 0.0, compared.top1, compared.accuracy)
+            violation = first_violation(compared, auto_bound, SINGLE_ALLOWED * self.bound)
+            return trial, None if violation is None else violation.text
+
+        with call.running():
+            ranked = ranked_layers(call.model, lambda: call.flat()(*(tensor.clone() for tensor in batch)))
+        layers, curve = keep_float_until_it_agrees(ranked, attempt, auto_bound)
+        conversion = replace(self, request=replace(request, keep_float=layers))
+        return source.build(conversion.request), conversion, curve
+
+    def _check_agreement(self, compared: Agreement, unseen: list[Unseen], built: BuiltModel) -> None:
+        """Refuse a conversion that ruined the model, with the layer where the difference begins."""
+        violation = first_violation(compared, self.bound)
+        if violation is None:
+            return
+        begins = None
+        if built.reference is not None:
+            beyond = next((entry for entry in unseen if entry.agreement is violation.entry), None)
+            tensors = self.batches.of_size(built.batch).tensors
+            file, batch = (built.path, tensors[0]) if beyond is None else (beyond.file, beyond.worst)
+            if beyond is None and violation.entry is not None:
+                batch = sized(tensors, violation.entry.samples)
+            reference = (built.reference, lambda path: find_runtime("onnxruntime").open(path, 1, "fp32"))
+            begins = first_difference(reference, (file, self._reopen), batch, self.bound)
+        raise disagreement(f"{self.request.precision} on {self.runtime.name}", compared, violation, begins)
 
 
 def _original_bytes(request: ConversionRequest) -> int:
@@ -256,66 +274,11 @@ def _original_bytes(request: ConversionRequest) -> int:
     return sum(tensor.nbytes for tensor in state.values())
 
 
-def _opened(built: BuiltModel, runtime: Runtime, precision: str) -> Runner:
-    return runtime.open(built.path if built.model is None else built.model, 1, precision)
-
-
-def _compared(
-    built: BuiltModel,
-    runner: Runner,
-    runtime: Runtime,
-    original: ReferenceModel,
-    request: ConversionRequest,
-    verification: _Verification,
-    bound: float,
-) -> tuple[Agreement, list[Unseen]]:
-    """Compare on the batches and, where that is within the bound, on inputs that ranges never saw."""
-    batches = verification.batches
-    compared = agreement(original, runner, batches.tensors, batches.source, batches.labels, built.batch)
-    if not request.holds_out or first_violation(compared, bound) is not None:
-        return compared, []
-
-    def reopen(path: Path) -> Runner:
-        return runtime.open(path, 1, request.precision)
-
-    unseen = list(compare_unseen(original, built, runner, reopen, request.calibration or [], batches.tensors))
-    return replace(compared, unseen=tuple(entry.agreement for entry in unseen)), unseen
-
-
-def _build_within_bound(
-    request: ConversionRequest, runtime: Runtime, original: ReferenceModel, verification: _Verification
-) -> tuple[BuiltModel, ConversionRequest, tuple[KeptFloatTrial, ...]]:
-    """Build int8 with as few layers in float as bring it within the bound; the file tried last is not shipped.
-
-    Every attempt is built as the final file is, from one float file and one set of ranges.
-    """
-    assert verification.auto_bound is not None
-    bound, single = verification.auto_bound, SINGLE_ALLOWED * verification.bound
-    source = QuantizableModel(request)
-
-    def attempt(layers: tuple[str, ...]) -> tuple[KeptFloatTrial, str | None]:
-        report_progress(f"trying int8 with {len(layers)} layers in float")
-        built = source.build(replace(request, keep_float=layers, filename=f"try-{request.filename}"))
-        sized_verification = replace(verification, batches=verification.batches.of_size(built.batch))
-        with _opened(built, runtime, request.precision) as runner:
-            compared, _ = _compared(built, runner, runtime, original, request, sized_verification, bound)
-        point = KeptFloatTrial(layers, compared.relative_difference or 0.0, compared.top1, compared.accuracy)
-        violation = first_violation(compared, bound, single)
-        return point, None if violation is None else violation.text
-
-    call, batch = request.call, verification.batches.tensors[0]
-    with call.running():
-        ranked = ranked_layers(call.model, lambda: call.flat()(*(tensor.clone() for tensor in batch)))
-    layers, curve = keep_float_until_it_agrees(ranked, attempt, bound)
-    request = replace(request, keep_float=layers)
-    return source.build(request), request, curve
-
-
 def _checked_layers(model: nn.Module, keep_float: Iterable[str], precision: str, runtime: Runtime) -> tuple[str, ...]:
     """Return the layers to keep in float; every one must be a module, and the runtime must be able to."""
     names = " and ".join(other.name for other in all_runtimes() if other.keeps_float)
     if keep_float == "auto":
-        if is_file(model):
+        if isinstance(model, FileModel):
             raise InvalidInput("keep_float='auto' tries layers of a module, and this is a file; name the layers")
         if precision != "int8" or not runtime.keeps_float:
             raise InvalidInput(f"keep_float='auto' is for int8 in {names}; name layers, or leave it out")
@@ -331,40 +294,6 @@ def _checked_layers(model: nn.Module, keep_float: Iterable[str], precision: str,
     if layers and not runtime.keeps_float:
         raise InvalidInput(f"{runtime.name} cannot keep single layers in float; use {names} for that")
     return layers
-
-
-def _check_agreement(
-    compared: Agreement,
-    unseen: list[Unseen],
-    verification: _Verification,
-    built: BuiltModel,
-    precision: str,
-    runtime: Runtime,
-) -> None:
-    """Refuse a conversion that ruined the model, with the layer where the difference begins."""
-    violation = first_violation(compared, verification.bound)
-    if violation is None:
-        return
-    begins = None
-    if built.reference is not None:
-        beyond = next((entry for entry in unseen if entry.agreement is violation.entry), None)
-        tensors = verification.batches.tensors
-        file, batch = (built.path, tensors[0]) if beyond is None else (beyond.file, beyond.worst)
-        if beyond is None and violation.entry is not None:
-            batch = sized(tensors, violation.entry.samples)
-        begins = first_difference(
-            (built.reference, lambda path: find_runtime("onnxruntime").open(path, 1, "fp32")),
-            (file, lambda path: runtime.open(path, 1, precision)),
-            batch,
-            verification.bound,
-        )
-    raise disagreement(f"{precision} on {runtime.name}", compared, violation, begins)
-
-
-def _refusals(compared: Agreement, runtime: str) -> list[str]:
-    return [
-        f"{runtime} takes no batch of {entry.samples}: {entry.refused}" for entry in compared.by_batch if entry.refused
-    ]
 
 
 def effective(layers: Iterable[LayerPrecision], asked: str) -> str:
@@ -388,8 +317,8 @@ def _check_effective(layers: tuple[LayerPrecision, ...], asked: str, runtime: st
     raise ConversionFailed(f"{asked} on {runtime} did not take: {what} run in {ran}: {reasons}")
 
 
-def _remarks(inspection: Inspection, precision: str, runtime: Runtime) -> list[str]:
-    """Return what a user should know before believing that smaller is faster."""
+def _remarks(inspection: Inspection, precision: str, runtime: Runtime, compared: Agreement) -> list[str]:
+    """Return what a user should know before believing that smaller is faster, and batches that are refused."""
     remarks = []
     if runtime.runs_modules and precision != "fp32" and not is_fast(precision):
         remarks.append(f"this CPU has no fast {precision}: eager {precision} is often several times slower than fp32")
@@ -399,4 +328,5 @@ def _remarks(inspection: Inspection, precision: str, runtime: Runtime) -> list[s
     added = [kernel for kernel in inspection.kernels if kernel.only_converts]
     if precision == "int8" and added:
         remarks.append(f"{len(added)} of {len(inspection.kernels)} kernels only convert or reorder tensors")
-    return remarks
+    refusals = [entry for entry in compared.by_batch if entry.refused]
+    return [*remarks, *(f"{runtime.name} takes no batch of {entry.samples}: {entry.refused}" for entry in refusals)]

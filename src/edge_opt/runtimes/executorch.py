@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import nn
 
 from edge_opt import units
 from edge_opt._support.extras import import_optional
@@ -25,7 +23,6 @@ from edge_opt.runtimes.protocol import (
     Inspection,
     PiecewiseRunner,
     Program,
-    Runner,
     Runtime,
     closed,
 )
@@ -66,11 +63,12 @@ class ExecuTorchRunner(PiecewiseRunner):
     runtime = "executorch"
     title = "ExecuTorch"
 
-    def __init__(self, path: Path, threads: int, effective_precision: str | None = None) -> None:
-        self.path, self.threads, self.effective_precision = path, _threads(threads), effective_precision
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.threads = _threads(self.threads)
         _opened.add(self)
-        with translated(f"ExecuTorch cannot load {path.name}"):
-            self._program: Any = _part("executorch.runtime").Runtime.get().load_program(path)
+        with translated(f"ExecuTorch cannot load {self.path.name}"):
+            self._program: Any = _part("executorch.runtime").Runtime.get().load_program(self.path)
             self._method: Any = self._program.load_method("forward")
 
     def input_shapes(self) -> Sequence[Sequence[int]]:
@@ -111,6 +109,7 @@ class ExecuTorch(Runtime):
     name = "executorch"
     suffix = "pte"
     package = "executorch.runtime"
+    runner = ExecuTorchRunner
     extra = "executorch"
     precisions = MappingProxyType({"fp32": "", "int8": "", **dict.fromkeys(("fp16", "bf16", "int4"), _FLOATS_ONLY)})
     may_fix_batch = True
@@ -131,13 +130,6 @@ class ExecuTorch(Runtime):
             f"{batch or _MAX_SAMPLES}; XNNPACK's own comes on top"
         )
         return BuiltModel(request.path, remarks=tuple(remarks), batch=batch, layers=layers)
-
-    def open(
-        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
-    ) -> Runner:
-        """Load a .pte file."""
-        assert isinstance(source, Path)
-        return ExecuTorchRunner(source, threads, effective_precision)
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Return the layers of the program that was lowered; the runtime tells nothing of them."""

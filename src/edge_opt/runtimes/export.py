@@ -1,13 +1,17 @@
-"""One ONNX export of any model, behind flat tensors."""
+"""ONNX files of any model, behind flat tensors: exported in a floating precision, or quantized from one export."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import re
+import shutil
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +19,24 @@ import torch
 from torch import nn
 
 from edge_opt._support.files import publish, staging
-from edge_opt._support.progress import quiet
+from edge_opt._support.progress import quiet, report_progress
 from edge_opt.errors import EdgeOptError, ExportFailed, InvalidInput, first_line, message_of
-from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, require, size_of, with_data
+from edge_opt.quantization.int8_files import (
+    Calibrated,
+    collect_ranges,
+    is_reduced,
+    quantize_dynamic,
+    quantize_static,
+    quantize_weights,
+    range_remarks,
+    sample_remarks,
+)
+from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, prepare, require, size_of, with_data
 from edge_opt.records.conversions import Exported
-from edge_opt.runtimes.exporter_start import translations_kept
+from edge_opt.runtimes.agreement import split
 from edge_opt.runtimes.model_call import BatchAttempt, FlatModel, ModelCall, batch_attempts, model_call, output_names
+from edge_opt.runtimes.protocol import BuiltModel, ConversionRequest
+from edge_opt.runtimes.torch_runtime import cast_copy, is_float32
 
 T = TypeVar("T")
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -57,7 +73,7 @@ def export_onnx(
     with staging(folder) as aside:
         exported = export(call, aside / Path(path).name)
         publish(with_data(Path(exported.path)), folder)
-    return Exported(str(path), exported.inputs, exported.outputs, exported.batch, exported.size_bytes, exported.remarks)
+    return replace(exported, path=str(path))
 
 
 def export(call: ModelCall, path: Path, dtype: torch.dtype | None = None, model: nn.Module | None = None) -> Exported:
@@ -149,9 +165,18 @@ def _by_torch_export(
 ) -> tuple[tuple[str, ...], int | None]:
     """Write the file by torch.export; returns the names of its outputs, and its fixed batch: None where any will do."""
     free, fixed = batch_attempts(call)
+
+    def exported(attempt: BatchAttempt) -> Any:
+        shapes = attempt.dynamic_shapes(torch.export.Dim.AUTO)
+        model, names = adapter(), list(call.names)
+        with call.running(), translations_kept():
+            return torch.onnx.export(
+                model, attempt.tensors, dynamo=True, dynamic_shapes=shapes, input_names=names, verbose=False
+            )
+
     batch: int | None = None
     try:
-        program = _exported(call, adapter(), free)
+        program = exported(free)
     except Exception:
         # The model may not take two samples, or its code may look at the batch: then the example's own is the batch.
         program = None
@@ -160,23 +185,64 @@ def _by_torch_export(
         if any(free.is_free) and isinstance(shape[0], int):
             batch = fixed.batch
     if program is None or (batch is not None and fixed.batch == 1):
-        program, batch = _exported(call, adapter(), fixed), fixed.batch
+        program, batch = exported(fixed), fixed.batch
     graph = program.model.graph
     outputs = output_names(len(graph.outputs))
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
-    _part_names(graph)
     _label_nodes(graph)
-    program.save(str(path), external_data=_weight_bytes(call.model) > EXTERNAL_DATA_BYTES)
+    weight_bytes = sum(tensor.nbytes for tensor in [*call.model.parameters(), *call.model.buffers()])
+    program.save(str(path), external_data=weight_bytes > EXTERNAL_DATA_BYTES)
     return outputs, batch
 
 
-def _exported(call: ModelCall, adapter: FlatModel, attempt: BatchAttempt) -> Any:
-    shapes = attempt.dynamic_shapes(torch.export.Dim.AUTO)
-    with call.running(), translations_kept():
-        return torch.onnx.export(
-            adapter, attempt.tensors, dynamo=True, dynamic_shapes=shapes, input_names=list(call.names), verbose=False
-        )
+_lock = threading.RLock()
+
+
+@contextmanager
+def translations_kept() -> Iterator[None]:
+    """Let exports inside share torch's table of translations, which each would build for itself.
+
+    That is half the time of a small model's export. The class and its method are private to torch; where a version has
+    no such table, exports do what they always do.
+    """
+    try:
+        registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+        original = registry.__dict__["from_torchlib"]
+    except (ImportError, AttributeError, KeyError):
+        yield
+        return
+    with _lock:
+        build = registry.from_torchlib
+        registry.from_torchlib = staticmethod(lambda **options: _translations(build, **options))
+        try:
+            yield
+        finally:
+            registry.from_torchlib = original
+
+
+_tables: dict[tuple[tuple[str, Any], ...], Any] = {}
+
+
+def _translations(build: Callable[..., Any], **options: Any) -> Any:
+    """Return a copy of the table, because an export adds functions of its own to it."""
+    key = tuple(sorted(options.items()))
+    if key not in _tables:
+        _tables[key] = build(**options)
+    table = copy.copy(_tables[key])
+    table.functions = {target: list(functions) for target, functions in table.functions.items()}
+    return table
+
+
+def start_exporter() -> None:
+    """Export the smallest model, for a process that many exports are forked from: what that imports and builds stays.
+
+    An error is left to the export that meets it again.
+    """
+    with suppress(Exception), translations_kept(), quiet():
+        torch.onnx.export(nn.Identity().eval(), (torch.zeros(1),), dynamo=True, verbose=False)
+    with suppress(ImportError):
+        importlib.import_module("onnxruntime.quantization")
 
 
 def _by_tracing(adapter: Callable[[], FlatModel], call: ModelCall, path: Path) -> tuple[tuple[str, ...], int | None]:
@@ -213,21 +279,15 @@ def _traced(call: ModelCall, adapter: FlatModel, attempt: BatchAttempt, path: Pa
     return outputs
 
 
-def _weight_bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
-
-
-def _part_names(graph: Any) -> None:
-    """Rename what an operator makes where an input or an output has that name: a forward may call its input `cat`."""
-    ports = {id(value) for value in (*graph.inputs, *graph.outputs)}
-    taken = {value.name for value in (*graph.inputs, *graph.outputs)}
-    for value in (value for node in graph.all_nodes() for value in node.outputs):
-        if value.name in taken and id(value) not in ports:
-            value.name = f"{value.name}_made"
-
-
 def _label_nodes(graph: Any) -> None:
-    """Give each node the path of its module, and take away stack traces, which name the author's folders."""
+    """Give each node the path of its module, and take away stack traces, which name the author's folders.
+
+    What an operator makes is renamed where an input or an output has its name: a forward may call its input `cat`.
+    """
+    ports = {id(value): value.name for value in (*graph.inputs, *graph.outputs)}
+    for value in (value for node in graph.all_nodes() for value in node.outputs):
+        if value.name in ports.values() and id(value) not in ports:
+            value.name = f"{value.name}_made"
     users = Counter(value.name for node in graph.all_nodes() for value in node.inputs if value is not None)
     for node in graph.all_nodes():
         scopes = node.metadata_props.get(_SCOPES, [])
@@ -242,7 +302,7 @@ def _label_nodes(graph: Any) -> None:
         node.metadata_props[PATH_KEY] = path.removeprefix("model").removeprefix(".")
 
 
-_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\w+)\n\s+(?P<code>[^\n]+)')
+_CODE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\w+)\n\s+(?P<code>[^\n]+)')
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<op>[\w.:]+)")
 
 
@@ -251,7 +311,7 @@ def _depends_on_values(error: BaseException) -> bool:
 
 
 def _failure(error: BaseException, adapter: FlatModel) -> ExportFailed:
-    """What stopped the export, where, and what to do about it."""
+    """Return what stopped the export, where, and what to do about it."""
     text = str(error)
     operator = _OPERATOR.search(text)
     if operator is not None:
@@ -259,10 +319,10 @@ def _failure(error: BaseException, adapter: FlatModel) -> ExportFailed:
             f"the model cannot be exported: ONNX has no form of the operator {operator['op']}; replace it in forward, "
             "or run the model with runtime='torch'"
         )
-    place = _place(error, adapter)
-    places = [found for found in _PLACE.finditer(text) if f"{os.sep}torch{os.sep}" not in found["file"]]
-    if places:
-        line = places[-1]
+    place = _running_module(error, adapter)
+    lines = [line for line in _CODE_LINE.finditer(text) if f"{os.sep}torch{os.sep}" not in line["file"]]
+    if lines:
+        line = lines[-1]
         place = f"{place}, {Path(line['file']).name} line {line['line']}: `{line['code'].strip()}`"
     if _depends_on_values(error):
         return ExportFailed(
@@ -279,10 +339,10 @@ def _failure(error: BaseException, adapter: FlatModel) -> ExportFailed:
     )
 
 
-def _place(error: BaseException, adapter: FlatModel) -> str:
-    """The innermost of the model's own modules that was running."""
+def _running_module(error: BaseException, adapter: FlatModel) -> str:
+    """Return the innermost of the model's own modules that was running."""
     paths = {id(module): path for path, module in adapter.named_modules()}
-    found = ""
+    running = ""
     cause: BaseException | None = error
     while cause is not None:
         step = cause.__traceback__
@@ -290,7 +350,78 @@ def _place(error: BaseException, adapter: FlatModel) -> str:
             module = step.tb_frame.f_locals.get("self")
             if isinstance(module, nn.Module) and id(module) in paths and module is not adapter:
                 path = paths[id(module)].removeprefix("model").removeprefix(".")
-                found = f"module {path!r} ({type(module).__name__})" if path else f"{type(module).__name__}.forward"
+                running = f"module {path!r} ({type(module).__name__})" if path else f"{type(module).__name__}.forward"
             step = step.tb_next
         cause = cause.__cause__
-    return found
+    return running
+
+
+def build_float(request: ConversionRequest, precision: str) -> BuiltModel:
+    """Write the model as ONNX in a floating precision; an export that the caller brings is copied."""
+    if precision == "fp32" and request.exported is not None:
+        # The export that the caller brings keeps its name, which weights beside it go by.
+        exported = request.exported
+        files = [Path(shutil.copyfile(file, request.folder / file.name)) for file in with_data(Path(exported.path))]
+        return BuiltModel(files[-1], exported.outputs, exported.remarks, reference=files[-1], batch=exported.batch)
+    report_progress(f"exporting to ONNX in {precision}")
+    if precision == "fp32" and is_float32(request.call.model):
+        exported = export(request.call, request.path)
+    else:
+        model, dtype = cast_copy(request.call.model, precision)
+        exported = export(request.call, request.path, dtype, model)
+    return BuiltModel(request.path, exported.outputs, exported.remarks, reference=request.path, batch=exported.batch)
+
+
+def build_int8(request: ConversionRequest) -> BuiltModel:
+    """Write the model in int8 by the scheme of the request; static int8 is one file for all runtimes."""
+    return QuantizableModel(request).build(request)
+
+
+def build_int4(request: ConversionRequest) -> BuiltModel:
+    """Write the weights of products in 4 bits, in groups; everything else stays in float."""
+    return QuantizableModel(request).build(replace(request, scheme="weights"), bits=4)
+
+
+class QuantizableModel:
+    """A float file, prepared once, with the ranges found once, for as many quantized files as are tried."""
+
+    def __init__(self, request: ConversionRequest) -> None:
+        self._float = build_float(replace(request, filename=f"float-{request.filename}"), "fp32")
+        with quiet():
+            self._source = prepare(self._float.path, request.folder / f"prepared-{request.filename}")
+        self._calibrated: Calibrated | None = None
+
+    def build(self, request: ConversionRequest, bits: int = 8) -> BuiltModel:
+        """Write one quantized file."""
+        report_progress(f"quantizing to {request.precision}, {request.scheme}")
+        built = replace(self._float, path=request.path, reference=self._source.path)
+        if request.scheme == "static":
+            return self._static(request, built)
+        remarks = built.remarks
+        if request.scheme == "dynamic":
+            quantize_dynamic(self._source, request.path, request.keep_float, is_reduced(request.reduce_range))
+            remarks = (*remarks, *range_remarks(request.reduce_range))
+        else:
+            quantize_weights(self._source, request.path, request.keep_float, bits, request.group_size)
+        return replace(built, remarks=remarks)
+
+    def _static(self, request: ConversionRequest, built: BuiltModel) -> BuiltModel:
+        assert request.calibration is not None
+        batches, held_out = split(request.calibration, built.batch) if request.holds_out else (request.calibration, [])
+        if self._calibrated is None:
+            with quiet():
+                self._calibrated = collect_ranges(self._source, request.call.names, batches, held_out)
+        calibrated, source = self._calibrated, self._source
+        quantize_static(source, request.path, calibrated, request.keep_float, request.reduce_range)
+
+        def twin() -> Path:
+            beside = request.path.with_name(f"twin-{request.filename}")
+            quantize_static(source, beside, calibrated.twin, request.keep_float, request.reduce_range)
+            return beside
+
+        return replace(
+            built,
+            remarks=(*built.remarks, *range_remarks(request.reduce_range), *sample_remarks(request.calibration)),
+            held_out=tuple(held_out),
+            twin=twin if held_out else None,
+        )

@@ -1,18 +1,22 @@
-"""What a runtime really executed, kernel by kernel, and the layers that the kernels stand for."""
+"""What a runtime really executed, kernel by kernel, the layers that the kernels stand for, and the first wrong one."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from edge_opt._support.checks import check_whole
-from edge_opt.errors import InvalidInput
-from edge_opt.quantization.onnx_files import KEPT_KEY, PATH_KEY, require
+from edge_opt.errors import EdgeOptError, InvalidInput
+from edge_opt.measuring.runtime_profile import ProfileEntry
+from edge_opt.quantization.onnx_files import KEPT_KEY, Tensors, module_path, require
 from edge_opt.records.conversions import Kernel, LayerPrecision, RunnerProfile
+from edge_opt.runtimes.agreement import difference_share
 from edge_opt.runtimes.protocol import Inspection, Runner
 
 # Operators with weights or products, by the family that runtimes fuse and rename them within.
@@ -32,67 +36,54 @@ _FAR = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One node of the file."""
-
-    name: str
-    op: str
-    path: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    is_kept: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Graph:
-    """The nodes of a file, by name and by the tensors they make; bits of those whose weights alone are quantised."""
+    """The nodes of an ONNX file, as its NodeProtos, by name and by the tensors they make."""
 
-    nodes: dict[str, Node]
-    makers: dict[str, Node]
-    bits: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, Any]
+    makers: dict[str, Any]
 
-    def find(self, kernel: str, op: str = "") -> Node | None:
+    def find(self, kernel: str, op: str = "") -> Any | None:
         """Return the node that a kernel stands for: runtimes name it after the node, or after what it makes."""
-        found = self._named(kernel.removeprefix("InsertedPrecisionFreeCast_").removeprefix("fused "))
+        node = self._named(kernel.removeprefix("InsertedPrecisionFreeCast_").removeprefix("fused "))
         family = FAMILY.get(op)
-        if found is None or family is None or FAMILY.get(found.op) == family:
-            return found
-        return self._nearest(found, family) or found
+        if node is None or family is None or FAMILY.get(node.op_type) == family:
+            return node
+        return self._nearest(node, family) or node
 
-    def _named(self, name: str) -> Node | None:
+    def _named(self, name: str) -> Any | None:
         while name:
-            found = self.nodes.get(name) or self.makers.get(name)
-            if found is not None:
-                return found
+            node = self.nodes.get(name) or self.makers.get(name)
+            if node is not None:
+                return node
             shorter = _DECORATION.sub("", name)
             name = name.rpartition("/")[0] if shorter == name else shorter
         return None
 
-    def _nearest(self, start: Node, family: str) -> Node | None:
+    def _nearest(self, start: Any, family: str) -> Any | None:
         """A fused kernel often carries the name of its last part; the product or convolution stands before that."""
         waiting, seen = deque([(start, 0)]), {start.name}
         while waiting:
             node, steps = waiting.popleft()
-            if FAMILY.get(node.op) == family:
+            if FAMILY.get(node.op_type) == family:
                 return node
-            for maker in (self.makers.get(name) for name in node.inputs):
+            for maker in (self.makers.get(name) for name in node.input):
                 if maker is not None and maker.name not in seen and steps < _FAR:
                     seen.add(maker.name)
                     waiting.append((maker, steps + 1))
         return None
 
-    def is_quantized(self, node: Node) -> bool:
+    def is_quantized(self, node: Any) -> bool:
         """Return whether the file hands this node dequantized tensors only, so that it may run in int8."""
-        makers = [self.makers.get(name) for name in node.inputs[:2] if name]
-        return bool(makers) and all(maker is not None and maker.op == "DequantizeLinear" for maker in makers)
+        makers = [self.makers.get(name) for name in node.input[:2] if name]
+        return bool(makers) and all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
 
-    def is_read_in_float(self, node: Node) -> bool:
+    def is_read_in_float(self, node: Any) -> bool:
         """Return whether a node in float reads what this one makes, with at most an activation between."""
-        for kept in (other for other in self.nodes.values() if other.is_kept):
-            for name in kept.inputs:
+        for kept in filter(_is_kept, self.nodes.values()):
+            for name in kept.input:
                 maker = self.makers.get(name)
-                while maker is not None and maker.op in ("Relu", "Clip"):
-                    maker = self.makers.get(maker.inputs[0])
+                while maker is not None and maker.op_type in ("Relu", "Clip"):
+                    maker = self.makers.get(maker.input[0])
                 if maker is not None and maker.name == node.name:
                     return True
         return False
@@ -100,36 +91,25 @@ class Graph:
     @property
     def is_dynamic(self) -> bool:
         """Whether the file rounds activations as they come, or weights only."""
-        return any(
-            node.op in ("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "MatMulNBits") for node in self.nodes.values()
-        )
+        rounding = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "MatMulNBits")
+        return any(node.op_type in rounding for node in self.nodes.values())
 
     @property
-    def layers(self) -> list[Node]:
+    def layers(self) -> list[Any]:
         """Nodes with weights or products, in the file's order."""
-        return [node for node in self.nodes.values() if node.op in FAMILY]
+        return [node for node in self.nodes.values() if node.op_type in FAMILY]
 
 
 def read_graph(path: Path) -> Graph:
     """Return the graph of a file; its weights are not read."""
-    model = require("onnx").load(str(path), load_external_data=False)
-    found = []
-    for number, node in enumerate(model.graph.node):
-        facts = {item.key: item.value for item in node.metadata_props}
-        found.append(
-            Node(
-                node.name or f"{node.op_type}_{number}",
-                node.op_type,
-                facts.get(PATH_KEY, ""),
-                tuple(node.input),
-                tuple(node.output),
-                KEPT_KEY in facts,
-            )
-        )
-    bits = {
-        node.name: attribute.i for node in model.graph.node for attribute in node.attribute if attribute.name == "bits"
-    }
-    return Graph({node.name: node for node in found}, {output: node for node in found for output in node.outputs}, bits)
+    nodes = list(require("onnx").load(str(path), load_external_data=False).graph.node)
+    for number, node in enumerate(nodes):
+        node.name = node.name or f"{node.op_type}_{number}"
+    return Graph({node.name: node for node in nodes}, {output: node for node in nodes for output in node.output})
+
+
+def _is_kept(node: Any) -> bool:
+    return any(item.key == KEPT_KEY for item in node.metadata_props)
 
 
 def layer_precisions(graph: Graph, kernels: tuple[Kernel, ...], asked: str, runtime: str) -> tuple[LayerPrecision, ...]:
@@ -140,45 +120,45 @@ def layer_precisions(graph: Graph, kernels: tuple[Kernel, ...], asked: str, runt
         for kernel in sorted(kernels, key=lambda kernel: kernel.op in FAMILY)
         for node in kernel.nodes
     }
-    found = []
+    layers = []
     for node in graph.layers:
         precision = ran.get(node.name, "unknown")
         reason = "" if precision == asked else _reason(graph, node, precision, asked, runtime)
-        found.append(LayerPrecision(node.path, node.op, precision, reason, node.name))
-    return tuple(found)
+        layers.append(LayerPrecision(module_path(node), node.op_type, precision, reason, node.name))
+    return tuple(layers)
 
 
 def paired(graph: Graph, kernels: list[Kernel]) -> tuple[Kernel, ...]:
-    """Kernels under names of the runtime's own are given the nodes that are left, in order, where there are as many."""
+    """Give kernels under names of the runtime's own the nodes that are left, in order, where there are as many."""
     covered = {node for kernel in kernels if kernel.op in FAMILY for node in kernel.nodes}
     result = list(kernels)
     for family in _FAMILIES:
-        nodes = [node for node in graph.layers if FAMILY[node.op] == family and node.name not in covered]
+        nodes = [node for node in graph.layers if FAMILY[node.op_type] == family and node.name not in covered]
         places = [i for i, kernel in enumerate(kernels) if FAMILY.get(kernel.op) == family and not kernel.nodes]
         if len(nodes) == len(places):
             for place, node in zip(places, nodes, strict=True):
-                result[place] = replace(kernels[place], path=node.path, nodes=(node.name,))
+                result[place] = replace(kernels[place], path=module_path(node), nodes=(node.name,))
     return tuple(result)
 
 
-def _reason(graph: Graph, node: Node, precision: str, asked: str, runtime: str) -> str:
+def _reason(graph: Graph, node: Any, precision: str, asked: str, runtime: str) -> str:
     if precision == "unknown":
         return f"no kernel of {runtime} could be found for it: folded away, or fused under another name"
     if asked != "int8":
-        return f"{runtime} has no {asked} kernel for {node.op} on this CPU and computes it in {precision}"
-    if node.is_kept:
+        return f"{runtime} has no {asked} kernel for {node.op_type} on this CPU and computes it in {precision}"
+    if _is_kept(node):
         return "kept in float, as asked"
-    if node.op == "MatMul" and graph.is_dynamic:
+    if node.op_type == "MatMul" and graph.is_dynamic:
         return "a product of two activations, or of weights that are not constant; those stay in float"
     if graph.is_quantized(node) and graph.is_read_in_float(node):
-        return f"a layer in float reads its output unrounded, and {runtime} rounds what an int8 {node.op} gives"
+        return f"a layer in float reads its output unrounded, and {runtime} rounds what an int8 {node.op_type} gives"
     if graph.is_quantized(node):
-        return f"quantized in the file, but {runtime} has no int8 kernel for this {node.op} and ran {precision}"
-    if node.op in ("GRU", "RNN"):
-        return f"{runtime} has no int8 kernel for {node.op}, static or dynamic"
-    if FAMILY[node.op] == "recurrent":
-        return f"static quantization has no rule for {node.op}"
-    return f"the quantizer left this {node.op} in float"
+        return f"quantized in the file, but {runtime} has no int8 kernel for this {node.op_type} and ran {precision}"
+    if node.op_type in ("GRU", "RNN"):
+        return f"{runtime} has no int8 kernel for {node.op_type}, static or dynamic"
+    if FAMILY[node.op_type] == "recurrent":
+        return f"static quantization has no rule for {node.op_type}"
+    return f"the quantizer left this {node.op_type} in float"
 
 
 _PRECISIONS = {
@@ -187,32 +167,13 @@ _PRECISIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTime:
-    """One kernel as a runtime's profiler tells it.
-
-    Attributes:
-        name: Its name in the runtime.
-        op: What it computes, such as "Conv".
-        kind: The type that it computes in, in the runtime's own words.
-        samples_s: Seconds of each run.
-        aliases: Names of nodes that it stands for, where the runtime says so.
-    """
-
-    name: str
-    op: str
-    kind: str
-    samples_s: Sequence[float]
-    aliases: tuple[str, ...] = ()
-
-
 @runtime_checkable
 class ProfiledRunner(Protocol):
     """A runner of an ONNX file whose runtime has a profiler."""
 
     path: Path
 
-    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> list[KernelTime]:
+    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
         """Return every kernel with the seconds of each of so many runs, after one that does not count."""
         ...
 
@@ -231,32 +192,82 @@ def profile_runner(runner: Runner, *inputs: Any, repeats: int = 20) -> RunnerPro
     if not isinstance(runner, ProfiledRunner):
         remedy = "edge_opt.measure(model, inputs) times the layers of a torch model"
         raise InvalidInput(f"{runner.runtime} has no profiler of kernels that can be read here; {remedy}")
-    graph = read_graph(runner.path)
-    kernels = [_kernel(graph, kernel) for kernel in runner.kernel_times(inputs, repeats)]
-    return RunnerProfile(runner.runtime, paired(graph, kernels), repeats)
+    return RunnerProfile(runner.runtime, _kernels(read_graph(runner.path), runner, inputs, repeats), repeats)
 
 
 def inspect_kernels(runner: Runner, asked: str, batch: Sequence[Any]) -> Inspection:
     """Return the kernels of one run, untimed, and the precision that each layer of the file ran in."""
     assert isinstance(runner, ProfiledRunner)
     graph = read_graph(runner.path)
-    timed = paired(graph, [_kernel(graph, kernel) for kernel in runner.kernel_times(batch, 1)])
-    kernels = tuple(replace(kernel, seconds=None) for kernel in timed)
+    kernels = tuple(replace(kernel, seconds=None) for kernel in _kernels(graph, runner, batch, 1))
     return Inspection(kernels, layer_precisions(graph, kernels, asked, runner.runtime))
 
 
-def _kernel(graph: Graph, measured: KernelTime) -> Kernel:
-    candidates = (graph.find(alias, measured.op) for alias in (*measured.aliases, measured.name))
-    nodes = [node for node in candidates if node and node.op not in ("QuantizeLinear", "DequantizeLinear")]
-    names = tuple(dict.fromkeys(node.name for node in nodes))
-    bits = graph.bits.get(names[0] if names else "", 4)
-    kind = f"int{bits}" if measured.op == "MatMulNBits" else _PRECISIONS.get(measured.kind, measured.kind)
-    path = nodes[0].path if nodes else ""
-    return Kernel(measured.name, measured.op, kind, path, names, _typical(measured.samples_s))
+def _kernels(graph: Graph, runner: ProfiledRunner, inputs: Sequence[Any], repeats: int) -> tuple[Kernel, ...]:
+    """Return every kernel with the layer that it stands for and its typical seconds."""
+    kernels = []
+    for entry in runner.kernel_times(inputs, repeats):
+        candidates = (graph.find(alias, entry.op) for alias in (*entry.aliases, entry.name))
+        nodes = [node for node in candidates if node and node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
+        precision = _PRECISIONS.get(entry.kind, entry.kind)
+        if entry.op == "MatMulNBits":
+            attributes = nodes[0].attribute if nodes else ()
+            precision = f"int{next((item.i for item in attributes if item.name == 'bits'), 4)}"
+        # The mean of the middle half: whole microseconds need a mean, interruptions forbid a plain one.
+        quarter = len(entry.samples_s) // 4
+        middle = sorted(entry.samples_s)[quarter : len(entry.samples_s) - quarter]
+        path = module_path(nodes[0]) if nodes else ""
+        names = tuple(dict.fromkeys(node.name for node in nodes))
+        kernels.append(Kernel(entry.name, entry.op, precision, path, names, sum(middle) / len(middle)))
+    return paired(graph, kernels)
 
 
-def _typical(samples: Sequence[float]) -> float:
-    """Return the mean of the middle half: whole microseconds need a mean, interruptions forbid a plain one."""
-    quarter = len(samples) // 4
-    middle = sorted(samples)[quarter : len(samples) - quarter]
-    return sum(middle) / len(middle)
+# What only computes shapes and positions.
+_WITHOUT_FLOATS = frozenset(
+    "Shape Cast Constant ConstantOfShape Range Equal Size NonZero Gather Unsqueeze Concat".split()
+)
+
+
+Opener = Callable[[Path], Runner]
+
+
+def first_difference(
+    reference: tuple[Path, Opener], converted: tuple[Path, Opener], batch: Tensors, bound: float
+) -> str | None:
+    """Return the first layer whose output differs by more than the bound, by bisection; None where files tell nothing.
+
+    Both are files with what opens them. Each step adds one output to both and runs them on the batch; the rest of the
+    graph stays, so that the runtime fuses as it did.
+    """
+    onnx = require("onnx")
+    before, after = (onnx.load(str(path), load_external_data=False).graph for path, _ in (reference, converted))
+    nodes = {node.name: node for node in after.node}
+    shared = [node for node in before.node if node.name in nodes and node.op_type not in _WITHOUT_FLOATS]
+    if not shared:
+        return None
+
+    def output(file: tuple[Path, Opener], tensor: str) -> torch.Tensor:
+        path, opener = file
+        model = onnx.load(str(path), load_external_data=False)
+        names = [value.name for value in model.graph.output]
+        if tensor not in names:
+            model.graph.output.append(onnx.ValueInfoProto(name=tensor))
+        probe = path.with_name(f"probe-{path.name}")
+        probe.write_bytes(model.SerializeToString())
+        with opener(probe) as runner:
+            value = runner(*batch)[names.index(tensor) if tensor in names else len(names)]
+        probe.unlink()
+        return value
+
+    low, high = 0, len(shared)
+    try:
+        while low < high:
+            middle = (low + high) // 2
+            node = shared[middle]
+            values = output(reference, node.output[0]), output(converted, nodes[node.name].output[0])
+            low, high = (low, middle) if difference_share(*values) > bound else (middle + 1, high)
+    except (EdgeOptError, ValueError):  # a tensor that this runtime does not give away
+        return None
+    node = shared[min(low, len(shared) - 1)]
+    layer = f"{(module_path(node) or node.name)!r} ({node.op_type})"
+    return layer if low < len(shared) else f"the end, behind {layer}"

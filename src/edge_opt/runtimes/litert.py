@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from edge_opt._support.extras import import_optional
 from edge_opt._support.progress import quiet
@@ -25,7 +24,6 @@ from edge_opt.runtimes.protocol import (
     Inspection,
     PiecewiseRunner,
     Program,
-    Runner,
     Runtime,
     as_arrays,
     closed,
@@ -49,11 +47,11 @@ class LiteRtRunner(PiecewiseRunner):
     runtime = "litert"
     title = "LiteRT"
 
-    def __init__(self, path: Path, threads: int, effective_precision: str | None = None) -> None:
-        self.path, self.threads, self.effective_precision = path, threads, effective_precision
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         kind = _part("ai_edge_litert.interpreter").Interpreter
-        with quiet(), translated(f"LiteRT cannot load {path.name}"):
-            self._interpreter: Any = kind(model_path=str(path), num_threads=threads)
+        with quiet(), translated(f"LiteRT cannot load {self.path.name}"):
+            self._interpreter: Any = kind(model_path=str(self.path), num_threads=self.threads)
             self._interpreter.allocate_tensors()
 
     def operators(self) -> list[dict[str, Any]]:
@@ -157,6 +155,7 @@ class LiteRt(Runtime):
     name = "litert"
     suffix = "tflite"
     package = "ai_edge_litert.interpreter"
+    runner = LiteRtRunner
     extra = "litert"
     precisions = MappingProxyType({"fp32": "", "int8": "", **dict.fromkeys(("fp16", "bf16", "int4"), _FLOATS_ONLY)})
     may_fix_batch = True
@@ -168,13 +167,6 @@ class LiteRt(Runtime):
         source = _written(request.call, request.folder / f"float-{request.filename}")
         _quantize(request, source)
         return replace(source, path=request.path)
-
-    def open(
-        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
-    ) -> Runner:
-        """Load a .tflite file."""
-        assert isinstance(source, Path)
-        return LiteRtRunner(source, threads, effective_precision)
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Read the types of operands from the interpreter; it tells no kernels."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,8 @@ class ModelCall:
         if not fits or value.is_floating_point() != example.is_floating_point():
             expected = f"N{units.TIMES}{units.shape(example.shape[1:])}" if example.dim() > 1 else "N"
             raise InvalidInput(
-                f"{what}: input {name!r} is {units.shape(value.shape)} of {_dtype(value)}; "
-                f"the model takes {expected} of {_dtype(example)}"
+                f"{what}: input {name!r} is {units.shape(value.shape)} of {str(value.dtype).removeprefix('torch.')}; "
+                f"the model takes {expected} of {str(example.dtype).removeprefix('torch.')}"
             )
         return value.detach().to("cpu", example.dtype)
 
@@ -129,15 +130,10 @@ def model_call(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None =
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise InvalidInput("the example inputs hold no tensor; pass a shape such as (1, 3, 224, 224), or tensors")
+    names = _names(model, [path for path, _ in tensors])
+    kept_leaves = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves)
     copied, is_copy = _eval_copy(model)
-    return ModelCall(
-        copied,
-        _names(model, [path for path, _ in tensors]),
-        tuple(tensor for _, tensor in tensors),
-        spec,
-        tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves),
-        is_copy,
-    )
+    return ModelCall(copied, names, tuple(tensor for _, tensor in tensors), spec, kept_leaves, is_copy)
 
 
 def flat_call(model: nn.Module, tensors: Tensors, names: tuple[str, ...]) -> ModelCall:
@@ -192,10 +188,6 @@ def _names(model: nn.Module, paths: list[Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def output_names(count: int) -> tuple[str, ...]:
     """Return the names that outputs get in every file."""
     return ("output",) if count == 1 else tuple(f"output_{number}" for number in range(count))
@@ -229,22 +221,6 @@ def batch_attempts(call: ModelCall) -> tuple[BatchAttempt, BatchAttempt]:
     return BatchAttempt(doubled, is_batched, None), fixed
 
 
-def read_batches(call: ModelCall, batches: Iterable[Any], max_batches: int | None, what: str) -> list[Tensors]:
-    """Return the first batches, checked against the model's inputs."""
-    if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
-        batches = [batches]
-    if max_batches is not None:
-        check_whole("calibration_batches", max_batches)
-    tensors: list[Tensors] = []
-    for number, batch in enumerate(batches):
-        if max_batches is not None and number >= max_batches:
-            break
-        tensors.append(call.read(batch, f"{what} batch {number + 1}"))
-    if not tensors:
-        raise InvalidInput(f"the {what} loader is empty; give at least one batch of inputs")
-    return tensors
-
-
 def in_batches_of(batches: list[Tensors], size: int | None) -> list[Tensors]:
     """Return the same samples in batches of the only size that a file takes; as they are where it takes any."""
     if size is None:
@@ -257,17 +233,59 @@ def in_batches_of(batches: list[Tensors], size: int | None) -> list[Tensors]:
     return pieces or batches
 
 
-def collect_labels(call: ModelCall, batches: Iterable[Any], labels: list[torch.Tensor | None]) -> Iterable[Any]:
-    """Yield the batches as they are; what stands behind their inputs goes to `labels` if it is a class per sample."""
-    if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
-        batches = [batches]
-    for batch in batches:
-        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
-        behind = [torch.as_tensor(leaf) for leaf in leaves[len(call.names) :]]
-        classes = behind[0] if isinstance(batch, (tuple, list)) and len(behind) == 1 else None
-        if classes is not None and (
-            classes.dim() != 1 or classes.is_floating_point() or len(leaves[0]) != len(classes)
-        ):
-            classes = None
-        labels.append(None if classes is None else classes.detach().cpu())
-        yield batch
+# So many batches are made of larger ones at most: each is a call.
+_FIXED_BATCHES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LabeledBatches:
+    """Batches of a model, the class of each sample where they have labels, and where they come from."""
+
+    tensors: list[Tensors]
+    labels: list[torch.Tensor | None]
+    source: str
+
+    @classmethod
+    def read(
+        cls, call: ModelCall, batches: Iterable[Any], max_batches: int | None, what: str, source: str
+    ) -> LabeledBatches:
+        """Return the first batches of a loader, checked against the model's inputs; `what` names them in errors."""
+        if isinstance(batches, (torch.Tensor, np.ndarray, Mapping)):
+            batches = [batches]
+        if max_batches is not None:
+            check_whole("calibration_batches", max_batches)
+        tensors: list[Tensors] = []
+        labels: list[torch.Tensor | None] = []
+        for number, batch in enumerate(islice(batches, max_batches), start=1):
+            tensors.append(call.read(batch, f"{what} batch {number}"))
+            labels.append(_classes(batch, len(call.names)))
+        if not tensors:
+            raise InvalidInput(f"the {what} loader is empty; give at least one batch of inputs")
+        return cls(tensors, labels, source)
+
+    def first(self, count: int) -> LabeledBatches:
+        """Return the first batches."""
+        return LabeledBatches(self.tensors[:count], self.labels[:count], self.source)
+
+    def of_size(self, size: int | None) -> LabeledBatches:
+        """Return the same samples, with their labels, in batches of the only size that a file takes."""
+        if size is None or all(len(batch[0]) == size for batch in self.tensors if batch[0].dim()):
+            return self
+        # Labels go through the same cuts as one input more; batches without labels get numbers that none can have.
+        marked = [
+            (*batch, torch.full((len(batch[0]),), -1) if classes is None else classes)
+            for batch, classes in zip(self.tensors, self.labels, strict=True)
+        ]
+        pieces = in_batches_of(marked, size)[:_FIXED_BATCHES]
+        labels = [None if bool((piece[-1] < 0).all()) else piece[-1] for piece in pieces]
+        return LabeledBatches([piece[:-1] for piece in pieces], labels, self.source)
+
+
+def _classes(batch: Any, inputs: int) -> torch.Tensor | None:
+    """Return what stands behind the inputs of a batch if it is a class for each sample."""
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+    if not isinstance(batch, (tuple, list)) or len(leaves) != inputs + 1:
+        return None
+    classes = torch.as_tensor(leaves[-1])
+    is_class = classes.dim() == 1 and not classes.is_floating_point() and len(leaves[0]) == len(classes)
+    return classes.detach().cpu() if is_class else None

@@ -1,11 +1,11 @@
-"""ONNX Runtime: ONNX files on the CPU."""
+"""ONNX Runtime: ONNX files on the CPU, also files that were given instead of a model."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,22 +13,30 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge_opt._support.files import own_folder
+from edge_opt._support.progress import quiet
 from edge_opt.errors import InvalidInput, translated
-from edge_opt.measuring.file_session import open_session, reason
-from edge_opt.quantization.onnx_files import Tensors
-from edge_opt.runtimes.kernels import KernelTime, inspect_kernels
-from edge_opt.runtimes.onnx_builds import build_float, build_int4, build_int8
+from edge_opt.measuring.file_session import open_file_session, open_session, reason
+from edge_opt.measuring.runtime_profile import ProfileEntry, read_onnxruntime
+from edge_opt.model_files.execution_plan import identifier
+from edge_opt.model_files.file_model import OnnxModel
+from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, Tensors, require, size_of
+from edge_opt.records.conversions import Exported
+from edge_opt.runtimes.export import build_float, build_int4, build_int8
+from edge_opt.runtimes.kernels import inspect_kernels
+from edge_opt.runtimes.model_call import ModelCall, flat_call
 from edge_opt.runtimes.protocol import (
     BuiltModel,
     ClosingRunner,
     ConversionRequest,
     Inspection,
     Program,
-    Runner,
     Runtime,
     as_arrays,
     closed,
 )
+from edge_opt.runtimes.registry import all_runtimes
+from edge_opt.trace.inputs import call_on
 
 
 class OnnxRuntimeRunner(ClosingRunner):
@@ -36,13 +44,9 @@ class OnnxRuntimeRunner(ClosingRunner):
 
     runtime = "onnxruntime"
 
-    def __init__(self, path: Path, threads: int, effective_precision: str | None = None) -> None:
-        self.path, self.threads, self.effective_precision = path, threads, effective_precision
-        self._session = self.session()
-
-    def session(self, profile_prefix: str | None = None) -> Any:
-        """Return a session of this file; with a prefix it writes a profile."""
-        return open_session(self.path, self.threads, profile_prefix)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._session = open_session(self.path, self.threads)
 
     def feeds(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs by their names in the file."""
@@ -60,24 +64,14 @@ class OnnxRuntimeRunner(ClosingRunner):
         session, feeds = self._session, self.feeds(inputs)
         return lambda: session.run(None, feeds)
 
-    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> list[KernelTime]:
+    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
         """Profile runs in a session of its own; the first, which allocates, does not count."""
         with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-            session = self.session(profile_prefix=str(Path(folder) / "run"))
+            session = open_session(self.path, self.threads, str(Path(folder) / "run"))
             feeds = self.feeds(inputs)
             for _ in range(1 + repeats):
                 session.run(None, feeds)
-            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        for event in events:
-            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-                arguments = event["args"]
-                types = [next(iter(entry)) for entry in arguments.get("input_type_shape") or [{"": []}]]
-                op = arguments["op_name"]
-                # The first input has the type that a kernel runs in, unless the kernel itself rounds it.
-                kind = "int8" if op.startswith("DynamicQuantize") else next(iter(types), "")
-                samples[event["name"].removesuffix("_kernel_time"), op, kind].append(event["dur"] * 1e-6)
-        return [KernelTime(name, op, kind, seconds[-repeats:]) for (name, op, kind), seconds in samples.items()]
+            return read_onnxruntime(json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))).kernels
 
     def close(self) -> None:
         self._session = None
@@ -96,6 +90,7 @@ class OnnxRuntime(Runtime):
     name = "onnxruntime"
     suffix = "onnx"
     package = "onnxruntime"
+    runner = OnnxRuntimeRunner
     extra = "onnx"
     precisions = MappingProxyType(dict.fromkeys(("fp32", "fp16", "bf16", "int8", "int4"), ""))
     runs_onnx = True
@@ -107,13 +102,6 @@ class OnnxRuntime(Runtime):
             return build_int8(request)
         return build_int4(request) if request.precision == "int4" else build_float(request, request.precision)
 
-    def open(
-        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
-    ) -> Runner:
-        """Load an ONNX file."""
-        assert isinstance(source, Path)
-        return OnnxRuntimeRunner(source, threads, effective_precision)
-
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Read kernels from its profiler."""
         return inspect_kernels(runner, request.precision, batch)
@@ -121,3 +109,115 @@ class OnnxRuntime(Runtime):
     def program(self, precision: str) -> Program:
         """Open the file and run it."""
         return Program("onnxruntime", "import onnxruntime", _BODY)
+
+
+# Per-channel scales and quantised operators that runtimes fuse came with this opset.
+_QUANTIZABLE_OPSET = 13
+_QUANTIZED = frozenset(
+    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger "
+    "MatMulNBits".split()
+)
+_RECURRENT = frozenset(("LSTM", "GRU", "RNN"))
+_ATTENTION = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention"))
+
+
+class _SourceFile(nn.Module):
+    """The file as ONNX Runtime runs it, with its inputs one after the other: what a quantized one is compared with."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        super().__init__()
+        # In lists, so that their modules are not modules of this one.
+        self.source, self._session = [model], [open_file_session(model, 1)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self._session[0](*tensors)
+
+
+def file_call(
+    model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None, precision: str, runtime: Runtime
+) -> tuple[ModelCall, Exported]:
+    """Return the call of a file as ONNX Runtime runs it, and a copy of the file that quantizers can work on."""
+    if not isinstance(model, OnnxModel):
+        raise InvalidInput("only .onnx files are quantized; give the model that the other file was made of")
+    if precision not in ("int8", "int4") or not runtime.runs_onnx:
+        names = " or ".join(other.name for other in all_runtimes() if other.runs_onnx)
+        raise InvalidInput(
+            f"an .onnx file becomes int8 or int4 for {names}, not {precision} for {runtime.name}; "
+            "give the model's source for others"
+        )
+    quantized = next((node.op for node in model.plan.nodes if node.op in _QUANTIZED), None)
+    if quantized is not None:
+        raise InvalidInput(f"{str(model.file)!r} is quantized already: it has {quantized}; give the float file")
+    original = _SourceFile(model)
+    original.__class__ = type(identifier(model.file.stem), (_SourceFile,), {})
+    arguments = call_on(original, inputs, kwargs, "cpu")
+    tensors = tuple(model.plan.arguments(arguments.args, arguments.kwargs).values())
+    # It has no state to copy, and a session cannot be copied.
+    return flat_call(original, tensors, tuple(model.plan.names)), _labelled(model, own_folder())
+
+
+def _file_scheme(model: OnnxModel) -> str:
+    """Return how a file is quantized unless asked: dynamic where it is recurrent or mostly attention, else static."""
+    nodes = model.plan.nodes
+    if any(node.op in _RECURRENT for node in nodes):
+        return "dynamic"
+    weighted = {name for node in nodes if node.op == "Softmax" for name in node.outputs}
+    attends = any(
+        node.op in _ATTENTION or (node.op == "MatMul" and weighted.intersection(node.inputs)) for node in nodes
+    )
+    sizes = [(len(tensor.shape), prod(tensor.shape)) for tensor in model.parameters()]
+    matrices = sum(size for rank, size in sizes if rank == 2)
+    return "dynamic" if attends and matrices > sum(size for rank, size in sizes if rank > 2) else "static"
+
+
+def _labelled(model: OnnxModel, folder: Path) -> Exported:
+    """Write a copy of the file in which each node has a name and says whose it is."""
+    onnx = require("onnx")
+    graph = model.plan.file.graph
+    target = folder / f"source-{model.file.name}"
+    with quiet(), translated(f"{str(model.file)!r} cannot be prepared"):
+        copy = onnx.load(str(model.file))
+        owners: dict[str, str] = {}
+        for number, node in enumerate(copy.graph.node):
+            node.name = node.name if node.name and node.name not in owners else f"{node.op_type}_{number}"
+            owners[node.name] = model.plan.paths[number]
+        if model.plan.file.opset < _QUANTIZABLE_OPSET:
+            copy = onnx.version_converter.convert_version(copy, _QUANTIZABLE_OPSET)
+        for node in copy.graph.node:
+            del node.metadata_props[:]
+            node.metadata_props.add(key=PATH_KEY, value=owners.get(node.name, ""))
+        is_big = size_of(model.file) > EXTERNAL_DATA_BYTES or copy.ByteSize() > EXTERNAL_DATA_BYTES
+        onnx.save(copy, str(target), save_as_external_data=is_big, location=f"{target.name}.data")
+    first = graph.inputs[0].shape or () if graph.inputs else ()
+    batch = first[0] if first and isinstance(first[0], int) and first[0] > 0 else None
+    outputs = tuple(value.name for value in graph.outputs)
+    return Exported(str(target), tuple(model.plan.names), outputs, batch, size_of(model.file))
+
+
+SCHEMES = ("auto", "static", "dynamic", "weights")
+_RECURRENT_LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
+
+
+def chosen_scheme(model: nn.Module, precision: str, runtime: Runtime, scheme: str) -> str:
+    """Return how weights and activations become integers; "auto" goes by what the model is made of.
+
+    Static needs ranges and pays off in convolutions. Recurrent layers have no static kernels, and activations of
+    transformers have outliers that one range for all inputs serves badly: both are quantized as values come.
+    """
+    if scheme not in SCHEMES:
+        raise InvalidInput(f"unknown scheme {scheme!r}; it is one of {', '.join(SCHEMES)}")
+    if precision == "int4":
+        if scheme in ("static", "dynamic"):
+            raise InvalidInput("int4 is of weights only; leave scheme out, or use int8")
+        return "weights"
+    scheme = runtime.int8_scheme if scheme == "auto" else scheme
+    if scheme != "auto":
+        return scheme
+    if isinstance(model, OnnxModel):
+        return _file_scheme(model)
+    if any(isinstance(module, _RECURRENT_LAYERS) for module in model.modules()):
+        return "dynamic"
+    has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    kernels = sum(p.numel() for p in model.parameters() if p.dim() > 2)
+    return "dynamic" if has_attention and matrices > kernels else "static"

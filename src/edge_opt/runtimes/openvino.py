@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
 
 from edge_opt._support.extras import import_optional
 from edge_opt.errors import InvalidInput, translated
 from edge_opt.measuring.file_session import reason
 from edge_opt.measuring.machine import cpu_flags
+from edge_opt.measuring.runtime_profile import ProfileEntry
 from edge_opt.quantization.onnx_files import Tensors
-from edge_opt.runtimes.kernels import KernelTime, inspect_kernels
-from edge_opt.runtimes.onnx_builds import build_float, build_int8
+from edge_opt.runtimes.export import build_float, build_int8
+from edge_opt.runtimes.kernels import inspect_kernels
 from edge_opt.runtimes.protocol import (
     BuiltModel,
     ClosingRunner,
     ConversionRequest,
     Inspection,
     Program,
-    Runner,
     Runtime,
     as_arrays,
     closed,
@@ -42,13 +40,12 @@ class OpenVinoRunner(ClosingRunner):
 
     runtime = "openvino"
 
-    def __init__(self, path: Path, threads: int, precision: str, effective_precision: str | None = None) -> None:
-        if precision not in _HINTS:
-            raise InvalidInput(f"unknown precision {precision!r}; it is one of {', '.join(_HINTS)}")
-        self.path, self.threads, self.precision = path, threads, precision
-        self.effective_precision = effective_precision
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self.precision not in _HINTS:
+            raise InvalidInput(f"unknown precision {self.precision!r}; it is one of {', '.join(_HINTS)}")
         # Whole numbers and 16-bit floats run on matrix units (AMX), which virtual machines are known to refuse.
-        check_instructions(precision, self.runtime, ("fp16", "bf16", "int8") if "amx_tile" in cpu_flags() else ())
+        check_instructions(self.precision, self.runtime, ("fp16", "bf16", "int8") if "amx_tile" in cpu_flags() else ())
         self._request = self.compiled().create_infer_request()
 
     def compiled(self, more: Mapping[str, Any] | None = None) -> Any:
@@ -80,7 +77,7 @@ class OpenVinoRunner(ClosingRunner):
         request, feeds = self._request, self.feeds(inputs)
         return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)
 
-    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> list[KernelTime]:
+    def kernel_times(self, inputs: Sequence[Any], repeats: int) -> Sequence[ProfileEntry]:
         """Read its counters; the precision is what the compiled model says of itself, not what was asked."""
         compiled = self.compiled({"PERF_COUNT": True})
         request = compiled.create_infer_request()
@@ -96,12 +93,15 @@ class OpenVinoRunner(ClosingRunner):
             name = node.get_friendly_name()
             facts = {key: str(value.astype(str)) for key, value in node.get_rt_info().items() if key in _FACTS}
             if facts.get("layerType") not in _NOT_RUN and name in samples:
-                aliases = tuple(
-                    alias.partition("/")[0] for alias in facts.get("originalLayersNames", "").split(",") if alias
-                )
-                seconds = samples[name][-repeats:]
+                names = facts.get("originalLayersNames", "").split(",")
                 kernels.append(
-                    KernelTime(name, facts.get("layerType", ""), facts["runtimePrecision"], seconds, aliases)
+                    ProfileEntry(
+                        name,
+                        tuple(samples[name][-repeats:]),
+                        op=facts.get("layerType", ""),
+                        kind=facts["runtimePrecision"],
+                        aliases=tuple(alias.partition("/")[0] for alias in names if alias),
+                    )
                 )
         return kernels
 
@@ -123,6 +123,7 @@ class OpenVino(Runtime):
     name = "openvino"
     suffix = "onnx"
     package = "openvino"
+    runner = OpenVinoRunner
     extra = "openvino"
     precisions = MappingProxyType(
         {**dict.fromkeys(_HINTS, ""), "int4": "its weights alone are for onnxruntime; use runtime='onnxruntime'"}
@@ -134,13 +135,6 @@ class OpenVino(Runtime):
     def build(self, request: ConversionRequest) -> BuiltModel:
         """Write a float32 file, which it computes in what it is asked for, or an int8 one."""
         return build_int8(request) if request.precision == "int8" else build_float(request, "fp32")
-
-    def open(
-        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
-    ) -> Runner:
-        """Load an ONNX file."""
-        assert isinstance(source, Path)
-        return OpenVinoRunner(source, threads, precision, effective_precision)
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Read kernels from its counters."""

@@ -1,8 +1,11 @@
-"""The Runtime protocol: what a conversion is asked for, what a runtime builds, and what runs it."""
+"""What a runtime is: what it is asked to build, what it builds, and runners, which are opened and timed here."""
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,12 +14,15 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
+from edge_opt._support.checks import check_whole
 from edge_opt.errors import InvalidInput, translated
+from edge_opt.measuring.latency import TimedCall, interleaved
+from edge_opt.measuring.machine import read_environment
 from edge_opt.quantization.onnx_files import Tensors
-from edge_opt.records.conversions import Exported, Kernel, LayerPrecision
-from edge_opt.runtimes.model_call import ModelCall
-
-PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
+from edge_opt.records.conversions import Converted, Exported, Kernel, LayerPrecision
+from edge_opt.records.measurements import Latency
+from edge_opt.runtimes.model_call import ModelCall, in_batches_of
+from edge_opt.runtimes.registry import find_runtime, runtimes_by_ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,7 @@ class Runtime(Protocol):
         name: As users write it.
         suffix: Ending of its files.
         package: The module that Python imports to run them.
+        runner: The class of its runners.
         extra: The extra of edge-opt that installs it; "" where nothing more is needed.
         precisions: Each precision with "" where it is supported, else the reason why it is not.
         runs_onnx: Whether its files are ONNX files, so that one export serves several runtimes.
@@ -154,6 +161,7 @@ class Runtime(Protocol):
     name: str
     suffix: str
     package: str
+    runner: type[Any]
     extra: str = ""
     precisions: Mapping[str, str]
     runs_onnx: bool = False
@@ -181,7 +189,8 @@ class Runtime(Protocol):
             precision: What it is asked to compute in, where the file leaves that open.
             effective_precision: What it was verified to run in; None where nobody has.
         """
-        ...
+        runner: Runner = self.runner(source, threads, precision, effective_precision)
+        return runner
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Return what really runs: kernels by one run on the batch where the runtime tells them, and layers.
@@ -204,7 +213,13 @@ class Runtime(Protocol):
 
 
 class ClosingRunner:
-    """Runners close themselves at the end of a `with`."""
+    """The base of runners: it knows what it was opened with, and closes itself at the end of a `with`."""
+
+    def __init__(
+        self, source: Any, threads: int, precision: str = "fp32", effective_precision: str | None = None
+    ) -> None:
+        self.path: Path = source
+        self.threads, self.precision, self.effective_precision = threads, precision, effective_precision
 
     def close(self) -> None:
         """Give back what the runtime holds."""
@@ -255,15 +270,13 @@ def in_pieces(inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[tu
     >>> [[tuple(value.shape) for value in piece] for piece in in_pieces([torch.zeros(4, 3)], [(2, 3)])]
     [[(2, 3)], [(2, 3)]]
     """
-    tensors = [torch.as_tensor(value) for value in inputs]
+    tensors = tuple(torch.as_tensor(value) for value in inputs)
     sizes = {int(shape[0]) for shape in shapes if len(shape)}
     counts = {len(tensor) for tensor in tensors if tensor.dim()}
-    if len(sizes) != 1 or len(counts) != 1 or min(sizes) < 1 or len(tensors) != len(shapes):
+    if len(sizes) != 1 or len(counts) != 1 or len(tensors) != len(shapes):
         return [tuple(inputs)]
     size, count = min(sizes), min(counts)
-    if count <= size or count % size:
-        return [tuple(inputs)]
-    return [tuple(tensor[start : start + size] for tensor in tensors) for start in range(0, count, size)]
+    return [tuple(inputs)] if size < 1 or count <= size or count % size else in_batches_of([tensors], size)
 
 
 def closed() -> InvalidInput:
@@ -277,3 +290,94 @@ def as_arrays(inputs: Sequence[Any], count: int) -> list[Any]:
     if len(arrays) != count:
         raise InvalidInput(f"{len(arrays)} inputs given; the model takes {count}")
     return arrays
+
+
+def open_runner(
+    source: Converted | str | os.PathLike[str] | nn.Module,
+    runtime: str | None = None,
+    *,
+    threads: int = 1,
+    precision: str = "fp32",
+) -> Runner:
+    """Load a conversion, a file or a module into a runtime.
+
+    Args:
+        source: What `convert` returned, the path of a file, or a torch module.
+        runtime: Who runs it; None takes the conversion's own, torch for a module, and goes by the ending of a file.
+        threads: Threads that the runtime uses; one is the quietest to measure.
+        precision: What OpenVINO is asked to compute a file in; a conversion knows its own.
+
+    >>> from torch import nn
+    >>> with open_runner(nn.Linear(4, 2)) as runner:
+    ...     [output] = runner(torch.zeros(3, 4))
+    >>> runner.runtime, tuple(output.shape)
+    ('torch', (3, 2))
+    """
+    check_whole("threads", threads)
+    effective = None
+    if isinstance(source, Converted):
+        effective = source.effective_precision if runtime in (None, source.runtime) else None
+        runtime, precision = runtime or source.runtime, source.precision
+        source = source.path if source.model is None else source.model
+    elif isinstance(source, nn.Module):
+        runtime = runtime or "torch"
+        if find_runtime(runtime).runs_modules:
+            source = copy.deepcopy(source).eval()
+    if runtime is None:
+        runtime = runtimes_by_ending().get(Path(str(source)).suffix, "onnxruntime")
+    chosen = find_runtime(runtime)
+    if isinstance(source, nn.Module):
+        if not chosen.runs_modules:
+            remedy = "convert it first: compress.convert(model, inputs)"
+            raise InvalidInput(f"{runtime} cannot run a module; {remedy}")
+        return chosen.open(source, threads, precision, effective)
+    if chosen.runs_modules:
+        raise InvalidInput(f"{runtime} cannot run {str(source)!r}; torch runs modules, not files")
+    path = Path(source)
+    if not path.is_file():
+        raise InvalidInput(f"no file {str(path)!r}; compress.convert or compress.export_onnx writes one")
+    return chosen.open(path, threads, precision, effective)
+
+
+def measure_runner(runner: Runner, *inputs: Any, **options: Any) -> Latency:
+    """Return the latency of one runner on these inputs, wall and CPU.
+
+    Args:
+        runner: What to time.
+        inputs: The tensors of one call.
+        options: Those of `edge_opt.measuring.interleaved`.
+    """
+    return measure_runners({"": runner}, *inputs, **options)[""]
+
+
+def measure_runners(
+    runners: Mapping[str, Runner], *inputs: Any, rehearses: bool = False, **options: Any
+) -> dict[str, Latency]:
+    """Return latencies of several runners on the same inputs, a block of each in turn, so that they can be compared.
+
+    Args:
+        runners: What to time, by name.
+        inputs: The tensors of one call.
+        rehearses: Whether each runs once, untimed, before its turn, so that none begins with what others left in the
+            cache.
+        options: Those of `edge_opt.measuring.interleaved`.
+    """
+    if not inputs:
+        raise InvalidInput("no inputs given; pass the tensors of one call")
+    first = torch.as_tensor(inputs[0])
+    facts = {"batch_size": first.shape[0] if first.dim() else 1, "environment": read_environment(), **options}
+    return interleaved({name: _timed_call(runner, inputs, rehearses) for name, runner in runners.items()}, **facts)
+
+
+def _timed_call(runner: Runner, inputs: tuple[Any, ...], rehearses: bool) -> TimedCall:
+    """Return a runner's call to be timed. Torch's thread count is the process's: it is set around each block."""
+    run = runner.bind(*inputs)
+    ready = getattr(runner, "ready", nullcontext)
+    state = ExitStack()
+
+    def prepare(_: int) -> None:
+        state.enter_context(ready())
+        if rehearses:
+            run()
+
+    return TimedCall(run, prepare, lambda _: state.close())

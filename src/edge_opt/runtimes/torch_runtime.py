@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,6 @@ from edge_opt.runtimes.protocol import (
     ConversionRequest,
     Inspection,
     Program,
-    Runner,
     Runtime,
     closed,
 )
@@ -37,9 +35,9 @@ class TorchRunner(ClosingRunner):
 
     runtime = "torch"
 
-    def __init__(self, model: nn.Module, threads: int, effective_precision: str | None = None) -> None:
+    def __init__(self, model: nn.Module, *options: Any) -> None:
+        super().__init__(model, *options)
         self._model: nn.Module | None = model
-        self.threads, self.effective_precision = threads, effective_precision
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         with self.ready():
@@ -75,8 +73,8 @@ class CompiledRunner(TorchRunner):
 
     runtime = "torch-compile"
 
-    def __init__(self, model: nn.Module, threads: int, effective_precision: str | None = None) -> None:
-        super().__init__(torch.compile(model), threads, effective_precision)  # type: ignore[arg-type]
+    def __init__(self, model: nn.Module, *options: Any) -> None:
+        super().__init__(torch.compile(model), *options)  # type: ignore[arg-type]
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         remedy = "; it needs a C++ compiler (g++); or use runtime='torch'"
@@ -102,6 +100,7 @@ class Torch(Runtime):
     name = "torch"
     suffix = "pt"
     package = "torch"
+    runner = TorchRunner
     precisions = MappingProxyType({"fp32": "", "fp16": "", "bf16": "", "int8": _NO_INTEGERS, "int4": _NO_INTEGERS})
     runs_modules = True
 
@@ -111,13 +110,6 @@ class Torch(Runtime):
         model, dtype = cast_copy(request.call.model, request.precision)
         torch.save(model.state_dict(), request.path)
         return BuiltModel(request.path, (), model=request.call.flat(dtype, model).eval())
-
-    def open(
-        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
-    ) -> Runner:
-        """Run a module."""
-        assert isinstance(source, nn.Module)
-        return TorchRunner(source, threads, effective_precision)
 
     def inspect(self, built: BuiltModel, runner: Any, request: ConversionRequest, batch: Tensors) -> Inspection:
         """Eager kernels run in the type of their weights."""
@@ -139,13 +131,7 @@ class CompiledTorch(Torch):
     """torch.compile."""
 
     name = "torch-compile"
-
-    def open(
-        self, source: Path | nn.Module, threads: int, precision: str, effective_precision: str | None = None
-    ) -> Runner:
-        """Compile a module, when it is first called."""
-        assert isinstance(source, nn.Module)
-        return CompiledRunner(source, threads, effective_precision)
+    runner = CompiledRunner
 
     def program(self, precision: str) -> Program:
         """Load the exported program, compile it, and call it."""

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from edge_opt._support.unchanged import unchanged
 from edge_opt.errors import EdgeOptError, InvalidInput, TraceFailed, message_of
-from edge_opt.measuring.backward_pass import summed
+from edge_opt.measuring.layers import summed
 from edge_opt.records.costs import ModuleCall, Role, StorageInfo
 from edge_opt.trace.escapes import ValueReads, forget_frames, release_trace_tensors
 from edge_opt.trace.inputs import CallArguments, InputSpec, map_arguments, meta_tensor, real_tensor
