@@ -107,7 +107,7 @@ class Agreement(Shown):
 
         That is every output, at every batch size, on unseen inputs, too. None where nothing could be compared.
         """
-        differences = (entry.difference for entry in (*self.by_batch, *self.unseen))
+        differences = [*(entry.difference for entry in self.by_batch), *(entry.difference for entry in self.unseen)]
         return max((difference for difference in differences if difference is not None), default=None)
 
 
