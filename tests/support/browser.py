@@ -85,6 +85,7 @@ class Page:
         self.send("Page.navigate", url=path.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(json.loads(self._socket.recv()))
+        self.run("typeof plotlyReady === 'undefined' ? null : plotlyReady.then(() => null)")
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; promises are waited for."""

@@ -8,7 +8,9 @@ import html
 import json
 import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,14 +76,15 @@ def write_page(
 def page_text(data: Mapping[str, Any]) -> str:
     """Return the page that shows this data."""
     script = _joined(_SCRIPTS)
-    library = _plotly()
+    library, packed, packed_bytes = _plotly()
     parts = {
         "title": html.escape(str(data["title"])),
         "policy": _policy(script, library),
         "style": _joined(_STYLES),
         "data": embedded(data),
         "script": script,
-        "plotly": library,
+        "plotly": packed,
+        "plotly_bytes": str(packed_bytes),
     }
     # One pass, so that nothing inside a part is taken for a place.
     return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
@@ -118,13 +121,21 @@ def _joined(names: Sequence[str]) -> str:
     return "\n".join(map(_asset, names))
 
 
-def _plotly() -> str:
+@cache
+def _plotly() -> tuple[str, str, int]:
+    """Return the chart library, and the same packed for the page: a third of its size, with the bytes before padding.
+
+    Packing takes half a second. Base 85 needs six per cent less than base 64.
+    """
     spec = find_spec("plotly")
     folder = next(iter(spec.submodule_search_locations or []), None) if spec else None
     path = Path(folder or "") / "package_data" / "plotly.min.js"
     if folder is None or not path.is_file():
         raise missing_extra("an HTML report needs", "plotly", "report")
-    return path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    packed = zlib.compress(text.encode(), level=9)
+    # "<" could begin a comment in the page, and "," is not in the alphabet; page.js reads it back.
+    return text, base64.b85encode(packed, pad=True).decode().replace("<", ","), len(packed)
 
 
 _PARTS = ("sensitivity", "reproducibility", "summary")
