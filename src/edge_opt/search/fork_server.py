@@ -21,28 +21,17 @@ import os
 import pickle
 import select
 import signal
-import struct
 import sys
 import traceback
 from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from edge_opt._support.json import to_plain
 from edge_opt.records.sweeps import TrialMetrics
 
-_LENGTH = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1
-
-
-def frame(content: bytes) -> bytes:
-    """Return a message with its length in front.
-
-    >>> frame(b"ab")[-3:]
-    b'\\x02ab'
-    """
-    return _LENGTH.pack(len(content)) + content
 
 
 def serve(preload: list[str]) -> None:
@@ -54,7 +43,7 @@ def serve(preload: list[str]) -> None:
     """
     # Requests and replies use duplicated descriptors, and 0 and 1 point elsewhere: whatever an imported module prints
     # would otherwise be read as a reply.
-    requests = os.fdopen(os.dup(0), "rb", buffering=0)
+    requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
@@ -80,7 +69,12 @@ def serve(preload: list[str]) -> None:
     gc.collect()
     gc.freeze()
     _reply(replies, {"ready": os.getpid()})
-    while (request := _read_request(requests)) is not None:
+    while True:
+        try:
+            # Paths and bytes only: what a job is made of is unpickled in the child.
+            request = pickle.load(requests)
+        except (EOFError, pickle.UnpicklingError):
+            return  # the parent has closed the pipe, or died while it wrote
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -92,21 +86,6 @@ def serve(preload: list[str]) -> None:
             os.setpgid(pid, pid)
         _reply(replies, {"pid": pid})
         _reply(replies, {"status": _wait(pid, requests.fileno(), woken)})
-
-
-def _read_request(stream: BinaryIO) -> bytes | None:
-    header = _read_exactly(stream, _LENGTH.size)
-    return None if header is None else _read_exactly(stream, _LENGTH.unpack(header)[0])
-
-
-def _read_exactly(stream: BinaryIO, count: int) -> bytes | None:
-    content = bytearray()
-    while len(content) < count:
-        part = stream.read(count - len(content))
-        if not part:
-            return None
-        content += part
-    return bytes(content)
 
 
 def _reply(replies: int, message: dict[str, Any]) -> None:
@@ -141,7 +120,7 @@ def end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _run_child(request: bytes, parent: int) -> NoReturn:
+def _run_child(request: tuple[str, str, bytes], parent: int) -> NoReturn:
     """Run the job in the child, write its result to a file, and end the process.
 
     It ends with `os._exit`: a normal exit would run the atexit handlers that the server registered while importing.
@@ -152,7 +131,7 @@ def _run_child(request: bytes, parent: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _die_with(parent)
         _prefer_as_oom_victim()
-        result, log, payload = pickle.loads(request)
+        result, log, payload = request
         number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(number, 1)
         os.dup2(number, 2)

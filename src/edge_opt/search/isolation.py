@@ -23,7 +23,7 @@ from edge_opt._support.extras import import_optional
 from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput, NotSaved
 from edge_opt.records.sweeps import Candidate, Failure, TrialMetrics
-from edge_opt.search.fork_server import PROGRESS_FILE, end_group, frame
+from edge_opt.search.fork_server import PROGRESS_FILE, end_group
 
 # train, evaluate, screen and probe concern the baseline; the others a candidate, or several in "compare".
 Phase = Literal["train", "evaluate", "screen", "build", "measure", "compare", "score", "probe"]
@@ -256,7 +256,7 @@ class Isolation:
         begun = time.monotonic()
         pid = None
         try:
-            server.send(frame(request))
+            server.send(request)
             pid = int(server.reply()["pid"])
             ending: Outcome | None = None
             poll_s = _POLL_EVERY_S.get(phase, _POLL_BUILDS_EVERY_S)
