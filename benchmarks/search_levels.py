@@ -129,7 +129,8 @@ def compared(net: str, seed: int) -> list[dict[str, Any]]:
             if side == "auto":
                 screening = screen(job, splits, PAIRS)
                 left_out = {(item.precision, item.runtime) for item in screening.left_out}
-                said, levels, pairs = str(screening), screening.chosen, [each for each in PAIRS if each not in left_out]
+                said, pairs = str(screening), [each for each in PAIRS if each not in left_out]
+                levels = [0.0, *([screening.chosen.share] if screening.chosen else [])]
                 job = screening.job(job)
             found = entries(job, splits, levels, pairs, stack)
             us = timed({name: each.runner for name, each in found.items()}, splits)

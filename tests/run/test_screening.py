@@ -39,12 +39,12 @@ def test_what_the_fastest_level_lacks_when_trained_says_how_much_gentler(lack: f
         return lack
 
     found = choose_ratio([(0.6, 8), (0.5, "auto")], {8: [0.2, 0.4, 0.6], "auto": [0.5]}, lacks)
-    assert found == [chosen] and trained == [(0.6, 8)]
+    assert found == chosen and trained == [(0.6, 8)]
 
 
 def test_where_nothing_is_gentler_the_fastest_is_offered() -> None:
-    assert choose_ratio([(0.5, 8)], {8: [0.5]}, lambda place: 3.0) == [(0.5, 8)]
-    assert choose_ratio([], {8: []}, lambda place: 0.0) == []
+    assert choose_ratio([(0.5, 8)], {8: [0.5]}, lambda place: 3.0) == (0.5, 8)
+    assert choose_ratio([], {8: []}, lambda place: 0.0) is None
 
 
 def test_the_boldest_is_found_with_few_looks() -> None:
@@ -86,20 +86,18 @@ def test_the_job_of_a_screening_makes_what_it_trained_and_trains_nothing_again(t
     job, splits = job_of(SmallCNN(16, 32), tmp_path)
     with torch_threads(1):
         found = screen(job, splits, [("fp32", "onnxruntime")])
-    assert len(found.trained) >= 1 and f"{len(found.levels)} tried" in str(found)
+    assert found.chosen is not None and f"{len(found.levels)} tried" in str(found)
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")}
     again = found.job(job)
-    for level in found.trained:
-        candidate = Candidate(level.share, "fp32", "torch")
-        model = variant_of(again.source, splits, candidate, again.cache).model
-        assert sum(each.numel() for each in model.parameters()) < sum(p.numel() for p in SmallCNN(16, 32).parameters())
+    model = variant_of(again.source, splits, Candidate(found.chosen.share, "fp32", "torch"), again.cache).model
+    assert sum(each.numel() for each in model.parameters()) < sum(p.numel() for p in SmallCNN(16, 32).parameters())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("facts.json")} == made
 
 
 def test_a_model_that_does_not_prune_is_swept_unpruned(tmp_path: Path) -> None:
     job, splits = job_of(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), tmp_path)
     found = screen(job, splits, [("fp32", "torch")])
-    assert found.chosen == [0.0] and "not pruned: nothing in Sequential can be pruned" in str(found)
+    assert found.chosen is None and "not pruned: nothing in Sequential can be pruned" in str(found)
     # What int8 is trained for, it is still trained for.
     assert found.job(job) is job
 

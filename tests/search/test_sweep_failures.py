@@ -11,7 +11,7 @@ import pytest
 
 from edge_opt.errors import InvalidInput
 from edge_opt.records.sweeps import Candidate, Trial
-from edge_opt.search.isolation import Isolation, Limits, keep_fork_servers, pickle_job, start_fork_server
+from edge_opt.search.isolation import Isolation, Limits, keep_fork_servers, pickle_job
 from edge_opt.search.space import Space
 from edge_opt.search.sweep import candidate_folder, run_sweep
 from edge_opt.search.sweep_progress import Event, PhaseStarted
@@ -158,14 +158,13 @@ def test_a_lost_nursery_is_a_crash_and_is_replaced(tmp_path: Path) -> None:
         assert isolation.run(job, "build", (candidate, tmp_path), tmp_path, Limits()).failure is None
 
 
-def test_sweeps_of_one_run_fork_from_one_process_that_was_begun_before(tmp_path: Path) -> None:
+def test_sweeps_of_one_run_fork_from_one_process(tmp_path: Path) -> None:
     space = Space((0.0, 0.5), ("fp32",), ("torch",))
     with keep_fork_servers():
-        start_fork_server(["sweep_jobs", "?nowhere"])
+        run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "first", preload=["?nowhere"])
         begun = fork_servers()
-        for name in ("first", "second"):
-            run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / name)
-            assert fork_servers() == begun
+        run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "second")
+        assert len(begun) == 1 and fork_servers() == begun
         # What it did not import is not asked of it.
         run_sweep(Arithmetic(tmp_path / "log"), space, folder=tmp_path / "third", preload=["csv"])
         assert len(fork_servers()) == 2

@@ -50,16 +50,7 @@ def write_artifacts(
 ) -> tuple[dict[str, Any], list[Path]]:
     """Write everything of a run but the model to ship; return the summary, and the files.
 
-    Args:
-        folder: Where to write.
-        config: The configuration.
-        splits: The data.
-        profile: The baseline's profile.
-        result: The result of the sweep.
-        space: The candidates.
-        command: The command line.
-        settings: The settings that `reproducibility.json` lists.
-        sensitivity: Of each layer, where it was measured.
+    `profile` is the baseline's, and `settings` are those that `reproducibility.json` lists.
     """
     layerwise = pd.DataFrame([asdict(item) for item in layer_estimates(profile)])
     hardware = hardware_summary(layerwise, config, result)

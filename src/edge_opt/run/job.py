@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -444,17 +444,13 @@ class PipelineJob:
             return energy.joules, proxy_source(config)
         return energy.joules, f"{energy.source}: {energy.note}"
 
-    @contextmanager
-    def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> Iterator[Runner]:
+    def runner(self, candidate: Candidate, folder: Path, built: Mapping[str, Any]) -> AbstractContextManager[Runner]:
         """Open what was built."""
         threads = self.config.used_threads
         if find_runtime(candidate.runtime).runs_modules:
-            with open_runner(self.eager(candidate, folder), threads=threads) as runner:
-                yield runner
-            return
+            return open_runner(self.eager(candidate, folder), threads=threads)
         path = built_file(folder, built)
-        with open_runner(path, candidate.runtime, threads=threads, precision=candidate.precision) as runner:
-            yield runner
+        return open_runner(path, candidate.runtime, threads=threads, precision=candidate.precision)
 
     def eager(self, candidate: Candidate, folder: Path) -> Converted:
         """Return the candidate's model as torch runs it."""

@@ -44,7 +44,7 @@ from edge_opt.run.model_and_data import ModelAndData, ScoreSummary, weights_from
 from edge_opt.run.run_summary import check_target
 from edge_opt.run.screening import choose_space
 from edge_opt.run.time_finalists import BOARD_RUNTIMES, FinalistTimer, measure_on_board
-from edge_opt.search.isolation import Phase, keep_fork_servers, start_fork_server
+from edge_opt.search.isolation import Phase, keep_fork_servers
 from edge_opt.search.locks import build_lock, folder_lock
 from edge_opt.search.space import Space
 from edge_opt.search.store import Sources, Store
@@ -55,27 +55,6 @@ from edge_opt.tasks.batches import first_shape
 
 EAGER = Candidate(0.0, "fp32", "torch")
 TRAINING = "training.json"
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a command carries a run out; none of it changes a result, but for the machine that measures.
-
-    Attributes:
-        workers: Processes that build side by side; 0 and 1 build one after the other.
-        scheduler: Address of a Dask scheduler whose workers build instead.
-        insecure: Whether a scheduler may be used without encryption.
-        measure_on: A board that measures, as `ssh` knows it: USER@HOST.
-        retry_failed: Whether candidates that failed in an earlier run are tried again.
-        fresh: Whether to start over; the earlier table is kept under another name.
-    """
-
-    workers: int = 0
-    scheduler: str | None = None
-    insecure: bool = False
-    measure_on: str | None = None
-    retry_failed: bool = False
-    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +75,8 @@ def run(
     config: RunConfig,
     folder: str | Path | None = None,
     *,
+    measure_on: str | None = None,
+    fresh: bool = False,
     on_event: Listener = lambda _: None,
     command: Sequence[str] | None = None,
     **options: Any,
@@ -107,12 +88,13 @@ def run(
     Args:
         config: The configuration, as `edge_opt.run.config.read_config` returns it.
         folder: Where everything is written; `output_dir` of the configuration unless given.
+        measure_on: A board that measures, as `ssh` knows it: USER@HOST.
+        fresh: Start over; the earlier table is kept under another name.
         on_event: Called with every event of the run.
         command: The command line, for the record.
-        options: Fields of `RunOptions`.
+        options: How candidates are built: `workers`, `scheduler`, `insecure` and `retry_failed` of `SweepOptions`.
     """
-    chosen = RunOptions(**options)
-    config, board = _with_board(config, chosen)
+    config, board = _with_board(config, measure_on)
     root = Path(config.output_dir if folder is None else folder)
     check_target(config)
     source = ModelAndData.from_config(config)
@@ -120,8 +102,9 @@ def run(
     _check_trainable(source, splits, untrained)
     sources = sources_of(config, splits, untrained, config.model_reference, trains_baseline=True)
     sources |= same_twice(untrained, source)
-    state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, chosen, board, on_event)
-    with state.opened() as store:
+    search = _search_options(config, **options)
+    state = _Run(splits, root, config.subset(*RESULT_SCOPES), sources, search, board, on_event)
+    with state.opened(fresh) as store:
         store.save_metadata("stage", "training")
         trained, score = state.train(source.holding(untrained))
         model = trained.build()
@@ -164,8 +147,8 @@ def sweep(
         on_event: Called with every event of the sweep.
         settings: Keys of a configuration, each of them below.
     """
-    chosen = RunOptions(workers, scheduler, insecure, measure_on, retry_failed, fresh)
-    config, board = _with_board(sweep_settings(settings), chosen)
+    config, board = _with_board(sweep_settings(settings), measure_on)
+    search = _search_options(config, workers=workers, scheduler=scheduler, insecure=insecure, retry_failed=retry_failed)
     source = ModelAndData.from_arguments(model, loaders, example_inputs, config)
     splits, original = source.splits(), source.build()
     # A factory may train, or draw its weights anew, at each call: all processes get the first model.
@@ -185,8 +168,8 @@ def sweep(
     keys = {key: value for key, value in config.subset(*RESULT_SCOPES).items() if key in SWEEP_KEYS}
     depends_on = {"model": name, "batch_size": shape[0], **keys}
     sources = sources_of(config, splits, original, reference)
-    state = _Run(splits, Path(folder), depends_on, sources, chosen, board, on_event)
-    with state.opened() as store:
+    state = _Run(splits, Path(folder), depends_on, sources, search, board, on_event)
+    with state.opened(fresh) as store:
         outcome = state.run_phase(PipelineJob(source, state.root), "evaluate", (), state.root / "baseline")
         shown = {**{key: getattr(config, key) for key in SWEEP_KEYS}, "model": name}
         score = ScoreSummary(**outcome["score"])
@@ -202,7 +185,7 @@ class _Run:
         root: The folder of the run.
         settings: The settings that results depend on.
         sources: Code and data that results depend on.
-        options: How the command carries the run out.
+        options: How the candidates are searched.
         board: The board that measures; None is this machine.
         on_event: Called with every event.
     """
@@ -211,12 +194,12 @@ class _Run:
     root: Path
     settings: Mapping[str, Any]
     sources: Sources
-    options: RunOptions
+    options: SweepOptions
     board: Board | None
     on_event: Listener
 
     @contextmanager
-    def opened(self) -> Iterator[Store]:
+    def opened(self, fresh: bool) -> Iterator[Store]:
         """Hold the folder from training to the last file, and open its store."""
         timed_on = {} if self.board is None else {"measured_on": self.board.host}
         with folder_lock(self.root), keep_fork_servers():
@@ -225,7 +208,7 @@ class _Run:
                 {**self.settings, **timed_on},
                 self.sources,
                 defaults=RunConfig().subset(*RESULT_SCOPES),
-                fresh=self.options.fresh,
+                fresh=fresh,
                 on_notice=self._notify,
             )
             with closing(store):
@@ -245,8 +228,6 @@ class _Run:
         key = digest({**config.subset("data", "training"), "sources": digests(self.sources)})
         stored = _read_training(folder, key)
         if stored is None:
-            # What builds variants takes seconds to import. It does so while the baseline trains.
-            start_fork_server(preload(config))
             name = type(source.build()).__name__
             self._notify(f"training {name} on {self.splits.name}: {config.epochs} epochs")
             outcome = self.run_phase(PipelineJob(source, folder), "train", (folder.absolute(),), folder)
@@ -300,24 +281,10 @@ class _Run:
         """Build, measure and compare the candidates of the space."""
         config, board = job.config, self.board
         assert job.baseline is not None
-        chosen = SweepOptions(
-            name=name,
-            metric=job.baseline.score.metric,
-            constraints=config.budgets,
-            trials=config.trials,
-            seed=config.seed,
-            use_ci=config.pareto_use_ci,
-            workers=self.options.workers,
-            scheduler=self.options.scheduler,
-            insecure=self.options.insecure,
-            memory_limit_bytes=config.memory_limit_bytes,
-            time_limit_s=config.time_limit_s,
-            retry_failed=self.options.retry_failed,
-            preload=preload(config),
-        )
+        options = replace(self.options, name=name, metric=job.baseline.score.metric, preload=preload(config))
         # On a board the baseline is the same model in the runtime there.
         eager = EAGER if board is None else replace(EAGER, runtime=config.runtimes[0])
-        return Sweep(job, space, store, self.root, chosen, self.on_event).run(
+        return Sweep(job, space, store, self.root, options, self.on_event).run(
             None if eager in space else eager,
             compare=FinalistTimer(job, self.root, self.on_event, board),
             measurer=None if board is None else partial(measure_on_board, board, job),
@@ -363,14 +330,27 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _with_board(config: RunConfig, options: RunOptions) -> tuple[RunConfig, Board | None]:
+def _search_options(config: RunConfig, **options: Any) -> SweepOptions:
+    """Return how the candidates of a configuration are searched."""
+    return SweepOptions(
+        constraints=config.budgets,
+        trials=config.trials,
+        seed=config.seed,
+        use_ci=config.pareto_use_ci,
+        memory_limit_bytes=config.memory_limit_bytes,
+        time_limit_s=config.time_limit_s,
+        **options,
+    )
+
+
+def _with_board(config: RunConfig, measure_on: str | None) -> tuple[RunConfig, Board | None]:
     """Return the board that measures, and the configuration with what it can run.
 
     `auto` decides by times of this machine, which say nothing about a board: a grid of pruning ratios replaces it.
     """
-    if options.measure_on is None:
+    if measure_on is None:
         return config, None
-    board = parse_board(options.measure_on, config.time_limit_s)
+    board = parse_board(measure_on, config.time_limit_s)
     if "runtimes" not in config.model_fields_set:
         config = config.model_copy(update={"runtimes": ["onnxruntime"]})
     refused = [name for name in config.runtimes if name not in BOARD_RUNTIMES]

@@ -53,16 +53,7 @@ def build_summary(
     space: Space,
     hardware: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of `summary.json`.
-
-    Args:
-        config: The configuration.
-        splits: The data.
-        profile: The baseline's profile.
-        result: The result of the sweep.
-        space: The candidates.
-        hardware: What `hardware_summary` returned.
-    """
+    """Return the content of `summary.json`; `profile` is the baseline's, `hardware` comes from `hardware_summary`."""
     best = None if result.best is None else result.trial(result.best)
     baseline = result.baseline.metrics
     machine = None if baseline is None else baseline.machine or None
@@ -347,12 +338,7 @@ def reproducibility(
 ) -> dict[str, Any]:
     """Return everything the result depends on, as JSON holds it; measured times depend on the machine's load, too.
 
-    Args:
-        config: The configuration.
-        settings: The settings that are listed.
-        splits: The data.
-        command: The command line.
-        model: Name of the model.
+    `settings` are those that are listed as the configuration: a sweep has fewer than a run.
     """
     versions = {name: installed(name) for name in PACKAGES}
     python = {"edge_opt": __version__, "python": platform.python_version()}

@@ -112,24 +112,20 @@ class Screening:
     left_out: tuple[Exclusion, ...] = ()
 
     @property
-    def trained(self) -> list[Level]:
-        """The levels that were trained."""
-        return [level for level in self.levels if level.verdict == TRAINED]
-
-    @property
-    def chosen(self) -> list[float]:
-        """The unpruned model and the levels that were trained."""
-        return [0.0, *(level.share for level in self.trained)]
+    def chosen(self) -> Level | None:
+        """The level that was trained; None where none is worth it."""
+        return next((level for level in self.levels if level.verdict == TRAINED), None)
 
     def job(self, job: PipelineJob) -> PipelineJob:
         """Return the job that makes the chosen ratio as screening made it."""
-        return with_training(job, self.trained[0].round_to, self.epochs) if self.trained else job
+        return job if self.chosen is None else with_training(job, self.chosen.round_to, self.epochs)
 
     def __str__(self) -> str:
         reasons = Counter(level.verdict for level in self.levels if level.verdict != TRAINED)
         skipped = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        trained = ", ".join(f"{level.share:.0%}" for level in self.trained) or "none"
-        widths = next((f" (widths in {level.round_to}s)" for level in self.trained if level.round_to != "auto"), "")
+        chosen = self.chosen
+        trained = "none" if chosen is None else f"{chosen.share:.0%}"
+        widths = "" if chosen is None or chosen.round_to == "auto" else f" (widths in {chosen.round_to}s)"
         slow = ", ".join(f"{item.precision} in {item.runtime}" for item in self.left_out)
         return (
             f"pruning ratios: {len(self.levels)} tried, {reasons.total()} skipped{f' ({skipped})' if skipped else ''}; "
@@ -183,7 +179,8 @@ def choose_space(job: PipelineJob, root: Path, tell: Callable[[str], None]) -> t
         screening = from_plain(Screening, plain)
     tell(str(screening))
     slow: dict[Pair, str] = {(item.precision, item.runtime): item.reason for item in screening.left_out}
-    space = Space(screening.chosen, config.precisions, runtimes, config.layer_pruning, {**unsupported_pairs(), **slow})
+    levels = [0.0] if screening.chosen is None else [0.0, screening.chosen.share]
+    space = Space(levels, config.precisions, runtimes, config.layer_pruning, {**unsupported_pairs(), **slow})
     return space, screening.job(job)
 
 
@@ -321,21 +318,21 @@ def bisect_last(holds: Callable[[float], bool], values: Sequence[float], guess: 
 
 def choose_ratio(
     order: Sequence[Place], distinct: Mapping[RoundTo, Sequence[float]], accuracy_gap: Callable[[Place], float]
-) -> list[Place]:
-    """Return the ratio to offer: the fastest one, or a smaller one if its accuracy is too low after training.
+) -> Place | None:
+    """Return the fastest ratio, or a smaller one if its accuracy is too low after training; None if none is faster.
 
     `accuracy_gap` trains a ratio and returns its drop as a multiple of the allowed one. The drop grows with the square
     of the ratio, or faster, which says how much smaller. That one is trained where the sweep builds it.
 
     >>> choose_ratio([(0.5, 8)], {8: [0.1, 0.3, 0.5]}, lambda place: 2.0)  # 0.5 / sqrt(2) is 0.35
-    [(0.3, 8)]
+    (0.3, 8)
     """
     if not order:
-        return []
+        return None
     share, round_to = order[0]
     most = share / math.sqrt(max(accuracy_gap(order[0]), 1.0))
     gentle = [each for each in distinct[round_to] if each <= most] or distinct[round_to][:1]
-    return [(gentle[-1], round_to)]
+    return gentle[-1], round_to
 
 
 def _verdict(
@@ -343,16 +340,16 @@ def _verdict(
     distinct: Mapping[RoundTo, Sequence[float]],
     largest: Iterable[Place],
     order: Sequence[Place],
-    chosen: Sequence[Place],
+    chosen: Place | None,
 ) -> str:
     """Return why a ratio is trained or not."""
     share, round_to = place
-    if place in chosen:
+    if place == chosen:
         return TRAINED
     if share not in distinct[round_to]:
         return SAME
     bound = next((each for each, rounding in largest if rounding == round_to), 0.0)
-    if share > bound or (chosen and round_to == chosen[0][1] and share > chosen[0][0]):
+    if share > bound or (chosen and round_to == chosen[1] and share > chosen[0]):
         return LOST
     if share < bound:
         return GENTLER

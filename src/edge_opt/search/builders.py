@@ -262,12 +262,13 @@ class RemoteBuilders:
     def _received(self, future: Any, candidate: Candidate) -> Outcome:
         """Write the files of a finished build to its folder, and return its outcome."""
         from distributed import KilledWorker
+        from distributed.comm.core import CommClosedError
 
         try:
             outcome, files = future.result()
         except KilledWorker:
             return Outcome(failure="crashed", reason="each worker that built it was lost")
-        except (CancelledError, EdgeOptError):
+        except (CancelledError, CommClosedError, EdgeOptError):
             raise
         except Exception as error:  # whatever Dask or unpickling on the worker raises
             raise EdgeOptError(

@@ -188,16 +188,6 @@ def keep_fork_servers() -> Iterator[None]:
             server.end()
 
 
-def start_fork_server(preload: Sequence[str]) -> None:
-    """Start a fork server now, so that it imports while this process does something else.
-
-    Args:
-        preload: As for `Isolation`. Does nothing outside of `keep_fork_servers`, or if one waits that provides these.
-    """
-    if _waiting is not None and hasattr(os, "fork") and not any(server.provides(preload) for server in _waiting):
-        _waiting.append(_ServerProcess(preload))
-
-
 class Isolation:
     """Runs phases of jobs one at a time, each in a fresh process that has `preload` imported already."""
 

@@ -52,7 +52,13 @@ class Space(Record):
     impossible: Mapping[Pair, str] = field(default_factory=unsupported_pairs)
 
     def __post_init__(self) -> None:
-        for name, values in self._axes():
+        axes: dict[str, Sequence[object]] = {
+            "pruning_levels": self.pruning_levels,
+            "precisions": self.precisions,
+            "runtimes": self.runtimes,
+            **{f"layer_pruning of {layer}": levels for layer, levels in self.layer_pruning.items()},
+        }
+        for name, values in axes.items():
             if not values:
                 raise InvalidInput(f"{name} is empty; give at least one value")
             if len(set(values)) < len(values):
@@ -66,13 +72,6 @@ class Space(Record):
             raise InvalidInput(f"unknown precision {unknown[0]!r}; expected one of {', '.join(CONVERTIBLE)}")
         if not self.pairs:
             raise InvalidInput("nothing to try: " + "; ".join(item.reason for item in self.excluded))
-
-    def _axes(self) -> Iterator[tuple[str, Sequence[object]]]:
-        yield "pruning_levels", self.pruning_levels
-        yield "precisions", self.precisions
-        yield "runtimes", self.runtimes
-        for layer, levels in self.layer_pruning.items():
-            yield f"layer_pruning of {layer}", levels
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
