@@ -118,13 +118,9 @@ class NodeCall:
         value = self.setting(name, index, default)
         return value[0] if isinstance(value, (list, tuple)) and value else value
 
-    def axis(self, default: int = 0, rank: int | None = None) -> int:
+    def axis(self, default: int = 0) -> int:
         """Return the attribute `axis`, counted from the front."""
-        size = self.tensor().dim() if rank is None else rank
-        value = int(self.get("axis", default))
-        if not -size <= value < max(size, 1) + (rank is not None):
-            raise self.error(f"its axis is {value}, and its input has {size} dimensions")
-        return value + size if value < 0 else value
+        return self.from_front(self.get("axis", default), self.tensor().dim())
 
     def from_front(self, axis: Any, size: int) -> int:
         """Return an axis of so many, counted from the front."""
@@ -150,11 +146,6 @@ class NodeCall:
     def check_size(self, shape: Iterable[int]) -> tuple[int, ...]:
         """Return the shape of a result; refuse one beyond all memory before torch works out its strides."""
         return tuple(self.empty(tuple(shape), torch.uint8).shape)
-
-    def constant(self, name: str = "value") -> FileTensor | None:
-        """Return a tensor among the attributes; None where there is none of that name."""
-        value = self.get(name)
-        return value if isinstance(value, FileTensor) else None
 
 
 def numbers(known: torch.Tensor | None) -> list[Any]:

@@ -70,9 +70,10 @@ def constant(call: NodeCall) -> torch.Tensor:
 
 @operator("ConstantOfShape")
 def constant_of_shape(call: NodeCall) -> torch.Tensor:
-    constant = call.constant()
-    dtype = torch_dtype(constant.dtype if constant else "float32")
-    known = None if constant is None else real_values(constant)
+    constant = call.get("value")
+    is_given = isinstance(constant, FileTensor)
+    dtype = torch_dtype(constant.dtype if is_given else "float32")
+    known = real_values(constant) if is_given else None
     return filled(call, call.values(0), dtype, lambda: 0 if known is None else numbers(known)[0])
 
 
@@ -108,7 +109,7 @@ def reshape(call: NodeCall) -> torch.Tensor:
 @operator("Flatten")
 def flatten(call: NodeCall) -> torch.Tensor:
     x = call.tensor()
-    axis = call.axis(1, x.dim())
+    axis = x.dim() if call.get("axis", 1) == x.dim() else call.axis(1)
     return x.reshape(prod(x.shape[:axis]), -1) if x.numel() else x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
