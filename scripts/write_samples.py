@@ -133,10 +133,25 @@ def _reexampled(body: str, names: dict[str, object]) -> str:
     return "".join(lines)
 
 
+def _repair_torchvision() -> None:
+    """Name torchvision's operators where its compiled ones do not fit this torch: transformers imports it, too."""
+    try:
+        import torchvision
+    except ImportError:
+        return
+    except RuntimeError:
+        from fit_platforms import declare_operators
+
+        declare_operators()
+    else:
+        _ = torchvision
+
+
 def main() -> None:
     """Rewrite the pages named, or all."""
     os.environ["COLUMNS"] = str(WIDTH)
     sys.path[:0] = [str(ROOT / "examples")]
+    _repair_torchvision()
     pages = [Path(name).resolve() for name in sys.argv[1:]] or PAGES
     for page in pages:
         before = page.read_text(encoding="utf-8")
