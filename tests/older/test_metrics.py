@@ -380,7 +380,7 @@ def test_int8_weights_inside_a_wrapper_are_seen_as_what_they_are() -> None:
 def test_a_gpu_that_is_not_there_is_replaced_with_a_warning(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.warns(UserWarning, match=device) as caught:
+    with pytest.warns(UserWarning, match=str(device)) as caught:
         assert collect(Says(), RIGHT, device=device).accuracy == 1.0
     assert Path(caught[0].filename).name == Path(__file__).name
 
