@@ -145,9 +145,7 @@ class Batch:
     @property
     def call(self) -> CallArguments:
         """What the model is called with, also where `forward` calls it."""
-        if self.forward is None:
-            return CallArguments(self.args, self.kwargs)
-        return CallArguments(*_called_with(self.forward, self.raw))
+        return CallArguments(self.args, self.kwargs) if self.forward is None else _called_with(self.forward, self.raw)
 
     def answer(self, model: Any) -> Any:
         """Return what the model answers."""
@@ -196,8 +194,7 @@ class Task:
 
         By position where everything is, else by name, as inputs and kwargs of `profile` are read.
         """
-        call = next(self.batches(model, [raw])).call
-        return _in_one_way(model, call.args, call.kwargs)
+        return _in_one_way(model, next(self.batches(model, [raw])).call)
 
     def check(self, model: nn.Module, loader: Iterable[Any]) -> None:
         """Refuse a metric or a loss that does not fit the data and what the model answers, on the first batch."""
@@ -287,7 +284,9 @@ def call_of(model: Any, inputs: Any) -> CallArguments:
     Keys that forward does not know are left out where it knows others. Inputs that stand in a tuple of their own are
     spread where forward has so many parameters.
     """
-    parameters = _parameters(model)
+    parameters: list[inspect.Parameter] = []
+    with suppress(TypeError, ValueError):  # a model of C does not tell
+        parameters = list(inspect.signature(getattr(model, "forward", model)).parameters.values())
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if isinstance(inputs, Mapping):
         names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -302,13 +301,6 @@ def call_of(model: Any, inputs: Any) -> CallArguments:
         if len(required) <= len(inputs[0]) <= len(positional) and len(inputs[0]) > 1:
             inputs = list(inputs[0])
     return call_arguments(model, inputs, None)
-
-
-def _parameters(model: Any) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(getattr(model, "forward", model)).parameters.values())
-    except (TypeError, ValueError):
-        return []
 
 
 def _is_tensor(value: Any) -> bool:
@@ -341,21 +333,21 @@ def _device(model: Any) -> torch.device:
 class _Called(BaseException):
     """A model was called with these arguments. No Exception: the user's code must not catch it."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, call: CallArguments) -> None:
         super().__init__()
-        self.arguments = args, kwargs
+        self.call = call
 
 
-def _called_with(forward: Forward, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _called_with(forward: Forward, raw: Any) -> CallArguments:
     """Return what `forward` calls the model with."""
 
     def probe(*args: Any, **kwargs: Any) -> Any:
-        raise _Called(args, kwargs)
+        raise _Called(CallArguments(args, kwargs))
 
     try:
         forward(probe, raw)
     except _Called as called:
-        return called.arguments
+        return called.call
     except EdgeOptError:
         raise
     except Exception as error:
@@ -365,12 +357,12 @@ def _called_with(forward: Forward, raw: Any) -> tuple[tuple[Any, ...], dict[str,
     raise InvalidInput("forward never calls the model; it must return what model(...) answers to the batch")
 
 
-def _in_one_way(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+def _in_one_way(model: Any, call: CallArguments) -> CallArguments:
     """Return arguments all by position, or all by name where some are."""
-    if not args or not kwargs:
-        return CallArguments(args, kwargs)
+    if not call.args or not call.kwargs:
+        return call
     try:
-        bound = inspect.signature(getattr(model, "forward", model)).bind(*args, **kwargs).arguments
+        bound = inspect.signature(getattr(model, "forward", model)).bind(*call.args, **call.kwargs).arguments
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"the model cannot be called as forward= does: {first_line(error)}") from error
     return CallArguments((), dict(bound))
@@ -386,7 +378,7 @@ class RunnerAsModule:
         self.forward = model.forward  # its signature says how a batch is read
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = flat_tensors(self._run(*_flat(_in_one_way(self._model, args, kwargs), self._example)))
+        outputs = flat_tensors(self._run(*_flat(_in_one_way(self._model, CallArguments(args, kwargs)), self._example)))
         if len(outputs) != len(flat_tensors(self._answer)):
             return tuple(outputs)
         remaining = iter(outputs)
