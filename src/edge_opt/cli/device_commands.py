@@ -81,7 +81,7 @@ def _platforms(spec: DeviceSpec) -> Sheet:
         column("Source", (marks[item.source] for item in platforms)),
     )
     how = "Platforms: an estimate takes the first one that answers. Off: median error on nets left out of the fit"
-    return Sheet(how, (columns,) if platforms else (), tuple((mark, source) for source, mark in marks.items()))
+    return Sheet(how, (columns,), tuple((mark, source) for source, mark in marks.items()))
 
 
 _SHAPE = "1x3x224x224"

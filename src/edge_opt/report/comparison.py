@@ -158,7 +158,7 @@ def shown_comparison(
         return Sheet(_title(comparison), notes=(("Result", "no differences"),))
     keys = [key for key in _known_keys(comparison) if key in (*_MAIN_KEYS, sort)]
     listed = [row for row in rows if everything or any(_value(layer, key) for layer in row.layers for key in keys)]
-    tables = (*_layer_tables(comparison, listed, sort), _totals_table(comparison))
+    tables = (_layer_table(comparison, listed, sort), _totals_table(comparison))
     hidden = len(rows) - len(listed)
     titles = " or ".join(COLUMNS[SORT_COLUMNS[key]].title for key in keys)
     more = [("More", f"{hidden} layers differ, but have no {titles}: --all shows them")] if hidden else []
@@ -214,8 +214,8 @@ def comparison_sheet(comparison: ModelComparison) -> Sheet:
     changed = chosen_rows(comparison, "macs")
     same = [row for row in comparison.layers if row.is_same]
     count = len(comparison.layers)
-    parts = [Sheet(f"Layers that differ: {len(changed)} of {count}", _layer_tables(comparison, changed))]
-    parts.append(Sheet(f"Layers that are the same: {len(same)}", _layer_tables(comparison, same), is_folded=True))
+    parts = [Sheet(f"Layers that differ: {len(changed)} of {count}", (_layer_table(comparison, changed),))]
+    parts.append(Sheet(f"Layers that are the same: {len(same)}", (_layer_table(comparison, same),), is_folded=True))
     empty = [("Result", "no differences")] if comparison.is_empty else []
     return Sheet(
         _title(comparison),
@@ -225,12 +225,8 @@ def comparison_sheet(comparison: ModelComparison) -> Sheet:
     )
 
 
-def _layer_tables(
-    comparison: ModelComparison, rows: Sequence[ComparedLayer], sort: str | None = None
-) -> tuple[Table, ...]:
+def _layer_table(comparison: ModelComparison, rows: Sequence[ComparedLayer], sort: str | None = None) -> Table:
     """Return one row per layer; a figure of all models is shown or left out together, the one sorted by first."""
-    if not rows:
-        return ()
     figures = (
         Column(
             f"{COLUMNS[SORT_COLUMNS[key]].title} {letter(model)}",
@@ -245,7 +241,7 @@ def _layer_tables(
         text_column("Type", map(row_kind, rows), 2, 10),
         text_column("", map(row_changes, rows), 1, None),
     )
-    return ((*names, *figures),)
+    return (*names, *figures)
 
 
 def _cell(row: ComparedLayer, key: str, model: int) -> Cell:

@@ -19,13 +19,13 @@ from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.text import printable, shorten
 
 DPI = 180
-BLUE, ORANGE, GREEN, RED, GREY, INK = "#0072b2", "#d98200", "#00875f", "#c84d00", "#a9b1b7", "#1c2126"
+BLUE, GREEN, RED, GREY, INK = "#0072b2", "#00875f", "#c84d00", "#a9b1b7", "#1c2126"
 _MOST_BARS = 30
 _LONGEST_NAME = 40
 
 
 def canvas(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one set of axes, in inches."""
+    """Return a figure with one set of axes, in inches."""
     import_optional("matplotlib", "charts need", "plots")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def canvas(width: float, height: float) -> tuple[Any, Any]:
 
 
 def png(figure: Any) -> bytes:
-    """The figure as a PNG of 180 dots per inch. Text is shown as it is, a dollar sign included."""
+    """Return the figure as a PNG of 180 dots per inch. Text is shown as it is, a dollar sign included."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -54,7 +54,7 @@ def png(figure: Any) -> bytes:
 
 
 def bar_chart(names: Sequence[str], values: Sequence[float], title: str, *, most: int = _MOST_BARS) -> bytes:
-    """A PNG of horizontal bars, one per layer; of many layers the largest, and the sum of the others in words.
+    """Return a PNG of horizontal bars, one per layer; of many layers the largest, and the sum of the others.
 
     Args:
         names: Names of the layers.
@@ -83,7 +83,7 @@ def bar_chart(names: Sequence[str], values: Sequence[float], title: str, *, most
 
 
 def words_png(title: str, sentence: str) -> bytes:
-    """A PNG that says in words why there is no chart."""
+    """Return a PNG that says in words why there is no chart."""
     figure, axes = canvas(8, 4.5)
     axes.set_axis_off()
     axes.set_title(title, loc="left", fontsize=11)
@@ -153,7 +153,7 @@ def _cloud(result: SweepResult, x: TrialColumn) -> bytes:
 
 
 def _widen(axes: Any) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    """Make the axis logarithmic, with plain numbers at 1, 2 and 5."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_xscale("log")

@@ -20,7 +20,7 @@ from edge_opt.records.compression import (
 from edge_opt.records.conversions import Agreement, Converted, RunnerProfile
 from edge_opt.records.costs import Reconciliation
 from edge_opt.records.devices import BatchFit, Roofline
-from edge_opt.records.measurements import Comparison, Diagnosis, Facility, Latency, LayerLatencies, Measurement
+from edge_opt.records.measurements import Comparison, Diagnosis, Latency, LayerLatencies, Measurement
 from edge_opt.records.predictions import Calibration, DeviceMemory, MemoryNeed, Prediction
 from edge_opt.records.sweeps import SweepStatus
 from edge_opt.report import (
@@ -92,7 +92,7 @@ def _prediction(prediction: Prediction) -> Sheet:
     )
     energies = [("Energy", energy_sentence(energy)) for energy in prediction.energies[:1]]
     notes = (*others(known), *energies, *remarks(prediction.remarks))
-    return Sheet(prediction_sentence(prediction), (columns,) if rows else (), tuple(notes))
+    return Sheet(prediction_sentence(prediction), (columns,), tuple(notes))
 
 
 @sheet(Roofline)
@@ -115,7 +115,7 @@ def _roofline(roof: Roofline) -> Sheet:
     if roof.bandwidth is not None:
         notes.append(("Bandwidth", f"{units.count(roof.bandwidth.bytes_per_s)}B/s: {roof.bandwidth.reading}"))
     title = f"{total.kind} under the roof of {roof.device} ({roof.engine}, {roof.precision})"
-    return Sheet(title, (columns,) if rows else (), (*others(roof.fused_layers), *notes, *remarks(roof.remarks)))
+    return Sheet(title, (columns,), (*others(roof.fused_layers), *notes, *remarks(roof.remarks)))
 
 
 def _seconds(value: float | None) -> str:
@@ -124,15 +124,14 @@ def _seconds(value: float | None) -> str:
 
 @sheet(Measurement)
 def _measurement(measured: Measurement) -> Sheet:
-    rows = [] if measured.layers is None else largest(measured.layers.layers, lambda layer: layer.seconds)
+    layers = () if measured.layers is None else measured.layers.layers
     where = measured.environment
     machine = ("Machine", f"{where.cpu}, {where.threads} of {where.cores} cores, {where.device}")
-    count = () if measured.layers is None else measured.layers.layers
-    notes = (*others(count), *measured_lines(measured), machine)
-    return Sheet("measured here", (_timed(rows),) if rows else (), notes)
+    return Sheet("measured here", (_timed(layers),), (*others(layers), *measured_lines(measured), machine))
 
 
-def _timed(rows: Sequence[Any]) -> Table:
+def _timed(layers: Sequence[Any]) -> Table:
+    rows = largest(layers, lambda layer: layer.seconds)
     return (
         text_column("Layer", (layer.path or "(the model itself)" for layer in rows)),
         text_column("Type", (layer.kind for layer in rows), 1),
@@ -143,10 +142,9 @@ def _timed(rows: Sequence[Any]) -> Table:
 
 @sheet(LayerLatencies)
 def _layers(layers: LayerLatencies) -> Sheet:
-    rows = largest(layers.layers, lambda layer: layer.seconds)
     between = ("Between", f"{units.duration(layers.between_layers_s)} in no layer")
     title = f"{units.duration(layers.whole_s)} in {len(layers.layers)} layers"
-    return Sheet(title, (_timed(rows),) if rows else (), (*others(layers.layers), between))
+    return Sheet(title, (_timed(layers.layers),), (*others(layers.layers), between))
 
 
 @sheet(Latency)
@@ -180,7 +178,7 @@ def _runner(profile: RunnerProfile) -> Sheet:
     )
     mean = f"{units.duration(profile.seconds)} in {profile.repeats} runs' mean"
     title = f"{profile.runtime}: {len(profile.kernels)} kernels, {mean}"
-    return Sheet(title, (columns,) if rows else (), tuple(others(profile.kernels, "kernels")))
+    return Sheet(title, (columns,), tuple(others(profile.kernels, "kernels")))
 
 
 @sheet(Calibration)
@@ -201,7 +199,7 @@ def _calibration(calibration: Calibration) -> Sheet:
         ("Error", f"{units.percent(calibration.whole_deviation)} off on models that were held out"),
     )
     title = f"calibration of {calibration.name}, {calibration.created}"
-    return Sheet(title, (columns,) if rows else (), (*notes, *remarks(calibration.remarks)))
+    return Sheet(title, (columns,), (*notes, *remarks(calibration.remarks)))
 
 
 @sheet(Reconciliation)
@@ -213,7 +211,7 @@ def _reconciled(reconciled: Reconciliation) -> Sheet:
     )
     ours, theirs = units.count(reconciled.ours), units.count(reconciled.theirs)
     title = f"{ours} {reconciled.unit} by us, {theirs} by {reconciled.convention}"
-    return Sheet(title, (columns,) if rows else ())
+    return Sheet(title, (columns,))
 
 
 @sheet(SweepStatus)
@@ -246,8 +244,8 @@ def _diagnosis(diagnosis: Diagnosis) -> Sheet:
         ("Governor", where.governor or "not known: this kernel does not show it"),
         ("Load", f"{load} in the last minute"),
         ("Versions", ", ".join(f"{name} {number or 'not installed'}" for name, number in diagnosis.versions)),
-        *(("Devices", _facility(device)) for device in diagnosis.devices),
-        *(("Energy meters", _facility(meter)) for meter in diagnosis.meters),
+        *(("Devices", f"{it.name}: {it.refusal or 'usable'}") for it in diagnosis.devices),
+        *(("Energy meters", f"{it.name}: {it.refusal or 'usable'}") for it in diagnosis.meters),
         ("Noise", verdict),
         ("Median", f"known to ±{units.percent(half_width)} after {len(noise.samples_s)} blocks"),
         ("Slow tail", f"p99 is {noise.p99_s / noise.median_s:.2f} × the median"),
@@ -255,10 +253,6 @@ def _diagnosis(diagnosis: Diagnosis) -> Sheet:
         *remarks(noise.remarks),
     )
     return Sheet("what a measurement here would rest on", notes=notes)
-
-
-def _facility(facility: Facility) -> str:
-    return f"{facility.name}: {facility.refusal or 'usable'}"
 
 
 @sheet(Converted)
@@ -278,11 +272,11 @@ def conversion_sheet(done: Converted) -> Sheet:
     return Sheet(
         f"{done.precision} on {done.runtime}: runs in {done.effective_precision}, "
         f"{len(done.layers) - len(kept)} of {len(done.layers)} layers as asked",
-        (columns,) if kept else (),
+        (columns,),
         (
             ("Agreement", agreement_text(done.agreement).removeprefix("agreement ")),
             ("Size", units.size(done.size_bytes) + (share if done.original_bytes else "")),
-            *(("Note", remark) for remark in done.remarks),
+            *remarks(done.remarks),
         ),
     )
 
@@ -390,7 +384,7 @@ def pruned_sheet(pruned: Pruned) -> Sheet:
     silenced = "" if error is None else f"; equal to the original with those channels silenced, within {error:.1g}"
     proof = f"forward, backward ({pruned.check.gradients} gradients){silenced}"
     asked = f"asked: {_request_text(pruned.asked)}"
-    return Sheet(asked, (columns,) if layers else (), (*notes, ("Proved", proof)))
+    return Sheet(asked, (columns,), (*notes, ("Proved", proof)))
 
 
 def sensitivity_dataframe(sensitivity: Sensitivity) -> pd.DataFrame:
@@ -431,7 +425,7 @@ def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
         by_reason.setdefault(reason, []).append(path)
     unchanged = (("Not changed", f"{', '.join(paths)}: {reason}") for reason, paths in by_reason.items())
     title = f"{whole}; quantization is simulated"
-    return Sheet(title, (columns,) if rows else (), (("Spare", advice), *unchanged))
+    return Sheet(title, (columns,), (("Spare", advice), *unchanged))
 
 
 @sheet(FineTuned)
@@ -445,7 +439,7 @@ def _fine_tuned(tuned: FineTuned) -> Sheet:
         column("Score", (text(it.score) for it in tuned.history)),
     )
     title = f"{type(tuned.model).__name__}, with the weights of epoch {tuned.best_epoch}; 0 is before training"
-    return Sheet(title, (columns,) if tuned.history else ())
+    return Sheet(title, (columns,))
 
 
 @sheet(Explanation)
@@ -460,9 +454,7 @@ def _explanation(explanation: Explanation) -> Sheet:
         column("Runs in", (row.precision or units.DASH for row in rows), 1),
         column("Held by", (row.bottleneck for row in rows), 2),
     )
-    return Sheet(
-        explanation.headline, (columns,) if rows else (), tuple(("Because", r.sentence) for r in explanation.reasons)
-    )
+    return Sheet(explanation.headline, (columns,), tuple(("Because", r.sentence) for r in explanation.reasons))
 
 
 @sheet(DeviceMemory)

@@ -90,7 +90,7 @@ Table = tuple[Column, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What people see of a record: a title, tables, and notes with a label each.
+    """What people see of a record: a title, tables, and notes with a label each. A table without rows is left out.
 
     Notebooks and pages draw the picture as well. `parts` are sheets below it; one that `is_folded` is closed at first
     where the format can fold.
@@ -102,6 +102,10 @@ class Sheet:
     picture: str = ""
     parts: tuple[Sheet, ...] = ()
     is_folded: bool = False
+
+    def __post_init__(self) -> None:
+        filled = tuple(columns for columns in self.tables if columns[0].cells)
+        object.__setattr__(self, "tables", filled)
 
 
 Maker = Callable[..., Sheet]

@@ -42,7 +42,7 @@ class ProfileColumn:
         return self.kind in ("number", "count", "bytes")
 
     def text(self, value: Any) -> str:
-        """The value for people: scaled, with its unit, a dash where there is none."""
+        """Return the value for people: scaled, with its unit, a dash where there is none."""
         return units.DASH if value is None else units.FORMATS[self.kind](value)
 
 
@@ -70,7 +70,7 @@ def _cost_share(pick: Callable[[OpCost], int]) -> Callable[[ProfileRow, ModelPro
 
 
 def _intensity(row: ProfileRow, _: ModelProfile) -> float | None:
-    """Not known where an operator has no price: the quotient of two lower bounds bounds nothing."""
+    """Return FLOPs per byte; None where an operator has no price: a quotient of two lower bounds bounds nothing."""
     return None if row.cost is None or row.unpriced else row.cost.intensity
 
 
@@ -220,7 +220,7 @@ NO_WORK = Predicted(0.0, 0.0, 0.0, 0.0, ())
 
 
 def _predicted_by_call(profile: ModelProfile) -> dict[int, Predicted]:
-    """What each module call would take itself on the first target, by its index; calls that do no work are absent."""
+    """Return what each module call would take itself on the first target, by its index; without work it is absent."""
     if profile.prediction is None:
         return {}
     return {
@@ -237,7 +237,7 @@ def _predicted_whole(whole: Prediction) -> Predicted:
 
 
 def _together(parts: Sequence[Predicted | None]) -> Predicted | None:
-    """Several rows as one; what is unknown in one of them is unknown. Ends add up: layers err in the same direction."""
+    """Return several rows as one; what is unknown in one is unknown. Ends add up: layers err in the same direction."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
@@ -322,12 +322,12 @@ def call_rows(profile: ModelProfile) -> list[ProfileRow]:
 
 
 def leaf_rows(profile: ModelProfile) -> list[ProfileRow]:
-    """Every leaf call in order of execution, and every other call that works or holds parameters itself."""
+    """Return every leaf call in order of execution, and every other call that works or holds parameters itself."""
     return [row for row in call_rows(profile) if row.is_leaf or row.operators or row.params or row.activation_bytes]
 
 
 def operator_rows(profile: ModelProfile) -> list[ProfileRow]:
-    """Every operator call in order of execution."""
+    """Return every operator call in order of execution."""
     trace = profile.trace
     return [
         ProfileRow(
@@ -349,7 +349,7 @@ def operator_rows(profile: ModelProfile) -> list[ProfileRow]:
 
 
 def root_row(profile: ModelProfile) -> ProfileRow:
-    """The whole model in one row."""
+    """Return the whole model in one row."""
     totals, root = profile.totals, profile.trace.modules[0]
     return ProfileRow(
         path=root.path,
@@ -371,7 +371,7 @@ def root_row(profile: ModelProfile) -> ProfileRow:
 
 
 def combined(rows: Sequence[ProfileRow]) -> ProfileRow:
-    """Several rows as one: the first one's name and shapes, costs added up, the highest peak."""
+    """Return several rows as one: the first one's name and shapes, costs added up, the highest peak."""
     known = [row.cost for row in rows if row.cost is not None]
     times = [row.measured_s for row in rows if row.measured_s is not None]
     return replace(
@@ -399,7 +399,7 @@ class ProfileNode:
 
 
 def module_tree(profile: ModelProfile) -> ProfileNode:
-    """The modules that were called, by path; children stand in the order of their first call.
+    """Return the modules that were called, by path; children stand in the order of their first call.
 
     A module belongs under the path that defines it, also when a module elsewhere calls it: so a row is its own work
     plus its children's, whoever shares what. Containers that are never called, such as a ModuleList, have no row.
@@ -430,7 +430,7 @@ def _node(path: str, depth: int, calls: dict[str, list[ProfileRow]], children: d
 
 
 def walk(node: ProfileNode, depth: int | None = None) -> Iterator[ProfileNode]:
-    """The node and all below it, parents first, down to `depth` levels under the root."""
+    """Yield the node and all below it, parents first, down to `depth` levels under the root."""
     yield node
     if depth is None or node.row.depth < depth:
         for child in node.children:
@@ -438,7 +438,7 @@ def walk(node: ProfileNode, depth: int | None = None) -> Iterator[ProfileNode]:
 
 
 def cut(node: ProfileNode, depth: int | None = None) -> list[ProfileRow]:
-    """Rows that add up to the whole: modules at `depth` with all below them, and the own work of those above.
+    """Return rows that add up to the whole: modules at `depth` with all below them, and the own work of those above.
 
     A module that is folded here counts as a leaf; a row that is not one holds own work only.
     """
@@ -452,13 +452,13 @@ def cut(node: ProfileNode, depth: int | None = None) -> list[ProfileRow]:
 
 
 def deepest_that_fits(node: ProfileNode, limit: int) -> int:
-    """The depth at which the tree has at most `limit` rows; at least 1."""
+    """Return the depth at which the tree has at most `limit` rows; at least 1."""
     depths = [module.row.depth for module in walk(node)]
     return next((depth for depth in range(max(depths), 1, -1) if sum(d <= depth for d in depths) <= limit), 1)
 
 
 def rows_of(profile: ModelProfile, level: Level) -> list[ProfileRow]:
-    """The rows of one level; leaves, operators and the root add up to the totals, modules include their children."""
+    """Return the rows of one level; those of leaves, operators and the root add up to the totals."""
     if level == "leaves":
         return leaf_rows(profile)
     if level == "modules":
@@ -469,14 +469,14 @@ def rows_of(profile: ModelProfile, level: Level) -> list[ProfileRow]:
 
 
 def table(profile: ModelProfile, level: Level) -> list[tuple[ProfileColumn, list[Any]]]:
-    """Each column of the level with its values, exact and unscaled."""
+    """Return each column of the level with its values, exact and unscaled."""
     wanted = [column for column in columns(level) if profile.predictions or not column.name.startswith("predicted_")]
     rows = rows_of(profile, level)
     return [(column, [column.get(row, profile) for row in rows]) for column in wanted]
 
 
 def dataframe(profile: ModelProfile, level: Level = "leaves") -> pd.DataFrame:
-    """The profile as a DataFrame of exact numbers.
+    """Return the profile as a DataFrame of exact numbers.
 
     Integers of the operator level are of the nullable type Int64: an operator without a rule has no cost, not 0.
     """

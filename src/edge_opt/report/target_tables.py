@@ -160,7 +160,7 @@ def device_sheet(spec: DeviceSpec) -> Sheet:
     notes: list[Note] = [("Device", spec.note)] if spec.note else []
     title = f"{spec.title} ({spec.name}), runs models on its {spec.engine}; from {spec.origin}"
     cited = tuple((mark, source) for source, mark in marks.items())
-    return Sheet(title, (columns,) if rows else (), (*cited, *notes, ("Roofline", _bandwidth_sentence(spec))))
+    return Sheet(title, (columns,), (*cited, *notes, ("Roofline", _bandwidth_sentence(spec))))
 
 
 def _bandwidth_sentence(spec: DeviceSpec) -> str:

@@ -29,8 +29,7 @@ def training_sheet(step: TrainingStep, top: int | None = None) -> Sheet:
     layers = sorted(step.layers, key=lambda layer: -layer.flops)[:top] if top else step.layers
     hidden = len(step.layers) - len(layers)
     more = [("More", f"{hidden} layers with fewer FLOPs; --top {len(step.layers)} shows all")] if hidden else []
-    tables = (_layer_table(layers),) if layers else ()
-    return Sheet(step.name, tables, (*_notes(step), *more), _curve_svg(step))
+    return Sheet(step.name, (_layer_table(layers),), (*_notes(step), *more), _curve_svg(step))
 
 
 def _brief_training_sheet(step: TrainingStep) -> Sheet:
