@@ -18,7 +18,7 @@ _KINDS: dict[Lifetimes, MemoryKind] = {"eager": "static eager", "planner": "stat
 
 
 def lifetimes_of(runtime: str) -> Lifetimes:
-    """Whose lifetimes count in a runtime: eager torch follows Python, every other runtime plans."""
+    """Return whose lifetimes count in a runtime: eager torch follows Python, every other runtime plans."""
     return "eager" if runtime == "torch" else "planner"
 
 
@@ -29,7 +29,7 @@ def peak_memory(
     lifetimes: Lifetimes = "eager",
     layers: Mapping[str, str] | None = None,
 ) -> MemoryNeed:
-    """Weights, buffers, inputs and the peak of live activations: what one forward keeps in memory at once.
+    """Return weights, buffers, inputs and the peak of live activations: what one forward keeps in memory at once.
 
     The one answer to this question: `fit_batch`, `compare_targets`, `check`, sweeps and pages all ask here. Integers,
     and what operators hold beside their outputs, stay as traced. In int8, inputs stay as the caller gives them, and so
@@ -74,24 +74,21 @@ def peak_memory(
 
 
 def _widths(precision: Precision | None, layers: Mapping[str, str] | None) -> Callable[[str, Role], float | None]:
-    """Bytes of a floating value, by the path of the layer that uses it and its role; None: as traced."""
+    """Return the bytes of a floating value, by the path of the layer that uses it and its role; None: as traced."""
     if layers is None:
         if precision is None:
             return lambda path, role: None
         width, of_weights = ITEMSIZE[precision], WEIGHT_ITEMSIZE.get(precision, ITEMSIZE[precision])
         return lambda path, role: of_weights if role == "parameter" else width
-    known: dict[str, int] = {path: _itemsize(name) for path, name in layers.items()}
+    # A precision that a runtime cannot name counts as float32.
+    sizes: dict[str, int] = dict(ITEMSIZE.items())
+    known = {path: sizes.get(name, 4) for path, name in layers.items()}
     widest = max(known.values(), default=4)
     return lambda path, role: known.get(path, 4) if role == "parameter" else widest if role == "activation" else None
 
 
-def _itemsize(precision: str) -> int:
-    """Bytes of a value in the precision that a runtime names; one it cannot name counts as float32."""
-    return next((size for name, size in ITEMSIZE.items() if name == precision), 4)
-
-
 def _saved(trace: Trace, width_of: Callable[[str, Role], float | None]) -> list[int]:
-    """Bytes by which each storage is smaller than it was traced."""
+    """Return the bytes by which each storage is smaller than it was traced."""
     saved = [0] * len(trace.storages)
     for number, tensor, path in _uses(trace):
         size, storage = floating_itemsize(tensor.dtype), trace.storages[number]
@@ -107,7 +104,7 @@ def _saved(trace: Trace, width_of: Callable[[str, Role], float | None]) -> list[
 
 
 def _uses(trace: Trace) -> Iterator[tuple[int, TensorInfo, str]]:
-    """Storages with the tensor that an operator read from them, or wrote, and its module; untouched ones are absent."""
+    """Yield each storage that an operator reads or writes, the tensor there, and the operator's module."""
     for call in trace.ops:
         signature, path = trace.signatures[call.signature], trace.modules[call.module].path
         yield from ((number, tensor, path) for number, tensor in zip(call.reads, signature.inputs, strict=True))
@@ -136,7 +133,7 @@ def _eager_peak(trace: Trace, saved: list[int]) -> int:
 
 
 def largest_batch(bytes_at: Callable[[int], int], limit_bytes: int, most: int) -> int:
-    """The largest batch of at most `most` that needs no more than the limit; 0 where even one does not fit.
+    """Return the largest batch of at most `most` that needs no more than the limit; 0 where even one does not fit.
 
     More samples must not need less. Memory is nearly linear in the batch, so a line through the last two batches
     tried says where to look; each guess is checked, and bisection has the last word.
@@ -158,7 +155,7 @@ def largest_batch(bytes_at: Callable[[int], int], limit_bytes: int, most: int) -
 
 
 def _next_guess(tried: dict[int, int], limit_bytes: int, fitting: int, too_large: int) -> int:
-    """A batch between what fits and what does not: by the line at first, halfway once the line has had its chance."""
+    """Return a batch between what fits and what does not: by the line at first, halfway after some tries."""
     middle = (fitting + too_large) // 2
     if len(tried) < 2:
         return min(2, middle) or 1

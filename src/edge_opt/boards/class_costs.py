@@ -95,9 +95,7 @@ class LayerWork(NamedTuple):
 def as_linear(work: LayerWork, batch: int) -> LayerWork:
     """Return the convolution, or a linear layer where it is 1x1 on a single place, as squeeze-and-excitation has them.
 
-    Args:
-        work: A convolution.
-        batch: How many vectors it is applied to.
+    Such a layer is applied to `batch` vectors.
     """
     if work.groups == 1 and prod(work.kernel) == 1 and prod(work.places) == 1:
         return work._replace(kind="linear", rows=batch, kernel=(), places=())
@@ -122,11 +120,7 @@ class ModelWork(Record):
         return total
 
     def layer_quantities(self, conventions: KernelConventions) -> Vector:
-        """Return the same for each layer: one row per entry of `works`.
-
-        Args:
-            conventions: as for `quantities`.
-        """
+        """Return the same for each layer: one row per entry of `works`."""
         if not self.works:
             return np.zeros((1, len(CLASSES)))
         is_outside = 0 < conventions.flash_weights < sum(work.weights for work in self.works)
@@ -216,29 +210,17 @@ class Costs:
     seen: Vector
 
     def log_time(self, quantities: Vector) -> float:
-        """Return the logarithm of the predicted time in ms of one net.
-
-        Args:
-            quantities: amounts of every class.
-        """
+        """Return the logarithm of the predicted time in ms of one net."""
         return float(np.log(np.exp(self.mean) @ quantities))
 
     def shares(self, quantities: Vector) -> Vector:
-        """Return the share of every class in the predicted time.
-
-        Args:
-            quantities: amounts of every class.
-        """
+        """Return the share of every class in the predicted time."""
         parts: Vector = np.exp(self.mean) * quantities
         shares: Vector = parts / parts.sum()
         return shares
 
     def variance(self, quantities: Vector) -> float:
-        """Return the variance of the logarithm of the predicted time, from that of the costs alone.
-
-        Args:
-            quantities: amounts of every class.
-        """
+        """Return the variance of the logarithm of the predicted time, from that of the costs alone."""
         shares = self.shares(quantities)
         return float(shares @ self.covariance @ shares)
 

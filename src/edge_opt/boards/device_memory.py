@@ -97,9 +97,6 @@ def parse_settings(text: str) -> AllocatorSettings:
 def round_size(nbytes: int) -> int:
     """Return the size of the block that a request asks for: a multiple of 512 bytes, and at least one.
 
-    Args:
-        nbytes: What the tensor needs, in bytes.
-
     >>> round_size(1), round_size(512), round_size(513)
     (512, 512, 1024)
     """
@@ -108,9 +105,6 @@ def round_size(nbytes: int) -> int:
 
 def segment_size(size: int) -> int:
     """Return what is taken from the driver for a block: 2 MiB for small ones, 20 MiB up to 10 MiB, then its own.
-
-    Args:
-        size: The block's size in bytes, rounded already.
 
     >>> [segment_size(size) // MIB for size in (512, 1 * MIB, 1 * MIB + 512, 10 * MIB, 33 * MIB)]
     [2, 2, 20, 10, 34]

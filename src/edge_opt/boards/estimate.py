@@ -154,13 +154,12 @@ def _from_roofline(
     if seconds is not None:  # the layers' own sum, to the last bit
         seconds = math.fsum(layer.seconds for layer in layers if layer.seconds is not None)
     is_open = overheads.may_rule(seconds, len(items)) or roof.peak is None
-    factor = INTERVAL_FACTOR * _gain(roof)
     return Prediction(
         target=spec.name,
         basis="roofline",
         precision=precision,
         seconds=seconds,
-        low=None if seconds is None else seconds / factor,
+        low=None if seconds is None else seconds / (INTERVAL_FACTOR * _gain(roof)),
         high=None if seconds is None or is_open or profile.unpriced else seconds * INTERVAL_FACTOR,
         bound=bound,
         layers=layers,
@@ -171,7 +170,7 @@ def _from_roofline(
 
 
 def _with_threads(spec: DeviceSpec, engine: str, threads: int | None) -> tuple[DeviceSpec, tuple[str, ...]]:
-    """The device with the peaks of so many of its cores and the bandwidth of all, and what to say of it."""
+    """Return the device with the peaks of so many of its cores and the bandwidth of all, and what to say of it."""
     if threads is None:
         return spec, ()
     if engine != "cpu":
@@ -193,7 +192,7 @@ def _with_threads(spec: DeviceSpec, engine: str, threads: int | None) -> tuple[D
 
 
 def share_of_peak(spec: DeviceSpec, threads: int, cores: int) -> float:
-    """Share of a CPU's peak that so many threads have; fast cores are taken first."""
+    """Return the share of a CPU's peak that so many threads have; fast cores are taken first."""
     if spec.fast_cores is None or spec.fast_share is None:
         return threads / cores
     fast, share = int(spec.fast_cores.value), spec.fast_share.value
@@ -203,7 +202,7 @@ def share_of_peak(spec: DeviceSpec, threads: int, cores: int) -> float:
 
 
 def _gain(roof: EngineLimits) -> float:
-    """How much faster than the wider peak an engine may be at a precision whose own peak nobody has said."""
+    """Return how much faster than the wider peak an engine may be at a precision whose own peak nobody has said."""
     if roof.peak is None or roof.precision == "int4":  # weights of four bits are widened in any case
         return 1.0
     return ITEMSIZE[roof.computes_in] / ITEMSIZE[roof.precision]
@@ -223,7 +222,7 @@ class _Overheads:
             self.calls[item.module] = self.calls.get(item.module, 0) + count
 
     def seconds(self, items: Sequence[MemoryPass]) -> float | None:
-        """Of these passes; None where it is not known."""
+        """Return the seconds of these passes; None where they are not known."""
         if self.own_s is not None:
             return self.own_s * len(items)
         if self.usual_s is None:
@@ -231,13 +230,13 @@ class _Overheads:
         return self.usual_s * sum(self.calls.get(module, 0) for module in {item.module for item in items})
 
     def may_rule(self, seconds: float | None, operators: int) -> bool:
-        """Whether an overhead that is not known may be most of the time."""
+        """Return whether an overhead that is not known may be most of the time."""
         is_unknown = self.own_s is None and self.usual_s is None
         return is_unknown and seconds is not None and seconds < BRIEF_S * operators
 
 
 def _usual_overhead(spec: DeviceSpec, engine: str) -> float | None:
-    """Seconds of one call on a device that has no figure for it; None where nothing usual is known."""
+    """Return the seconds of one call on a device that has no figure for it; None where nothing usual is known."""
     if engine == "gpu":
         return LAUNCH_S
     peak = spec.peak("cpu", "fp32")
@@ -254,13 +253,12 @@ def _layer(
     bound, seconds = _timed(items, roof, overheads)
     is_outside = any(item.is_unpriced for item in items)
     is_open = is_outside or roof.peak is None or overheads.may_rule(seconds, len(items))
-    spread = LAYER_INTERVAL_FACTOR * _gain(roof)
     return LayerPrediction(
         module=number,
         path=module.path,
         kind=module.kind,
         seconds=seconds,
-        low=None if seconds is None else seconds / spread,
+        low=None if seconds is None else seconds / (LAYER_INTERVAL_FACTOR * _gain(roof)),
         high=None if seconds is None or is_open else seconds * LAYER_INTERVAL_FACTOR,
         bound=bound,
         is_outside=is_outside,
@@ -268,30 +266,29 @@ def _layer(
 
 
 def _timed(items: Sequence[MemoryPass], roof: EngineLimits, overheads: _Overheads) -> tuple[Bound, float | None]:
-    """What passes take at their classes' efficiencies, and what most of the time goes to; nothing to do takes none.
+    """Return what most of the time goes to, and the time of passes at their classes' efficiencies; none for no passes.
 
     Where no peak is known it is what memory takes alone.
     """
     if not items:
         return "unknown", 0.0
+    grouped = {"depthwise": DEPTHWISE, "grouped": GROUPED}
+
+    def compute_s(item: MemoryPass) -> float | None:
+        efficiency = grouped.get(item.grouping, DENSE if item.macs else ELEMENTWISE)
+        return 0.0 if roof.peak is None else roof.compute_s(item, efficiency)
+
     priced = [item for item in items if not item.is_unpriced]
     reached = PAPER_BANDWIDTH if roof.bandwidth and roof.bandwidth.method in ("datasheet", "quoted") else 1.0
     return limit(
         [roof.memory_s(item, reached) for item in priced],
-        [0.0 if roof.peak is None else roof.compute_s(item, _efficiency(item)) for item in priced],
+        [compute_s(item) for item in priced],
         overheads.seconds(items),
     )
 
 
-_EFFICIENCY = {"depthwise": DEPTHWISE, "grouped": GROUPED}
-
-
-def _efficiency(item: MemoryPass) -> float:
-    return _EFFICIENCY.get(item.grouping, DENSE if item.macs else ELEMENTWISE)
-
-
 def _cure(spec: DeviceSpec, precision: str) -> str:
-    """What to do where a device's figures give no time: ask for a precision that was timed, or type in times."""
+    """Say what to do where a device's figures give no time: ask for a precision that was timed, or type in times."""
     timed = next((platform for platform in platforms_of(spec) if platform.precision != precision), None)
     if timed is not None:
         return f"times with {timed.runtime} are known in {timed.precision}: ask for precision={timed.precision!r}"

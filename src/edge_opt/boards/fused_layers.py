@@ -9,9 +9,11 @@ that rule is to fit every platform again (scripts/fit_platforms.py) and to compa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from edge_opt.boards.class_costs import LayerWork, ModelWork, as_linear
+import numpy as np
+
+from edge_opt.boards.class_costs import LayerWork, ModelWork, WorkKind, as_linear
 from edge_opt.errors import InvalidInput
 from edge_opt.records.costs import OpCall, OpSignature, TensorInfo
 from edge_opt.records.devices import Precision
@@ -245,7 +247,10 @@ def floating_itemsize(dtype: str) -> int:
 
 _FUSED = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "leaky_relu", "threshold", "sigmoid")
 _SPLITS = ("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split", "slice")
-_PASSES = ("elementwise", "activation", "norm", "softmax")
+_WORK_KINDS: dict[str, WorkKind] = {
+    "elementwise": "elementwise", "activation": "elementwise", "norm": "elementwise", "softmax": "elementwise",
+    "pooling": "pool", "reduction": "pool",
+}  # fmt: skip
 _MOVES = ("movement", "embedding", "interpolation")
 
 
@@ -266,75 +271,61 @@ def model_work(profile: ModelProfile) -> ModelWork:
             f"the profile counts as {profile.convention} does, and class costs need our own counts; "
             "profile again without convention="
         )
-    reader = _WorkReader(profile)
-    for call in profile.trace.ops:
-        reader.read(call)
-    return ModelWork(profile.name, tuple(reader.works), tuple(reader.outside))
-
-
-class _WorkReader:
-    """One pass over a trace: operators become layers, and what a runtime fuses is dropped."""
-
-    def __init__(self, profile: ModelProfile) -> None:
-        self.profile = profile
-        self.works: list[LayerWork] = []
-        self.outside: dict[str, None] = {}
-        # Storages that a convolution or linear layer wrote last, so that a batch norm or ReLU on them is part of it.
-        self._open: set[int] = set()
-        # Convolutions follow from their signature alone, and models repeat them.
-        self._convolutions: dict[int, LayerWork] = {}
-
-    def read(self, call: OpCall) -> None:
-        price, signature = self.profile.prices[call.signature], self.profile.trace.signatures[call.signature]
+    trace = profile.trace
+    works: list[LayerWork] = []
+    outside: dict[str, None] = {}
+    # Storages that a convolution or linear layer wrote last, so that a batch norm or ReLU on them is part of it.
+    fusible: set[int] = set()
+    # Convolutions follow from their signature alone, and models repeat them.
+    convolutions: dict[int, LayerWork] = {}
+    for call in trace.ops:
+        price, signature = profile.prices[call.signature], trace.signatures[call.signature]
         op = signature.op.removeprefix("aten.").removesuffix("_")
         if price.status == "unpriced":
-            self.outside[signature.op] = None
+            outside[signature.op] = None
         elif price.status == "free":
             if op in _SPLITS and _copies_channels(signature):
-                self.works.append(_moved(call.module, signature))
+                works.append(_moved(call.module, signature))
         elif op.startswith("dropout") or not call.reads:
             pass  # a constant, which an export folds, or nothing at all in inference
-        elif call.reads and call.reads[0] in self._open and (op.endswith("batch_norm") or op in _FUSED):
-            self._open.update(call.creates)
+        elif call.reads[0] in fusible and (op.endswith("batch_norm") or op in _FUSED):
+            fusible.update(call.creates)
         else:
-            self._append(call, signature, price.kind, price.cost.macs)
+            written = call.creates or call.reads[:1]
+            fusible.difference_update(written)
+            if price.kind in ("conv", "matmul", "attention", "recurrent"):
+                fusible.update(written)
+            if price.kind == "conv":
+                if call.signature not in convolutions:
+                    convolutions[call.signature] = _convolution(signature, price.cost.macs)
+                works.append(convolutions[call.signature]._replace(module=call.module))
+                continue
+            work = _moved(call.module, signature, price.cost.macs)
+            if price.kind in _WORK_KINDS:
+                works.append(work._replace(kind=_WORK_KINDS[price.kind]))
+            elif price.kind in _MOVES:
+                works.append(work._replace(reads=work.writes))
+            elif price.kind in ("matmul", "attention", "recurrent"):
+                works.append(_product(profile, call, signature, price.kind, work))
+            else:
+                outside[signature.op] = None
+                works.append(work._replace(kind="elementwise"))
+    return ModelWork(profile.name, tuple(works), tuple(outside))
 
-    def _append(self, call: OpCall, signature: OpSignature, kind: str, macs: int) -> None:
-        written = call.creates or call.reads[:1]
-        self._open.difference_update(written)
-        if kind == "conv":
-            if call.signature not in self._convolutions:
-                self._convolutions[call.signature] = _convolution(signature, macs)
-            self.works.append(self._convolutions[call.signature]._replace(module=call.module))
-            self._open.update(written)
-            return
-        base = _moved(call.module, signature, macs)
-        if kind in ("matmul", "attention", "recurrent"):
-            self.works.append(self._product(call, signature, kind, base))
-            self._open.update(written)
-        elif kind in _PASSES:
-            self.works.append(base._replace(kind="elementwise"))
-        elif kind in ("pooling", "reduction"):
-            self.works.append(base._replace(kind="pool"))
-        elif kind in _MOVES:
-            self.works.append(base._replace(reads=base.writes))
-        else:
-            self.outside[signature.op] = None
-            self.works.append(base._replace(kind="elementwise"))
 
-    def _product(self, call: OpCall, signature: OpSignature, kind: str, base: LayerWork) -> LayerWork:
-        storages = self.profile.trace.storages
-        weights = sum(
-            tensor.elements
-            for tensor, storage in zip(signature.inputs, call.reads, strict=True)
-            if storages[storage].role == "parameter" and len(tensor.shape) >= 2
-        )
-        if kind == "recurrent":  # step by step: every weight is read again for each
-            return base._replace(kind="linear", weights=base.macs, rows=1, is_recurrent=True)
-        if kind == "attention" or not weights:
-            return base._replace(kind="product", is_attention=True)
-        rows = max(1, base.macs // weights)
-        return base._replace(kind="linear", weights=weights, rows=rows, reads=base.reads - weights)
+def _product(profile: ModelProfile, call: OpCall, signature: OpSignature, kind: str, base: LayerWork) -> LayerWork:
+    """Return the work of a matrix product, of attention or of a recurrent layer."""
+    weights = sum(
+        tensor.elements
+        for tensor, storage in zip(signature.inputs, call.reads, strict=True)
+        if profile.trace.storages[storage].role == "parameter" and len(tensor.shape) >= 2
+    )
+    if kind == "recurrent":  # step by step: every weight is read again for each
+        return base._replace(kind="linear", weights=base.macs, rows=1, is_recurrent=True)
+    if kind == "attention" or not weights:
+        return base._replace(kind="product", is_attention=True)
+    rows = max(1, base.macs // weights)
+    return base._replace(kind="linear", weights=weights, rows=rows, reads=base.reads - weights)
 
 
 def _copies_channels(signature: OpSignature) -> bool:
@@ -369,12 +360,7 @@ def _convolution(signature: OpSignature, macs: int) -> LayerWork:
         groups=groups,
         kernel=weight.shape[2:],
         # A transposed one has stride 1 in no kernel that is meant here.
-        stride=2 if is_transposed else _stride(signature.argument("stride", 1)),
+        stride=2 if is_transposed else int(np.max(signature.argument("stride", 1))),
         places=out.shape[-len(weight.shape[2:]) :],
     )
     return as_linear(work, batch)
-
-
-def _stride(value: Any) -> int:
-    values = value if isinstance(value, (tuple, list)) and value else (value,)
-    return max(int(item) for item in values)

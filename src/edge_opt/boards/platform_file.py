@@ -115,11 +115,7 @@ def family_names() -> tuple[str, ...]:
 
 @cache
 def platform_family(name: str) -> PlatformFamily:
-    """Return what platforms of a family have in common.
-
-    Args:
-        name: As `Platform.kind` has it.
-    """
+    """Return what platforms of a family have in common; `name` is as `Platform.kind` has it."""
     data = tomllib.loads(_family_texts()[name])[name]
     return PlatformFamily(
         name=name,
@@ -146,11 +142,7 @@ def _shipped(path: Path) -> Platform:
 
 
 def platform_from(data: Mapping[str, Any]) -> Platform:
-    """Return a platform as its file has it.
-
-    Args:
-        data: the file's contents.
-    """
+    """Return a platform from the contents of its file."""
     values = {field.name: data[field.name] for field in fields(Platform) if field.name in data}
     lists = {key: tuple(data.get(key, ())) for key in ("notes", "contradictions")}
     optional = dict.fromkeys(("threads", "core", "ghz", "error", "factor"))
@@ -158,12 +150,7 @@ def platform_from(data: Mapping[str, Any]) -> Platform:
 
 
 def checked_platform(table: Mapping[str, Any], path: str | os.PathLike[str]) -> Platform:
-    """Return the platform of a file's contents, as `save_platform` writes it; one of another version is refused.
-
-    Args:
-        table: What the file holds.
-        path: Its name, for errors.
-    """
+    """Return the platform of a file's contents, as `save_platform` writes it; one of another version is refused."""
     try:
         platform = platform_from(table)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -207,11 +194,7 @@ def _matrix(rows: Sequence[Sequence[float]]) -> Vector:
 
 
 def platform_text(platform: Platform) -> str:
-    """Return the text of a platform's file; what is not known is left out.
-
-    Args:
-        platform: what to write.
-    """
+    """Return the text of a platform's file; what is not known is left out."""
     values = {field.name: getattr(platform, field.name) for field in fields(platform) if field.name != "costs"}
     lines = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, ())]
     return "\n".join([*lines, *costs_lines(platform.costs)]) + "\n"
@@ -220,9 +203,7 @@ def platform_text(platform: Platform) -> str:
 def costs_lines(costs: Costs, table: str = "") -> list[str]:
     """Return the lines of a file with costs: covariance first, for tables must come last.
 
-    Args:
-        costs: what to write.
-        table: name of the table that they are in, with a dot; none at the top of a file.
+    `table` is the name of the table that they are in, with a dot; none at the top of a file.
     """
     lines = matrix_lines("covariance", costs.covariance)
     lines += [f"[{table}costs]  # ns per MAC, element or weight; ms per layer"]
@@ -232,12 +213,7 @@ def costs_lines(costs: Costs, table: str = "") -> list[str]:
 
 
 def matrix_lines(name: str, matrix: Vector) -> list[str]:
-    """Return the lower half of a symmetric matrix, one row a line.
-
-    Args:
-        name: of the key.
-        matrix: what to write; four decimals are kept.
-    """
+    """Return the lower half of a symmetric matrix under a key, one row a line; four decimals are kept."""
     rows = [
         ", ".join(f"{value:.4f}".rstrip("0").rstrip(".") for value in matrix[n, : n + 1]) for n in range(len(matrix))
     ]

@@ -172,12 +172,7 @@ class FittedTime:
 
 
 def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
-    """Return what a model takes on a platform.
-
-    Args:
-        work: The model, for the batch that is asked for.
-        platform: One of `fitted_platforms()`, or what `fit_platform` returned.
-    """
+    """Return what a model, with the batch that it was read with, takes on a platform."""
     if not work.works:
         raise InvalidInput(f"{work.name} has no layer that computes; there is nothing to estimate")
     quantities = work.layer_quantities(platform_family(platform.kind).conventions)
@@ -194,11 +189,7 @@ def fitted_time(work: ModelWork, platform: Platform) -> FittedTime:
 def estimate_fitted(profile: ModelProfile, work: ModelWork, platform: Platform, target: str) -> Prediction:
     """Return the prediction of a profiled model on a platform, layer by layer; layers add up to the whole.
 
-    Args:
-        profile: Of the model.
-        work: Its layers, as `model_work` reads them.
-        platform: Where it runs.
-        target: Its name in the result.
+    `work` is what `model_work` reads of the profile, `target` the platform's name in the result.
     """
     time = fitted_time(work, platform)
     is_outside = np.array([name in time.outside for name in CLASSES])
@@ -259,9 +250,6 @@ def _remarks(platform: Platform, time: FittedTime) -> Sequence[str]:
 
 def evidence(platform: Platform) -> str:
     """Return what a platform rests on, in one line: rows, runtime with its date, threads, held-out error and source.
-
-    Args:
-        platform: Fitted or typed in.
 
     >>> from edge_opt.boards.targets import resolve_target
     >>> evidence(resolve_target("raspberry-pi-4", runtime="ncnn", threads=1).platform).split(";")[0]

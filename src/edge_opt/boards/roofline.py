@@ -39,7 +39,7 @@ def roofline(
     *,
     engine: Engine | None = None,
 ) -> Roofline:
-    """What limits a model and each of its layers on a device: memory, compute or overhead, and the time at best.
+    """Return what limits a model and each of its layers on a device: memory, compute or overhead, and the time at best.
 
     Without a bandwidth, or a peak at that precision, the bound and the time are unknown; no other figure is put in
     their place.
@@ -91,7 +91,7 @@ def check_asked(profile: ModelProfile, precision: str, engine: str | None) -> No
 
 
 def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
-    """The bandwidth that counts for an engine: measured on it, else on paper; None where neither is known.
+    """Return the bandwidth that counts for an engine: measured on it, else on paper; None where neither is known.
 
     >>> from edge_opt.boards.catalog import device
     >>> used_bandwidth(device("raspberry-pi-5"), "cpu").reading
@@ -109,12 +109,9 @@ def used_bandwidth(spec: DeviceSpec, engine: str) -> UsedBandwidth | None:
 
 
 _WIDER: dict[Precision, tuple[Precision, ...]] = {
-    "fp32": ("fp32",),
-    "fp16": ("fp16", "fp32"),
-    "bf16": ("bf16", "fp32"),
-    "int8": ("int8", "fp16", "fp32"),
+    "fp32": ("fp32",), "fp16": ("fp16", "fp32"), "bf16": ("bf16", "fp32"), "int8": ("int8", "fp16", "fp32"),
     "int4": ("int4", "fp16", "fp32"),
-}
+}  # fmt: skip
 
 
 class EngineLimits:
@@ -130,22 +127,21 @@ class EngineLimits:
         self.bandwidth = used_bandwidth(spec, engine)
         # Four-bit weights are widened before they are multiplied.
         widened = _WIDER[precision] if may_widen or precision == "int4" else (precision,)
-        known = ((name, spec.peak(engine, name)) for name in widened)
-        found = next(((name, peak) for name, peak in known if peak is not None), None)
-        self.computes_in: Precision = precision if found is None else found[0]
-        self.peak: Figure | None = None if found is None else found[1]
+        known = (name for name in widened if spec.peak(engine, name) is not None)
+        self.computes_in: Precision = next(known, precision)
+        self.peak: Figure | None = spec.peak(engine, self.computes_in)
         self.int8_peak = spec.peak(engine, "int8") or (self.peak if may_widen else None)
         self.overhead_s = None if spec.overhead_s is None else spec.overhead_s.value
 
     @property
     def knee(self) -> float | None:
-        """FLOPs per byte from which on compute is the limit."""
+        """FLOPs per byte from which on compute is the limit, or None."""
         if self.peak is None or self.bandwidth is None:
             return None
         return self.peak.value / self.bandwidth.bytes_per_s
 
     def attainable(self, flops: int, nbytes: int) -> float | None:
-        """FLOPs per second at most, for work of this intensity."""
+        """Return the most FLOPs per second for work of this intensity."""
         if self.peak is None or self.bandwidth is None:
             return None
         return min(self.peak.value, flops / nbytes * self.bandwidth.bytes_per_s) if nbytes else self.peak.value
@@ -168,7 +164,7 @@ class EngineLimits:
 def _points(
     profile: ModelProfile, items: Sequence[MemoryPass], roof: EngineLimits
 ) -> tuple[tuple[RooflinePoint, ...], RooflinePoint]:
-    """One point per module call that does work of its own, in order of the trace, and one for the whole."""
+    """Return one point per module call that does work of its own, in order of the trace, and one for the whole."""
     modules = profile.trace.modules
     layers = tuple(
         _point(roof, own, number, modules[number].path, modules[number].kind, profile)
@@ -211,7 +207,7 @@ def _point(
 def limit(
     memory: Sequence[float | None], compute: Sequence[float | None], overhead_s: float | None
 ) -> tuple[Bound, float | None]:
-    """What most of the time goes to, and the time: passes follow each other, and each takes its longer half."""
+    """Return what most of the time goes to, and the time: passes follow each other, and each takes its longer half."""
     spent: dict[Bound, float] = {"memory": 0.0, "compute": 0.0, "overhead": overhead_s or 0.0}
     if not memory:
         return "unknown", None
@@ -232,7 +228,7 @@ LOWER_BOUNDS = "some operators have no price: the figures are lower bounds"
 
 
 def figure_remarks(profile: ModelProfile, spec: DeviceSpec, roof: EngineLimits) -> Iterable[str]:
-    """What is missing for a time, or is left out of it, figure by figure."""
+    """Say what is missing for a time, or is left out of it, figure by figure."""
     if roof.bandwidth is None:
         why = spec.bandwidth_unknown or f"there is no figure for its {roof.engine}, and none on paper"
         yield f"the bandwidth of {spec.name} is unknown ({why}), so bounds and times are too"

@@ -55,14 +55,7 @@ def resolve_targets(
     runtime: str | None = None,
     threads: int | None = None,
 ) -> tuple[ResolvedTarget, ...]:
-    """Resolve every target that is named, in order; one that is named twice is refused.
-
-    Args:
-        targets: One target or several.
-        precision: As in `resolve_target`.
-        runtime: As in `resolve_target`.
-        threads: As in `resolve_target`.
-    """
+    """Resolve one target or several, each as `resolve_target` does; one that is named twice is refused."""
     named: Sequence[Any] = targets if isinstance(targets, (list, tuple)) else [targets]
     if not named:
         raise InvalidInput("no target is given; name a device, such as raspberry-pi-4, or 'host'")
@@ -154,11 +147,7 @@ def _from_file(path: Path) -> DeviceSpec | Platform | Calibration:
 
 
 def find_spec(target: Target) -> DeviceSpec:
-    """Return the figures of a target; those of a machine that was calibrated are the measured ones.
-
-    Args:
-        target: As in `resolve_target`.
-    """
+    """Return the figures of a target; those of a machine that was calibrated are the measured ones."""
     named = named_target(target)
     if isinstance(named, Calibration):
         return calibrated_device(named)
@@ -196,15 +185,9 @@ def select_platform(
     threads: int | None = None,
     preferred_engine: str | None = None,
 ) -> Platform | None:
-    """Return the best-known platform of a device that is what is asked for; None where there is none.
+    """Return the best of a device's platforms that is what is asked for; None where there is none.
 
-    Args:
-        known: Platforms of the device.
-        precision: Type of the numbers.
-        engine: Who computes; any unless given.
-        runtime: Any unless given.
-        threads: Any number unless given.
-        preferred_engine: Whose platforms come before those of others.
+    An engine, runtime or number of threads that is not given may be any; platforms of `preferred_engine` come first.
     """
     fitting = [
         platform
@@ -224,9 +207,6 @@ def best_known(platforms: Sequence[Platform]) -> tuple[Platform, ...]:
     Then the runtime whose held-out error is the lowest with any number of threads. Of that runtime all the big cores
     come first, as people run it, then most threads, then little cores. Errors do not choose the threads: one thread is
     always predicted best, and nobody who asks for a board means a quarter of it.
-
-    Args:
-        platforms: Those to choose from, of one device.
     """
 
     def knowledge(platform: Platform) -> float:

@@ -7,7 +7,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from edge_opt._support.checks import check_whole, is_number
 from edge_opt._support.files import check_writable
-from edge_opt._support.progress import stderr_console
+from edge_opt._support.progress import report_progress, show_progress
 from edge_opt.calibration.calibration_file import host_file, save_calibration
 from edge_opt.calibration.operator_bench import (
     ReferenceMeasurement,
@@ -37,7 +37,7 @@ from edge_opt.calibration.predict import GROUPS, OperatorTimes, describe
 from edge_opt.calibration.reference_networks import REFERENCES
 from edge_opt.errors import InvalidInput
 from edge_opt.measuring.allocator import retain_freed_memory
-from edge_opt.measuring.latency import Progress, busy_remark
+from edge_opt.measuring.latency import busy_remark
 from edge_opt.measuring.machine import crash_of, read_environment
 from edge_opt.records.devices import Precision
 from edge_opt.records.predictions import (
@@ -194,7 +194,7 @@ def calibrate(
         threads: Threads that torch uses; its own number unless given. Predictions hold for that number.
         seconds: Seconds of CPU time at most; more time measures more operators.
         path: The file to write; without it, it becomes the host's own, which `target="host"` finds.
-        progress: Whether to show a bar on a terminal.
+        progress: Whether to show on a terminal what is measured.
     """
     if not is_number(seconds) or not 1 <= seconds <= MOST_SECONDS:
         raise InvalidInput(f"seconds is {seconds!r}; it must be a number from 1 to {MOST_SECONDS:g}")
@@ -205,30 +205,30 @@ def calibrate(
     busy = busy_remark()
     if busy is not None:
         warnings.warn(f"{busy}; the times will be too long, and the file says so", stacklevel=2)
-    with undisturbed(threads), _shown(progress) as tell:
-        calibration = replace(_measured(seconds, tell), remarks=() if busy is None else (busy,))
+    with undisturbed(threads), show_progress() if progress else nullcontext():
+        calibration = replace(_measured(seconds), remarks=() if busy is None else (busy,))
     save_calibration(calibration, target)
     return calibration
 
 
-def _measured(seconds: float, tell: Progress) -> Calibration:
+def _measured(seconds: float) -> Calibration:
     start = time.process_time()
 
     def spent() -> float:
         return (time.process_time() - start) / seconds
 
     machine = read_environment()
-    tell(0.0, "memory and peaks")
+    report_progress("calibrating: memory and peaks")
     overheads = measured_overheads()
     copies, rates, fresh = bandwidths(), peaks(), fresh_outputs()
     # Models first: timing hundreds of operators alone leaves the heap in pieces, some of them cold.
     with kept_heap(min(_HOLE_BYTES, machine.memory_bytes // 8)):
-        visits = _visited_references(spent, tell)
+        visits = _visited_references(spent)
     with retain_freed_memory():
-        alone = _timed_alone(seconds, spent, tell)
-    runs = [visit.run() for visit in visits]
+        alone = _timed_alone(seconds, spent)
+    runs = [visit.run for visit in visits]
     in_place = [sample for visit in visits for sample in operator_samples(visit)]
-    tell(_ALONE_SHARE, "cross-validation")
+    report_progress("calibrating: cross-validation")
     measured = Calibration(
         name=platform.node() or "host",
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -248,13 +248,13 @@ def _measured(seconds: float, tell: Progress) -> Calibration:
     return replace(validated(measured), cpu_seconds=time.process_time() - start)
 
 
-def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> list[OperatorSample]:
+def _timed_alone(seconds: float, spent: Callable[[], float]) -> list[OperatorSample]:
     planned = plan(count=min(_PLANNED, round(seconds * _PLANNED_PER_SECOND)))
     samples: list[OperatorSample] = []
     for first in range(0, len(planned), _GROUP):
         if samples and spent() > _ALONE_SHARE:
             break
-        tell(spent(), f"operators alone: {len(samples)}")
+        report_progress(f"calibrating, {spent():.0%}: operators alone, {len(samples)}")
         group = planned[first : first + _GROUP]
         runnables = [Runnable(signature, function, is_warm(signature)) for signature, function in group]
         # What a round moves lies between two uses of the same weights.
@@ -270,7 +270,7 @@ def _timed_alone(seconds: float, spent: Callable[[], float], tell: Progress) -> 
     return samples
 
 
-def _visited_references(spent: Callable[[], float], tell: Progress) -> list[ReferenceMeasurement]:
+def _visited_references(spent: Callable[[], float]) -> list[ReferenceMeasurement]:
     """Visit every reference model twice, with all the others in between: few disturbances last that long."""
     visits: dict[tuple[str, int], ReferenceMeasurement] = {}
     for turn in range(_VISITS):
@@ -279,31 +279,10 @@ def _visited_references(spent: Callable[[], float], tell: Progress) -> list[Refe
             for reference in REFERENCES:
                 if visits and spent() > _REFERENCE_SHARE:
                     return list(visits.values())
-                tell(spent(), f"inside models, round {turn + 1}: {reference.name}")
+                report_progress(f"calibrating, {spent():.0%}: inside models, round {turn + 1}, {reference.name}")
                 batch = reference.batches[size]
                 # People train on batches, and norms cannot on a single value.
                 visit = visit_reference(reference, batch, _PASSES, trains=turn == 0 and batch > 1)
                 key = (reference.name, batch)
                 visits[key] = visits[key] | visit if key in visits else visit
     return list(visits.values())
-
-
-@contextmanager
-def _shown(wanted: bool) -> Iterator[Progress]:
-    """Show a bar on stderr, where that is a terminal."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = stderr_console()
-    if not wanted or not console.is_terminal:
-        yield lambda share, what: None
-        return
-    columns = (TextColumn("calibrating"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    # Redrawn only between measurements: a thread that draws would be measured, too.
-    with Bar(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-
-        def tell(share: float, what: str) -> None:
-            bar.update(task, completed=share, description=what, refresh=True)
-
-        yield tell

@@ -273,39 +273,24 @@ _STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class ReferenceMeasurement:
-    """What one reference model took: the whole forward, each operator call of its trace, and maybe a training step."""
+    """What one reference model took: the whole forward, maybe a training step, and each operator call of its trace."""
 
-    name: str
-    family: str
-    batch: int
+    run: ReferenceRun
     trace: Trace
     operators_s: tuple[float, ...]
-    seconds: float
-    step_s: float | None = None
-    backward_work: float | None = None
 
     def __or__(self, other: ReferenceMeasurement) -> ReferenceMeasurement:
         """Return the least of two visits: what the machine does when nobody is in the way."""
         operators_s = tuple(map(min, self.operators_s, other.operators_s))
-        steps = [visit.step_s for visit in (self, other) if visit.step_s is not None]
-        least = min(steps, default=None)
-        work = self.backward_work or other.backward_work
-        seconds = min(self.seconds, other.seconds)
-        return replace(self, operators_s=operators_s, seconds=seconds, step_s=least, backward_work=work)
-
-    def run(self) -> ReferenceRun:
-        """Return what a calibration keeps of it."""
-        return ReferenceRun(
-            self.name,
-            self.family,
-            self.batch,
-            len(self.trace.ops),
-            len(self.trace.modules),
-            sum(self.operators_s),
-            self.seconds,
-            self.step_s,
-            self.backward_work,
+        runs = (self.run, other.run)
+        run = replace(
+            self.run,
+            operators_s=sum(operators_s),
+            seconds=min(run.seconds for run in runs),
+            step_s=min((run.step_s for run in runs if run.step_s is not None), default=None),
+            backward_work=self.run.backward_work or other.run.backward_work,
         )
+        return replace(self, run=run, operators_s=operators_s)
 
 
 def visit_reference(reference: Reference, batch: int, passes: int, trains: bool = False) -> ReferenceMeasurement:
@@ -337,10 +322,18 @@ def visit_reference(reference: Reference, batch: int, passes: int, trains: bool 
                     )
                 operators.append(clock.nanoseconds)
     seconds = tuple(min(times) / 1e9 for times in zip(*operators, strict=True))
-    step_s = best_seconds(lambda: _step(model, x), _STEPS) if trains else None
-    work = backward_work(model, x) if trains else None
-    name = f"{reference.name}, batch {batch}"
-    return ReferenceMeasurement(name, reference.family, batch, recorded, seconds, whole_s, step_s, work)
+    run = ReferenceRun(
+        f"{reference.name}, batch {batch}",
+        reference.family,
+        batch,
+        len(recorded.ops),
+        len(recorded.modules),
+        sum(seconds),
+        whole_s,
+        best_seconds(lambda: _step(model, x), _STEPS) if trains else None,
+        backward_work(model, x) if trains else None,
+    )
+    return ReferenceMeasurement(run, recorded, seconds)
 
 
 def _step(model: nn.Module, x: torch.Tensor) -> None:
@@ -407,7 +400,7 @@ def operator_samples(visit: ReferenceMeasurement) -> list[OperatorSample]:
             recorded.signatures[recorded.ops[indices[0]].signature],
             distances[indices[0]],
             sum(visit.operators_s[index] for index in indices) / len(indices),
-            visit.name,
+            visit.run.name,
         )
         for indices in groups.values()
     ]

@@ -189,11 +189,8 @@ def _linear(draw: Draw) -> Callable[[], object]:
 
 def _heads(draw: Draw) -> tuple[int, int, int, int]:
     while True:
-        batch, heads, width = (
-            draw.of(1, 1, 4, 8, 64),
-            draw.of(1, 3, 4, 6, 8, 12, 16),
-            draw.of(32, 64, 64, draw.log(16, 128)),
-        )
+        batch, heads = draw.of(1, 1, 4, 8, 64), draw.of(1, 3, 4, 6, 8, 12, 16)
+        width = draw.of(32, 64, 64, draw.log(16, 128))
         length = draw.of(49, 64, 128, 196, 197, draw.log(16, 512))
         if batch * heads * length * max(length, 4 * width) * 4 <= MOST_BYTES:
             return batch, heads, length, width
@@ -245,14 +242,8 @@ def _activation(draw: Draw) -> Callable[[], object]:
 def _pairs(draw: Draw) -> Callable[[], object]:
     x = _any(draw)
     functions: tuple[Callable[..., object], ...] = (
-        torch.add,
-        torch.add,
-        torch.mul,
-        torch.sub,
-        torch.div,
-        torch.Tensor.add_,
-        torch.Tensor.mul_,
-    )
+        torch.add, torch.add, torch.mul, torch.sub, torch.div, torch.Tensor.add_, torch.Tensor.mul_,
+    )  # fmt: skip
     function = draw.of(*functions)
     shapes: list[tuple[int, ...]] = [tuple(x.shape)] * 3
     shapes.append((*x.shape[:2], *(1,) * (x.dim() - 2)) if x.dim() == 4 else (x.shape[-1],))
@@ -343,11 +334,8 @@ def _transposed(draw: Draw) -> Callable[[], object]:
 
 def _convolution_1d(draw: Draw) -> Callable[[], object]:
     while True:
-        x, out, kernel = (
-            tensor(draw.batch(), draw.width(8, 512), draw.log(32, 2000)),
-            draw.width(8, 512),
-            draw.of(1, 3, 9),
-        )
+        x = tensor(draw.batch(), draw.width(8, 512), draw.log(32, 2000))
+        out, kernel = draw.width(8, 512), draw.of(1, 3, 9)
         if x.numel() * out * kernel <= MOST_MACS:
             return lambda: F.conv1d(x, tensor(out, x.shape[1], kernel), None, 1, kernel // 2)
 

@@ -17,13 +17,7 @@ def conv_norm(
 ) -> nn.Sequential:
     """Convolution, batch norm and, unless None, an activation in place."""
     conv = nn.Conv2d(width_in, width, kernel, stride, kernel // 2, groups=groups, bias=False)
-    layers: list[nn.Module] = [conv, nn.BatchNorm2d(width)]
-    return nn.Sequential(*layers, *([] if act is None else [_made(act)]))
-
-
-def _made(act: type[nn.Module]) -> nn.Module:
-    # nn.GELU has no in-place form.
-    return act() if act is nn.GELU else act(inplace=True)
+    return nn.Sequential(conv, nn.BatchNorm2d(width), *([] if act is None else [act(inplace=True)]))
 
 
 class Residual(nn.Module):
@@ -32,23 +26,19 @@ class Residual(nn.Module):
     def __init__(self, width_in: int, width: int, inner: int | None, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
         if inner is None:
-            self.body = nn.Sequential(
-                conv_norm(width_in, width, 3, stride, groups), conv_norm(width, width, 3, 1, groups, None)
-            )
+            layers = [conv_norm(width_in, width, 3, stride, groups), conv_norm(width, width, 3, 1, groups, None)]
         else:
-            self.body = nn.Sequential(
-                conv_norm(width_in, inner, 1), conv_norm(inner, inner, 3, stride, groups),
-                conv_norm(inner, width, 1, act=None),
-            )  # fmt: skip
+            layers = [conv_norm(width_in, inner, 1), conv_norm(inner, inner, 3, stride, groups)]
+            layers.append(conv_norm(inner, width, 1, act=None))
+        self.body = nn.Sequential(*layers)
         is_same = stride == 1 and width_in == width
         self.skip = None if is_same else conv_norm(width_in, width, 1, stride, act=None)
         self.act = nn.ReLU(inplace=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.body(x)
+    def forward(self, x: torch.Tensor) -> Any:
+        out = self.body(x)
         out += x if self.skip is None else self.skip(x)
-        result: torch.Tensor = self.act(out)
-        return result
+        return self.act(out)
 
 
 class Excite(nn.Module):
@@ -61,7 +51,7 @@ class Excite(nn.Module):
         self.gate = gate
         self.is_pooled = is_pooled
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         s = F.adaptive_avg_pool2d(x, 1) if self.is_pooled else x.mean((2, 3), keepdim=True)
         return x * self.gate(self.up(F.relu(self.down(s))))
 
@@ -83,8 +73,8 @@ class Inverted(nn.Module):
         self.body = nn.Sequential(*parts)
         self.is_same = stride == 1 and width_in == width
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.body(x)
+    def forward(self, x: torch.Tensor) -> Any:
+        out = self.body(x)
         return x + out if self.is_same else out
 
 
@@ -99,9 +89,8 @@ class Dense(nn.Module):
             nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
         )  # fmt: skip
 
-    def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        out: torch.Tensor = self.body(torch.cat(parts, 1))
-        return out
+    def forward(self, parts: list[torch.Tensor]) -> Any:
+        return self.body(torch.cat(parts, 1))
 
 
 class Branches(nn.Module):
@@ -114,7 +103,7 @@ class Branches(nn.Module):
         self.five = nn.Sequential(conv_norm(width_in, width // 2, 1), conv_norm(width // 2, width, 5))
         self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), conv_norm(width_in, width // 2, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return torch.cat([self.one(x), self.three(x), self.five(x), self.pool(x)], 1)
 
 
@@ -130,7 +119,7 @@ class Attention(nn.Module):
         self.projections = nn.ModuleList(nn.Linear(width, width * 3 // len(names)) for _ in names)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         batch, length, width = x.shape
         if len(self.projections) == 1:
             joint = self.projections[0](x).reshape(batch, length, 3, self.heads, width // self.heads)
@@ -139,12 +128,10 @@ class Attention(nn.Module):
             split = [p(x).view(batch, length, self.heads, width // self.heads) for p in self.projections]
             q, k, v = (item.transpose(1, 2) for item in split)
         if self.is_apart:
-            weights = ((q * (width // self.heads) ** -0.5) @ k.transpose(-2, -1)).softmax(-1)
-            mixed = weights @ v
+            mixed = ((q * (width // self.heads) ** -0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
-        result: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return result
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Encoder(nn.Module):
@@ -160,18 +147,17 @@ class Encoder(nn.Module):
         self.down = nn.Linear(hidden, width)
         self.act: nn.Module = nn.SiLU() if mlp == "gated" else nn.GELU("tanh" if mlp == "tanh" else "none")
 
-    def mix(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.up(x) if self.gate is None else self.act(self.gate(x)) * self.up(x)
-        result: torch.Tensor = self.down(self.act(hidden) if self.gate is None else hidden)
-        return result
+    def mix(self, x: torch.Tensor) -> Any:
+        if self.gate is None:
+            return self.down(self.act(self.up(x)))
+        return self.down(self.act(self.gate(x)) * self.up(x))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         if self.is_norm_first:
             x = x + self.attention(self.norms[0](x))
             return x + self.mix(self.norms[1](x))
         x = self.norms[0](x + self.attention(x))
-        result: torch.Tensor = self.norms[1](x + self.mix(x))
-        return result
+        return self.norms[1](x + self.mix(x))
 
 
 class Windows(nn.Module):
@@ -184,7 +170,7 @@ class Windows(nn.Module):
         self.out = nn.Linear(width, width)
         self.bias = nn.Parameter(torch.zeros(heads, window**2, window**2))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         batch, height, breadth, width = x.shape
         w = self.window
         if self.shift:
@@ -209,7 +195,7 @@ class LastNorm(nn.Module):
         self.scale = nn.Parameter(torch.full((width, 1, 1), 0.1))
         self.is_permuted = is_permuted
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.depthwise(x).permute(0, 2, 3, 1)
         y = torch.permute(self.down(F.gelu(self.up(self.norm(y)))), (0, 3, 1, 2))
         return x + self.scale * y if self.is_permuted else self.scale * y.contiguous() + x
@@ -282,15 +268,14 @@ class DenseNet(nn.Module):
             width //= 2
         self.head = nn.Linear(width, 500)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.stem(x)
         for stage, shrink in zip(self.stages, self.shrinks, strict=True):
             parts = [x]
             for layer in stage:  # type: ignore[attr-defined]
                 parts.append(layer(parts))
             x = shrink(torch.cat(parts, 1))
-        result: torch.Tensor = self.head(F.adaptive_avg_pool2d(F.relu(x, inplace=True), (1, 1)).flatten(1))
-        return result
+        return self.head(F.adaptive_avg_pool2d(F.relu(x, inplace=True), (1, 1)).flatten(1))
 
 
 def branches(stem: int, widths: list[int]) -> nn.Module:
@@ -320,12 +305,11 @@ class Text(nn.Module):
         )
         self.head = nn.Linear(width, WORDS if is_causal else width)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor) -> Any:
         x = self.norm(self.words(ids) + self.places(torch.arange(ids.shape[1])))
         for layer in self.layers:
             x = layer(x)
-        result: torch.Tensor = self.head(x)
-        return result
+        return self.head(x)
 
 
 class Patches(nn.Module):
@@ -341,11 +325,10 @@ class Patches(nn.Module):
         )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 500)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.patch(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
-        result: torch.Tensor = self.head(self.norm(self.layers(x))[:, 0])
-        return result
+        return self.head(self.norm(self.layers(x))[:, 0])
 
 
 class Shifted(nn.Module):
@@ -362,14 +345,13 @@ class Shifted(nn.Module):
             self.merges.append(nn.Sequential(nn.LayerNorm(4 * wide), nn.Linear(4 * wide, 2 * wide, bias=False)))
         self.head = nn.Linear(width << len(depths), 500)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.norm(self.patch(x).permute(0, 2, 3, 1))
         for stage, merge in zip(self.stages, self.merges, strict=True):
             x = stage(x)
             corners = [x[:, i::2, j::2, :] for j in (0, 1) for i in (0, 1)]
             x = merge(torch.cat(corners, -1))
-        result: torch.Tensor = self.head(x.mean((1, 2)))
-        return result
+        return self.head(x.mean((1, 2)))
 
 
 class LastNet(nn.Module):
@@ -386,15 +368,14 @@ class LastNet(nn.Module):
         )
         self.head = _head(widths[-1], 500)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.stem(x)
         for index, (norm, stage) in enumerate(zip(self.norms, self.stages, strict=True)):
             x = norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
             x = stage(x)
             if index < len(self.shrinks):
                 x = self.shrinks[index](x)
-        result: torch.Tensor = self.head(x)
-        return result
+        return self.head(x)
 
 
 class UNet(nn.Module):
@@ -410,7 +391,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(widths[0], 4, 1)
         self.is_interpolated = is_interpolated
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         kept: list[torch.Tensor] = []
         for index, stage in enumerate(self.down):
             x = stage(F.max_pool2d(x, 2) if index else x)
@@ -422,8 +403,7 @@ class UNet(nn.Module):
             else:
                 x = up(x)
             x = join(torch.cat([x, kept.pop()], 1))
-        result: torch.Tensor = self.last(x)
-        return result
+        return self.last(x)
 
 
 class Recurrent(nn.Module):
@@ -435,10 +415,9 @@ class Recurrent(nn.Module):
         self.body = kind(width, hidden, layers, batch_first=True, bidirectional=is_bidirectional)
         self.head = nn.Linear(hidden * (2 if is_bidirectional else 1), 32)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor) -> Any:
         states, _ = self.body(self.words(ids))
-        result: torch.Tensor = self.head(states[:, -1])
-        return result
+        return self.head(states[:, -1])
 
 
 @dataclass(frozen=True, slots=True)

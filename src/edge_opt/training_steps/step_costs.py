@@ -20,9 +20,8 @@ from edge_opt.records.predictions import Calibration, Prediction
 from edge_opt.records.training_steps import MemoryByKind, MemoryPoint, StepTime, TrainingLayer, TrainingStep
 from edge_opt.trace.inputs import CallArguments
 from edge_opt.training_steps.step_tape import Phase, StepOp
-from edge_opt.training_steps.step_trace import StepSegment, TracedStep
+from edge_opt.training_steps.step_trace import StepPlan, StepSegment, TracedStep
 
-_NOTHING = OpCost()
 # Where the work of a phase is shown; that of the backward is divided.
 _COLUMNS = {
     Phase.FORWARD: "forward", Phase.LOSS: "forward", Phase.RECOMPUTATION: "recomputation", Phase.OPTIMIZER: "update",
@@ -103,7 +102,7 @@ class StepCosts:
         )
 
     def _work(self, path: str, column: str) -> OpCost:
-        return self.by_layer.get((path, column), _NOTHING)
+        return self.by_layer.get((path, column), OpCost())
 
 
 LOSS = "\0loss"  # no module has this path
@@ -192,7 +191,7 @@ _KINDS = ("gradients", "optimizer_state", "activations", "temporaries")
 class StepMemory:
     """Bytes alive along a traced step, by kind."""
 
-    def __init__(self, trace: TracedStep, batches: int = 1, set_to_none: bool = True) -> None:
+    def __init__(self, trace: TracedStep, plan: StepPlan) -> None:
         self.trace = trace
         self._fixed = (trace.param_bytes, trace.buffer_bytes, trace.input_bytes)
         self._lines = {kind: list(accumulate(changes)) for kind, changes in self._changes().items()}
@@ -205,9 +204,10 @@ class StepMemory:
         self._totals = {False: live, True: later}
         fresh = [named["batch: forward"], named["batch: backward"]]
         again = [named[name] for name in ("next batch: forward", "next batch: backward") if name in named]
-        self._first = [*fresh, *(again if batches > 1 else []), named["first optimizer step"]]
-        usual = fresh if set_to_none else again
-        self._usual = [*usual, *(again if batches > 1 and set_to_none else []), named["optimizer step"]]
+        is_added_up = plan.accumulate > 1
+        self._first = [*fresh, *(again if is_added_up else []), named["first optimizer step"]]
+        usual = fresh if plan.set_to_none else again
+        self._usual = [*usual, *(again if is_added_up and plan.set_to_none else []), named["optimizer step"]]
 
     def _changes(self) -> dict[str, list[int]]:
         trace = self.trace

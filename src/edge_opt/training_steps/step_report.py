@@ -15,7 +15,6 @@ from torch import nn
 from edge_opt._support.checks import check_positive, check_whole
 from edge_opt._support.progress import report_progress
 from edge_opt.errors import EdgeOptError, InvalidInput
-from edge_opt.records.costs import OpCost
 from edge_opt.records.training_steps import CheckpointChoice, Remedy, TrainingStep
 from edge_opt.trace import unwrap_exported
 from edge_opt.trace.inputs import CallArguments, InputSpec, call_arguments, map_arguments
@@ -88,11 +87,11 @@ def training_step(
     )  # fmt: skip
     trace = trace_step(model, arguments, plan)
     _check_recomputed(plan.checkpoint, trace)
-    step = _report(trace, model, plan, name or type(model).__name__, accumulate)
+    step = _report(trace, model, plan, name or type(model).__name__)
     if autocast is not None:
         step = replace(step, remarks=(*step.remarks, _AUTOCAST_REMARK))
     if remedies:
-        step = replace(step, remedies=_what_would_help(step, model, arguments, plan, accumulate))
+        step = replace(step, remedies=_what_would_help(step, model, arguments, plan))
     if target is not None:
         step = replace(step, times=step_times(step, model, arguments, target))
     return step
@@ -125,18 +124,17 @@ def plan_of(
         _trained(model, _listed("frozen", frozen)),
         _checkpoints(model, _listed("checkpoint", checkpoint)),
         None if autocast is None else _AUTOCAST[autocast],
-        has_second_batch=accumulate > 1 or not set_to_none,
-        adds_up=accumulate > 1,
+        accumulate=accumulate,
         set_to_none=set_to_none,
         groups=groups,
     )
 
 
-def _report(trace: TracedStep, model: nn.Module, plan: StepPlan, name: str, accumulate: int) -> TrainingStep:
-    costs, memory = StepCosts(trace, accumulate), StepMemory(trace, accumulate, plan.set_to_none)
+def _report(trace: TracedStep, model: nn.Module, plan: StepPlan, name: str) -> TrainingStep:
+    costs, memory = StepCosts(trace, plan.accumulate), StepMemory(trace, plan)
     work = costs.by_phase
     remarks = trace.notes
-    if not work.get("update", OpCost()).flops:
+    if not work["update"].flops:
         remarks += ("the optimizer is one kernel, whose arithmetic is not counted",)
     stepwise = [f"{path} ({type(module).__name__})" for path, module in model.named_modules() if _is_stepwise(module)]
     if stepwise:
@@ -150,11 +148,11 @@ def _report(trace: TracedStep, model: nn.Module, plan: StepPlan, name: str, accu
     return TrainingStep(
         name,
         plan.optimizer_name,
-        accumulate,
+        plan.accumulate,
         forward=work["forward"],
         backward=work["input_gradient"] + work["weight_gradient"],
-        recomputation=work.get("recomputation", OpCost()),
-        update=work.get("update", OpCost()),
+        recomputation=work["recomputation"],
+        update=work["update"],
         params=sum(parameter.numel() for parameter in model.parameters()),
         trained_params=sum(trace.trained.values()),
         peak=memory.peak(),
@@ -319,14 +317,14 @@ def _unfused(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what_would_help(
-    step: TrainingStep, model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
+    step: TrainingStep, model: nn.Module, arguments: CallArguments, plan: StepPlan
 ) -> tuple[Remedy, ...]:
     """Return every remedy that saves at least one per cent, largest first; what the model refuses is left out."""
     remedies: list[Remedy] = []
-    for change, tried, call, batches in _tries(model, arguments, plan, accumulate):
+    for change, changed_plan, changed_arguments in _changes(model, arguments, plan):
         report_progress(f"trying what would help: {change}")
         try:
-            memory, flops = _memory_and_flops(model, call, tried, batches)
+            memory, flops = _memory_and_flops(model, changed_arguments, changed_plan)
         except EdgeOptError:
             continue
         peak_bytes = memory.peak().memory.total
@@ -335,31 +333,29 @@ def _what_would_help(
     return tuple(sorted(remedies, key=lambda remedy: remedy.peak_bytes))
 
 
-def _tries(
-    model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
-) -> Iterator[tuple[str, StepPlan, CallArguments, int]]:
+def _changes(
+    model: nn.Module, arguments: CallArguments, plan: StepPlan
+) -> Iterator[tuple[str, StepPlan, CallArguments]]:
+    """Yield what may make a step smaller: its name, and the step with it."""
     blocks = repeated_blocks(model)
     if blocks and not plan.checkpoint:
         listed = ", ".join(repr(path) for path in blocks[:2]) + (", …" if len(blocks) > 2 else "")
-        yield f"checkpoint=[{listed}] ({len(blocks)} blocks)", replace(plan, checkpoint=blocks), arguments, accumulate
+        yield f"checkpoint=[{listed}] ({len(blocks)} blocks)", replace(plan, checkpoint=blocks), arguments
     for name in ("sgd", "adafactor", "adamw-8bit"):
-        yield f'optimizer="{name}"', replace(plan, optimizer=_BY_NAME[name]), arguments, accumulate
+        yield f'optimizer="{name}"', replace(plan, optimizer=_BY_NAME[name]), arguments
     if plan.autocast is None:
-        yield 'autocast="bf16"', replace(plan, autocast=torch.bfloat16), arguments, accumulate
+        yield 'autocast="bf16"', replace(plan, autocast=torch.bfloat16), arguments
     half = _halved(arguments)
     if half is not None:
-        yield "half the batch", plan, half, accumulate
-        yield (
-            "half the batch, accumulate twice as often",
-            replace(plan, has_second_batch=True, adds_up=True),
-            half,
-            2 * accumulate,
-        )
-    last = _last_layers(model)
-    if last:
+        yield "half the batch", plan, half
+        yield "half the batch, accumulate twice as often", replace(plan, accumulate=2 * plan.accumulate), half
+    owning = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+    if len(owning) > 1:
+        # The last child that has parameters is what people train when they take the rest as it is.
+        last = owning[-1]
         trains = {id(p): name.startswith(f"{last}.") and plan.trains[id(p)] for name, p in model.named_parameters()}
         if any(trains.values()):
-            yield f"frozen: all but {last!r}", replace(plan, trains=trains), arguments, accumulate
+            yield f"frozen: all but {last!r}", replace(plan, trains=trains), arguments
 
 
 def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
@@ -373,12 +369,6 @@ def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
     ]
     # A block inside a block is recomputed with it.
     return tuple(path for path in blocks if not any(path.startswith(f"{other}.") for other in blocks))
-
-
-def _last_layers(model: nn.Module) -> str | None:
-    """Return the last child of the model that has parameters: what is trained when the rest is taken as it is."""
-    owning = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
-    return owning[-1] if len(owning) > 1 else None
 
 
 def _halved(arguments: CallArguments) -> CallArguments | None:
@@ -416,10 +406,10 @@ def fewest_checkpoints(
     check_positive("budget_mb", budget_mb)
     budget_bytes = int(budget_mb * 2**20)
     model, arguments = checked_model(model, inputs, kwargs)
-    plan, accumulate = plan_of(model, **options), options.get("accumulate", 1)
+    plan = plan_of(model, **options)
     blocks = repeated_blocks(model)
     chosen: tuple[str, ...] = ()
-    memory, flops_before = _memory_and_flops(model, arguments, plan, accumulate)
+    memory, flops_before = _memory_and_flops(model, arguments, plan)
     peak_bytes = before_bytes = memory.peak().memory.total
     flops = flops_before
     while peak_bytes > budget_bytes:
@@ -431,16 +421,14 @@ def fewest_checkpoints(
         enough = next((n for n, total in enumerate(sums, 1) if total >= peak_bytes - budget_bytes), len(largest))
         chosen = (*chosen, *largest[:enough])
         report_progress(f"checkpoints: {len(chosen)} chosen")
-        memory, flops = _memory_and_flops(model, arguments, replace(plan, checkpoint=chosen), accumulate)
+        memory, flops = _memory_and_flops(model, arguments, replace(plan, checkpoint=chosen))
         peak_bytes = memory.peak().memory.total
     return CheckpointChoice(chosen, peak_bytes, before_bytes, flops, flops_before, budget_bytes)
 
 
-def _memory_and_flops(
-    model: nn.Module, arguments: CallArguments, plan: StepPlan, accumulate: int
-) -> tuple[StepMemory, int]:
+def _memory_and_flops(model: nn.Module, arguments: CallArguments, plan: StepPlan) -> tuple[StepMemory, int]:
     """Return the memory along a step, and its FLOPs."""
     trace = trace_step(model, arguments, plan)
-    work = StepCosts(trace, accumulate).by_phase
+    work = StepCosts(trace, plan.accumulate).by_phase
     macs = sum(work[part].macs for part in ("forward", "input_gradient", "weight_gradient", "recomputation"))
-    return StepMemory(trace, accumulate, plan.set_to_none), 2 * macs
+    return StepMemory(trace, plan), 2 * macs

@@ -40,8 +40,7 @@ class StepPlan:
     trains: Mapping[int, bool]  # by id of the user's parameters
     checkpoint: tuple[str, ...] = ()
     autocast: torch.dtype | None = None
-    has_second_batch: bool = False
-    adds_up: bool = False  # the second batch belongs to the same step
+    accumulate: int = 1  # batches whose gradients are added up
     set_to_none: bool = True  # gradients are dropped between steps
     # Groups of an optimizer that was given: ids of the user's parameters, and settings of their own.
     groups: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...] = ()
@@ -246,8 +245,9 @@ class _Step:
         reads = ValueReads(tape.outside, tape.is_constant) if tape.is_real else nullcontext()
         with torch.enable_grad(), on_cpu, reads, tape:
             self._batch("batch")
-            if self.plan.has_second_batch:
-                self.loss = self.loss if self.plan.adds_up else None
+            # The next batch meets gradients that are there already: of its own step, or zeros of the one before.
+            if self.plan.accumulate > 1 or not self.plan.set_to_none:
+                self.loss = self.loss if self.plan.accumulate > 1 else None
                 self._batch("next batch")
             self._gradients = self._numbers([(p.grad, p) for p in self.parameters if p.grad is not None])
             self.optimizer = self._made_optimizer()

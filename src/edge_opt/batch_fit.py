@@ -117,24 +117,20 @@ def _allocated_fit(
     settings = AllocatorSettings(capacity_bytes=limit_bytes)
 
     @cache
-    def profile_and_reserved(batch: int) -> tuple[ModelProfile, int]:
+    def profiled(batch: int) -> ModelProfile:
         report_progress(f"fitting: a batch of {batch}")
-        profiled = profile(model, _with_batch(arguments, batch))
-        try:
-            return profiled, device_memory(profiled, allocator, settings).reserved_bytes
-        except OutOfDeviceMemory as error:
-            return profiled, limit_bytes + error.missing_bytes
+        return profile(model, _with_batch(arguments, batch))
 
-    batch = largest_batch(lambda size: profile_and_reserved(size)[1], limit_bytes, most)
-    profiled, reserved_bytes = profile_and_reserved(max(batch, 1))
-    return replace(
-        largest_fit(lambda _: peak_memory(profiled), limit_bytes, limit_source, 1),
-        batch=batch,
-        shortfall_bytes=None if batch == most else profile_and_reserved(batch + 1)[1] - limit_bytes,
-        most=most,
-        allocator=allocator,
-        reserved_bytes=reserved_bytes,
+    def reserved_bytes(batch: int) -> int:
+        try:
+            return device_memory(profiled(batch), allocator, settings).reserved_bytes
+        except OutOfDeviceMemory as error:
+            return limit_bytes + error.missing_bytes
+
+    fit = largest_fit(
+        lambda batch: peak_memory(profiled(batch)), limit_bytes, limit_source, most, bytes_at=cache(reserved_bytes)
     )
+    return replace(fit, allocator=allocator, reserved_bytes=reserved_bytes(max(fit.batch, 1)))
 
 
 def needs_by_batch(
@@ -151,10 +147,12 @@ def needs_by_batch(
 
 
 def largest_fit(
-    need: Callable[[int], MemoryNeed], limit_bytes: int, limit_source: str, most: int = MAX_BATCH
-) -> BatchFit:
-    """Find the largest batch that needs no more than the limit."""
-    batch = largest_batch(lambda size: need(size).total_bytes, limit_bytes, most)
+    need: Callable[[int], MemoryNeed], limit_bytes: int, limit_source: str, most: int,
+    bytes_at: Callable[[int], int] | None = None,
+) -> BatchFit:  # fmt: skip
+    """Find the largest batch that needs no more than the limit, by its tensors or by `bytes_at`."""
+    bytes_at = bytes_at or (lambda size: need(size).total_bytes)
+    batch = largest_batch(bytes_at, limit_bytes, most)
     memory = need(max(batch, 1))
     return BatchFit(
         batch=batch,
@@ -164,7 +162,7 @@ def largest_fit(
         buffer_bytes=memory.buffer_bytes,
         input_bytes=memory.input_bytes,
         activation_bytes=memory.activation_bytes,
-        shortfall_bytes=None if batch == most else need(batch + 1).total_bytes - limit_bytes,
+        shortfall_bytes=None if batch == most else bytes_at(batch + 1) - limit_bytes,
         most=most,
         outside=memory.outside,
     )
