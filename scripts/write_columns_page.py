@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_opt.records.profiles import Level
-from edge_opt.records.trial_columns import TRIAL_COLUMNS
+from edge_opt.records.sweeps import TRIAL_COLUMNS
 from edge_opt.report.table import LEVELS, columns
 
 PAGE = Path(__file__).parent.parent / "docs" / "columns.md"

@@ -19,9 +19,8 @@ from edge_opt.errors import BudgetError, InvalidInput
 from edge_opt.records.measurements import Interval
 from edge_opt.records.predictions import Prediction
 from edge_opt.records.profiles import Budget, FigureUnit, Increase, ModelProfile, Relation
-from edge_opt.records.sweeps import SHARES, TrialMetrics
+from edge_opt.records.sweeps import BY_NAME, SHARES, TRIAL_COLUMNS, TrialColumn, TrialMetrics
 from edge_opt.records.training_steps import TrainingCost
-from edge_opt.records.trial_columns import BY_NAME, TRIAL_COLUMNS, TrialColumn
 
 if sys.version_info >= (3, 11):
     import tomllib

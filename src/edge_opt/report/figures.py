@@ -17,8 +17,7 @@ from edge_opt.errors import InvalidInput, UnknownDevice, UnreadableProfile
 from edge_opt.records.compression import LayerSensitivity, Sensitivity
 from edge_opt.records.devices import DeviceSpec, Roofline
 from edge_opt.records.profiles import ModelProfile
-from edge_opt.records.sweeps import SHARES, SweepResult
-from edge_opt.records.trial_columns import TRIAL_COLUMNS, ObjectiveInterval, TrialColumn, frontier
+from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, ObjectiveInterval, SweepResult, TrialColumn, frontier
 from edge_opt.report.sweep_files import frontier_keys, sweep_rows
 from edge_opt.report.table import ProfileRow, leaf_rows
 

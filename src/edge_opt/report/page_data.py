@@ -13,8 +13,7 @@ from edge_opt._support.json import to_plain
 from edge_opt.records.compression import Sensitivity
 from edge_opt.records.measurements import Energy, Measurement
 from edge_opt.records.profiles import Level, ModelProfile
-from edge_opt.records.sweeps import SHARES, Speedup, SweepResult, Trial, TrialMetrics
-from edge_opt.records.trial_columns import TRIAL_COLUMNS
+from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, Speedup, SweepResult, Trial, TrialMetrics
 from edge_opt.report.figures import (
     DeviceRoofs,
     Provenance,

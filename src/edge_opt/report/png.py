@@ -12,8 +12,7 @@ from typing import Any
 from edge_opt._support.extras import import_optional
 from edge_opt._support.files import write_whole
 from edge_opt.errors import InvalidInput
-from edge_opt.records.sweeps import SweepResult
-from edge_opt.records.trial_columns import BY_NAME, TrialColumn
+from edge_opt.records.sweeps import BY_NAME, SweepResult, TrialColumn
 from edge_opt.report.figures import axes_of, bars, frontiers, is_wide
 from edge_opt.report.sweep_files import sweep_rows
 from edge_opt.text import printable, shorten

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edge_opt import units
 from edge_opt._support.json import dumps_rows, to_plain
 from edge_opt.errors import UnreadableSweep
-from edge_opt.records.sweeps import SHARES, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics
-from edge_opt.records.trial_columns import TRIAL_COLUMNS
+from edge_opt.records.sweeps import SHARES, TRIAL_COLUMNS, Speedup, SpeedupRatio, SweepResult, Trial, TrialMetrics
 from edge_opt.report.save import read_record
 from edge_opt.report.sheets import Note, Sheet, Table, column, sheet, text_column
 from edge_opt.text import html, spreadsheet

@@ -16,16 +16,18 @@ from edge_opt.budgets import trial_metrics
 from edge_opt.measuring.statistics import paired_ratio
 from edge_opt.records.sweeps import (
     FASTER_THAN_UNPRUNED,
+    TRIAL_COLUMNS,
     Candidate,
     Finalist,
     Finals,
+    ObjectiveInterval,
     Speedup,
     SpeedupRatio,
     Trial,
     TrialMetrics,
     Violation,
+    frontier,
 )
-from edge_opt.records.trial_columns import TRIAL_COLUMNS, ObjectiveInterval, frontier
 from edge_opt.tasks.paired_scores import PairedDifference, paired_difference
 
 ALL_OBJECTIVES = ("accuracy", "deploy_latency_ms", "latency_ms", "energy_j", "peak_memory_mb", "size_mb")
