@@ -12,7 +12,7 @@ __version__ = "0.2.0"
 # nothing, and the command line starts without torch.
 _HOMES = {
     "training_steps.step_report": ("fewest_checkpoints", "training_step"),
-    "batch_fit": ("compare_targets", "fit_batch"),
+    "boards.batch_fit": ("compare_targets", "fit_batch"),
     "boards.capacity": ("peak_memory",),
     "boards.catalog": ("device", "devices"),
     "boards.estimate": ("estimate",),
@@ -57,8 +57,8 @@ __all__ = sorted([*(name for name, home in _HOME_OF.items() if home != "stream")
 
 if TYPE_CHECKING:  # the same names for type checkers; a test holds both lists together
     from edge_opt import compress as compress
-    from edge_opt.batch_fit import compare_targets as compare_targets
-    from edge_opt.batch_fit import fit_batch as fit_batch
+    from edge_opt.boards.batch_fit import compare_targets as compare_targets
+    from edge_opt.boards.batch_fit import fit_batch as fit_batch
     from edge_opt.boards.capacity import peak_memory as peak_memory
     from edge_opt.boards.catalog import device as device
     from edge_opt.boards.catalog import devices as devices

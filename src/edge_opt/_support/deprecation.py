@@ -56,7 +56,7 @@ class FormerName(NamedTuple):
 
 FORMER_NAMES: tuple[FormerName, ...] = (
     FormerName("module", "edge_opt.comparing", "edge_opt.model_comparison", since="0.3", removed_in="0.4"),
-    FormerName("module", "edge_opt.fitting", "edge_opt.batch_fit", since="0.3", removed_in="0.4"),
+    FormerName("module", "edge_opt.fitting", "edge_opt.boards.batch_fit", since="0.3", removed_in="0.4"),
     FormerName("module", "edge_opt.backward", "edge_opt.training_steps", since="0.3", removed_in="0.4"),
     FormerName(
         "module", "edge_opt.backward.step_report", "edge_opt.training_steps.step_report", since="0.3", removed_in="0.4"
