@@ -19,7 +19,7 @@ from edge_opt.runtimes.protocol import Runtime
 from edge_opt.runtimes.registry import all_runtimes, find_runtime, register_runtime, runtime_names
 
 SHAPE = (1, 6)
-BATCHES = [torch.randn(8, 6) for _ in range(4)]
+BATCHES = list(torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0)))
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
 # requirements/dev.lock has the packages of edge runtimes for this Python alone.
 LOCKED = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock has no such wheels for this Python")
