@@ -128,9 +128,8 @@ def _verdicts(comparison: ModelComparison) -> list[Note]:
         if latency is None:
             continue
         low, high = units.change(latency.ratio_interval.low - 1), units.change(latency.ratio_interval.high - 1)
-        what = (
-            "no difference in latency was shown" if latency.verdict == "equal" else f"{latency.verdict} than the first"
-        )
+        verdict = f"{latency.verdict} than the first"
+        what = "no difference in latency was shown" if latency.verdict == "equal" else verdict
         clock = ", by CPU time" if latency.clock == "cpu" else ""
         difference = f"{units.change(latency.ratio - 1)}, 95 % interval {low} to {high}{clock}"
         sentences.append(("Latency", f"{name}: {what} ({difference})"))

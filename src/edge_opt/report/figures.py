@@ -59,16 +59,11 @@ def bars(names: Sequence[str], values: Sequence[float], most: int = MOST_BARS) -
     order = list(range(len(values)))
     if len(values) > most:
         order = sorted(order, key=lambda index: -values[index])
-    rest = [values[index] for index in order[most:]]
+    shown, rest = order[:most], [values[index] for index in order[most:]]
     # Counts stay whole numbers of any size; seconds are added without a rounding at each step.
     add = math.fsum if any(isinstance(value, float) for value in values) else sum
-    return Bars(
-        tuple(names[index] for index in order[:most]),
-        tuple(values[index] for index in order[:most]),
-        len(rest),
-        add(rest),
-        add(values),
-    )
+    largest = tuple(values[index] for index in shown)
+    return Bars(tuple(names[index] for index in shown), largest, len(rest), add(rest), add(values))
 
 
 _COSTS: tuple[tuple[str, str, Unit, Provenance, Callable[[ProfileRow], float]], ...] = (

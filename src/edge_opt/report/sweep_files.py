@@ -385,11 +385,5 @@ def speedup_data(speedup: Speedup | None) -> dict[str, Any] | None:
         return None
     plain = to_plain(speedup)
     whole, is_disturbed = plain.pop("whole"), plain.pop("is_disturbed")
-    alone = None if speedup.runtime is None else speedup.runtime.ratio
-    return {
-        **whole,
-        "runtime_alone": alone,
-        **plain,
-        "disturbed": is_disturbed,
-        "text": speedup_text(speedup),
-    }
+    alone = {"runtime_alone": None if speedup.runtime is None else speedup.runtime.ratio}
+    return {**whole, **alone, **plain, "disturbed": is_disturbed, "text": speedup_text(speedup)}
