@@ -172,7 +172,7 @@ def test_layers_are_chosen_on_the_kind_of_file_that_is_shipped(monkeypatch: pyte
 
 
 def test_ranges_take_no_infinities() -> None:
-    from edge_opt.quantization.int8_files import _min_max
+    from edge_opt.quantization.onnx_files import _min_max
 
     values = [("x", np.array([-np.inf, -2.0, 3.0])), ("x", np.array([np.nan, 1.0])), ("y", np.array([-np.inf]))]
     assert _min_max(values, {}) == {"x": (-2.0, 3.0), "y": (0.0, 0.0)}

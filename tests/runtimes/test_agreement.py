@@ -13,7 +13,7 @@ from convertible import Residual
 from edge_opt import compress
 from edge_opt.errors import Disagrees, InvalidInput
 from edge_opt.model import SmallCNN
-from edge_opt.quantization.int8_files import sample_remarks
+from edge_opt.quantization.onnx_files import sample_remarks
 from edge_opt.runtimes.agreement import agreement, bound_of, first_violation
 from edge_opt.runtimes.model_call import model_call
 from edge_opt.runtimes.torch_runtime import TorchRunner

@@ -15,8 +15,7 @@ from convertible import Tokens
 from edge_opt import compress
 from edge_opt._support.json import from_plain, to_plain
 from edge_opt.errors import ConversionFailed, Disagrees
-from edge_opt.quantization.int8_files import collect_ranges
-from edge_opt.quantization.onnx_files import FloatFile
+from edge_opt.quantization.onnx_files import FloatFile, collect_ranges
 from edge_opt.records.conversions import Agreement, UnseenAgreement
 from edge_opt.report.record_sheets import agreement_text
 from edge_opt.runtimes.agreement import ReferenceModel, agreement, first_violation, rolled, split, unseen_agreement

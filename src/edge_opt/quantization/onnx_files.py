@@ -1,16 +1,28 @@
-"""ONNX files on disk: weights beside the graph, what we write on each node, and files prepared for quantization."""
+"""ONNX files: what we write on each node, float files prepared once, and int8 and int4 files made from them.
+
+int8 is static by ranges of calibration batches, or dynamic; weights alone may have 8 or 4 bits.
+"""
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from edge_opt._support.extras import import_optional
+from edge_opt._support.progress import quiet, report_progress
+from edge_opt.errors import InvalidInput, translated
+from edge_opt.measuring.machine import needs_reduced_range
 
 Tensors = tuple[torch.Tensor, ...]
 # protobuf refuses 2 GiB; weights of larger models stand in a file of their own, with room for the rest of the graph.
@@ -105,3 +117,328 @@ def write_labelled(model: Any, target: Path, source: FloatFile, kept: Iterable[s
         if name in kept:
             node.metadata_props.add(key=KEPT_KEY, value="1")
     require("onnxruntime.quantization.onnx_model").ONNXModel(model).save_model_to_file(str(target), source.is_big)
+
+
+# Masks add this, or more, to scores that must not count; what is rounded to a 256th of it is gone.
+_UNBOUNDED = 1e4
+# With fewer samples than this, ranges are those of the samples rather than of the model's inputs.
+_ENOUGH_SAMPLES = 32
+
+GROUP_SIZES = (16, 32, 64, 128, 256)
+Ranges = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Ranges of all batches, and of those that were not held out: None where none were."""
+
+    ranges: Ranges
+    ranges_without_held_out: Ranges | None = None
+
+    @property
+    def unbounded_tensors(self) -> set[str]:
+        """Tensors with values that 256 levels cannot hold beside any others."""
+        return {name for name, (low, high) in self.ranges.items() if max(-low, high) >= _UNBOUNDED}
+
+    @property
+    def twin(self) -> Calibrated:
+        """The ranges of a file that never saw the batches that were held out."""
+        return Calibrated(self.ranges_without_held_out or {})
+
+
+def collect_ranges(
+    source: FloatFile, names: tuple[str, ...], batches: Sequence[Tensors], held_out: Sequence[Tensors] = ()
+) -> Calibrated:
+    """Return the smallest and largest value of every float tensor around an operator that int8 has kernels for.
+
+    ONNX Runtime's own `MinMaxCalibrater` takes -inf, which masks hold, for the low end of a range. Here only finite
+    values count, and batches that are held out are told apart in one run.
+    """
+    observed = _observed_tensors(source.model.graph, frozenset(_quantizable_operators()))
+    values = _Observer(source, observed, names)
+    seen = _min_max(values.of(batches), {})
+    if not held_out:
+        return Calibrated(seen)
+    return Calibrated(_min_max(values.of(held_out, len(batches)), seen), seen)
+
+
+def _quantizable_operators() -> list[str]:
+    registry = require("onnxruntime.quantization.registry")
+    return list({*registry.QDQRegistry, *registry.QLinearOpsRegistry})
+
+
+class _Observer:
+    """Tensors of a float graph, as it computes them."""
+
+    def __init__(self, source: FloatFile, observed: list[str], names: tuple[str, ...]) -> None:
+        self._observed, self._names = observed, names
+        self._inner = [name for name in observed if name not in names]
+        onnx, runtime = require("onnx"), require("onnxruntime")
+        model = onnx.load(str(source.path), load_external_data=False) if source.is_big else copy.deepcopy(source.model)
+        known = [value.name for value in model.graph.output]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._inner if name not in known)
+        options = runtime.SessionOptions()
+        options.log_severity_level = 4
+        # Idle threads of a pool spin, and calibration often runs beside other work.
+        options.intra_op_num_threads = 1
+        # Optimized graphs do not have all of these tensors.
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        probe: Any = model.SerializeToString()
+        if source.is_big:
+            # Weights are found beside a file, and not beside bytes.
+            probe = source.path.with_name(f"observed-{source.path.name}")
+            probe.write_bytes(model.SerializeToString())
+        self._session = runtime.InferenceSession(probe, options, providers=["CPUExecutionProvider"])
+        if source.is_big:
+            probe.unlink()
+
+    def of(self, batches: Iterable[Tensors], before: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yield each tensor by name with its values, batch by batch; so many batches came before these."""
+        for number, batch in enumerate(batches, start=before + 1):
+            report_progress(f"quantizing: ranges of calibration batch {number}")
+            feeds = {name: tensor.numpy() for name, tensor in zip(self._names, batch, strict=True)}
+            # Without a name the session would return every output.
+            yield from zip(self._inner, self._session.run(self._inner, feeds) if self._inner else [], strict=True)
+            yield from ((name, array) for name, array in feeds.items() if name in self._observed)
+
+
+def _observed_tensors(graph: Any, operators: frozenset[str]) -> list[str]:
+    floats = {
+        value.name
+        for value in chain(graph.value_info, graph.input, graph.output)
+        if value.type.tensor_type.elem_type == require("onnx").TensorProto.FLOAT
+    } - {tensor.name for tensor in graph.initializer}
+    used = (name for node in graph.node if node.op_type in operators for name in chain(node.input, node.output))
+    return [name for name in dict.fromkeys(used) if name in floats]
+
+
+def _min_max(values: Iterable[tuple[str, Any]], known: Ranges) -> Ranges:
+    """Return known ranges, widened to hold these values as well."""
+    ranges = dict(known)
+    for name, array in values:
+        low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        if not (np.isfinite(low) and np.isfinite(high)):
+            finite = array[np.isfinite(array)]
+            low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+        before = ranges.get(name, (low, high))
+        ranges[name] = min(low, before[0]), max(high, before[1])
+    return ranges
+
+
+def quantize_static(
+    source: FloatFile, target: Path, calibrated: Calibrated, keep_float: tuple[str, ...], reduce_range: bool | None
+) -> None:
+    """Write a file in static int8: 8-bit activations and weights, quantize and dequantize nodes between operators."""
+    kept = source.nodes_of(keep_float)
+    if keep_float and not kept:
+        raise InvalidInput(f"no operator of the exported model belongs to {', '.join(keep_float)}; nothing to keep")
+    graph = source.model.graph
+    in_float = [*kept, *_activations_before(graph.node, set(kept))]
+    excluded = [*in_float, *_masked(graph, calibrated.unbounded_tensors)]
+    with quiet(), translated("ONNX Runtime could not quantize the model"):
+        model = _with_quantized_nodes(source, calibrated.ranges, excluded, is_reduced(reduce_range))
+        _leave_float(model.graph, set(in_float))
+        write_labelled(model, target, source, kept)
+
+
+def _with_quantized_nodes(source: FloatFile, ranges: Ranges, excluded: list[str], reduced: bool) -> Any:
+    calibrate = require("onnxruntime.quantization.calibrate")
+    utilities = require("onnxruntime.quantization.quant_utils")
+    tensors = {
+        name: calibrate.TensorData(lowest=np.float32(low), highest=np.float32(high))
+        for name, (low, high) in ranges.items()
+    }
+    model = copy.deepcopy(source.model)
+    # Says that shapes are inferred already; else the quantizer writes the model to a file and infers them again.
+    utilities.add_infer_metadata(model)
+    quantizer = require("onnxruntime.quantization.qdq_quantizer").QDQQuantizer(
+        model,
+        True,
+        reduced,
+        utilities.QuantType.QInt8,
+        utilities.QuantType.QUInt8,
+        calibrate.TensorsData(calibrate.CalibrationMethod.MinMax, tensors),
+        [],
+        excluded,
+        _quantizable_operators(),
+        {},
+    )
+    quantizer.quantize_model()
+    return quantizer.model.model
+
+
+def is_reduced(reduce_range: bool | None) -> bool:
+    """Return whether weights get 7 bits: as asked, or where this CPU would saturate."""
+    return needs_reduced_range() if reduce_range is None else reduce_range
+
+
+def range_remarks(reduce_range: bool | None) -> tuple[str, ...]:
+    """Return why weights have 7 bits, where they do."""
+    if not is_reduced(reduce_range):
+        return ()
+    why = "this CPU has no VNNI, and 8 would saturate" if reduce_range is None else "as asked"
+    return (f"weights have 7 bits: {why}",)
+
+
+def sample_remarks(calibration: Sequence[Tensors]) -> tuple[str, ...]:
+    """Return that ranges come from few samples, where they do."""
+    count = sum(len(batch[0]) if batch[0].dim() else 1 for batch in calibration)
+    if count >= _ENOUGH_SAMPLES:
+        return ()
+    return (f"ranges come from {count} samples: others may leave them; calibrate on {_ENOUGH_SAMPLES} or more",)
+
+
+# What hands a mask on, and scores that one was added to.
+_CARRYING = frozenset("Where Add Sub Mul Expand Unsqueeze Squeeze Reshape Slice Cast Transpose Concat Identity".split())
+_MASKING = ("Where", "Add", "Sub", "Mul")
+
+
+def _masked(graph: Any, unbounded: set[str]) -> list[str]:
+    """Return nodes that make a mask, add it to scores, or read such scores, up to the softmax.
+
+    Why: one range of 256 levels that holds -1e4 has steps of 40, so that all scores beside it become equal and a
+    rounded mask hides nothing. Ranges alone do not tell masks: calibration may have no sample with anything hidden.
+    So constants that are large count as well as tensors that were seen to be.
+    """
+    onnx = require("onnx")
+    read = {name for node in graph.node if node.op_type in _MASKING for name in node.input}
+    constants = {
+        item.name
+        for item in graph.initializer
+        if item.name in read and item.data_type == onnx.TensorProto.FLOAT and not item.external_data
+        if not (abs(onnx.numpy_helper.to_array(item)) < _UNBOUNDED).all()
+    }
+    reached, names = set(unbounded), list[str]()
+    for node in graph.node:
+        if reached.intersection(node.input) or (node.op_type in _MASKING and constants.intersection(node.input)):
+            names.append(node.name)
+            reached |= set(node.output) if node.op_type in _CARRYING else set()
+    return names
+
+
+def _activations_before(nodes: Any, kept: set[str]) -> list[str]:
+    """Return ReLUs and clips whose outputs are read by nodes that are kept in float.
+
+    Why: the quantizer drops a ReLU before rounding to unsigned numbers, because that clips as well. A node in float
+    reads what was not rounded, and would get negative values.
+    """
+    read = {name for node in nodes if node.name in kept for name in node.input}
+    return [node.name for node in nodes if node.op_type in ("Relu", "Clip") and read.intersection(node.output)]
+
+
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
+
+
+def _leave_float(graph: Any, kept: set[str]) -> None:
+    """Take out what quantizes the inputs and outputs of nodes that are kept in float.
+
+    Why: `nodes_to_exclude` of the quantizer excludes the node and leaves the pairs around it. An input that was rounded
+    before it arrives would spoil what is kept. Between a dequantized input and a quantized output ONNX Runtime
+    quantizes a float layer's weights by itself, so that it runs in int8 after all. To check when ONNX Runtime changes:
+    that layers in `keep_float` run in fp32 by its own profile, which `convert` demands.
+    """
+    readers: dict[str, list[Any]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+    ends = {value.name for value in graph.output}
+    dropped: set[str] = set()
+    for node in [node for node in graph.node if node.name in kept]:
+        for position, name in enumerate(node.output):
+            pairs = [
+                (quantizer, dequantizer)
+                for quantizer in readers[name]
+                if quantizer.op_type == "QuantizeLinear"
+                for dequantizer in readers[quantizer.output[0]]
+            ]
+            # A dequantizer at the end of the graph gives its name to the output.
+            final = next((back.output[0] for _, back in pairs if back.output[0] in ends), name)
+            node.output[position] = final
+            replaced = {name, *(back.output[0] for _, back in pairs)}
+            for reader in [*readers[name], *(reader for _, back in pairs for reader in readers[back.output[0]])]:
+                for index, value in enumerate(reader.input):
+                    if value in replaced:
+                        reader.input[index] = final
+            dropped |= {part.name for pair in pairs for part in pair}
+    _read_unrounded(graph, kept)
+    nodes = [node for node in graph.node if node.name not in dropped]
+    for _ in range(2):
+        # Without a reader a dequantizer goes, and then the quantizer before it.
+        read = {name for node in nodes for name in node.input} | ends
+        nodes = [node for node in nodes if node.op_type not in _ROUNDING or read.intersection(node.output)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _read_unrounded(graph: Any, kept: set[str]) -> None:
+    """Let nodes in float read their inputs as they were before quantizing and dequantizing."""
+    makers = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        for position, name in enumerate(node.input if node.name in kept else ()):
+            back = makers.get(name)
+            there = makers.get(back.input[0]) if back is not None and back.op_type == "DequantizeLinear" else None
+            if there is not None and there.op_type == "QuantizeLinear":
+                node.input[position] = there.input[0]
+
+
+def quantize_dynamic(source: FloatFile, target: Path, keep_float: tuple[str, ...], reduced: bool) -> None:
+    """Write a file whose products and LSTMs have int8 weights, and round their inputs to 8 bits as they come."""
+    quantization, onnx = require("onnxruntime.quantization"), require("onnx")
+    kept = source.nodes_of(keep_float)
+    quantize = partial(
+        quantization.quantize_dynamic,
+        model_output=str(target),
+        op_types_to_quantize=["MatMul", "LSTM", "Attention"],
+        # An LSTM with a scale for each channel takes an eighth longer, at every step.
+        per_channel=all(node.op_type != "LSTM" for node in source.model.graph.node),
+        reduce_range=reduced,
+        weight_type=quantization.QuantType.QInt8,
+        nodes_to_exclude=kept,
+        use_external_data_format=source.is_big,
+        # Products of two activations stay in float: rounding both as they come costs more than it saves.
+        extra_options={"MatMulConstBOnly": True},
+    )
+    with quiet(), translated("ONNX Runtime could not quantize the model"):
+        _with_or_without_shapes(source, quantize)
+        model = onnx.load(str(target))
+        # Shapes of inner tensors are those of the float file; whoever needs them infers them.
+        del model.graph.value_info[:]
+        write_labelled(model, target, source, kept)
+
+
+def _with_or_without_shapes(source: FloatFile, quantize: Callable[[str], object]) -> None:
+    """Quantize the file; where its symbolic shapes contradict those that ONNX infers, a copy without shapes."""
+    try:
+        quantize(str(source.path))
+    except OSError:
+        raise
+    except Exception:
+        onnx = require("onnx")
+        model = onnx.load(str(source.path), load_external_data=False)
+        del model.graph.value_info[:]
+        # Beside the file, where its weights are found.
+        with tempfile.NamedTemporaryFile(dir=source.path.parent, suffix=".onnx") as plain:
+            plain.write(model.SerializeToString())
+            plain.flush()
+            quantize(plain.name)
+
+
+def quantize_weights(source: FloatFile, target: Path, keep_float: tuple[str, ...], bits: int, group_size: int) -> None:
+    """Write a file whose products keep their weights in 8 or 4 bits, with a scale for each group of them."""
+    if group_size not in GROUP_SIZES:
+        raise InvalidInput(f"group_size is {group_size!r}; it is one of {', '.join(map(str, GROUP_SIZES))}")
+    quantizer_class = require("onnxruntime.quantization.matmul_nbits_quantizer").MatMulNBitsQuantizer
+    kept = source.nodes_of(keep_float)
+    with quiet(), translated("ONNX Runtime could not quantize the weights"):
+        model = require("onnxruntime.quantization.onnx_model").ONNXModel(copy.deepcopy(source.model))
+        model.replace_gemm_with_matmul()
+        quantizer = quantizer_class(
+            model.model,
+            bits=bits,
+            block_size=group_size,
+            is_symmetric=True,
+            accuracy_level=4,
+            nodes_to_exclude=[node.name for node in model.model.graph.node if source.source_name(node.name) in kept],
+        )
+        quantizer.process()
+        write_labelled(quantizer.model.model, target, source, kept)

@@ -21,17 +21,22 @@ from torch import nn
 from edge_opt._support.files import publish, staging
 from edge_opt._support.progress import quiet, report_progress
 from edge_opt.errors import EdgeOptError, ExportFailed, InvalidInput, first_line, message_of
-from edge_opt.quantization.int8_files import (
+from edge_opt.quantization.onnx_files import (
+    EXTERNAL_DATA_BYTES,
+    PATH_KEY,
     Calibrated,
     collect_ranges,
     is_reduced,
+    prepare,
     quantize_dynamic,
     quantize_static,
     quantize_weights,
     range_remarks,
+    require,
     sample_remarks,
+    size_of,
+    with_data,
 )
-from edge_opt.quantization.onnx_files import EXTERNAL_DATA_BYTES, PATH_KEY, prepare, require, size_of, with_data
 from edge_opt.records.conversions import Exported
 from edge_opt.runtimes.agreement import split
 from edge_opt.runtimes.model_call import BatchAttempt, FlatModel, ModelCall, batch_attempts, model_call, output_names
